@@ -1,0 +1,233 @@
+"""Every error that txmq raises, in one tree split by who is to blame.
+
+TxmqError
+├── OptionError              an option, a schema or a value the user gave
+├── ProtocolError            LocalProtocolError (we sent nonsense), RemoteProtocolError (they did)
+├── ConnectionFailed         nothing listens, or the connection broke; retriable
+├── ChannelError             AMQP channel exceptions: reply_code and reply_name of the specification
+│   ├── QueueNotFound, ExchangeNotFound (404), AccessRefused (403), ResourceLocked (405)
+│   └── PreconditionFailed (406)
+├── TransactionError
+│   ├── UnknownTransaction, TransactionState
+│   ├── LineageConflict, BatchGap, MissingBranch, BatchDecided
+│   └── Unroutable, TransactionTooLarge
+└── StoreError
+    ├── CorruptSegment, CorruptCatalog, DataLoss
+    ├── DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid
+    └── DiskFull, StoreFailed
+
+Every text starts with its code, ``[TXMQ_QUEUE_NOT_FOUND] ...``, as Spark's do, so a text that crossed
+Flight, py4j or a Spark exception can be turned back into the same class: see :func:`cause`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+_BY_CODE: dict[str, type[TxmqError]] = {}
+
+
+class TxmqError(Exception):
+    """Root of the tree. ``message`` says what happened, to which thing, and what to do; ``str()`` adds the code."""
+
+    code: ClassVar[str] = "TXMQ_ERROR"
+    retriable: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "code" in cls.__dict__:
+            _BY_CODE[cls.code] = cls
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}"
+
+    def __reduce__(self) -> tuple[type[TxmqError], tuple[str]]:
+        return (type(self), (self.message,))
+
+
+class OptionError(TxmqError):
+    """An unknown, missing, wrong or contradictory option, or a column of the wrong type."""
+
+    code = "TXMQ_OPTION"
+
+
+class ProtocolError(TxmqError):
+    code = "TXMQ_PROTOCOL"
+
+
+class LocalProtocolError(ProtocolError):
+    code = "TXMQ_PROTOCOL_LOCAL"
+
+
+class RemoteProtocolError(ProtocolError):
+    code = "TXMQ_PROTOCOL_REMOTE"
+
+
+class ConnectionFailed(TxmqError):
+    """Nothing listens at the address, or the connection broke before an answer came."""
+
+    code = "TXMQ_CONNECTION"
+    retriable = True
+
+
+class ChannelError(TxmqError):
+    """An AMQP 0-9-1 channel exception (specification 1.2, constants)."""
+
+    code = "TXMQ_CHANNEL"
+    reply_code: ClassVar[int] = 0
+    reply_name: ClassVar[str] = ""
+
+
+class AccessRefused(ChannelError):
+    code, reply_code, reply_name = "TXMQ_ACCESS_REFUSED", 403, "ACCESS_REFUSED"
+
+
+class QueueNotFound(ChannelError):
+    code, reply_code, reply_name = "TXMQ_QUEUE_NOT_FOUND", 404, "NOT_FOUND"
+
+
+class ExchangeNotFound(ChannelError):
+    code, reply_code, reply_name = "TXMQ_EXCHANGE_NOT_FOUND", 404, "NOT_FOUND"
+
+
+class ResourceLocked(ChannelError):
+    """A queue belongs to an app or to another connection."""
+
+    code, reply_code, reply_name = "TXMQ_RESOURCE_LOCKED", 405, "RESOURCE_LOCKED"
+
+
+class PreconditionFailed(ChannelError):
+    code, reply_code, reply_name = "TXMQ_PRECONDITION_FAILED", 406, "PRECONDITION_FAILED"
+
+
+class TransactionError(TxmqError):
+    code = "TXMQ_TRANSACTION"
+
+
+class UnknownTransaction(TransactionError):
+    """No transaction has this xid."""
+
+    code = "TXMQ_UNKNOWN_TRANSACTION"
+
+
+class TransactionState(TransactionError):
+    """The transaction exists but is in another state than the command needs."""
+
+    code = "TXMQ_TRANSACTION_STATE"
+
+
+class LineageConflict(TransactionError):
+    """A checkpoint, offset or batch that does not continue what the ledger and the claim records hold."""
+
+    code = "TXMQ_LINEAGE"
+
+
+class BatchGap(TransactionError):
+    """A batch id that skips batches the ledger has not seen."""
+
+    code = "TXMQ_BATCH_GAP"
+
+
+class MissingBranch(TransactionError):
+    """A commit names a branch that is not staged, or not with these rows and this checksum."""
+
+    code = "TXMQ_MISSING_BRANCH"
+
+
+class BatchDecided(TransactionError):
+    """An abort of a batch that is already decided is refused."""
+
+    code = "TXMQ_BATCH_DECIDED"
+
+
+class Unroutable(TransactionError):
+    """Messages of the transaction reach no queue."""
+
+    code = "TXMQ_UNROUTABLE"
+
+
+class TransactionTooLarge(TransactionError):
+    """A message or a transaction is over the broker's limit."""
+
+    code = "TXMQ_TOO_LARGE"
+
+
+class StoreError(TxmqError):
+    code = "TXMQ_STORE"
+
+
+class CorruptSegment(StoreError):
+    """Bytes of a segment do not match their checksum; names file, position and batch."""
+
+    code = "TXMQ_CORRUPT_SEGMENT"
+
+
+class CorruptCatalog(StoreError):
+    code = "TXMQ_CORRUPT_CATALOG"
+
+
+class DataLoss(StoreError):
+    """Messages that an offset names are gone."""
+
+    code = "TXMQ_DATA_LOSS"
+
+
+class DataDirectoryLocked(StoreError):
+    code = "TXMQ_DATA_DIRECTORY_LOCKED"
+
+
+class DataDirectoryFormat(StoreError):
+    """The data directory was written by a newer txmq."""
+
+    code = "TXMQ_DATA_DIRECTORY_FORMAT"
+
+
+class DataDirectoryInvalid(StoreError):
+    """The path is not a data directory, or cannot be used as one."""
+
+    code = "TXMQ_DATA_DIRECTORY_INVALID"
+
+
+class DiskFull(StoreError):
+    code = "TXMQ_DISK_FULL"
+
+
+class StoreFailed(StoreError):
+    """A write failed earlier; the broker takes no more work until it is started again."""
+
+    code = "TXMQ_STORE_FAILED"
+    retriable = True
+
+
+_TEXT = re.compile(r"\[(TXMQ_[A-Z_]+)\] ([^\n]*)")
+
+
+def from_text(text: str) -> TxmqError | None:
+    """The error whose ``[CODE] message`` stands in ``text``; None where there is none."""
+    found = _TEXT.search(text)
+    if found is None:
+        return None
+    return _BY_CODE.get(found.group(1), TxmqError)(found.group(2).strip())
+
+
+def cause(exception: BaseException) -> TxmqError | None:
+    """The :class:`TxmqError` behind a Spark, py4j or Flight exception; None where another error is behind it."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [exception]
+    while pending:
+        current = pending.pop(0)
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, TxmqError):
+            return current
+        found = from_text(str(current))
+        if found is not None:
+            return found
+        pending += [current.__cause__, current.__context__]
+    return None

@@ -1,0 +1,73 @@
+"""Named places where a test kills the process, or makes the disk fail, at exactly one step.
+
+``TXMQ_FAILPOINTS="store.commit.synced=kill"`` kills with SIGKILL at the first hit; ``name@3=kill`` at the third;
+``name=raise`` raises OSError(EIO); ``name=enospc`` raises OSError(ENOSPC); ``name=drop`` raises ConnectionResetError, as a lost reply does.
+In one process a test calls ``arm``. Unset, a failpoint costs one look at an empty dict.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+
+Action = Callable[[str], None]
+
+_armed: dict[str, list[tuple[int, Action]]] = {}
+_hits: dict[str, int] = {}
+
+
+def _kill(_name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _raise(name: str) -> None:
+    raise OSError(errno.EIO, f"failpoint {name}")
+
+
+def _enospc(name: str) -> None:
+    raise OSError(errno.ENOSPC, f"failpoint {name}")
+
+
+def _drop(name: str) -> None:
+    raise ConnectionResetError(errno.ECONNRESET, f"failpoint {name}")
+
+
+ACTIONS: dict[str, Action] = {"kill": _kill, "raise": _raise, "enospc": _enospc, "drop": _drop}
+
+
+def arm(name: str, action: str | Action, *, hit: int = 1) -> None:
+    """Act at the ``hit``-th time (from 1, counted since armed) that ``name`` is passed."""
+    _hits[name] = 0
+    _armed.setdefault(name, []).append((hit, ACTIONS[action] if isinstance(action, str) else action))
+
+
+def disarm() -> None:
+    _armed.clear()
+    _hits.clear()
+
+
+def here(name: str) -> None:
+    """A failpoint called ``name`` (``layer.operation.step``)."""
+    if _armed:
+        _act(name)
+
+
+def _act(name: str) -> None:
+    if name not in _armed:
+        return
+    _hits[name] += 1
+    for hit, action in _armed[name]:
+        if hit == _hits[name]:
+            action(name)
+
+
+def _arm_from_environment() -> None:
+    for item in filter(None, os.environ.get("TXMQ_FAILPOINTS", "").split(",")):
+        name, _, action = item.partition("=")
+        name, _, hit = name.partition("@")
+        arm(name, action, hit=int(hit or 1))
+
+
+_arm_from_environment()

@@ -1,0 +1,82 @@
+"""What is published and what is delivered, and the Arrow shape of many messages.
+
+Not here: the encoding of properties (``properties.py``) and anything about queues.
+
+Invariant: ``MESSAGE_SCHEMA`` is the one shape in which messages enter a segment; ``MERGED_SCHEMA`` adds, row by row, the
+commit sequence and commit time of batches that were merged out of many small commits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+MESSAGE_SCHEMA = pa.schema(
+    [
+        pa.field("exchange", pa.string(), nullable=False),
+        pa.field("routing_key", pa.string(), nullable=False),
+        pa.field("body", pa.binary(), nullable=False),
+        # AMQP 0-9-1 property flags and list (4.2.6.1) as they came in; empty where a message has none
+        pa.field("properties", pa.binary(), nullable=False),
+    ]
+)
+
+MERGED_SCHEMA = MESSAGE_SCHEMA.append(pa.field("commit_sequence", pa.int64(), nullable=False)).append(
+    pa.field("committed_at", pa.int64(), nullable=False)  # microseconds since the epoch
+)
+
+# What a reader of a queue gets, in this order, from every engine.
+READ_SCHEMA = pa.schema(
+    [
+        pa.field("queue", pa.string()),
+        pa.field("offset", pa.int64()),
+        pa.field("exchange", pa.string()),
+        pa.field("routing_key", pa.string()),
+        pa.field("body", pa.binary()),
+        pa.field("timestamp", TIMESTAMP),
+        pa.field("redelivered", pa.bool_()),
+        pa.field("properties", pa.binary()),
+    ]
+)
+
+MAX_BODY_BYTES = 128 * 1024 * 1024
+
+
+class Message(NamedTuple):
+    """One published message; ``properties`` are AMQP-encoded bytes, empty for none."""
+
+    body: bytes
+    routing_key: str
+    exchange: str = ""
+    properties: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message on its way to a consumer. ``tag`` counts from 1 in each channel and is never used twice."""
+
+    tag: int
+    queue: str
+    offset: int
+    redelivered: bool
+    committed_at: int  # microseconds since the epoch
+    message: Message
+
+    @property
+    def body(self) -> bytes:
+        return self.message.body
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a reader on the same host finds a batch: one encapsulated IPC message in an Arrow stream file."""
+
+    path: str
+    position: int
+    length: int
+    checksum: int  # xxh3_64 of those bytes
+    rows: int
