@@ -1,0 +1,267 @@
+"""The small durable facts of the broker, one frozen class each; the store keeps every class in a table of its own.
+
+A record's key is the tuple of its ``KEY`` fields. A field annotated ``dict`` or ``list`` is stored as JSON, ``bytes`` as a
+BLOB, everything else as an INTEGER or TEXT. Writing a record replaces the one with the same key.
+
+Offsets are end-exclusive: ``end`` is the next offset to read. Times are microseconds since the epoch. A *vector* is a
+dict from log (queue) to offset, where ``"start"`` stands for the symbolic start of a stream (protocol.md S1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+Vector = dict[str, int | str]
+Ranges = dict[str, list[int]]  # log -> [start, end]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    TABLE: ClassVar[str]
+    KEY: ClassVar[tuple[str, ...]]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.KEY)
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(cls))
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRecord(Record):
+    TABLE, KEY = "exchange", ("name",)
+    name: str
+    type: str  # direct, fanout, topic, headers
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRecord(Record):
+    TABLE, KEY = "queue", ("queue_id",)
+    queue_id: int  # never used again, so a run can never point to a later queue of the same name
+    name: str
+    durable: bool
+    exclusive: bool
+    auto_delete: bool
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BindingRecord(Record):
+    TABLE, KEY = "binding", ("exchange", "queue", "routing_key", "arguments")
+    exchange: str
+    queue: str
+    routing_key: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRecord(Record):
+    """How far a queue is: everything below ``floor`` is settled, everything below ``acked`` may be deleted."""
+
+    TABLE, KEY = "progress", ("queue_id",)
+    queue_id: int
+    owner: str  # app_id that holds the claim, "" for none (protocol.md S6)
+    floor: int
+    acked: int  # an owned queue keeps what is settled but not acked by its source, for Spark's replay
+    next_offset: int  # at least this; runs and claims may know better
+    dispatched_below: int  # nothing at or above was ever handed out when the broker was closed cleanly
+
+
+@dataclass(frozen=True, slots=True)
+class HoleRecord(Record):
+    """Offsets settled out of order, above the floor."""
+
+    TABLE, KEY = "hole", ("queue_id", "start")
+    queue_id: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord(Record):
+    """``count`` offsets of a queue from ``first`` on name rows of one batch, in the same order.
+
+    ``bitmap`` empty: the rows ``row .. row+count``. Otherwise its set bits (bit i of byte i//8, least significant first,
+    counted from row ``row``) are the rows. ``sequence`` 0: commit sequence and time stand in the batch, row by row.
+    """
+
+    TABLE, KEY = "run", ("queue_id", "first")
+    queue_id: int
+    first: int
+    count: int
+    batch_id: int
+    row: int
+    bitmap: bytes
+    sequence: int
+    committed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord(Record):
+    """The durable, immutable answer to ``latestOffset`` (protocol.md S2): (app, whole start vector) -> end vector.
+
+    ``ranges`` are concrete. ``skipped`` and ``redelivered`` freeze, per log, what was settled or may have been sent before
+    the claim, as lists of [start, end], so that every replay reads the same rows.
+    """
+
+    TABLE, KEY = "claim", ("app_id", "lineage", "start")
+    app_id: str
+    lineage: int  # counts the checkpoints that the source of this app has seen
+    start: str  # canonical JSON of the start vector, with the queues as keys
+    end: dict[str, Any]
+    ranges: dict[str, Any]
+    skipped: dict[str, Any]
+    redelivered: dict[str, Any]
+    position: int  # order of the claims of an app
+
+
+@dataclass(frozen=True, slots=True)
+class OriginRecord(Record):
+    """What a symbolic start was resolved to, once per app, lineage and set of queues."""
+
+    TABLE, KEY = "origin", ("app_id", "queues")
+    app_id: str
+    queues: str  # canonical JSON list
+    lineage: int
+    start: dict[str, Any]  # concrete vector
+    passed: bool  # a later start than the symbolic one has been seen
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord(Record):
+    """Which claimed ranges a (query, batch) has read (protocol.md S4). One row per claim, so joins of two streams work."""
+
+    TABLE, KEY = "read", ("app_id", "query_id", "batch_id", "queues")
+    app_id: str
+    query_id: str
+    batch_id: int
+    queues: str
+    ranges: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LineageRecord(Record):
+    """The checkpoints (query ids) that have committed or opened batches under an app, in order of appearance."""
+
+    TABLE, KEY = "lineage", ("app_id", "query_id")
+    app_id: str
+    query_id: str
+    position: int
+    first_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord(Record):
+    """An open batch attempt: the token under which tasks stage branches."""
+
+    TABLE, KEY = "attempt", ("token",)
+    token: str
+    app_id: str  # "" for a batch write, which is a transaction without an app
+    query_id: str
+    batch_id: int
+    opened_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord(Record):
+    """A part of a branch that one Spark task staged: durable, named, invisible.
+
+    Rows are in batch ``batch_id``, or, where they are few, in ``inline`` (an Arrow IPC stream). ``routes`` maps
+    queue ids (as text) to [row, count, bitmap in hex]: the rows of this part that the queue receives.
+    """
+
+    TABLE, KEY = "part", ("branch", "part")
+    branch: str
+    part: int
+    token: str
+    kind: Literal["publish", "append", "after_commit"]
+    target: dict[str, Any]
+    partition: int
+    attempt: int
+    rows: int
+    size_bytes: int
+    checksum: int
+    batch_id: int
+    inline: bytes
+    routes: dict[str, Any]
+    unroutable: int
+    examples: list[Any]  # at most three [exchange, routing_key] of unroutable messages
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord(Record):
+    """One decided micro-batch: the decision that everything else follows from (protocol.md, Principle)."""
+
+    TABLE, KEY = "ledger", ("app_id", "sequence")
+    app_id: str
+    sequence: int  # the app's batches, counted over all lineages; never falls
+    query_id: str
+    batch_id: int
+    token: str
+    ranges: dict[str, Any]  # log -> [start, end]; empty where the batch consumed nothing
+    messages: int  # consumed
+    published: int
+    committed_at: int
+    commit_sequence: int
+    branches: list[Any]  # [kind, target, branch, rows] of what is to apply
+    claim_position: int  # the app's newest claim at the decision
+    applied: bool
+    mirrored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRecord(Record):
+    """An operator took a queue from its app: what ledgers say of its offsets up to this commit binds nobody any more."""
+
+    TABLE, KEY = "released", ("queue",)
+    queue: str
+    commit_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRecord(Record):
+    """A prepared transaction (XA): durable, invisible, transferable, never timed out."""
+
+    TABLE, KEY = "prepared", ("xid",)
+    xid: str
+    prepared_at: int
+    publishes: bytes  # Arrow IPC stream of MESSAGE_SCHEMA
+    routes: list[Any]  # queue ids for each publish
+    settles: list[Any]  # [queue_id, offset, outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRecord(Record):
+    """How a named transaction ended: xid or commit token -> committed or rolled back."""
+
+    TABLE, KEY = "outcome", ("xid",)
+    xid: str
+    state: str  # committed, rolled_back
+    decided_at: int
+
+
+RECORDS: tuple[type[Record], ...] = (
+    ExchangeRecord,
+    QueueRecord,
+    BindingRecord,
+    ProgressRecord,
+    HoleRecord,
+    RunRecord,
+    ClaimRecord,
+    OriginRecord,
+    ReadRecord,
+    LineageRecord,
+    AttemptRecord,
+    PartRecord,
+    LedgerRecord,
+    ReleaseRecord,
+    PreparedRecord,
+    OutcomeRecord,
+)

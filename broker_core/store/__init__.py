@@ -1,0 +1,1 @@
+"""Durability: Arrow segments and one SQLite transaction for each group of commits."""

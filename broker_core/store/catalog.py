@@ -1,0 +1,259 @@
+"""The catalog: SQLite in WAL mode with synchronous=FULL. What it does not name does not exist.
+
+Not here: the order of a commit (``durable.py``), the bytes of batches (``segment.py``). Errors are SQLite's own.
+One thread at a time: ``commit`` has one caller at a time, and nothing else is read once the store is open.
+
+Tuned for commits of one message, measured against write + fdatasync: such a commit dirties one page (rows are appended in key
+order, the commit sequence stands in the row), the lock is exclusive (no shared memory), the log is laid out in advance and
+checkpointed every 256 pages, so it is overwritten in place and its fdatasync writes no metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from broker_core import failpoint
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.records import RECORDS, Record
+from broker_core.errors import DataDirectoryFormat
+from broker_core.store.codec import Value, decode, encode, encode_key, guard, row_key, to_signed, to_unsigned
+from broker_core.store.directory import sync_directory
+from broker_core.store.failure import corrupt_catalog
+from broker_core.store.segment import Place
+
+FORMAT = 1
+ROW_BITS = 20
+MAX_ROWS = 1 << ROW_BITS  # of an open batch
+_CHECKPOINT_PAGES = 256
+_LOG_BYTES = (_CHECKPOINT_PAGES + 64) * (4096 + 24)
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+QUERIES: dict[str, str] = {
+    name: statement.strip() for name, statement in re.findall(r"^-- name: (\w+)\n(.*?)(?=^-- name:|\Z)", _text("queries.sql"), re.M | re.S)
+}
+
+
+_PUT_INBOX = QUERIES["put_inbox"]
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+class _Statements(NamedTuple):
+    put: str
+    drop: str
+    select: str
+
+
+def _statements(cls: type[Record]) -> _Statements:
+    columns = (*cls.columns(), "guard")
+    where = " AND ".join(f'"{name}" = ?' for name in cls.KEY)
+    return _Statements(
+        f'INSERT OR REPLACE INTO "{cls.TABLE}" ({_quoted(columns)}) VALUES ({", ".join("?" * len(columns))})',
+        f'DELETE FROM "{cls.TABLE}" WHERE {where}',
+        f'SELECT {_quoted(columns)} FROM "{cls.TABLE}" ORDER BY {_quoted(cls.KEY)}',
+    )
+
+
+_RECORD_STATEMENTS = {cls: _statements(cls) for cls in RECORDS}
+
+
+class Meta(NamedTuple):
+    format: int
+    sequence: int
+    next_batch_id: int
+    next_segment: int
+    clean: int
+
+
+class SegmentRow(NamedTuple):
+    segment: int
+    kind: str
+    schema: bytes
+    state: str
+
+
+def create(path: Path) -> None:
+    """Make an empty catalog at ``path``: there whole, or not at all."""
+    new = path.with_name("catalog.db.new")
+    new.unlink(missing_ok=True)
+    connection = sqlite3.connect(new, isolation_level=None)
+    try:
+        connection.executescript("PRAGMA page_size = 4096; PRAGMA synchronous = FULL; BEGIN;" + _text("catalog.sql"))
+        meta = Meta(FORMAT, sequence=0, next_batch_id=1, next_segment=1, clean=1)
+        connection.execute(QUERIES["set_meta"], (*meta, guard(meta)))
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+    failpoint.here("store.recovery.created")
+    new.rename(path)
+    sync_directory(path.parent)
+
+
+def inbox_row(values: tuple[Any, ...]) -> InboxRow:
+    """A row of the table ``inbox``, without its guard."""
+    return InboxRow(values[0] >> ROW_BITS, values[0] & (MAX_ROWS - 1), *values[1:])
+
+
+def _is_whole(row: tuple[Any, ...]) -> bool:
+    """Does the row match its guard, the last value?"""
+    try:
+        return guard(row[:-1]) == int(row[-1])
+    except (TypeError, ValueError):
+        return False
+
+
+class Catalog:
+    """One connection to the catalog at ``path``, which must exist."""
+
+    def __init__(self, path: Path, *, log: bool = True) -> None:
+        """``log`` False leaves the journal as it is. Raises sqlite3.Error, CorruptCatalog, DataDirectoryFormat."""
+        self.path = path
+        self._meta: Meta | None = None
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=1.0)
+        self._execute = self._connection.execute
+        self._cursor = self._connection.cursor()  # one for all writes: a new one for each costs as much as the statement
+        self._write = self._cursor.execute
+        self._executemany = self._cursor.executemany
+        try:
+            self._open(log)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _open(self, log: bool) -> None:
+        self._execute("PRAGMA locking_mode = EXCLUSIVE")
+        found = self._execute(QUERIES["read_format"]).fetchone()[0]  # before anything that a newer format may have changed
+        if found > FORMAT:
+            raise DataDirectoryFormat(
+                f"the data directory {self.path.parent} has format {found}, written by a newer txmq; this one reads up to {FORMAT}:"
+                " install the newer txmq"
+            )
+        problem = self._execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise corrupt_catalog(self.path, " ".join(str(problem).split()))
+        if log:
+            self._execute("PRAGMA journal_mode = WAL")
+        for pragma in ("synchronous = FULL", f"wal_autocheckpoint = {_CHECKPOINT_PAGES}", "secure_delete = OFF", "temp_store = MEMORY"):
+            self._execute(f"PRAGMA {pragma}")
+
+    def lay_out_log(self) -> None:
+        """Give the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros after the last frame."""
+        with contextlib.suppress(OSError):  # only a matter of speed
+            descriptor = os.open(f"{self.path}-wal", os.O_RDWR)
+            try:
+                size = os.fstat(descriptor).st_size
+                if size < _LOG_BYTES:
+                    os.pwrite(descriptor, bytes(_LOG_BYTES - size), size)
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # What is there
+
+    def meta(self) -> Meta:
+        row = self._execute(QUERIES["read_meta"]).fetchone()
+        if row is None:
+            raise corrupt_catalog(self.path, "the table meta is empty")
+        if not _is_whole(row):
+            raise corrupt_catalog(self.path, "the row of table meta does not match its checksum")
+        return Meta(*row[:-1])
+
+    def segments(self) -> list[SegmentRow]:
+        return [SegmentRow(*row) for row in self._guarded(QUERIES["segments"], "segment")]
+
+    def _guarded(self, query: str, table: str) -> Iterator[tuple[Any, ...]]:
+        for row in self._execute(query):
+            if not _is_whole(row):
+                raise corrupt_catalog(self.path, f"a row of table {table} with key {row[0]!r} does not match its checksum")
+            yield row[:-1]
+
+    def batches(self) -> dict[int, Place]:
+        rows = self._guarded(QUERIES["batches"], "batch")
+        return {row[0]: Place._make((*row[1:6], to_unsigned(row[6]))) for row in rows}
+
+    def inbox(self) -> Iterator[InboxRow]:
+        return map(inbox_row, self._guarded(QUERIES["inbox"], "inbox"))
+
+    def records(self) -> Iterator[Record]:
+        for cls, statements in _RECORD_STATEMENTS.items():
+            for row in self._guarded(statements.select, cls.TABLE):
+                yield decode(cls, row)
+
+    def integrity(self) -> list[str]:
+        """What SQLite's own full check finds."""
+        return [str(row[0]) for row in self._execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
+
+    # One transaction
+
+    def begin(self) -> None:
+        self._write("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self._write("COMMIT")
+
+    def put_inbox(self, rows: Iterable[InboxRow]) -> None:
+        values = [(row[0] << ROW_BITS | row[1], *row[2:]) for row in rows]
+        self._executemany(_PUT_INBOX, [(*row, guard(row)) for row in values])
+
+    def drop_inbox(self, batch_id: int) -> None:
+        first = batch_id << ROW_BITS
+        self._execute(QUERIES["drop_inbox"], (first, first + MAX_ROWS - 1))
+
+    def put_records(self, changes: Iterable[Change]) -> None:
+        """All puts and drops, the last one of each key; in one change the drops come first."""
+        last: dict[type[Record], dict[tuple[Value, ...], tuple[Value, ...] | None]] = {}
+        for change in changes:
+            for cls, key in change.drops:
+                last.setdefault(cls, {})[encode_key(cls, key)] = None
+            for record in change.puts:
+                row = encode(record)
+                last.setdefault(type(record), {})[row_key(type(record), row)] = row
+        for cls, rows in last.items():
+            dropped = [key for key, kept in rows.items() if kept is None]
+            if dropped:
+                self._executemany(_RECORD_STATEMENTS[cls].drop, dropped)
+            if len(dropped) < len(rows):
+                self._executemany(_RECORD_STATEMENTS[cls].put, [(*row, guard(row)) for row in rows.values() if row is not None])
+
+    def put_batch(self, batch_id: int, place: Place) -> None:
+        values = (batch_id, *place[:5], to_signed(place.checksum))
+        self._execute(QUERIES["put_batch"], (*values, guard(values)))
+
+    def drop_batch(self, batch_id: int) -> None:
+        self._execute(QUERIES["drop_batch"], (batch_id,))
+
+    def put_segment(self, number: int, kind: str, schema: bytes) -> None:
+        values = (number, kind, schema, "open")
+        self._execute(QUERIES["put_segment"], (*values, guard(values)))
+
+    def close_segment(self, number: int) -> None:
+        row = self._execute(QUERIES["segment"], (number,)).fetchone()
+        if row is not None:  # a segment that was closed before a commit named it has no row yet
+            values = (*row[:3], "closed")
+            self._execute(QUERIES["put_segment"], (*values, guard(values)))
+
+    def drop_segment(self, number: int) -> None:
+        self._execute(QUERIES["drop_segment"], (number,))
+
+    def set_meta(self, **values: int) -> None:
+        """Change some of the fields of :class:`Meta`."""
+        if self._meta is None:
+            self._meta = self.meta()
+        self._meta = self._meta._replace(**values)
+        self._execute(QUERIES["set_meta"], (*self._meta, guard(self._meta)))

@@ -1,0 +1,81 @@
+"""The data directory as a whole: what lies where, who owns it, and whether a path may be one.
+
+    DIR/lock          flock of the owner; its pid and host, for the message
+    DIR/catalog.db    SQLite, with catalog.db-wal while it is open
+    DIR/segments/     NNNNNNNN.arrow; made after the catalog, so segments without a catalog mean that the catalog was lost
+    DIR/broker.log, DIR/endpoint.json   of the launcher, not touched here
+
+Invariant: nothing in the directory is changed before the lock is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
+
+_OURS = ("lock", "catalog.db", "segments", "broker.", "endpoint.")
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    return directory / "segments" / f"{number:08d}.arrow"
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in ``path`` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prepare(path: Path) -> None:
+    """Make ``path`` if it is missing. Raises DataDirectoryInvalid where it is a file, foreign, or not usable."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise DataDirectoryInvalid(f"{path} is a file, not a data directory; name another path")
+        path.mkdir(parents=True, exist_ok=True)
+        names = sorted(entry.name for entry in path.iterdir())
+        usable = os.access(path, os.R_OK | os.W_OK | os.X_OK)
+    except OSError as error:
+        raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: {error.strerror}") from error
+    if not usable:
+        raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: no permission to write")
+    foreign = [name for name in names if not name.startswith(_OURS)]
+    if foreign and not {"catalog.db", "segments"} & set(names):
+        raise DataDirectoryInvalid(
+            f"{path} is not empty and no data directory: it holds {', '.join(foreign[:3])}; name an empty or a new directory"
+        )
+
+
+class DirectoryLock:
+    """Held from construction to ``release``; the operating system releases it with the process."""
+
+    def __init__(self, path: Path, *, write: bool = True) -> None:
+        """``write`` False leaves the lock file as it is. Raises DataDirectoryLocked, DataDirectoryInvalid."""
+        name = path / "lock"
+        try:
+            self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY, 0o644)
+        except OSError as error:
+            raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: {error.strerror}") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._descriptor, 256, 0).decode(errors="replace").split()
+            os.close(self._descriptor)
+            pid, host = (*owner, "unknown", "unknown")[:2]
+            raise DataDirectoryLocked(
+                f"the data directory {path} is in use by process {pid} on host {host}; connect to that broker, or end it first"
+            ) from error
+        if write:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)

@@ -1,0 +1,480 @@
+"""DurableStore: Arrow segments for the bytes, one SQLite transaction for what they mean.
+
+Not here: file formats (``segment.py``), SQL (``catalog.py``), any rule of the domain.
+
+Invariant: what the catalog does not name does not exist, and what it names is durable. After a failed write, sync or
+commit the store takes no more writes: nobody knows what is on the disk until it is opened again.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from broker_core import failpoint
+from broker_core.broker.change import Change, InboxRow
+from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
+from broker_core.store import catalog as catalog_file
+from broker_core.store.catalog import MAX_ROWS, Catalog
+from broker_core.store.codec import blank_bodies, merged_batch
+from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
+from broker_core.store.failure import corrupt_catalog, store_error
+from broker_core.store.port import BatchInfo, Location, StoreImage
+from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
+
+CACHE_BYTES = 32 * 1024 * 1024
+
+
+class _Cache:
+    """Verified batches, least recently used out first; one that somebody still holds is found again at no cost. Thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, tuple[pa.RecordBatch, int]] = OrderedDict()
+        self._held: weakref.WeakValueDictionary[int, pa.RecordBatch] = weakref.WeakValueDictionary()
+        self.size_bytes = 0
+
+    def get(self, batch_id: int) -> pa.RecordBatch | None:
+        with self._lock:
+            if batch_id in self._kept:
+                self._kept.move_to_end(batch_id)
+                return self._kept[batch_id][0]
+            return self._held.get(batch_id)
+
+    def put(self, batch_id: int, batch: pa.RecordBatch, size_bytes: int) -> None:
+        with self._lock:
+            self._drop(batch_id)
+            self._held[batch_id] = batch
+            if size_bytes > self._limit_bytes:
+                return
+            self._kept[batch_id] = (batch, size_bytes)
+            self.size_bytes += size_bytes
+            while self.size_bytes > self._limit_bytes:
+                self.size_bytes -= self._kept.popitem(last=False)[1][1]
+
+    def drop(self, batch_id: int) -> None:
+        with self._lock:
+            self._drop(batch_id)
+
+    def _drop(self, batch_id: int) -> None:
+        self._held.pop(batch_id, None)
+        if batch_id in self._kept:
+            self.size_bytes -= self._kept.pop(batch_id)[1]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What one commit does to the files, worked out before anything is written."""
+
+    rows: list[InboxRow] = field(default_factory=list)
+    put: dict[int, Place] = field(default_factory=dict)
+    sealed: list[int] = field(default_factory=list)
+    forgotten: list[int] = field(default_factory=list)
+    sequence: int = 0
+
+
+def _found(places: dict[int, Place], batch_id: int) -> Place:
+    place = places.get(batch_id)
+    if place is None:
+        raise ValueError(f"batch {batch_id} is named but was not written")
+    return place
+
+
+class DurableStore:
+    """A :class:`broker_core.store.port.Store` in the directory ``path``, which is created if it is missing.
+
+    Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat, CorruptCatalog, DiskFull, StoreFailed.
+    """
+
+    def __init__(self, path: str | Path, *, roll_bytes: int = ROLL_BYTES, cache_bytes: int = CACHE_BYTES) -> None:
+        self._path = Path(path).absolute()
+        self._lock = threading.Lock()
+        self._failure: StoreError | None = None
+        self._closed = False
+        self._places: dict[int, Place] = {}  # named by the catalog
+        self._staged: dict[int, Place] = {}  # appended, not named yet
+        self._written: dict[int, Place] = {}  # sealed or rewritten, the commit that says so is to come
+        self._inbox: dict[int, list[InboxRow]] = {}  # the rows of the open batches; the tuples are shared with the domain
+        self._named_segments: set[int] = set()  # have a row in the catalog
+        self._open_batch: tuple[int, pa.RecordBatch] | None = None  # the last inbox batch that was read
+        self._cache = _Cache(cache_bytes)
+        prepare(self._path)
+        self._directory_lock = DirectoryLock(self._path)
+        try:
+            self._recover(roll_bytes)
+        except BaseException as error:
+            if hasattr(self, "_catalog"):
+                self._catalog.close()
+            self._directory_lock.release()
+            if isinstance(error, (OSError, sqlite3.Error)):
+                raise store_error(error, self._path) from error
+            raise
+
+    # Opening
+
+    def _recover(self, roll_bytes: int) -> None:
+        """The catalog decides: everything else is cut off or removed. Each step may be repeated after a crash in it."""
+        path = self._path / "catalog.db"
+        segments = self._path / "segments"
+        # 1. a catalog there is, or the directory is new
+        if not path.exists():
+            if segments.exists():
+                raise corrupt_catalog(path, "the file is missing")
+            catalog_file.create(path)
+        segments.mkdir(exist_ok=True)
+        sync_directory(self._path)
+        failpoint.here("store.recovery.catalog")
+        # 2. SQLite replays its log
+        self._catalog = Catalog(path)
+        meta = self._catalog.meta()
+        rows = self._catalog.segments()
+        self._places = self._catalog.batches()
+        self._clean, self._sequence = bool(meta.clean), meta.sequence
+        self._next_batch_id = max([meta.next_batch_id, *(batch_id + 1 for batch_id in self._places)])
+        failpoint.here("store.recovery.replayed")
+        # 3. files that no row names go; their numbers are not used again
+        live: dict[int, set[int]] = {row.segment: set() for row in rows}
+        ends: dict[int, int] = {row.segment: len(row.schema) for row in rows}
+        for batch_id, place in self._places.items():
+            if place.segment not in live:
+                raise corrupt_catalog(path, f"batch {batch_id} is in segment {place.segment}, which has no row")
+            live[place.segment].add(batch_id)
+            ends[place.segment] = max(ends[place.segment], place.position + place.length)
+        numbers = [int(name.stem) for name in segments.iterdir() if re.fullmatch(r"\d{8}\.arrow", name.name)]
+        for number in numbers:
+            if not live.get(number):
+                segment_path(self._path, number).unlink()
+        sync_directory(segments)
+        failpoint.here("store.recovery.removed")
+        self._segments = Segments(self._path, max([meta.next_segment, *(n + 1 for n in (*numbers, *live))]), roll_bytes=roll_bytes)
+        # 4. files that were open lose their torn tail and get their end mark
+        opened = [row for row in rows if row.state == "open" and live[row.segment]]
+        for row in rows:
+            if live[row.segment]:
+                size = self._closed_size(row.segment, ends[row.segment], cut=row in opened)
+                self._segments.adopt(row.segment, row.kind, row.schema, size, live[row.segment])
+        failpoint.here("store.recovery.cut")
+        # 5. and the catalog says so
+        self._catalog.begin()
+        for row in opened:
+            self._catalog.close_segment(row.segment)
+        for row in rows:
+            if not live[row.segment]:
+                self._catalog.drop_segment(row.segment)
+        self._catalog.set_meta(clean=0, next_batch_id=self._next_batch_id, next_segment=self._segments.next_number)
+        self._named_segments = {number for number in live if live[number]}
+        failpoint.here("store.recovery.executed")
+        self._catalog.commit()
+        failpoint.here("store.recovery.committed")
+        self._catalog.lay_out_log()
+
+    def _closed_size(self, number: int, end: int, *, cut: bool) -> int:
+        """A missing or short file does not keep the others from being used: reading its batches tells."""
+        path = segment_path(self._path, number)
+        try:
+            return cut_tail(path, end) if cut else path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def load(self) -> StoreImage:
+        """Bodies in segments are not read. Raises CorruptCatalog."""
+        try:
+            records = list(self._catalog.records())
+            inbox = list(self._catalog.inbox())
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise corrupt_catalog(self._path / "catalog.db", error) from error
+        for row in inbox:
+            rows = self._inbox.setdefault(row.batch_id, [])
+            if row.row != len(rows) or row.batch_id in self._places:
+                what = f"row {row.row} of open batch {row.batch_id} does not follow row {len(rows) - 1}"
+                raise corrupt_catalog(self._path / "catalog.db", what)
+            rows.append(row)
+        self._sequence = max([self._sequence, *(row.sequence for row in inbox)])
+        self._next_batch_id = max([self._next_batch_id, *(batch_id + 1 for batch_id in self._inbox)])
+        batches = [BatchInfo(batch_id, place.rows, place.size_bytes) for batch_id, place in self._places.items()]
+        return StoreImage(records, inbox, batches, self._sequence, self._clean)
+
+    # Writing
+
+    def new_batch_id(self) -> int:
+        with self._lock:
+            batch_id, self._next_batch_id = self._next_batch_id, self._next_batch_id + 1
+            return batch_id
+
+    def _check_writable(self) -> None:
+        if self._closed:
+            raise StoreFailed(f"the store {self._path} is closed; open it again")
+        if self._failure is not None:
+            raise StoreFailed(f"an earlier write failed: {self._failure.message}") from self._failure
+
+    def _fail(self, error: BaseException) -> BaseException:
+        """From here on nothing is written. Returns what to raise."""
+        failure = store_error(error, self._path)
+        self._failure = self._failure or failure
+        return failure if isinstance(error, Exception) else error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Refuse after a failure; make any failure in here the last one."""
+        self._check_writable()
+        try:
+            yield
+        except OptionError:  # raised before a byte was written
+            raise
+        except BaseException as error:
+            raise self._fail(error) from error
+
+    def append(self, batch: pa.RecordBatch) -> BatchInfo:
+        batch_id = self.new_batch_id()
+        with self._writing():
+            place = self._segments.append(batch_id, batch)
+            with self._lock:
+                self._staged[batch_id] = place
+            failpoint.here("store.append.written")
+        return BatchInfo(batch_id, place.rows, place.size_bytes)
+
+    def sync(self) -> None:
+        with self._writing():
+            self._segments.sync()
+            failpoint.here("store.sync.synced")
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        self._check_writable()
+        try:
+            # 1. nothing is written yet
+            plan = self._plan(changes)
+            failpoint.here("store.commit.begin")
+            # 2. the bytes that this commit names
+            if plan.put:
+                self._segments.sync({place.segment for place in plan.put.values()})
+            failpoint.here("store.commit.synced")
+            # 3. what they mean
+            self._catalog.begin()
+            idle = self._execute(changes, plan)
+            failpoint.here("store.commit.executed")
+            # 4. the commit point
+            self._catalog.commit()
+            failpoint.here("store.commit.committed")
+            # 5. readers see it; files that nothing needs go
+            self._publish(plan)
+            for number in idle:
+                self._segments.delete(number)
+                failpoint.here("store.forget.unlinked")
+        except BaseException as error:
+            raise self._fail(error) from error
+
+    def _plan(self, changes: Sequence[Change]) -> _Plan:
+        plan = _Plan()
+        for change in changes:
+            plan.sequence = max(plan.sequence, change.sequence)
+            if change.rows:
+                plan.rows += change.rows
+            for batch_id in change.names:
+                plan.put[batch_id] = _found(self._staged, batch_id)
+            for batch_id in change.seals:
+                plan.put[batch_id] = _found(self._written, batch_id)
+                plan.sealed.append(batch_id)
+            for batch_id in change.moves:
+                plan.put[batch_id] = _found(self._written, batch_id)
+            plan.forgotten += change.forgets
+        self._check_rows(plan)
+        return plan
+
+    def _check_rows(self, plan: _Plan) -> None:
+        lengths: dict[int, int] = {}
+        for row in plan.rows:
+            expected = lengths.get(row.batch_id)
+            if expected is None:
+                expected = len(self._inbox.get(row.batch_id, ()))
+            if row.row != expected or row.row >= MAX_ROWS or row.batch_id in self._places:
+                raise ValueError(f"row {row.row} of batch {row.batch_id} is not the next one, {expected}")
+            lengths[row.batch_id] = expected + 1
+        for batch_id in plan.sealed:
+            rows = len(self._inbox.get(batch_id, ())) + sum(row.batch_id == batch_id for row in plan.rows)
+            if rows != plan.put[batch_id].rows:
+                raise ValueError(f"open batch {batch_id} has {rows} rows, but {plan.put[batch_id].rows} were sealed")
+
+    def _execute(self, changes: Sequence[Change], plan: _Plan) -> list[int]:
+        """The statements of one commit. Returns the segments that nothing needs after it."""
+        catalog, segments = self._catalog, self._segments
+        if plan.rows:
+            catalog.put_inbox(plan.rows)
+        catalog.put_records(changes)
+        emptied: list[int] = []
+        if plan.put or plan.forgotten:
+            emptied = [batch_id for batch_id in (*plan.sealed, *plan.forgotten) if batch_id in self._inbox]
+            self._execute_batches(plan, emptied)
+        idle = segments.take_idle()
+        for number in segments.take_closed():
+            catalog.close_segment(number)
+        for number in idle:
+            catalog.drop_segment(number)
+            self._named_segments.discard(number)
+        carried = plan.rows[-1].sequence if plan.rows else 0  # rows are in commit order
+        if emptied or plan.sequence > max(self._sequence, carried):
+            catalog.set_meta(sequence=max(self._sequence, plan.sequence, carried))
+        if plan.forgotten or idle:
+            catalog.set_meta(next_batch_id=self._next_batch_id, next_segment=segments.next_number)
+        return idle
+
+    def _execute_batches(self, plan: _Plan, emptied: list[int]) -> None:
+        catalog, segments = self._catalog, self._segments
+        for batch_id in emptied:
+            catalog.drop_inbox(batch_id)
+        for batch_id, place in plan.put.items():
+            if place.segment not in self._named_segments:
+                self._named_segments.add(place.segment)
+                self._name_segment(place.segment)
+            catalog.put_batch(batch_id, place)
+            old = self._places.get(batch_id)
+            if old is not None and old.segment != place.segment:
+                segments.release(old.segment, batch_id)
+        for batch_id in plan.forgotten:
+            for source in (self._places, self._staged, self._written):
+                if batch_id in source:
+                    segments.release(source[batch_id].segment, batch_id)
+            if batch_id in self._places or batch_id in plan.put:
+                catalog.drop_batch(batch_id)
+
+    def _name_segment(self, number: int) -> None:
+        segment = self._segments.info(number)
+        self._catalog.put_segment(number, segment.kind, segment.schema_bytes)
+        if segment.descriptor < 0:
+            self._catalog.close_segment(number)
+
+    def _publish(self, plan: _Plan) -> None:
+        with self._lock:
+            for row in plan.rows:
+                rows = self._inbox.get(row[0])
+                if rows is None:
+                    rows = self._inbox[row[0]] = []
+                rows.append(row)
+            self._sequence = max(self._sequence, plan.sequence, plan.rows[-1].sequence if plan.rows else 0)
+            for batch_id, place in plan.put.items():
+                self._places[batch_id] = place
+                self._staged.pop(batch_id, None)
+                self._written.pop(batch_id, None)
+                self._inbox.pop(batch_id, None)
+                self._cache.drop(batch_id)
+            for batch_id in plan.forgotten:
+                for source in (self._places, self._staged, self._written):
+                    source.pop(batch_id, None)
+                self._inbox.pop(batch_id, None)
+                self._cache.drop(batch_id)
+
+    def seal(self, batch_id: int) -> None:
+        with self._lock:
+            rows = list(self._inbox.get(batch_id, ()))
+        if not rows:
+            raise DataLoss(f"batch {batch_id} is not an open batch of {self._path}")
+        with self._writing():
+            self._put_written(batch_id, self._segments.append(batch_id, merged_batch(rows)))
+            failpoint.here("store.seal.written")
+            self._segments.sync({self._written[batch_id].segment})
+            failpoint.here("store.seal.synced")
+
+    def rewrite(self, batch_id: int, live: bytes) -> None:
+        batch = blank_bodies(self.read(batch_id), live)
+        with self._writing():
+            self._put_written(batch_id, self._segments.append(batch_id, batch))
+            self._segments.sync({self._written[batch_id].segment})
+            failpoint.here("store.rewrite.synced")
+
+    def _put_written(self, batch_id: int, place: Place) -> None:
+        with self._lock:
+            before = self._written.get(batch_id)
+            self._written[batch_id] = place
+            kept = {place.segment, self._places[batch_id].segment if batch_id in self._places else place.segment}
+        if before is not None and before.segment not in kept:
+            self._segments.release(before.segment, batch_id)
+
+    # Reading
+
+    def segment_usage(self) -> list[tuple[list[int], int]]:
+        return self._segments.usage()
+
+    def read(self, batch_id: int) -> pa.RecordBatch:
+        for _ in range(3):  # a move or forget may delete the file between the look at its place and its opening
+            known = self._cache.get(batch_id)
+            if known is None:
+                known = self._read_open(batch_id)
+            if known is not None:
+                return known
+            place = self._place(batch_id)
+            try:
+                batch, size_bytes = self._segments.read(batch_id, place)
+            except DataLoss:
+                if self._places.get(batch_id) == place:
+                    raise
+                continue
+            with self._lock:
+                if self._places.get(batch_id) == place:
+                    self._cache.put(batch_id, batch, size_bytes)
+            return batch
+        raise DataLoss(f"batch {batch_id} moved again and again while it was read; read it again")
+
+    def _place(self, batch_id: int) -> Place:
+        place = self._places.get(batch_id)
+        if place is None:
+            raise DataLoss(f"batch {batch_id} is not in the catalog of {self._path}: its messages were forgotten or never committed")
+        return place
+
+    def _read_open(self, batch_id: int) -> pa.RecordBatch | None:
+        with self._lock:
+            rows = self._inbox.get(batch_id)
+            if rows is None:
+                return None
+            known = self._open_batch
+            if known is not None and known[0] == batch_id and known[1].num_rows == len(rows):
+                return known[1]
+            rows = list(rows)
+        batch = merged_batch(rows)
+        self._open_batch = (batch_id, batch)
+        return batch
+
+    def locate(self, batch_id: int) -> Location | None:
+        with self._lock:
+            if batch_id in self._inbox:
+                return None
+            place = self._place(batch_id)
+        return Location(str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows)
+
+    # Closing
+
+    def close(self, *, clean: bool = True) -> None:
+        """May be called again; after a failure it never counts as clean. Raises StoreFailed or DiskFull where the goodbye fails."""
+        if self._closed:
+            return
+        try:
+            if clean and self._failure is None:
+                self._say_goodbye()
+        finally:
+            self._closed = True
+            steps: list[Callable[[], None]] = [self._segments.release_files, self._catalog.close, self._directory_lock.release]
+            for step in steps:
+                try:
+                    step()
+                except (OSError, sqlite3.Error) as error:
+                    self._failure = self._failure or store_error(error, self._path)
+
+    def _say_goodbye(self) -> None:
+        with self._writing():
+            self._segments.end_all()
+            failpoint.here("store.close.synced")
+            self._catalog.begin()
+            for number in self._segments.take_closed():
+                self._catalog.close_segment(number)
+            numbers = {"next_batch_id": self._next_batch_id, "next_segment": self._segments.next_number}
+            self._catalog.set_meta(clean=1, sequence=self._sequence, **numbers)
+            self._catalog.commit()
+            failpoint.here("store.close.committed")

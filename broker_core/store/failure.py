@@ -1,0 +1,78 @@
+"""What SQLite and the operating system raise, as errors of the store that say what to do.
+
+Invariant: nothing here retries or hides; the cause stays attached by whoever raises.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+from broker_core.errors import CorruptCatalog, DataDirectoryLocked, DiskFull, StoreError, StoreFailed
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def corrupt_catalog(path: Path, what: object) -> CorruptCatalog:
+    """``path`` is the catalog file."""
+    return CorruptCatalog(
+        f"the catalog {path} is damaged: {what}. Restore the whole data directory from a backup; without one, keep a copy of it and"
+        f" start with an empty data directory: the messages can still be read from {path.parent / 'segments'} with any Arrow stream reader"
+    )
+
+
+def _mount_point(path: Path) -> Path:
+    path = path.absolute()
+    while not os.path.ismount(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def disk_full(path: Path, what: object) -> DiskFull:
+    try:
+        state = os.statvfs(path)
+        free = f"{state.f_bavail * state.f_frsize} bytes free"
+    except OSError:
+        free = "free space unknown"
+    return DiskFull(
+        f"no space to write to {path}: {what}; file system {_mount_point(path)}, {free}. Nothing of this commit was acknowledged and all"
+        " that was acknowledged before is safe: free some space, then start the broker again"
+    )
+
+
+def _is_full(directory: Path) -> bool:
+    """SQLite reports some writes to a full disk as a plain I/O error."""
+    try:
+        state = os.statvfs(directory)
+    except OSError:
+        return False
+    return state.f_bavail * state.f_frsize < 1 << 16
+
+
+def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
+    text = str(error)
+    if "is full" in text:
+        return disk_full(catalog, text)
+    if "I/O error" in text or "unable to open" in text or "readonly" in text:
+        if _is_full(catalog.parent):
+            return disk_full(catalog, text)
+        return StoreFailed(f"the catalog {catalog} cannot be written or read: {text}; check the disk, then start the broker again")
+    if "locked" in text:
+        return DataDirectoryLocked(f"another program holds the catalog {catalog} open; close it, then start the broker again")
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, (sqlite3.InterfaceError, sqlite3.ProgrammingError)):
+        return corrupt_catalog(catalog, text)
+    return StoreFailed(f"the catalog {catalog} refused a write: {text}; start the broker again")
+
+
+def store_error(error: BaseException, directory: Path) -> StoreError:
+    """``error``, raised while the data directory was written or read, as a StoreError."""
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, sqlite3.Error):
+        return _of_sqlite(error, directory / "catalog.db")
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return disk_full(Path(error.filename) if isinstance(error.filename, str) else directory, error.strerror)
+    text = " ".join(str(error).split()) or type(error).__name__
+    return StoreFailed(f"a write to the data directory {directory} failed: {text}; the broker takes no more work until it is started again")

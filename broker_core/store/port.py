@@ -1,0 +1,89 @@
+"""The port between the broker and what keeps it: two stores behind it, one contract suite over both.
+
+What the port does not promise: it knows nothing of queues or transactions, checks no rule of the domain, and never
+retries. After a method raised DiskFull, StoreFailed or OSError from ``append``, ``sync`` or ``commit``, nothing more can be
+written through the same store: open it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.records import Record
+from broker_core.message import Location as Location
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """A batch that the catalog names. ``rows`` never changes and a row keeps its number for the batch's whole life."""
+
+    batch_id: int
+    rows: int
+    size_bytes: int  # of the bodies
+
+
+@dataclass(slots=True)
+class StoreImage:
+    """All that was durable when the store was opened."""
+
+    records: list[Record] = field(default_factory=list)
+    inbox: list[InboxRow] = field(default_factory=list)  # in (batch_id, row) order
+    batches: list[BatchInfo] = field(default_factory=list)
+    sequence: int = 0  # last commit sequence number taken
+    clean: bool = True  # the last owner closed the store
+
+
+class Store(Protocol):
+    def load(self) -> StoreImage:
+        """What is durable. Called once, before anything else."""
+
+    def new_batch_id(self) -> int:
+        """A batch id that nothing durable uses. Thread-safe."""
+
+    def append(self, batch: pa.RecordBatch) -> BatchInfo:
+        """Write ``batch`` to a segment. It is durable after ``sync`` and exists once a commit names it. Thread-safe.
+
+        Any schema: batches of MESSAGE_SCHEMA share segments, any other schema gets segments of its own.
+        """
+
+    def sync(self) -> None:
+        """Make all appended batches durable (fdatasync). ``commit`` does it as well."""
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        """Make all of ``changes`` durable, together or not at all. One caller at a time.
+
+        1. sync the segments that hold a batch named here; 2. one SQLite transaction; it is the commit point.
+        """
+
+    def seal(self, batch_id: int) -> None:
+        """Write the inbox rows of an open batch to a segment as MERGED_SCHEMA and sync it.
+
+        It stays readable from the inbox until a commit's ``seals`` names it. Thread-safe beside ``commit``.
+        """
+
+    def rewrite(self, batch_id: int, live: bytes) -> None:
+        """Compaction: write the batch again with empty bodies in the rows whose bit in ``live`` is 0; rows keep their numbers.
+
+        Readers see the old bytes until a commit's ``moves`` names the batch. Thread-safe beside ``commit``.
+        """
+
+    def segment_usage(self) -> list[tuple[list[int], int]]:
+        """For each closed segment of messages: the batches it holds and its size in bytes."""
+
+    def read(self, batch_id: int) -> pa.RecordBatch:
+        """The whole batch, its checksum verified before Arrow parses a byte. Thread-safe.
+
+        An inbox batch is answered as MERGED_SCHEMA.
+        Raises CorruptSegment; DataLoss where the catalog does not name the batch.
+        """
+
+    def locate(self, batch_id: int) -> Location | None:
+        """The place of a batch for a reader on this host; None for an inbox batch or a store without files."""
+
+    def close(self, *, clean: bool = True) -> None:
+        """Release files and the lock. ``clean`` False leaves everything as a crash would."""

@@ -1,0 +1,314 @@
+"""Segments: append-only Arrow IPC streams, ``NNNNNNNN.arrow``, that any Arrow tool can read once they are closed.
+
+A segment is the schema message, one encapsulated message per batch, and the end mark. Which batches exist is the
+catalog's knowledge, not the file's: bytes that no catalog row names are nothing.
+
+Invariant: a file is written at its end only, under the lock; it is handed to a reader byte for byte as its checksum says; a number is
+never used twice; a closed file never changes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from broker_core.errors import CorruptSegment, DataLoss, OptionError
+from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
+from broker_core.store.codec import body_bytes
+from broker_core.store.directory import segment_path, sync_directory
+
+ROLL_BYTES = 128 * 1024 * 1024
+END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0
+_MAX_BRANCH_FILES = 8  # open at a time
+
+
+class Place(NamedTuple):
+    """Where a batch lies."""
+
+    segment: int
+    position: int
+    length: int
+    rows: int
+    size_bytes: int  # of the bodies
+    checksum: int  # xxh3_64 of the ``length`` bytes
+
+
+@dataclass(slots=True)
+class Segment:
+    number: int
+    kind: str  # message, merged, branch
+    schema: pa.Schema
+    schema_bytes: bytes
+    size_bytes: int
+    live: set[int]  # batches that are named, or written and waiting for the commit that names them
+    descriptor: int = -1  # -1: closed
+    ended: bool = False  # has its end mark
+    new: bool = False  # its name in the directory is not durable yet
+
+
+def kind_of(schema: pa.Schema) -> str:
+    if schema.equals(MESSAGE_SCHEMA):
+        return "message"
+    return "merged" if schema.equals(MERGED_SCHEMA) else "branch"
+
+
+def _write_all(descriptor: int, data: pa.Buffer | bytes, path: Path) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def read_buffer(path: Path, batch_id: int, place: Place) -> pa.Buffer:
+    """The bytes of a batch, verified. Raises CorruptSegment, FileNotFoundError."""
+    buffer = pa.allocate_buffer(place.length)
+    view, filled = memoryview(buffer), 0
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while filled < place.length:
+            count = os.preadv(descriptor, [view[filled:]], place.position + filled)
+            if count == 0:
+                break
+            filled += count
+    except OSError as error:
+        raise _corrupt(path, batch_id, place, f"the file cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    if filled < place.length:
+        raise _corrupt(path, batch_id, place, f"the file ends {place.length - filled} bytes too early")
+    found = xxhash.xxh3_64_intdigest(view)
+    if found != place.checksum:
+        raise _corrupt(path, batch_id, place, f"checksum {found:016x} instead of {place.checksum:016x}")
+    return buffer
+
+
+def parse(buffer: pa.Buffer, schema: pa.Schema, path: Path, batch_id: int, place: Place) -> pa.RecordBatch:
+    """The batch in verified bytes. Raises CorruptSegment where catalog and bytes agree but Arrow does not."""
+    try:
+        batch = pa.ipc.read_record_batch(buffer, schema)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _corrupt(path, batch_id, place, " ".join(str(error).split())) from error
+    if batch.num_rows != place.rows:
+        raise _corrupt(path, batch_id, place, f"{batch.num_rows} rows instead of {place.rows}")
+    return batch
+
+
+def _corrupt(path: Path, batch_id: int, place: Place, what: str) -> CorruptSegment:
+    return CorruptSegment(
+        f"segment {path} is damaged at position {place.position}, batch {batch_id} ({place.rows} rows, {place.length} bytes): {what}."
+        " None of the damaged bytes was delivered: restore the file from a backup;"
+        f" `txmq verify {path.parent.parent}` lists all damage"
+    )
+
+
+def cut_tail(path: Path, end: int) -> int:
+    """Recovery of a file that was open: drop what lies behind ``end``, write the end mark, sync. Returns the file's size.
+
+    A file that is shorter than ``end`` has lost named bytes; it is left as it is, and reading it tells.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size < end:
+            return size
+        os.ftruncate(descriptor, end)
+        os.lseek(descriptor, end, os.SEEK_SET)
+        _write_all(descriptor, END_MARK, path)
+        os.fsync(descriptor)
+        return end + len(END_MARK)
+    finally:
+        os.close(descriptor)
+
+
+class Segments:
+    """All segments of a data directory: the closed ones, and one open one for each schema in use. Thread-safe."""
+
+    def __init__(self, directory: Path, next_number: int, *, roll_bytes: int = ROLL_BYTES) -> None:
+        self._directory = directory
+        self._roll_bytes = roll_bytes
+        self._lock = threading.Lock()
+        self._sync_lock = threading.Lock()  # taken before _lock; held while descriptors are synced or closed
+        self._segments: dict[int, Segment] = {}
+        self._open: dict[bytes, Segment] = {}  # by schema
+        self._dirty: dict[int, Segment] = {}  # with unsynced bytes
+        self._closed: list[int] = []  # end mark durable, the catalog does not know yet
+        self._idle: set[int] = set()  # without a live batch
+        self._broken: BaseException | None = None  # a failed write or sync: what the page cache holds is unknown from there on
+        self.next_number = next_number
+
+    def adopt(self, number: int, kind: str, schema_bytes: bytes, size_bytes: int, live: set[int]) -> None:
+        """A closed segment that the catalog names."""
+        schema = pa.ipc.read_schema(pa.py_buffer(schema_bytes))
+        self._segments[number] = Segment(number, kind, schema, schema_bytes, size_bytes, live, ended=True)
+
+    def path(self, number: int) -> Path:
+        return segment_path(self._directory, number)
+
+    def append(self, batch_id: int, batch: pa.RecordBatch) -> Place:
+        """Write ``batch`` at the end of the open segment of its schema. Durable after ``sync``."""
+        for field in batch.schema:
+            if pa.types.is_dictionary(field.type):
+                value = field.type.value_type
+                raise OptionError(f"column {field.name} is dictionary-encoded, which a segment cannot hold; cast it to {value}")
+        schema_bytes = batch.schema.serialize().to_pybytes()
+        data = batch.serialize()
+        checksum = xxhash.xxh3_64_intdigest(data)
+        with self._lock, self._breaking():
+            segment = self._writable(batch.schema, schema_bytes, data.size)
+            position = segment.size_bytes
+            self._dirty[segment.number] = segment
+            _write_all(segment.descriptor, data, self.path(segment.number))
+            segment.size_bytes += data.size
+            segment.live.add(batch_id)
+            self._idle.discard(segment.number)
+        return Place(segment.number, position, data.size, batch.num_rows, body_bytes(batch), checksum)
+
+    @contextlib.contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Nothing is written or synced after a write or sync that failed: the next sync could succeed and still have lost bytes."""
+        if self._broken is not None:
+            raise OSError(errno.EIO, f"an earlier write failed: {self._broken}")
+        try:
+            yield
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    def _writable(self, schema: pa.Schema, schema_bytes: bytes, size: int) -> Segment:
+        segment = self._open.get(schema_bytes)
+        if segment is not None and (segment.size_bytes + size <= self._roll_bytes or segment.size_bytes == len(schema_bytes)):
+            return segment
+        if segment is not None:
+            self._end(segment)
+        branches = [other for other in self._open.values() if other.kind == "branch"]
+        if len(branches) >= _MAX_BRANCH_FILES:
+            self._end(branches[0])
+        number, self.next_number = self.next_number, self.next_number + 1
+        path = self.path(number)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        segment = Segment(number, kind_of(schema), schema, schema_bytes, 0, set(), descriptor, new=True)
+        self._segments[number] = self._open[schema_bytes] = self._dirty[number] = segment
+        _write_all(descriptor, schema_bytes, path)
+        segment.size_bytes = len(schema_bytes)
+        return segment
+
+    def _end(self, segment: Segment) -> None:
+        """Write the end mark; the next sync makes it durable and closes the file."""
+        del self._open[segment.schema_bytes]
+        _write_all(segment.descriptor, END_MARK, self.path(segment.number))
+        segment.size_bytes += len(END_MARK)
+        segment.ended = True
+        self._dirty[segment.number] = segment
+
+    def end_all(self) -> None:
+        """Close every open segment, durably."""
+        with self._lock, self._breaking():
+            for segment in list(self._open.values()):
+                self._end(segment)
+        self.sync()
+
+    def sync(self, numbers: Iterable[int] | None = None) -> None:
+        """fdatasync the files with unsynced bytes (only those in ``numbers``), and the directory where a file is new."""
+        wanted = None if numbers is None else set(numbers)
+        with self._sync_lock, self._breaking():
+            with self._lock:
+                dirty = [segment for number, segment in self._dirty.items() if wanted is None or number in wanted]
+                ended = [segment for segment in dirty if segment.ended]  # decided before the sync that makes it true
+                for segment in dirty:
+                    del self._dirty[segment.number]
+            for segment in dirty:
+                os.fdatasync(segment.descriptor)
+            if any(segment.new for segment in dirty):
+                sync_directory(self._directory / "segments")
+                for segment in dirty:
+                    segment.new = False
+            with self._lock:
+                for segment in ended:
+                    os.close(segment.descriptor)
+                    segment.descriptor = -1
+                    self._closed.append(segment.number)
+
+    def info(self, number: int) -> Segment:
+        return self._segments[number]
+
+    def take_closed(self) -> list[int]:
+        """Segments that were closed, durably, since the last call."""
+        if not self._closed:
+            return []
+        with self._lock:
+            closed, self._closed = self._closed, []
+        return closed
+
+    def release(self, number: int, batch_id: int) -> None:
+        """``number`` does not hold ``batch_id`` any more."""
+        with self._lock:
+            segment = self._segments.get(number)
+            if segment is not None:
+                segment.live.discard(batch_id)
+                if not segment.live:
+                    self._idle.add(number)
+
+    def take_idle(self) -> list[int]:
+        """Segments that nothing needs and nothing is appended to any more; the caller deletes them. Branch rows give theirs up at once."""
+        if not self._idle:
+            return []
+        with self._lock:
+            taken = []
+            for number in list(self._idle):
+                segment = self._segments[number]
+                if segment.schema_bytes in self._open and self._open[segment.schema_bytes] is segment:
+                    if segment.kind != "branch":
+                        continue
+                    del self._open[segment.schema_bytes]
+                self._idle.discard(number)
+                taken.append(number)
+            return taken
+
+    def delete(self, number: int) -> None:
+        """Remove the file. Mappings and open files of readers keep its bytes. Only after the catalog forgot it."""
+        with self._sync_lock, self._lock:
+            segment = self._segments.pop(number)
+            self._dirty.pop(number, None)
+            if segment.descriptor >= 0:
+                os.close(segment.descriptor)
+        with contextlib.suppress(OSError):  # the next recovery removes it
+            self.path(number).unlink()
+
+    def usage(self) -> list[tuple[list[int], int]]:
+        with self._lock:
+            closed = [segment for segment in self._segments.values() if segment.ended and segment.kind != "branch"]
+            return [(sorted(segment.live), segment.size_bytes) for segment in closed]
+
+    def read(self, batch_id: int, place: Place) -> tuple[pa.RecordBatch, int]:
+        """The batch and its size in memory. Raises CorruptSegment, DataLoss."""
+        path = self.path(place.segment)
+        try:
+            schema = self._segments[place.segment].schema
+            buffer = read_buffer(path, batch_id, place)
+        except (KeyError, FileNotFoundError) as error:
+            raise DataLoss(
+                f"segment {path} is missing, which holds batch {batch_id} ({place.rows} rows): restore the file from a backup"
+            ) from error
+        return parse(buffer, schema, path, batch_id, place), place.length
+
+    def release_files(self) -> None:
+        """Close all descriptors and write nothing."""
+        with self._sync_lock, self._lock:
+            for segment in self._segments.values():
+                if segment.descriptor >= 0:
+                    with contextlib.suppress(OSError):
+                        os.close(segment.descriptor)
+                    segment.descriptor = -1
+            self._open.clear()
+            self._dirty.clear()

@@ -1,0 +1,166 @@
+"""``verify``: reads a whole data directory, changes nothing, and says whether every checksum and every reference holds.
+
+It works on a copy of the catalog, since SQLite writes even where one only reads. A broker must not own the directory meanwhile.
+
+Invariant: a report without problems means that every batch the catalog names can be delivered.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from broker_core.broker.records import PartRecord, Record, RunRecord
+from broker_core.errors import DataDirectoryInvalid, StoreError
+from broker_core.store.catalog import Catalog
+from broker_core.store.directory import DirectoryLock, segment_path
+from broker_core.store.failure import corrupt_catalog
+from broker_core.store.segment import END_MARK, Place, parse, read_buffer
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What ``verify`` found. ``problems`` are single-line texts."""
+
+    path: str
+    segments: int = 0
+    batches: int = 0
+    rows: int = 0  # in segments
+    inbox_rows: int = 0
+    records: int = 0
+    size_bytes: int = 0  # of the batches, as they lie in the files
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(path: str | Path) -> VerifyReport:
+    """Check the data directory ``path``. Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat.
+
+    Damage is no exception: it stands in the report.
+    """
+    directory = Path(path).absolute()
+    if not (directory / "catalog.db").is_file() and not (directory / "segments").is_dir():
+        raise DataDirectoryInvalid(f"{directory} is no data directory: it has no catalog.db")
+    report = VerifyReport(str(directory))
+    lock = DirectoryLock(directory, write=False)
+    try:
+        with tempfile.TemporaryDirectory(prefix="txmq-verify-") as copy:
+            _verify_copy(directory, Path(copy), report)
+    finally:
+        lock.release()
+    return report
+
+
+def _verify_copy(directory: Path, copy: Path, report: VerifyReport) -> None:
+    name = directory / "catalog.db"
+    if not name.exists():
+        report.problems.append(str(corrupt_catalog(name, "the file is missing")))
+        return
+    for source in (name, directory / "catalog.db-wal"):
+        if source.exists():
+            shutil.copy(source, copy / source.name)
+    try:
+        catalog = Catalog(copy / name.name, log=False)
+    except (sqlite3.Error, StoreError, TypeError, ValueError) as error:
+        if isinstance(error, StoreError) and not error.code.endswith("CATALOG"):
+            raise
+        report.problems.append(str(corrupt_catalog(name, getattr(error, "message", error))))
+        return
+    try:
+        report.problems += [f"catalog {name}: {problem}" for problem in catalog.integrity()]
+        _verify_contents(directory, catalog, report)
+    except (sqlite3.Error, StoreError, TypeError, ValueError) as error:
+        report.problems.append(str(error) if isinstance(error, StoreError) else str(corrupt_catalog(name, error)))
+    finally:
+        catalog.close()
+
+
+def _verify_contents(directory: Path, catalog: Catalog, report: VerifyReport) -> None:
+    schemas = {row.segment: pa.ipc.read_schema(pa.py_buffer(row.schema)) for row in catalog.segments()}
+    states = {row.segment: row.state for row in catalog.segments()}
+    places = catalog.batches()
+    report.segments = len(schemas)
+    for number, state in states.items():
+        _verify_file(segment_path(directory, number), state, report)
+    for batch_id, place in sorted(places.items(), key=lambda item: item[1][:2]):
+        _verify_batch(directory, batch_id, place, schemas.get(place.segment), report)
+    inbox: dict[int, int] = {}
+    for row in catalog.inbox():
+        expected = inbox.get(row.batch_id, 0)
+        if row.row != expected:
+            report.problems.append(f"open batch {row.batch_id}: row {row.row} where row {expected} should be")
+        if len(row.routes) % 16:
+            report.problems.append(f"open batch {row.batch_id}, row {row.row}: its routes are not pairs of 64-bit numbers")
+        inbox[row.batch_id] = row.row + 1
+        report.inbox_rows += 1
+    report.problems += [f"batch {batch_id} is both open and in a segment" for batch_id in sorted(inbox.keys() & places.keys())]
+    _verify_references(catalog.records(), {batch_id: place.rows for batch_id, place in places.items()} | inbox, report)
+
+
+def _verify_file(path: Path, state: str, report: VerifyReport) -> None:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - len(END_MARK)))
+            ended = file.read() == END_MARK
+    except OSError as error:
+        report.problems.append(f"segment {path}: {error.strerror}")
+        return
+    if state == "closed" and not ended:
+        report.problems.append(f"segment {path} is closed but has no end mark")
+
+
+def _verify_batch(directory: Path, batch_id: int, place: Place, schema: pa.Schema | None, report: VerifyReport) -> None:
+    report.batches += 1
+    report.rows += place.rows
+    report.size_bytes += place.length
+    path = segment_path(directory, place.segment)
+    if schema is None:
+        report.problems.append(f"batch {batch_id} is in segment {place.segment}, which the catalog does not know")
+        return
+    try:
+        parse(read_buffer(path, batch_id, place), schema, path, batch_id, place).validate(full=True)
+    except (StoreError, OSError) as error:
+        report.problems.append(str(error))
+    except pa.ArrowInvalid as error:
+        report.problems.append(f"segment {path}, batch {batch_id}: {' '.join(str(error).split())}")
+
+
+def _verify_references(records: Iterable[Record], rows: dict[int, int], report: VerifyReport) -> None:
+    """``rows``: how many rows each batch has."""
+    ends: dict[int, tuple[int, RunRecord]] = {}
+    for record in records:
+        report.records += 1
+        if isinstance(record, RunRecord):
+            _verify_run(record, rows, report)
+            end, before = ends.get(record.queue_id, (0, record))
+            if before is not record and record.first < end:
+                report.problems.append(f"queue {record.queue_id}: the runs at offsets {before.first} and {record.first} overlap")
+            ends[record.queue_id] = (record.first + record.count, record)
+        elif isinstance(record, PartRecord) and record.rows and not record.inline and rows.get(record.batch_id, -1) < record.rows:
+            where = f"part {record.part} of branch {record.branch}"
+            report.problems.append(f"{where}: its {record.rows} rows are not in batch {record.batch_id}")
+
+
+def _verify_run(run: RunRecord, rows: dict[int, int], report: VerifyReport) -> None:
+    where = f"queue {run.queue_id}, run at offset {run.first}"
+    if run.batch_id not in rows:
+        report.problems.append(f"{where}: batch {run.batch_id} does not exist")
+        return
+    selected, last = run.count, run.count
+    if run.bitmap:
+        bits = int.from_bytes(run.bitmap, "little")
+        selected, last = bits.bit_count(), bits.bit_length()
+    if selected != run.count:
+        report.problems.append(f"{where}: its bitmap selects {selected} rows, not {run.count}")
+    if run.row < 0 or run.row + last > rows[run.batch_id]:
+        report.problems.append(f"{where}: rows {run.row} to {run.row + last} are not in batch {run.batch_id} of {rows[run.batch_id]} rows")

@@ -1,0 +1,145 @@
+"""The catalog file: its columns, its damage, its format."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.records import RECORDS, HoleRecord, Record, RunRecord
+from broker_core.errors import CorruptCatalog, DataDirectoryFormat, StoreError
+from broker_core.store.catalog import FORMAT
+from broker_core.store.codec import sql_types
+from broker_core.store.durable import DurableStore
+from broker_core.store.verify import verify
+
+
+def filled(path: Path) -> Path:
+    """A data directory whose catalog has many pages. Returns the catalog."""
+    store = DurableStore(path)
+    store.load()
+    rows = [InboxRow(1, i, i + 1, i, "", "secret-key", b"", b"body-%06d" % i * 8, bytes(16)) for i in range(2000)]
+    runs: list[Record] = [RunRecord(1, i * 10, 5, 1, 0, b"", 1, 1) for i in range(2000)]
+    store.commit([Change(sequence=2000, rows=rows, puts=runs)])
+    store.close()
+    return path / "catalog.db"
+
+
+@pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
+def test_the_hand_written_columns_and_keys_are_those_of_the_record_classes(cls: type[Record], tmp_path: Path) -> None:
+    DurableStore(tmp_path / "data").close()
+    catalog = sqlite3.connect(tmp_path / "data" / "catalog.db")
+    columns = catalog.execute(f'PRAGMA table_info("{cls.TABLE}")').fetchall()
+    catalog.close()
+    assert [column[1] for column in columns] == [*cls.columns(), "guard"]
+    assert [column[2] for column in columns] == [*sql_types(cls), "INTEGER"]
+    assert tuple(column[1] for column in sorted(columns, key=lambda column: column[5]) if column[5]) == cls.KEY
+
+
+def open_and_load(path: Path) -> None:
+    store = DurableStore(path)
+    try:
+        store.load()
+    finally:
+        store.close(clean=False)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage_header(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(b"not a database at all" + data[21:])
+
+
+def zero_page(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    page = len(data) // 4096 // 2
+    data[page * 4096 : (page + 1) * 4096] = bytes(4096)
+    path.write_bytes(data)
+
+
+def swap_pages(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    a, b = data.index(b"body-000500") // 4096, data.index(b"body-001500") // 4096
+    data[a * 4096 : (a + 1) * 4096], data[b * 4096 : (b + 1) * 4096] = data[b * 4096 : (b + 1) * 4096], data[a * 4096 : (a + 1) * 4096]
+    path.write_bytes(data)
+
+
+def flip_inside_a_value(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"body-000777", b"bodY-000777", 1))
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES = [truncate, empty, garbage_header, zero_page, swap_pages, flip_inside_a_value, remove]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_catalog_is_refused_by_name_with_what_to_do_and_left_as_it_is(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    catalog = filled(tmp_path / "data")
+    damage(catalog)
+    before = catalog.read_bytes() if catalog.exists() else None
+    with pytest.raises(CorruptCatalog) as caught:
+        open_and_load(tmp_path / "data")
+    text = str(caught.value)
+    assert f"the catalog {catalog} is damaged: " in text and "Restore the whole data directory from a backup" in text and "\n" not in text
+    if before is not None and damage is not flip_inside_a_value:
+        assert catalog.read_bytes() == before
+    report = verify(tmp_path / "data")
+    assert not report.ok and any("TXMQ_CORRUPT_CATALOG" in problem for problem in report.problems)
+
+
+def test_a_flipped_bit_in_a_record_is_found_though_sqlite_does_not_see_it(tmp_path: Path) -> None:
+    catalog = filled(tmp_path / "data")
+    connection = sqlite3.connect(catalog)
+    connection.execute("UPDATE run SET row = row + 1 WHERE first = 500")
+    connection.commit()
+    connection.close()
+    store = DurableStore(tmp_path / "data")
+    with pytest.raises(CorruptCatalog, match="a row of table run with key 1 does not match its checksum"):
+        store.load()
+    store.close()
+
+
+def test_a_newer_format_is_refused_and_says_what_to_install(tmp_path: Path) -> None:
+    catalog = filled(tmp_path / "data")
+    connection = sqlite3.connect(catalog)
+    connection.execute("UPDATE meta SET format = ?", (FORMAT + 1,))
+    connection.commit()
+    connection.close()
+    with pytest.raises(DataDirectoryFormat, match=f"has format {FORMAT + 1}, written by a newer txmq; .* up to {FORMAT}: install"):
+        DurableStore(tmp_path / "data")
+    with pytest.raises(DataDirectoryFormat):
+        verify(tmp_path / "data")
+
+
+def test_a_crash_while_the_catalog_is_first_made_leaves_a_directory_that_opens(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("1 host\n")
+    (tmp_path / "catalog.db.new").write_bytes(b"half")
+    store = DurableStore(tmp_path)
+    assert store.load().records == []
+    store.commit([Change(puts=[HoleRecord(1, 2, 3)])])
+    store.close()
+    assert not (tmp_path / "catalog.db.new").exists()
+
+
+def test_another_program_that_holds_the_catalog_is_named_as_the_cause(tmp_path: Path) -> None:
+    catalog = filled(tmp_path / "data")
+    connection = sqlite3.connect(catalog, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="another program holds the catalog"):
+        DurableStore(tmp_path / "data")
+    connection.close()
+    DurableStore(tmp_path / "data").close()

@@ -1,0 +1,71 @@
+"""The data directory: who owns it, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
+from broker_core.store.durable import DurableStore
+from broker_core.store.verify import verify
+
+HOLD = """
+import sys
+from broker_core.store.durable import DurableStore
+store = DurableStore(sys.argv[1]); store.load(); print("open", flush=True); sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_and_told_the_pid_of_the_first(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "data")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None and owner.stdout.readline() == "open\n"
+        with pytest.raises(DataDirectoryLocked, match=f"data is in use by process {owner.pid} on host .*connect to that broker, or end it"):
+            DurableStore(tmp_path / "data")
+        with pytest.raises(DataDirectoryLocked):
+            verify(tmp_path / "data")
+    finally:
+        owner.kill()
+        owner.communicate()
+    DurableStore(tmp_path / "data").close()  # the lock died with its process
+
+
+def test_the_same_process_is_refused_as_well_and_closing_gives_the_lock_back(tmp_path: Path) -> None:
+    first = DurableStore(tmp_path)
+    with pytest.raises(DataDirectoryLocked, match=f"process {os.getpid()} "):
+        DurableStore(tmp_path)
+    first.close()
+    first.close()
+    DurableStore(tmp_path).close()
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataDirectoryInvalid, match="file is a file, not a data directory"):
+        DurableStore(tmp_path / "file")
+    with pytest.raises(DataDirectoryInvalid, match="cannot be used as a data directory"):
+        DurableStore(tmp_path / "file" / "below")
+
+
+def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(DataDirectoryInvalid, match=r"is not empty and no data directory: it holds thesis\.tex; name an empty"):
+        DurableStore(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(DataDirectoryInvalid, match="no data directory"):
+        verify(tmp_path)
+
+
+def test_what_the_launcher_puts_into_a_new_directory_does_not_make_it_foreign(tmp_path: Path) -> None:
+    (tmp_path / "broker.log").write_text("")
+    (tmp_path / "endpoint.json").write_text("{}")
+    DurableStore(tmp_path).close()
+
+
+def test_missing_parents_are_made(tmp_path: Path) -> None:
+    DurableStore(tmp_path / "a" / "b").close()
+    assert (tmp_path / "a" / "b" / "catalog.db").exists()

@@ -1,0 +1,311 @@
+"""Segment files: what they hold, what damage does, when they go."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.records import PartRecord, Record, RunRecord
+from broker_core.errors import CorruptSegment, DataLoss, OptionError
+from broker_core.message import MESSAGE_SCHEMA
+from broker_core.store.durable import DurableStore
+from broker_core.store.segment import END_MARK
+from broker_core.store.verify import verify
+
+
+def messages(count: int, body: bytes = b"x" * 100) -> pa.RecordBatch:
+    columns: list[list[Any]] = [[""] * count, ["q"] * count, [b"%06d" % i + body for i in range(count)], [b""] * count]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, MESSAGE_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
+
+
+def branch_rows(count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(count), pa.int64())})
+
+
+def named(store: DurableStore, batch: pa.RecordBatch) -> int:
+    batch_id = store.append(batch).batch_id
+    store.commit([Change(names=[batch_id])])
+    return batch_id
+
+
+def files(path: Path) -> list[str]:
+    return sorted(entry.name for entry in (path / "segments").iterdir())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DurableStore]:
+    store = DurableStore(tmp_path, roll_bytes=100_000)
+    store.load()
+    yield store
+    store.close()
+
+
+def test_a_closed_segment_is_a_plain_arrow_stream_of_its_batches(store: DurableStore, tmp_path: Path) -> None:
+    batches = [messages(100 + i) for i in range(12)]
+    for batch in batches:
+        named(store, batch)
+    store.close()
+    found = []
+    for name in files(tmp_path):
+        with pa.ipc.open_stream(str(tmp_path / "segments" / name)) as reader:
+            found += list(reader)
+    assert len(files(tmp_path)) >= 2
+    assert found == batches
+
+
+def test_messages_share_segments_merged_batches_have_theirs_and_other_schemas_their_own(store: DurableStore, tmp_path: Path) -> None:
+    named(store, messages(3))
+    named(store, messages(3))
+    named(store, branch_rows(3))
+    open_batch = store.new_batch_id()
+    store.commit([Change(sequence=1, rows=[InboxRow(open_batch, 0, 1, 1, "", "q", b"", b"b", b"")])])
+    store.seal(open_batch)
+    store.commit([Change(seals=[open_batch])])
+    assert files(tmp_path) == ["00000001.arrow", "00000002.arrow", "00000003.arrow"]
+
+
+def test_a_reader_on_this_host_finds_the_same_verified_bytes_where_locate_says(store: DurableStore) -> None:
+    batch = messages(1000)
+    batch_id = named(store, batch)
+    place = store.locate(batch_id)
+    assert place is not None
+    data = pa.memory_map(place.path).read_at(place.length, place.position)
+    assert xxhash.xxh3_64_intdigest(data) == place.checksum
+    assert pa.ipc.read_record_batch(pa.py_buffer(data), MESSAGE_SCHEMA).equals(batch)
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_a_flipped_byte_is_an_error_that_names_file_position_and_batch_and_the_others_still_read(where: str, tmp_path: Path) -> None:
+    store = DurableStore(tmp_path)
+    store.load()
+    ids = [named(store, messages(50)) for _ in range(3)]
+    place = store.locate(ids[1])
+    assert place is not None
+    store.close()
+    with open(place.path, "r+b") as file:
+        at = place.position + {"first": 0, "middle": place.length // 2, "last": place.length - 1}[where]
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 0x10]))
+    store = DurableStore(tmp_path)
+    store.load()
+    with pytest.raises(CorruptSegment) as caught:
+        store.read(ids[1])
+    text = str(caught.value)
+    assert re.search(rf"segment {re.escape(place.path)} is damaged at position {place.position}, batch {ids[1]} \(50 rows, ", text)
+    assert "restore the file from a backup" in text and f"txmq verify {tmp_path}" in text and "\n" not in text
+    assert [store.read(batch_id).num_rows for batch_id in (ids[0], ids[2])] == [50, 50]
+    store.close()
+    report = verify(tmp_path)
+    assert [f"position {place.position}, batch {ids[1]}" in problem for problem in report.problems] == [True]
+
+
+def test_a_segment_cut_short_or_removed_is_told_by_read_and_verify_and_not_repaired(tmp_path: Path) -> None:
+    store = DurableStore(tmp_path)
+    store.load()
+    first, last = named(store, messages(50)), named(store, messages(50))
+    store.close(clean=False)
+    path = tmp_path / "segments" / "00000001.arrow"
+    os.truncate(path, path.stat().st_size - 10)
+    store = DurableStore(tmp_path)
+    store.load()
+    assert store.read(first).num_rows == 50
+    with pytest.raises(CorruptSegment, match="the file ends 10 bytes too early"):
+        store.read(last)
+    path.unlink()
+    with pytest.raises(DataLoss, match=r"00000001\.arrow is missing, which holds batch"):
+        store.read(last)
+    store.close()
+    assert not verify(tmp_path).ok
+
+
+def test_a_torn_tail_is_cut_and_the_file_ends_as_a_stream(tmp_path: Path) -> None:
+    store = DurableStore(tmp_path)
+    store.load()
+    kept = named(store, messages(50))
+    store.append(messages(70))
+    store.close(clean=False)
+    path = tmp_path / "segments" / "00000001.arrow"
+    with path.open("ab") as file:
+        file.write(b"\xff" * 5000)
+    store = DurableStore(tmp_path)
+    store.load()
+    assert path.read_bytes().endswith(END_MARK)
+    assert [batch.num_rows for batch in pa.ipc.open_stream(str(path))] == [50]
+    assert named(store, messages(5)) != kept
+    assert files(tmp_path) == ["00000001.arrow", "00000002.arrow"]  # the old file is never appended to
+    store.close()
+    assert verify(tmp_path).problems == []
+
+
+def test_a_segment_goes_when_its_last_batch_is_forgotten_and_a_mapping_of_it_stays_readable(store: DurableStore, tmp_path: Path) -> None:
+    ids = [named(store, messages(300)) for _ in range(9)]
+    (held, size_bytes), *_ = store.segment_usage()
+    assert held == ids[: len(held)] and size_bytes == (tmp_path / "segments" / "00000001.arrow").stat().st_size
+    place = store.locate(held[0])
+    assert place is not None
+    mapping = pa.memory_map(place.path)
+    for batch_id in held:
+        assert "00000001.arrow" in files(tmp_path)
+        store.commit([Change(forgets=[batch_id])])
+    assert "00000001.arrow" not in files(tmp_path)
+    data = mapping.read_at(place.length, place.position)
+    assert xxhash.xxh3_64_intdigest(data) == place.checksum
+    mapping.close()
+    assert store.read(ids[-1]).num_rows == 300
+
+
+def test_compaction_moves_live_rows_out_of_a_mostly_dead_segment_which_then_goes(store: DurableStore, tmp_path: Path) -> None:
+    ids = [named(store, messages(300)) for _ in range(9)]
+    (held, size_bytes), *_ = store.segment_usage()
+    live = (1 << 7).to_bytes(38, "little")  # row 7 only
+    before = store.read(held[0]).slice(7, 1)
+    for batch_id in held:
+        store.rewrite(batch_id, live)
+    assert "00000001.arrow" in files(tmp_path)
+    store.commit([Change(moves=held)])
+    assert "00000001.arrow" not in files(tmp_path)
+    moved = store.read(held[0])
+    assert moved.num_rows == 300 and moved.slice(7, 1).equals(before)
+    place = store.locate(held[0])
+    assert place is not None and place.length < size_bytes // len(held) // 2
+    assert store.read(ids[-1]).num_rows == 300
+
+
+def test_branch_rows_give_their_file_back_as_soon_as_they_are_forgotten(store: DurableStore, tmp_path: Path) -> None:
+    ids = [named(store, branch_rows(1000)) for _ in range(2)]
+    store.commit([Change(forgets=ids[:1])])
+    assert files(tmp_path) == ["00000001.arrow"]
+    staged = store.append(branch_rows(10)).batch_id
+    store.commit([Change(forgets=ids[1:])])
+    assert files(tmp_path) == ["00000001.arrow"]  # still holds what is staged
+    store.commit([Change(names=[staged])])
+    store.commit([Change(forgets=[staged])])
+    assert files(tmp_path) == []
+    assert named(store, branch_rows(5)) > staged
+    assert files(tmp_path) == ["00000002.arrow"]  # a number is never used twice
+
+
+def test_segment_numbers_and_batch_ids_are_not_used_again_after_everything_was_forgotten(tmp_path: Path) -> None:
+    store = DurableStore(tmp_path)
+    store.load()
+    batch_id = named(store, branch_rows(1))
+    store.commit([Change(forgets=[batch_id])])
+    store.close()
+    store = DurableStore(tmp_path)
+    store.load()
+    assert store.new_batch_id() > batch_id
+    named(store, branch_rows(1))
+    assert files(tmp_path) == ["00000002.arrow"]
+    store.close()
+
+
+def test_many_schemas_at_once_keep_few_files_open_and_read_back(store: DurableStore) -> None:
+    batches = [pa.record_batch({f"c{i}": pa.array([i])}) for i in range(30)]
+    ids = [named(store, batch) for batch in batches]
+    assert [store.read(batch_id) for batch_id in ids] == batches
+
+
+def test_a_dictionary_column_is_refused_and_the_store_goes_on(store: DurableStore) -> None:
+    with pytest.raises(OptionError, match=r"column c is dictionary-encoded, .* cast it to string"):
+        store.append(pa.record_batch({"c": pa.array(["a", "b"]).dictionary_encode()}))
+    named(store, messages(1))
+
+
+def test_threads_append_and_sync_at_once_while_another_commits(store: DurableStore) -> None:
+    found: dict[int, int] = {}
+
+    def stage(seed: int) -> None:
+        for i in range(20):
+            info = store.append(messages(10 + seed * 20 + i))
+            store.sync()
+            found[info.batch_id] = info.rows
+
+    threads = [threading.Thread(target=stage, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    done: set[int] = set()
+    while len(done) < 80:
+        ready = [batch_id for batch_id in list(found) if batch_id not in done]
+        store.commit([Change(names=ready)])
+        done.update(ready)
+    for thread in threads:
+        thread.join()
+    assert {batch_id: store.read(batch_id).num_rows for batch_id in found} == found
+
+
+def test_verify_finds_runs_and_parts_that_name_rows_which_are_not_there(tmp_path: Path) -> None:
+    store = DurableStore(tmp_path)
+    store.load()
+    batch_id = named(store, messages(8))
+    good: list[Record] = [RunRecord(1, 0, 8, batch_id, 0, b"", 1, 1), RunRecord(2, 0, 2, batch_id, 4, b"\x09", 1, 1)]
+    store.commit([Change(puts=good)])
+    store.close()
+    assert verify(tmp_path).problems == []
+    store = DurableStore(tmp_path)
+    store.load()
+    bad: list[Record] = [
+        RunRecord(3, 0, 8, batch_id, 1, b"", 1, 1),
+        RunRecord(4, 0, 2, batch_id, 0, b"\x07", 1, 1),
+        RunRecord(5, 0, 1, 99, 0, b"", 1, 1),
+        RunRecord(1, 4, 2, batch_id, 0, b"", 1, 1),
+        PartRecord("branch-1", 0, "t", "publish", {}, 0, 0, 9, 1, 1, batch_id, b"", {}, 0, []),
+    ]
+    store.commit([Change(puts=bad)])
+    store.close()
+    problems = verify(tmp_path).problems
+    assert problems == [
+        "queue 1: the runs at offsets 0 and 4 overlap",
+        f"queue 3, run at offset 0: rows 1 to 9 are not in batch {batch_id} of 8 rows",
+        "queue 4, run at offset 0: its bitmap selects 3 rows, not 2",
+        "queue 5, run at offset 0: batch 99 does not exist",
+        f"part 0 of branch branch-1: its 9 rows are not in batch {batch_id}",
+    ]
+
+
+def test_reads_share_verified_batches_within_a_bounded_cache(tmp_path: Path) -> None:
+    store = DurableStore(tmp_path, cache_bytes=100_000)
+    store.load()
+    ids = [named(store, messages(300)) for _ in range(6)]
+    assert store.read(ids[0]) is store.read(ids[0])
+    for batch_id in ids:
+        store.read(batch_id)
+    assert 0 < store._cache.size_bytes <= 100_000
+    big = named(store, messages(3000))
+    held = store.read(big)
+    assert store.read(big) is held  # too large to keep, but found while somebody holds it
+    store.close()
+
+
+def test_a_backlog_of_ten_million_messages_opens_without_reading_bodies(tmp_path: Path) -> None:
+    store = DurableStore(tmp_path)
+    store.load()
+    batch = messages(16_384, b"")
+    for i in range(600):
+        info = store.append(batch)
+        run = RunRecord(1, i * 16_384, 16_384, info.batch_id, 0, b"", i, 1)
+        store.commit([Change(sequence=i + 1, names=[info.batch_id], puts=[run])])
+    store.close()
+    before = _bytes_read()
+    store = DurableStore(tmp_path)
+    image = store.load()
+    read = _bytes_read() - before
+    store.close()
+    assert sum(info.rows for info in image.batches) == 600 * 16_384 and len(image.records) == 600
+    assert read < 2_000_000
+
+
+def _bytes_read() -> int:
+    text = Path("/proc/self/io").read_text()
+    return int(re.search(r"rchar: (\d+)", text).group(1))  # type: ignore[union-attr]
