@@ -1,0 +1,187 @@
+"""Batches of messages and what keeps them alive: the open batch of small commits, stored batches, and memory-only ones.
+
+Not the bytes of stored batches: those come through the injected ``read``. A batch id below 0 is memory only.
+Invariant: a batch with no pin and no more rows to come is reported exactly once, in ``Change.forgets`` (stored ones) or by
+leaving ``by_id`` (memory only). A pin is a run of a queue, or a staged part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker_core.broker.change import Change, InboxRow
+
+OPEN_ROWS = 16_384
+OPEN_BYTES = 4 * 1024 * 1024
+_EXPIRATION = 1  # in the first byte of the property flags
+
+
+class Batch:
+    __slots__ = ("batch_id", "closed", "expiring", "inbox", "pins", "rows", "size_bytes")
+
+    def __init__(
+        self, batch_id: int, rows: int = 0, size_bytes: int = 0, inbox: list[InboxRow] | None = None, *, closed: bool = True
+    ) -> None:
+        self.batch_id = batch_id
+        self.rows = rows
+        self.size_bytes = size_bytes  # of the bodies
+        self.inbox = inbox  # the rows themselves while they are few or memory only
+        self.pins = 0
+        self.expiring: bool | None = None if inbox is None else False  # some message has an expiration of its own; None: not known
+        self.closed = closed  # no more rows will come
+
+    def add(self, row: InboxRow) -> None:
+        """One more row of an open or memory-only batch."""
+        assert self.inbox is not None
+        self.inbox.append(row)
+        self.rows = row.row + 1
+        self.size_bytes += len(row.body)
+        if row.properties and row.properties[0] & _EXPIRATION:
+            self.expiring = True
+
+
+class Batches:
+    """All batches that the catalog names or memory holds.
+
+    ``read(batch_id)`` gives a stored batch, ``new_batch_id()`` an id that nothing durable uses.
+    """
+
+    def __init__(self, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
+        self.by_id: dict[int, Batch] = {}
+        self.full: list[int] = []  # closed open batches that wait for their seal
+        self._new_batch_id = new_batch_id
+        self._read = read
+        self._open: Batch | None = None
+        self._transient: Batch | None = None
+        self._next_transient = -1
+        self._dead: list[int] = []
+
+    def open(self) -> Batch:
+        """The batch that takes the next small commit's rows."""
+        batch = self._open
+        if batch is None or batch.rows >= OPEN_ROWS or batch.size_bytes >= OPEN_BYTES:
+            self.close_open()
+            batch = self._open = Batch(self._new_batch_id(), inbox=[], closed=False)
+            self.by_id[batch.batch_id] = batch
+        return batch
+
+    def close_open(self) -> None:
+        """No more rows for the open batch: it waits for its seal, or is dead already."""
+        batch, self._open = self._open, None
+        if batch is not None:
+            batch.closed = True
+            if batch.pins == 0:
+                self._dead.append(batch.batch_id)
+            else:
+                self.full.append(batch.batch_id)
+
+    @property
+    def open_rows(self) -> int:
+        return self._open.rows if self._open is not None else 0
+
+    @property
+    def open_pins(self) -> int:
+        return self._open.pins if self._open is not None else 0
+
+    def rows(self, batch_id: int) -> int:
+        batch = self.by_id.get(batch_id)
+        return batch.rows if batch is not None else 0
+
+    def transient(self) -> Batch:
+        """The memory-only batch that takes the next transient messages."""
+        batch = self._transient
+        if batch is None or batch.closed or batch.rows >= OPEN_ROWS or batch.size_bytes >= OPEN_BYTES:
+            if batch is not None and not batch.closed:
+                batch.closed = True
+                if batch.pins == 0:
+                    self.by_id.pop(batch.batch_id, None)
+            batch = self._transient = Batch(self._next_transient, inbox=[], closed=False)
+            self._next_transient -= 1
+            self.by_id[batch.batch_id] = batch
+        return batch
+
+    def name(self, batch_id: int, rows: int, size_bytes: int) -> Batch:
+        """A stored batch that exists from this commit on."""
+        batch = self.by_id.get(batch_id)
+        if batch is None:
+            batch = self.by_id[batch_id] = Batch(batch_id)
+        if rows:
+            batch.rows, batch.size_bytes = rows, size_bytes
+        return batch
+
+    def pin(self, batch_id: int) -> Batch:
+        batch = self.by_id[batch_id]
+        batch.pins += 1
+        return batch
+
+    def unpin(self, batch_id: int) -> None:
+        batch = self.by_id[batch_id]
+        batch.pins -= 1
+        if batch.pins == 0 and batch.closed:
+            if batch_id < 0:
+                del self.by_id[batch_id]
+            else:
+                self._dead.append(batch_id)
+
+    def reopen(self, batch_id: int) -> Batch:
+        """While loading: a batch whose rows are in the inbox. It takes no more rows and waits for its seal."""
+        batch = self.by_id[batch_id] = Batch(batch_id, inbox=[])
+        self.full.append(batch_id)
+        return batch
+
+    def give_up(self, batch_id: int) -> None:
+        """A stored batch that nothing pins and nothing will."""
+        self._dead.append(batch_id)
+
+    def may_expire(self, batch: Batch) -> bool:
+        """Whether some message of it has an expiration of its own; a stored batch is read once to find out."""
+        if batch.expiring is None:
+            flags = pc.binary_slice(self._read(batch.batch_id).column("properties"), 0, 1)
+            batch.expiring = any(flag and flag[0] & _EXPIRATION for flag in flags.unique().to_pylist())
+        return batch.expiring
+
+    def sealed(self, batch_id: int) -> None:
+        """The batch is in a segment now: its rows need no memory."""
+        self.by_id[batch_id].inbox = None
+        if batch_id in self.full:
+            self.full.remove(batch_id)
+
+    def record(self, change: Change) -> None:
+        """Put the batches that nothing needs any more into ``change.forgets``."""
+        if not self._dead:
+            return
+        for batch_id in self._dead:
+            batch = self.by_id.get(batch_id)
+            if batch is not None and batch.pins == 0:
+                del self.by_id[batch_id]
+                change.forgets.append(batch_id)
+                if batch_id in self.full:
+                    self.full.remove(batch_id)
+        self._dead.clear()
+
+    def forget_unpinned(self) -> None:
+        """After loading: whatever no run and no part needs is dead."""
+        self._dead.extend(batch.batch_id for batch in self.by_id.values() if batch.pins == 0 and batch.closed and batch.batch_id > 0)
+
+    def row(self, batch_id: int, row: int) -> InboxRow:
+        """One message of a batch. ``sequence`` 0: it stands in the run (a batch of one commit)."""
+        inbox = self.by_id[batch_id].inbox
+        if inbox is not None:
+            return inbox[row]
+        stored = self._read(batch_id)
+        names = stored.schema.names
+        values = {name: stored.column(index)[row].as_py() for index, name in enumerate(names)}
+        return InboxRow(
+            batch_id,
+            row,
+            values.get("commit_sequence", 0),
+            values.get("committed_at", 0),
+            values["exchange"],
+            values["routing_key"],
+            values["properties"],
+            values["body"],
+            b"",
+        )

@@ -1,0 +1,154 @@
+"""Branches: what Spark tasks have staged for a batch attempt, durable and invisible until a commit names them (protocol.md C2).
+
+A branch is staged in parts, each durable before it is acknowledged, so that neither side ever holds a whole branch. Pure.
+
+Invariant: a part that no open attempt or ledger entry owns does not exist; dropping an attempt drops its parts and frees their batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.records import AttemptRecord, PartRecord
+from broker_core.engine import StagedBranch
+from broker_core.errors import MissingBranch, Unroutable
+from broker_core.staging import branch_checksum
+
+
+class Branches:
+    """Open attempts and staged parts of every app, in memory; ``Change`` makes each durable."""
+
+    def __init__(self, records: Iterable[AttemptRecord | PartRecord] = ()) -> None:
+        self._attempts: dict[str, AttemptRecord] = {}
+        self._parts: dict[str, dict[int, PartRecord]] = {}  # branch -> part number -> part
+        self._by_token: dict[str, set[str]] = {}
+        for record in records:
+            if isinstance(record, AttemptRecord):
+                self._attempts[record.token] = record
+            elif isinstance(record, PartRecord):
+                self._keep(record)
+
+    def _keep(self, part: PartRecord) -> None:
+        self._parts.setdefault(part.branch, {})[part.part] = part
+        self._by_token.setdefault(part.token, set()).add(part.branch)
+
+    def attempt(self, token: str) -> AttemptRecord | None:
+        return self._attempts.get(token)
+
+    def open(self, change: Change, attempt: AttemptRecord) -> None:
+        if self._attempts.get(attempt.token) is None:
+            self._attempts[attempt.token] = attempt
+            change.puts.append(attempt)
+
+    def part(self, branch: str, part: int) -> PartRecord | None:
+        return self._parts.get(branch, {}).get(part)
+
+    def parts(self, branch: str) -> list[PartRecord]:
+        """All parts of a branch, in order."""
+        found = self._parts.get(branch, {})
+        return [found[number] for number in sorted(found)]
+
+    def stage(self, state: BrokerState, change: Change, part: PartRecord) -> None:
+        """Keep a part. Staging the same (branch, part) again changes nothing."""
+        if self.part(part.branch, part.part) is not None:
+            return
+        self._keep(part)
+        change.puts.append(part)
+        if part.batch_id:
+            change.names.append(part.batch_id)
+            state.hold(part.batch_id, part.rows, part.size_bytes)
+
+    def require(self, token: str, branches: Sequence[StagedBranch]) -> list[PartRecord]:
+        """The parts of the named branches, each there whole. Raises MissingBranch."""
+        parts: list[PartRecord] = []
+        for named in branches:
+            found = self.parts(named.branch)
+            rows = sum(part.rows for part in found)
+            if named.rows == rows == 0 and not found:
+                continue  # an empty task stages nothing
+            if (
+                any(part.token != token for part in found)
+                or [part.part for part in found] != list(range(len(found)))
+                or rows != named.rows
+                or branch_checksum(part.checksum for part in found) != named.checksum
+            ):
+                raise MissingBranch(
+                    f"branch {named.branch} of partition {named.partition} should have {named.rows} rows under token {token}, but {rows} are staged; "
+                    "the attempt was dropped or another one was meant. Let Spark run the batch again"
+                )
+            parts += found
+        return parts
+
+    @staticmethod
+    def require_routable(parts: Iterable[PartRecord]) -> None:
+        """Raises Unroutable with a count and three examples."""
+        lost = [part for part in parts if part.unroutable]
+        if not lost:
+            return
+        examples = [example for part in lost for example in part.examples][:3]
+        shown = ", ".join(f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples)
+        raise Unroutable(
+            f"{sum(part.unroutable for part in lost)} messages of the transaction reach no queue ({shown}); nothing was published. "
+            "Bind a queue, or set onUnroutable=drop"
+        )
+
+    def publish(self, state: BrokerState, change: Change, parts: Iterable[PartRecord], sequence: int, now_us: int) -> int:
+        """Enqueue staged messages and free their parts. Returns the number of messages that reached a queue."""
+        published = 0
+        for part in parts:
+            if part.kind != "publish":
+                continue
+            published += part.rows - part.unroutable
+            routes = {int(queue): (int(row), int(count), bytes.fromhex(bitmap)) for queue, (row, count, bitmap) in part.routes.items()}
+            if part.batch_id:
+                state.enqueue_batch(change, part.batch_id, part.rows, part.size_bytes, routes, sequence, now_us)
+            elif part.rows:
+                with pa.ipc.open_stream(part.inline) as stream:
+                    state.enqueue_inline(change, stream.read_next_batch(), routes, sequence, now_us)
+            self._forget(state, change, part)
+        return published
+
+    def drop(self, state: BrokerState, change: Change, token: str) -> None:
+        """The attempt is over; whatever it staged and nobody took over is gone."""
+        attempt = self._attempts.pop(token, None)
+        if attempt is not None:
+            change.drops.append((AttemptRecord, attempt.key))
+        for branch in list(self._by_token.get(token, ())):
+            self.free(state, change, branch)
+
+    def settle(self, state: BrokerState, change: Change, token: str, kept: set[str]) -> None:
+        """The attempt is decided: its branches ``kept`` stay until they are applied, those of failed and speculative tasks go."""
+        attempt = self._attempts.pop(token, None)
+        if attempt is not None:
+            change.drops.append((AttemptRecord, attempt.key))
+        for branch in self._by_token.get(token, set()) - kept:
+            self.free(state, change, branch)
+
+    def free(self, state: BrokerState, change: Change, branch: str) -> None:
+        for part in self.parts(branch):
+            self._forget(state, change, part)
+
+    def _forget(self, state: BrokerState, change: Change, part: PartRecord) -> None:
+        parts = self._parts.get(part.branch)
+        if parts is None or parts.pop(part.part, None) is None:
+            return
+        change.drops.append((PartRecord, part.key))
+        if not parts:
+            del self._parts[part.branch]
+            self._by_token.get(part.token, set()).discard(part.branch)
+            if not self._by_token.get(part.token):
+                self._by_token.pop(part.token, None)
+        if part.batch_id:
+            state.unhold(change, part.batch_id)
+
+    def orphans(self, app_id: str, query_id: str, batch_id: int) -> list[str]:
+        """Tokens of the app's other attempts that can never be decided once this batch is."""
+        return [
+            attempt.token
+            for attempt in self._attempts.values()
+            if attempt.app_id == app_id and (attempt.query_id != query_id or attempt.batch_id <= batch_id)
+        ]

@@ -1,0 +1,378 @@
+"""The state of a broker, all in memory: queues, open batch, prepared transactions, and the records of claims and ledger.
+
+Pure: no I/O, no clock, no threads. Every operation that must be durable takes a :class:`Change` and fills it; it checks first,
+then changes memory, so that a refused operation has changed nothing. The committer writes the change and calls ``publish``.
+Bodies of stored batches and new batch ids come through the two functions given at load.
+
+Invariant: entries at or above a queue's ``visible_end`` belong to a commit that is not durable yet, and nobody is shown them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from broker_core.broker.batch import Batches
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.messages import ROUTE, Messages
+from broker_core.broker.queue import Queue
+from broker_core.broker.records import (
+    AttemptRecord,
+    BindingRecord,
+    ClaimRecord,
+    ExchangeRecord,
+    HoleRecord,
+    LedgerRecord,
+    LineageRecord,
+    OriginRecord,
+    OutcomeRecord,
+    PartRecord,
+    PreparedRecord,
+    ProgressRecord,
+    QueueRecord,
+    ReadRecord,
+    Record,
+    ReleaseRecord,
+    RunRecord,
+)
+from broker_core.broker.transaction import Settle, Spilled, State, Transaction
+from broker_core.errors import PreconditionFailed, ResourceLocked, TransactionState, UnknownTransaction
+from broker_core.message import Message
+
+OUTCOMES_KEPT = 10_000
+
+Key = tuple[Any, ...]
+
+
+class Info(Protocol):
+    """What the domain needs to know of a stored batch (``store.port.BatchInfo``)."""
+
+    @property
+    def batch_id(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class Image(Protocol):
+    """What was durable (``store.port.StoreImage``)."""
+
+    records: list[Record]
+    inbox: list[InboxRow]
+    sequence: int
+    clean: bool
+
+    @property
+    def batches(self) -> Sequence[Info]: ...
+
+
+class Committed(NamedTuple):
+    """What a commit answers: its sequence number (0: nothing was published), and mandatory messages that reach no queue any more."""
+
+    sequence: int
+    returned: list[Message]
+
+
+class BrokerState(Messages):
+    def __init__(self, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
+        super().__init__(Batches(new_batch_id, read))
+        self.prepared: dict[str, Transaction] = {}
+        self.prepared_at: dict[str, int] = {}
+        self.outcomes: dict[str, OutcomeRecord] = {}  # oldest first
+        # Records by key; claim.py, ledger.py and branch.py give them meaning.
+        self.claims: dict[Key, ClaimRecord] = {}
+        self.origins: dict[Key, OriginRecord] = {}
+        self.reads: dict[Key, ReadRecord] = {}
+        self.lineages: dict[Key, LineageRecord] = {}
+        self.attempts: dict[Key, AttemptRecord] = {}
+        self.parts: dict[Key, PartRecord] = {}
+        self.ledger: dict[Key, LedgerRecord] = {}
+        self.releases: dict[Key, ReleaseRecord] = {}
+
+    # -- loading --------------------------------------------------------------------------------------------------------
+    @classmethod
+    def load(cls, image: Image, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> BrokerState:
+        state = cls(new_batch_id=new_batch_id, read=read)
+        state.sequence = image.sequence
+        by_class: dict[type[Record], list[Any]] = {}
+        for record in image.records:
+            by_class.setdefault(type(record), []).append(record)
+        for info in image.batches:
+            state.batches.name(info.batch_id, info.rows, info.size_bytes)
+        for exchange in by_class.get(ExchangeRecord, ()):
+            state._restore_exchange(exchange)
+        for queue in by_class.get(QueueRecord, ()):
+            state._restore_queue(queue)
+        for binding in by_class.get(BindingRecord, ()):
+            state.exchanges[binding.exchange].bind(state.queues[binding.queue], binding.routing_key, binding.arguments)
+        tables: tuple[tuple[type[Record], dict[Key, Any]], ...] = (
+            (ClaimRecord, state.claims),
+            (OriginRecord, state.origins),
+            (ReadRecord, state.reads),
+            (LineageRecord, state.lineages),
+            (AttemptRecord, state.attempts),
+            (PartRecord, state.parts),
+            (LedgerRecord, state.ledger),
+            (ReleaseRecord, state.releases),
+        )
+        for kind, table in tables:
+            table.update((record.key, record) for record in by_class.get(kind, ()))
+        for part in state.parts.values():
+            if part.batch_id in state.batches.by_id:
+                state.batches.pin(part.batch_id)
+        state._load_queues(by_class, image)
+        for outcome in sorted(by_class.get(OutcomeRecord, ()), key=lambda record: record.decided_at):
+            state.outcomes[outcome.xid] = outcome
+        for prepared in by_class.get(PreparedRecord, ()):
+            state._restore_prepared(prepared)
+        state.batches.forget_unpinned()
+        return state
+
+    def _load_queues(self, by_class: Mapping[type[Record], list[Any]], image: Image) -> None:
+        holes: dict[int, list[HoleRecord]] = {}
+        for hole in by_class.get(HoleRecord, ()):
+            holes.setdefault(hole.queue_id, []).append(hole)
+        for progress in by_class.get(ProgressRecord, ()):
+            if progress.queue_id in self.queues_by_id:
+                self.queues_by_id[progress.queue_id].restore_progress(progress, holes.get(progress.queue_id, []))
+        self._load_runs(by_class.get(RunRecord, []), image.inbox)
+        for claim in self.claims.values():
+            for log, (_, end) in claim.ranges.items():
+                queue = self.queues.get(log)
+                if queue is not None and queue.owner == claim.app_id:
+                    queue.reserve(end)
+                    queue.claim(end)
+        for queue in self.queues.values():
+            queue.loaded(clean=image.clean)
+
+    def _load_runs(self, runs: Iterable[RunRecord], inbox: Sequence[InboxRow]) -> None:
+        entries: dict[int, list[tuple[int, InboxRow | RunRecord]]] = {}
+        for run in runs:
+            entries.setdefault(run.queue_id, []).append((run.first, run))
+        for row in inbox:
+            batch = self.batches.by_id.get(row.batch_id)
+            if batch is None or batch.inbox is None:
+                batch = self.batches.reopen(row.batch_id)
+            batch.add(row)
+            for queue_id, offset in ROUTE.iter_unpack(row.routes):
+                entries.setdefault(queue_id, []).append((offset, row))
+        for queue_id, found in entries.items():
+            if queue_id in self.queues_by_id:
+                self.queues_by_id[queue_id].restore_entries(sorted(found, key=_first), self.batches)
+
+    def _restore_prepared(self, record: PreparedRecord) -> None:
+        transaction = Transaction.restore(record, self.queues_by_id)
+        for queue, offset, _ in transaction.settles:
+            queue.hold(offset)
+        for spilled in transaction.spilled:
+            self.batches.pin(spilled.batch_id)
+        self.prepared[record.xid] = transaction
+        self.prepared_at[record.xid] = record.prepared_at
+
+    # -- transactions ---------------------------------------------------------------------------------------------------
+    def commit_transaction(self, change: Change, transaction: Transaction, now: int) -> Committed:
+        """All of it in one change (semantics 1). Raises PreconditionFailed (overflow), TransactionState, CorruptSegment, with nothing changed."""
+        if transaction.limited:
+            self.check_overflow(transaction.incoming())
+        if transaction.xid and transaction.state is State.ACTIVE:
+            self._check_new(transaction.xid)
+        for queue, offset, outcome in transaction.settles:
+            if outcome == "reject" and queue.dead_letters and not queue.deleted:
+                self.fetch(queue, offset)  # raises now, before anything is changed, where its segment is damaged
+        transaction.become(State.COMMITTED)
+        returned: list[Message] = []
+        if transaction.spilled:
+            returned += [publish.message for publish in transaction.mandatory if all(queue.deleted for queue in publish.queues)]
+            for spilled in transaction.spilled:
+                self._enqueue_spilled(change, spilled, now)
+        if transaction.publishes:
+            returned += self.enqueue_rows(change, transaction.publishes, now)
+        if transaction.settles:
+            self._settle(change, transaction.settles, now)
+        if transaction.xid:
+            self.remember(change, OutcomeRecord(transaction.xid, "committed", now))
+        return Committed(change.sequence, returned)
+
+    def _enqueue_spilled(self, change: Change, spilled: Spilled, now: int) -> None:
+        change.sequence = change.sequence or self.next_sequence()
+        selections = {queue.queue_id: selection for queue, selection in spilled.selections if not queue.deleted}
+        batch_id, rows, size_bytes, _, expiring = spilled
+        self.enqueue_batch(change, batch_id, rows, size_bytes, selections, change.sequence, now, expiring=expiring)
+
+    def _settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
+        queues: dict[Queue, None] = {}
+        for queue, offset, outcome in settles:
+            if queue.deleted:
+                continue
+            if outcome == "ack":
+                queue.settle_held(offset)
+            elif outcome == "requeue":
+                queue.requeue(offset)
+            else:
+                self._discard(change, queue, offset, "rejected", now)
+            queues[queue] = None
+        for queue in queues:
+            queue.record(change)
+
+    def requeue(self, settles: Iterable[tuple[Queue, int]]) -> None:
+        """Deliveries that nobody holds any more. Not durable: after a restart they count as redelivered anyway."""
+        for queue, offset in settles:
+            if not queue.deleted:
+                queue.requeue(offset)
+
+    def prepare(self, change: Change, transaction: Transaction, xid: str, now: int) -> Literal["prepared", "read_only"]:
+        """Durable, invisible, transferable (XA). Nothing to do: read-only, and the transaction is over."""
+        if not xid:
+            raise TransactionState("a prepared transaction needs an xid: give it one that nobody else uses")
+        self._check_new(xid)
+        if not transaction:
+            transaction.become(State.COMMITTED)
+            return "read_only"
+        transaction.become(State.PREPARED)
+        for spilled in transaction.spilled:
+            self.batches.name(spilled.batch_id, spilled.rows, spilled.size_bytes)
+            self.batches.pin(spilled.batch_id)
+            change.names.append(spilled.batch_id)
+        transaction.xid = xid
+        self.prepared[xid] = transaction
+        self.prepared_at[xid] = now
+        change.puts.append(transaction.record(now))
+        return "prepared"
+
+    def commit_prepared(self, change: Change, xid: str, now: int) -> Committed:
+        """Committing again what is committed is fine. Raises UnknownTransaction, TransactionState (rolled back), PreconditionFailed."""
+        if self._decided(xid, "committed"):
+            return Committed(0, [])
+        committed = self.commit_transaction(change, self.prepared[xid], now)
+        self._forget_prepared(change, xid)
+        return committed
+
+    def rollback_prepared(self, change: Change, xid: str, now: int) -> None:
+        """Its deliveries are ready again, as redelivered. Raises UnknownTransaction, TransactionState (committed)."""
+        if self._decided(xid, "rolled_back"):
+            return
+        transaction = self.prepared[xid]
+        transaction.become(State.ROLLED_BACK)
+        self.requeue((queue, offset) for queue, offset, _ in transaction.settles)
+        self.remember(change, OutcomeRecord(xid, "rolled_back", now))
+        self._forget_prepared(change, xid)
+
+    def outcome(self, xid: str) -> str:
+        """Was it committed? ``prepared``, ``committed``, ``rolled_back``. Raises UnknownTransaction."""
+        if xid in self.prepared:
+            return "prepared"
+        if xid not in self.outcomes:
+            raise UnknownTransaction(f"no transaction has the xid '{xid}'; the last {OUTCOMES_KEPT} outcomes are remembered")
+        return self.outcomes[xid].state
+
+    def _decided(self, xid: str, wanted: str) -> bool:
+        """Whether it has ended as ``wanted`` already."""
+        state = self.outcome(xid)
+        if state not in ("prepared", wanted):
+            raise TransactionState(f"transaction '{xid}' is {state}, it cannot become {wanted}")
+        return state == wanted
+
+    def _check_new(self, xid: str) -> None:
+        if xid in self.prepared or xid in self.outcomes:
+            raise TransactionState(f"transaction '{xid}' is {self.outcome(xid)}: an xid names one transaction only, choose another")
+
+    def _forget_prepared(self, change: Change, xid: str) -> None:
+        for spilled in self.prepared.pop(xid).spilled:
+            self.batches.unpin(spilled.batch_id)
+        self.batches.record(change)
+        del self.prepared_at[xid]
+        change.drops.append((PreparedRecord, (xid,)))
+
+    def remember(self, change: Change, record: OutcomeRecord) -> None:
+        """How a named transaction ended; the oldest outcome goes when there are too many."""
+        self.outcomes[record.xid] = record
+        change.puts.append(record)
+        if len(self.outcomes) > OUTCOMES_KEPT:
+            oldest = next(iter(self.outcomes))
+            del self.outcomes[oldest]
+            change.drops.append((OutcomeRecord, (oldest,)))
+
+    # -- ownership (protocol S6) ----------------------------------------------------------------------------------------
+    def require_ownable(self, queue: Queue, app_id: str) -> None:
+        """Raises ResourceLocked while channels hold deliveries, or where another app owns the queue."""
+        if queue.owner == app_id:
+            return
+        if queue.owner:
+            raise ResourceLocked(
+                f"queue '{queue.name}' belongs to app '{queue.owner}', not to '{app_id}'; "
+                f"`txmq release {queue.owner} {queue.name}` takes it from a pipeline that will not come back"
+            )
+        if queue.held:
+            raise ResourceLocked(
+                f"queue '{queue.name}' cannot be owned by app '{app_id}': channels or prepared transactions hold {len(queue.held)} of its messages; "
+                "let them ack or close first"
+            )
+        if not queue.durable:
+            raise PreconditionFailed(
+                f"queue '{queue.name}' is not durable: a stream needs a queue that survives the broker; declare it durable"
+            )
+        if queue.exclusive:
+            raise ResourceLocked(f"queue '{queue.name}' is exclusive to a connection: app '{app_id}' cannot own it")
+
+    def own(self, change: Change, queue: Queue, app_id: str) -> None:
+        """From its first claim an app owns a queue. Raises as ``require_ownable``."""
+        if queue.owner != app_id:
+            self.require_ownable(queue, app_id)
+            queue.own(app_id)
+            queue.record(change)
+
+    def release(self, change: Change, queue: Queue) -> None:
+        """Nobody owns the queue any more. Whether the caller may say so is its rule."""
+        queue.release()
+        queue.record(change)
+
+    # -- upkeep ---------------------------------------------------------------------------------------------------------
+    def sealing(self, batch_id: int) -> list[RunRecord]:
+        """The runs of an open batch that goes to a segment; their records belong into the change that seals it."""
+        puts: list[RunRecord] = []
+        for queue in self.queues.values():
+            if queue.written:
+                puts += queue.record_runs(batch_id)
+        return puts
+
+    def living_rows(self, batch_ids: Sequence[int]) -> dict[int, tuple[bytes, int]]:
+        """Per batch a bitmap of the rows that some queue still needs, and how many; none for a batch that a staged part holds."""
+        masks = {
+            batch_id: np.zeros(self.batches.rows(batch_id), dtype=np.bool_) for batch_id in batch_ids if batch_id in self.batches.by_id
+        }
+        pins = dict.fromkeys(masks, 0)
+        for queue in self.queues.values():
+            for run in queue.runs_in(masks.keys()):
+                pins[run.batch_id] += 1
+                mask = masks[run.batch_id]
+                rows = np.asarray(run.rows())
+                for start, end in queue.needed_within(run.first, run.end):
+                    mask[rows[start - run.first : end - run.first]] = True
+        return {
+            batch_id: (np.packbits(mask, bitorder="little").tobytes(), int(np.count_nonzero(mask)))
+            for batch_id, mask in masks.items()
+            if pins[batch_id] == self.batches.by_id[batch_id].pins
+        }
+
+    def moved(self, change: Change, batch_id: int) -> bool:
+        """A rewritten batch is in another segment; False where nothing needs it any more."""
+        if batch_id not in self.batches.by_id:
+            change.forgets.append(batch_id)
+            return False
+        change.moves.append(batch_id)
+        return True
+
+    def closing(self, change: Change) -> None:
+        """A clean end: how far each queue was handed out."""
+        for queue in self.queues.values():
+            queue.record(change)
+            if queue.written:
+                change.puts.append(queue.progress())
+
+
+def _first(entry: tuple[int, Any]) -> int:
+    return entry[0]

@@ -1,0 +1,438 @@
+"""Claims: which range of its queues an app reads next, decided once and for good (protocol.md S1 to S6).
+
+Pure: works run one after another through the committer and get the time and the batches they need handed in.
+
+Invariant: a claim never changes. The same start vector has the same end whatever the limit, the new messages or the number of
+drivers that ask; what a claim's range reads is frozen with it (what was settled before, what may have been sent before).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.queue import Queue
+from broker_core.broker.records import ClaimRecord, OriginRecord, ReadRecord
+from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
+from broker_core.errors import LineageConflict, OptionError
+
+ReadBatch = Callable[[int], pa.RecordBatch]
+
+KEPT_CLAIMS = 1000  # per app, for restored checkpoints and late drivers
+
+
+def canonical(value: object) -> str:
+    """One text for equal JSON values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+class Claims:
+    """Every app's claims, origins and reads, in memory; ``Change`` makes each new one durable."""
+
+    def __init__(self, records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = ()) -> None:
+        self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
+        self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
+        self._origins: dict[tuple[str, str], OriginRecord] = {}
+        self._reads: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}  # (query, batch) -> (app, queues) -> read
+        self._app_reads: dict[str, list[ReadRecord]] = {}  # oldest first
+        claims = [record for record in records if isinstance(record, ClaimRecord)]
+        for claim in sorted(claims, key=lambda record: record.position):
+            self._add(claim)
+        for record in records:
+            if isinstance(record, OriginRecord):
+                self._origins[(record.app_id, record.queues)] = record
+        reads = [record for record in records if isinstance(record, ReadRecord)]
+        for read in sorted(reads, key=lambda record: sum(end for _, end in record.ranges.values())):
+            self._keep_read(read)
+
+    def _add(self, claim: ClaimRecord) -> None:
+        self._by_start.setdefault((claim.app_id, claim.start), []).append(claim)
+        self._by_app.setdefault(claim.app_id, []).append(claim)
+
+    def _keep_read(self, record: ReadRecord) -> None:
+        self._reads.setdefault((record.query_id, record.batch_id), {})[(record.app_id, record.queues)] = record
+        self._app_reads.setdefault(record.app_id, []).append(record)
+
+    def apps(self) -> set[str]:
+        return {app for app, _ in self._origins} | set(self._by_app)
+
+    def position(self, app_id: str) -> int:
+        """Position of the app's newest claim, 0 for none."""
+        claims = self._by_app.get(app_id)
+        return claims[-1].position if claims else 0
+
+    # -- S2 -------------------------------------------------------------------------------------------------------------
+    def claim(
+        self,
+        state: BrokerState,
+        change: Change,
+        app_id: str,
+        start: Vector,
+        limit: Limit,
+        origin: Origin,
+        on_new_checkpoint: OnNewCheckpoint,
+        consumed: Mapping[str, int],
+        read_batch: ReadBatch,
+    ) -> Vector:
+        """The end vector for ``start``. ``consumed`` is where the last decided range of each log ended (missing: another system's sink).
+
+        Everything that can be refused is refused, and everything that is read is read, before anything changes. Then, as one change:
+        1. what a symbolic start means; 2. ack below a concrete start; 3. the claim, unless there is one.
+        """
+        queues = {log: state.queue(log) for log in sorted(start)}
+        if not queues:
+            raise OptionError("the stream names no queue; give the option queue")
+        begin = {log: int(offset) for log, offset in start.items() if offset != START}
+        symbolic = [log for log in queues if start[log] == START]
+        if begin:
+            self._require_end(app_id, begin)
+        for queue in queues.values():
+            state.require_ownable(queue, app_id)
+        acked = dict(begin)
+        lineage = self._lineage(app_id, list(queues))
+        origin_record: OriginRecord | None = None
+        if symbolic:
+            origin_record = self._origin(state, app_id, symbolic, origin, on_new_checkpoint, consumed, read_batch)
+            begin |= {log: int(offset) for log, offset in origin_record.start.items()}
+            lineage = origin_record.lineage
+        known = self._known(app_id, start, lineage if symbolic else None)
+        end = dict(known.end) if known is not None else cut(queues, begin, limit, read_batch)
+
+        for queue in queues.values():
+            state.own(change, queue, app_id)
+        if origin_record is not None:
+            self._keep_origin(change, origin_record)
+        if acked:  # Spark has everything below a concrete start in its commit log
+            self._ack(state, change, app_id, acked)
+        if known is None:
+            if end == begin:
+                return start
+            self._record(state, change, app_id, lineage, start, begin, end, queues)
+        return dict(end)
+
+    def _record(
+        self,
+        state: BrokerState,
+        change: Change,
+        app_id: str,
+        lineage: int,
+        start: Vector,
+        begin: dict[str, int],
+        end: dict[str, int],
+        queues: Mapping[str, Queue],
+    ) -> None:
+        spans = {log: (begin[log], end[log]) for log in queues}
+        for log, (first, last) in spans.items():
+            state.persist(change, queues[log], first, last)
+            queues[log].claim(last)
+            queues[log].record(change)
+        claim = ClaimRecord(
+            app_id=app_id,
+            lineage=lineage,
+            start=canonical(start),
+            end=dict(end),
+            ranges={log: [first, last] for log, (first, last) in spans.items()},
+            skipped={log: found for log, span in spans.items() if (found := queues[log].settled_within(*span))},
+            redelivered={log: found for log, span in spans.items() if (found := queues[log].redelivered_within(*span))},
+            position=self.position(app_id) + 1,
+        )
+        self._add(claim)
+        change.puts.append(claim)
+        self._prune(change, app_id)
+
+    def _prune(self, change: Change, app_id: str) -> None:
+        claims = self._by_app[app_id]
+        while len(claims) > KEPT_CLAIMS:
+            oldest = claims.pop(0)
+            change.drops.append((ClaimRecord, oldest.key))
+            same = self._by_start[(app_id, oldest.start)]
+            same.remove(oldest)
+            if not same:
+                del self._by_start[(app_id, oldest.start)]
+
+    def _known(self, app_id: str, start: Vector, lineage: int | None) -> ClaimRecord | None:
+        for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
+            if lineage is None or claim.lineage == lineage:
+                return claim
+        return None
+
+    def _lineage(self, app_id: str, logs: list[str]) -> int:
+        return max((entry.lineage for (app, _), entry in self._origins.items() if app == app_id and set(entry.start) & set(logs)), default=1)
+
+    def _require_end(self, app_id: str, vector: Mapping[str, int | str]) -> None:
+        wanted = {log: int(offset) for log, offset in vector.items()}
+        for claim in reversed(self._by_app.get(app_id, ())):
+            if all(claim.end.get(log) == offset for log, offset in wanted.items()):
+                return
+        raise LineageConflict(
+            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range that this app was given by this broker; "
+            "it is the checkpoint of another app, of another broker, or older than the last "
+            f"{KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a new one with onNewCheckpoint=resume"
+        )
+
+    # -- S1, S2: what a symbolic start means ----------------------------------------------------------------------------------
+    def _origin(
+        self,
+        state: BrokerState,
+        app_id: str,
+        logs: list[str],
+        origin: Origin,
+        on_new_checkpoint: OnNewCheckpoint,
+        consumed: Mapping[str, int],
+        read_batch: ReadBatch,
+    ) -> OriginRecord:
+        """What the symbolic start of ``logs`` means: the recorded origin or a new one, which is not kept yet."""
+        key = canonical(logs)
+        found = self._origins.get((app_id, key))
+        overlapping = self._overlapping(app_id, key, logs)
+        if found is None and not overlapping:
+            return OriginRecord(app_id, key, 1, dict(offsets(state, logs, origin, read_batch)), passed=False)
+        if found is not None and not overlapping and not found.passed and not self._decided(found, consumed):
+            return found
+        # a start that lies behind us is asked for again: another checkpoint
+        if on_new_checkpoint != "resume":
+            raise self._new_checkpoint(app_id, logs, consumed)
+        # acked offsets may be behind the ledger: resuming there would publish twice
+        resumed = {log: consumed.get(log, state.queue(log).acked) for log in logs}
+        lineage = 1 + max(entry.lineage for entry in [*overlapping, *([found] if found else [])])
+        return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
+
+    def _overlapping(self, app_id: str, key: str, logs: list[str]) -> list[OriginRecord]:
+        """Origins of other sets of queues that share one with ``logs``: the stream was started with other queues before."""
+        return [entry for (app, queues), entry in self._origins.items() if app == app_id and queues != key and set(entry.start) & set(logs)]
+
+    def _keep_origin(self, change: Change, entry: OriginRecord) -> None:
+        if self._origins.get((entry.app_id, entry.queues)) == entry:
+            return
+        for other in self._overlapping(entry.app_id, entry.queues, list(entry.start)):
+            del self._origins[(other.app_id, other.queues)]
+            change.drops.append((OriginRecord, other.key))
+        self._origins[(entry.app_id, entry.queues)] = entry
+        change.puts.append(entry)
+
+    def _decided(self, origin: OriginRecord, consumed: Mapping[str, int]) -> bool:
+        return any(consumed.get(log, -1) > int(offset) for log, offset in origin.start.items())
+
+    def _new_checkpoint(self, app_id: str, logs: list[str], consumed: Mapping[str, int]) -> LineageConflict:
+        queries = [query for (query, _), reads in self._reads.items() if any(app == app_id for app, _ in reads)]
+        where = canonical({log: consumed[log] for log in logs if log in consumed}) if consumed else "what its source acknowledged"
+        return LineageConflict(
+            f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(logs)} "
+            f"(query {queries[-1] if queries else 'unknown'}, consumed up to {where}). Go on with the old checkpoint, give the new pipeline an appId "
+            "of its own, or set onNewCheckpoint=resume to go on where the app's last committed batch ended"
+        )
+
+    # -- S3, S4, S5 -----------------------------------------------------------------------------------------------------------
+    def resolve(self, app_id: str, start: Vector, end: Vector) -> ClaimRecord | None:
+        """The claim for exactly this start and end; None for the empty range from a start to itself."""
+        if start == end:
+            return None
+        for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
+            if claim.end == end:
+                return claim
+        raise LineageConflict(
+            f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never given; the checkpoint belongs to another "
+            "app or broker, or is older than what the broker remembers. Use the checkpoint that belongs to the app"
+        )
+
+    def by_ranges(self, app_id: str, ranges: Ranges) -> ClaimRecord:
+        """The newest claim with these concrete ranges. Raises LineageConflict where there is none."""
+        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
+        for claim in reversed(self._by_app.get(app_id, ())):
+            if claim.ranges == wanted:
+                return claim
+        raise LineageConflict(f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed")
+
+    def already_read(self, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> bool:
+        """Whether this (query, batch) is on record for exactly these ranges. Raises LineageConflict for others of the same logs."""
+        recorded = self._reads.get((query_id, batch_id), {}).get((app_id, canonical(sorted(ranges))))
+        if recorded is None:
+            return False
+        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
+        if recorded.ranges != wanted:
+            raise LineageConflict(
+                f"batch {batch_id} of query {query_id} has read {canonical(recorded.ranges)} and now asks for {canonical(wanted)}: an older or changed "
+                f"checkpoint of app {app_id!r} was restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+            )
+        return True
+
+    def record_read(self, change: Change, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> None:
+        """S4: no read, no consumption; and a batch that has read one range can never read another."""
+        self.by_ranges(app_id, ranges)
+        if not query_id or self.already_read(app_id, query_id, batch_id, ranges):
+            return
+        wanted: dict[str, Any] = {log: [first, last] for log, (first, last) in ranges.items()}
+        record = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted)
+        self._keep_read(record)
+        change.puts.append(record)
+        self._prune_reads(change, app_id)
+
+    def _prune_reads(self, change: Change, app_id: str) -> None:
+        """A source whose sink is another system decides nothing here, so reads go by number, as claims do."""
+        reads = self._app_reads[app_id]
+        while len(reads) > KEPT_CLAIMS:
+            oldest = reads.pop(0)
+            known = self._reads[(oldest.query_id, oldest.batch_id)]
+            del known[(app_id, oldest.queues)]
+            if not known:
+                del self._reads[(oldest.query_id, oldest.batch_id)]
+            change.drops.append((ReadRecord, oldest.key))
+
+    def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
+        """All that this (query, batch) has read, over all its sources, whatever their app_id.
+
+        Raises LineageConflict for a range that is no claim any more: its queue was released meanwhile.
+        """
+        ranges: dict[str, list[int]] = {}
+        for record in self._reads.get((query_id, batch_id), {}).values():
+            self.by_ranges(record.app_id, {log: (first, last) for log, (first, last) in record.ranges.items()})
+            ranges |= record.ranges
+        return ranges
+
+    def ack(self, state: BrokerState, change: Change, app_id: str, end: Mapping[str, int | str]) -> None:
+        """S5: everything below ``end`` may be deleted."""
+        vector = {log: int(offset) for log, offset in end.items() if offset != START}
+        if not vector:
+            return
+        self._require_end(app_id, vector)
+        self._ack(state, change, app_id, vector)
+
+    def _ack(self, state: BrokerState, change: Change, app_id: str, vector: Mapping[str, int]) -> None:
+        for (app, key), entry in list(self._origins.items()):
+            if app == app_id and not entry.passed and any(vector.get(log, 0) > int(first) for log, first in entry.start.items()):
+                passed = replace(entry, passed=True)
+                self._origins[(app, key)] = passed
+                change.puts.append(passed)
+        for log, offset in vector.items():
+            queue = state.queues.get(log)
+            if queue is not None and queue.owner == app_id and offset > queue.acked:
+                queue.ack_to(offset)  # settles as well: a stream without a ledger consumes by its acks alone
+                queue.record(change)
+
+    def release(self, change: Change, app_id: str, log: str) -> None:
+        """S6: an operator takes the claim on one queue. What the app claimed and did not consume is there for others again."""
+        for (app, key), entry in list(self._origins.items()):
+            if app == app_id and log in entry.start:
+                del self._origins[(app, key)]
+                change.drops.append((OriginRecord, entry.key))
+        for claim in [claim for claim in self._by_app.get(app_id, ()) if log in claim.ranges]:
+            self._by_app[app_id].remove(claim)
+            self._by_start[(app_id, claim.start)].remove(claim)
+            change.drops.append((ClaimRecord, claim.key))
+
+
+def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_batch: ReadBatch) -> dict[str, int]:
+    """``origin`` as a concrete vector, as of now. Raises OptionError for an offset past the end of its queue or an unknown log."""
+    vector: dict[str, int] = {}
+    named = dict(origin.offsets or {})
+    for log in logs:
+        queue = state.queue(log)
+        at = named.pop(log, -1 if origin.at == "latest" else -2)
+        if origin.timestamp_us is not None:
+            vector[log] = offset_at(queue, origin.timestamp_us, read_batch)
+        elif at == -2:
+            vector[log] = queue.first_unsettled()
+        elif at == -1:
+            vector[log] = queue.visible_end
+        elif 0 <= at <= queue.visible_end:
+            vector[log] = at
+        else:
+            raise OptionError(f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.visible_end}; give 0 to {queue.visible_end}, -2 or -1")
+    if named:
+        raise OptionError(f"startingOffsets names {sorted(named)}, which the option queue does not; name the queues that are read")
+    return vector
+
+
+def offset_at(queue: Queue, timestamp_us: int, read_batch: ReadBatch) -> int:
+    """The first unsettled offset whose commit time is at or after ``timestamp_us``; the queue's end where there is none."""
+    runs = queue.runs_between(queue.first_unsettled(), queue.visible_end)
+
+    def times(index: int) -> np.ndarray[Any, Any]:
+        run = runs[index]
+        if run.sequence:
+            return np.array([run.committed_at])
+        return np.asarray(read_batch(run.batch_id).column("committed_at").take(pa.array(run.rows())))
+
+    low, high = 0, len(runs)
+    while low < high:  # the first run whose last message is late enough; commit times rise with offsets
+        middle = (low + high) // 2
+        if times(middle)[-1] >= timestamp_us:
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(runs):
+        return queue.visible_end
+    return int(runs[low].first) + int(np.searchsorted(times(low), timestamp_us))
+
+
+def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_batch: ReadBatch) -> dict[str, int]:
+    """The end vector of a micro-batch: at one commit sequence over all queues, within the limits.
+
+    A transaction is split only when it alone is larger than the limit; then in the order of the queues.
+    """
+    ends = {log: max(begin[log], min(queue.visible_end, (limit.end or {}).get(log, queue.visible_end))) for log, queue in queues.items()}
+    max_rows = limit.max_rows if limit.max_rows is not None else sum(ends.values()) + 1
+    if limit.max_bytes is None and sum(ends[log] - begin[log] for log in ends) <= max_rows:
+        return ends
+    commits = {log: _commits(queue, begin[log], ends[log], max_rows, limit.max_bytes, read_batch) for log, queue in queues.items()}
+    sequences = np.concatenate([found[0] for found in commits.values()])
+    if len(sequences) == 0:
+        return ends
+    order = np.argsort(sequences, kind="stable")
+    distinct, first = np.unique(sequences[order], return_index=True)
+    rows = np.cumsum(np.add.reduceat(np.concatenate([found[1] for found in commits.values()])[order], first))
+    size = np.cumsum(np.add.reduceat(np.concatenate([found[2] for found in commits.values()])[order], first))
+    fits = rows <= max_rows
+    if limit.max_bytes is not None:
+        fits &= size <= limit.max_bytes
+    whole = int(np.count_nonzero(fits))
+    if whole:
+        last = distinct[whole - 1]
+        return {log: begin[log] + int(found[1][found[0] <= last].sum()) for log, found in commits.items()}
+    # the first transaction alone is over the limit: split it
+    room = max_rows
+    if limit.max_bytes is not None and size[0] > 0:
+        room = min(room, max(1, int(limit.max_bytes * rows[0] / size[0])))
+    split: dict[str, int] = {}
+    for log, found in commits.items():
+        taken = min(room, int(found[1][found[0] == distinct[0]].sum()))
+        split[log] = begin[log] + taken
+        room -= taken
+    return split
+
+
+def _commits(
+    queue: Queue, begin: int, end: int, max_rows: int, max_bytes: int | None, read_batch: ReadBatch
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Commit sequence, rows and bytes of each commit in ``begin .. end``, as far as the limits could reach."""
+    sequences: list[np.ndarray[Any, Any]] = []
+    counts: list[np.ndarray[Any, Any]] = []
+    sizes: list[np.ndarray[Any, Any]] = []
+    rows = size = 0
+    for run in queue.runs_between(begin, end):
+        if run.sequence:
+            found, count = np.array([run.sequence]), np.array([run.count])
+        else:
+            column = np.asarray(read_batch(run.batch_id).column("commit_sequence").take(pa.array(run.rows())))
+            found, count = np.unique(column, return_counts=True)
+        sequences.append(found)
+        counts.append(count)
+        sizes.append(count * (run.size_bytes / max(run.count, 1)))
+        rows += run.count
+        size += run.size_bytes
+        # what was gathered of this queue alone is over the limit, so the limit falls inside it
+        if rows > max_rows or (max_bytes is not None and size > max_bytes):
+            break
+    empty = np.array([], dtype=np.int64)
+    return (
+        np.concatenate(sequences) if sequences else empty,
+        np.concatenate(counts) if counts else empty,
+        np.concatenate(sizes) if sizes else empty,
+    )

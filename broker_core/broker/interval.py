@@ -1,0 +1,109 @@
+"""A set of integers kept as sorted, disjoint, non-touching intervals [start, end).
+
+Not a tree: the sets of a queue are short (holes above a floor), so two flat lists and bisection are the fastest thing there is.
+Invariant: ``starts[i] < ends[i] < starts[i + 1]``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+
+class IntervalSet:
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, intervals: Iterable[tuple[int, int] | list[int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in intervals:
+            self.add(start, end)
+
+    def __len__(self) -> int:
+        """How many intervals, not how many integers (see :meth:`measure`)."""
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._ends, strict=True)
+
+    def __repr__(self) -> str:
+        return f"IntervalSet({list(self)!r})"
+
+    def add(self, start: int, end: int) -> tuple[int, int, list[int]]:
+        """Add [start, end); the interval that holds it now, and the starts of the intervals that it took in."""
+        if start >= end:
+            return start, end, []
+        low = bisect_left(self._ends, start)
+        high = bisect_right(self._starts, end)
+        absorbed = self._starts[low:high]
+        if absorbed:
+            start = min(start, absorbed[0])
+            end = max(end, self._ends[high - 1])
+        self._starts[low:high] = [start]
+        self._ends[low:high] = [end]
+        return start, end, absorbed
+
+    def subtract(self, start: int, end: int) -> None:
+        if start >= end:
+            return
+        low = bisect_right(self._ends, start)
+        high = bisect_left(self._starts, end)
+        if low >= high:
+            return
+        starts: list[int] = []
+        ends: list[int] = []
+        if self._starts[low] < start:
+            starts.append(self._starts[low])
+            ends.append(start)
+        if self._ends[high - 1] > end:
+            starts.append(end)
+            ends.append(self._ends[high - 1])
+        self._starts[low:high] = starts
+        self._ends[low:high] = ends
+
+    def drop_below(self, floor: int) -> None:
+        """Forget everything below ``floor``."""
+        if self._starts and self._starts[0] < floor:
+            self.subtract(self._starts[0], floor)
+
+    def contains(self, offset: int) -> bool:
+        at = bisect_right(self._starts, offset) - 1
+        return at >= 0 and offset < self._ends[at]
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether every integer of [start, end) is in the set."""
+        at = bisect_right(self._starts, start) - 1
+        return start >= end or (at >= 0 and end <= self._ends[at])
+
+    def within(self, start: int, end: int) -> list[list[int]]:
+        """The set clipped to [start, end), as [start, end] pairs."""
+        found: list[list[int]] = []
+        for at in range(bisect_right(self._ends, start), len(self._starts)):
+            if self._starts[at] >= end:
+                break
+            found.append([max(start, self._starts[at]), min(end, self._ends[at])])
+        return found
+
+    def outside(self, start: int, end: int) -> list[list[int]]:
+        """What of [start, end) is not in the set, as [start, end] pairs."""
+        found: list[list[int]] = []
+        for inside_start, inside_end in self.within(start, end):
+            if start < inside_start:
+                found.append([start, inside_start])
+            start = inside_end
+        if start < end:
+            found.append([start, end])
+        return found
+
+    def measure(self, start: int, end: int) -> int:
+        """How many integers of [start, end) are in the set."""
+        return sum(inside_end - inside_start for inside_start, inside_end in self.within(start, end))
+
+    def first_outside(self, offset: int) -> int:
+        """The first integer at or above ``offset`` that is not in the set."""
+        at = bisect_right(self._starts, offset) - 1
+        return self._ends[at] if at >= 0 and offset < self._ends[at] else offset
+
+    def end(self) -> int:
+        """One above the greatest member; 0 for the empty set."""
+        return self._ends[-1] if self._ends else 0

@@ -1,0 +1,253 @@
+"""The ledger: which micro-batches of an app are decided (protocol.md C1, C4, C5, C6). Pure.
+
+Invariant: entries of an app follow each other without a gap in ``sequence``; a log's range starts where the last decided range of
+that log ended, whichever app decided it (the sink may have another app_id than the source); an entry never changes but for
+``applied`` and ``mirrored``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from broker_core.broker.change import Change
+from broker_core.broker.claim import canonical
+from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
+from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
+from broker_core.errors import BatchGap, LineageConflict
+
+KEPT_ENTRIES = 1000  # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
+
+
+class Ledger:
+    """Every app's decided batches and lineages, in memory; ``Change`` makes each durable."""
+
+    def __init__(self, records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = ()) -> None:
+        self._entries: dict[str, dict[int, LedgerRecord]] = {}  # app -> sequence -> entry, ascending
+        self._batches: dict[tuple[str, str, int], LedgerRecord] = {}
+        self._tokens: dict[str, LedgerRecord] = {}
+        self._lineages: dict[str, list[LineageRecord]] = {}  # current one last
+        self._consumed: dict[str, tuple[int, int]] = {}  # log -> (end of the last decided range, its commit sequence)
+        self._released = {record.queue: record.commit_sequence for record in records if isinstance(record, ReleaseRecord)}
+        entries = [record for record in records if isinstance(record, LedgerRecord)]
+        for entry in sorted(entries, key=lambda record: record.sequence):
+            self._keep(entry)
+        lineages = [record for record in records if isinstance(record, LineageRecord)]
+        for lineage in sorted(lineages, key=lambda record: record.position):
+            self._lineages.setdefault(lineage.app_id, []).append(lineage)
+
+    def _keep(self, entry: LedgerRecord) -> None:
+        self._entries.setdefault(entry.app_id, {})[entry.sequence] = entry
+        self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
+        self._tokens[entry.token] = entry
+        for log, (_, end) in entry.ranges.items():
+            latest = max(self._consumed.get(log, (0, 0))[1], self._released.get(log, 0))
+            if entry.commit_sequence > latest:
+                self._consumed[log] = (int(end), entry.commit_sequence)
+
+    def apps(self) -> set[str]:
+        return set(self._lineages) | set(self._entries)
+
+    def last(self, app_id: str) -> LedgerRecord | None:
+        entries = self._entries.get(app_id)
+        return entries[next(reversed(entries))] if entries else None
+
+    def entry(self, app_id: str, query_id: str, batch_id: int) -> LedgerRecord | None:
+        return self._batches.get((app_id, query_id, batch_id))
+
+    def by_token(self, token: str) -> LedgerRecord | None:
+        return self._tokens.get(token)
+
+    def consumed(self, logs: Iterable[str]) -> dict[str, int]:
+        """Per log, where its last decided range ended; logs of which nothing was consumed are missing."""
+        return {log: self._consumed[log][0] for log in logs if log in self._consumed}
+
+    def next_sequence(self, app_id: str) -> int:
+        last = self.last(app_id)
+        return last.sequence + 1 if last else 1
+
+    # -- C1 -------------------------------------------------------------------------------------------------------------------
+    def open(
+        self, change: Change, app_id: str, query_id: str, batch_id: int, on_new: OnNewCheckpoint, *, consumes: bool, claim_position: int
+    ) -> LedgerRecord | None:
+        """The entry of a decided batch; None for a batch that may be staged now, its lineage opened. Raises LineageConflict, BatchGap."""
+        lineages = self._lineages.setdefault(app_id, [])
+        current = lineages[-1] if lineages else None
+        replaced = None
+        if current is not None and current.query_id != query_id:
+            self._refuse(app_id, query_id, lineages, on_new)
+            if not any(entry.query_id == current.query_id for entry in self._entries.get(app_id, {}).values()):
+                replaced = current  # it has decided nothing: its late drivers are shut out
+            current = None
+        if current is None:
+            if batch_id > 0 and on_new != "resume":
+                raise BatchGap(
+                    f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it is in the ledger: the checkpoint was used with "
+                    "another sink. Start with a new checkpoint, or set onNewCheckpoint=resume"
+                )
+            if replaced is not None:
+                lineages.remove(replaced)
+                change.drops.append((LineageRecord, replaced.key))
+            position = lineages[-1].position + 1 if lineages else 1
+            current = LineageRecord(app_id, query_id, position, batch_id)
+            lineages.append(current)
+            change.puts.append(current)
+        return self._follow(current, app_id, query_id, batch_id, consumes=consumes, claim_position=claim_position)
+
+    def _refuse(self, app_id: str, query_id: str, lineages: list[LineageRecord], on_new: OnNewCheckpoint) -> None:
+        current = lineages[-1]
+        if any(lineage.query_id == query_id for lineage in lineages):
+            raise LineageConflict(
+                f"query {query_id} of app {app_id!r} was followed by query {current.query_id}: an older checkpoint was started again. "
+                f"Go on with the checkpoint of {current.query_id}, or use a new one with onNewCheckpoint=resume"
+            )
+        decided = self.last(app_id)
+        if on_new != "resume" and decided is not None:
+            raise LineageConflict(
+                f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query {current.query_id} (last: batch "
+                f"{decided.batch_id}, the app's {decided.sequence}.). Go on with that checkpoint, give the new pipeline an appId of its own, or set "
+                "onNewCheckpoint=resume to go on where the last committed batch ended"
+            )
+
+    def _follow(
+        self, current: LineageRecord, app_id: str, query_id: str, batch_id: int, *, consumes: bool, claim_position: int
+    ) -> LedgerRecord | None:
+        expected = self.expected(app_id, query_id)
+        if batch_id == expected:
+            return None
+        if batch_id > expected:
+            raise BatchGap(
+                f"query {query_id} of app {app_id!r} comes with batch {batch_id}, but the ledger expects batch {expected}: the checkpoint is ahead of this "
+                "broker (was an older data directory restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
+            )
+        entry = self.entry(app_id, query_id, batch_id)
+        if entry is None:
+            raise LineageConflict(
+                f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: an older checkpoint was restored. "
+                "Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+            )
+        if not consumes and claim_position > entry.claim_position:
+            raise LineageConflict(
+                f"batch {batch_id} of app {app_id!r} is decided, and its source has gone on since: the checkpoint was lost or an older one restored. "
+                "Use the newest checkpoint, or another value of lineage"
+            )
+        return entry
+
+    def expected(self, app_id: str, query_id: str) -> int:
+        """The batch id that follows in the current lineage; -1 where ``query_id`` is not the current one."""
+        lineages = self._lineages.get(app_id)
+        if not lineages or lineages[-1].query_id != query_id:
+            return -1
+        last = self.last(app_id)
+        return last.batch_id + 1 if last is not None and last.query_id == query_id else lineages[-1].first_batch
+
+    # -- C4 -------------------------------------------------------------------------------------------------------------------
+    def require_next(self, app_id: str, query_id: str, batch_id: int) -> None:
+        """Raises LineageConflict or BatchGap unless this batch is the one to decide now."""
+        expected = self.expected(app_id, query_id)
+        if expected == -1:
+            lineages = self._lineages.get(app_id)
+            raise LineageConflict(
+                f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} belongs to query {lineages[-1].query_id if lineages else 'none'} "
+                "now. Another checkpoint has taken over; stop this query"
+            )
+        if batch_id != expected:
+            raise BatchGap(f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} expects batch {expected}. Start the query again")
+
+    def require_undecided(self, query_id: str, batch_id: int, ranges: Mapping[str, tuple[int, int]]) -> None:
+        """S4: what a decided batch has not consumed it cannot read any more. Raises LineageConflict."""
+        for app_id in self._entries if query_id else ():
+            entry = self.entry(app_id, query_id, batch_id)
+            if entry is not None:
+                raise LineageConflict(
+                    f"batch {batch_id} of query {query_id} is decided (app {app_id!r}, consumed {canonical(entry.ranges)}) and now asks for "
+                    f"{canonical(ranges)}: an older checkpoint was restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+                )
+
+    def require_ranges(self, app_id: str, ranges: Mapping[str, list[int]], query_id: str, batch_id: int) -> None:
+        """Raises LineageConflict unless every range starts where the app's last range of that log ended."""
+        consumed = self.consumed(ranges)
+        for log, (start, _) in ranges.items():
+            if log in consumed and consumed[log] != start:
+                raise LineageConflict(
+                    f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is consumed up to {consumed[log]}: "
+                    f"committing it would lose or double messages. The checkpoint does not fit the ledger of app {app_id!r}; use the one that was last in use, or start "
+                    f"once more with a new one and onNewCheckpoint=resume"
+                )
+
+    def decide(self, change: Change, entry: LedgerRecord) -> None:
+        self._keep(entry)
+        change.puts.append(entry)
+        self._prune(change, entry.app_id)
+
+    def _prune(self, change: Change, app_id: str) -> None:
+        entries = self._entries[app_id]
+        if len(entries) <= KEPT_ENTRIES:
+            return
+        # a Delta ledger is in use where one entry was mirrored; that one is kept, to know it
+        mirrored = max((entry.sequence for entry in entries.values() if entry.mirrored), default=0)
+        needed = {commit_sequence for _, commit_sequence in self._consumed.values()}  # where a log's next range must start
+        for sequence in list(entries)[: len(entries) - KEPT_ENTRIES]:
+            entry = entries[sequence]
+            if entry.commit_sequence in needed or not entry.applied or (mirrored and (not entry.mirrored or sequence == mirrored)):
+                continue
+            del entries[sequence]
+            self._batches.pop((app_id, entry.query_id, entry.batch_id), None)
+            self._tokens.pop(entry.token, None)
+            change.drops.append((LedgerRecord, entry.key))
+
+    # -- C5, C6 ---------------------------------------------------------------------------------------------------------------
+    def unapplied(self, app_id: str) -> list[LedgerRecord]:
+        return [entry for entry in self._entries.get(app_id, {}).values() if not entry.applied]
+
+    def unmirrored(self, app_id: str, limit: int) -> list[LedgerRecord]:
+        return [entry for entry in self._entries.get(app_id, {}).values() if not entry.mirrored][:limit]
+
+    def mark_applied(self, change: Change, app_id: str, sequence: int) -> LedgerRecord | None:
+        """The entry that was marked; None where it is marked already or gone."""
+        entry = self._entries.get(app_id, {}).get(sequence)
+        if entry is None or entry.applied:
+            return None
+        self._replace(change, replace(entry, applied=True))
+        return entry
+
+    def mark_mirrored(self, change: Change, app_id: str, sequence: int) -> None:
+        for entry in list(self._entries.get(app_id, {}).values()):
+            if entry.sequence <= sequence and not entry.mirrored:
+                self._replace(change, replace(entry, mirrored=True))
+
+    def _replace(self, change: Change, entry: LedgerRecord) -> None:
+        self._entries[entry.app_id][entry.sequence] = entry
+        self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
+        self._tokens[entry.token] = entry
+        change.puts.append(entry)
+
+    def release(self, change: Change, log: str, commit_sequence: int) -> None:
+        """A queue was taken from its app: the next range of that log may start anywhere."""
+        self._consumed.pop(log, None)
+        self._released[log] = commit_sequence
+        change.puts.append(ReleaseRecord(log, commit_sequence))
+
+
+def public(entry: LedgerRecord) -> LedgerEntry:
+    """The entry as the connector sees it: branches grouped by what they are for."""
+    groups: dict[str, tuple[Any, list[str], int, BranchKind]] = {}
+    for kind, target, branch, rows in entry.branches:
+        key = canonical([kind, target])
+        known = groups.get(key, (target, [], 0, kind))
+        groups[key] = (target, [*known[1], branch], known[2] + rows, kind)
+    return LedgerEntry(
+        app_id=entry.app_id,
+        sequence=entry.sequence,
+        query_id=entry.query_id,
+        batch_id=entry.batch_id,
+        token=entry.token,
+        ranges={log: (int(start), int(end)) for log, (start, end) in entry.ranges.items()},
+        messages=entry.messages,
+        published=entry.published,
+        committed_at_us=entry.committed_at,
+        to_apply=() if entry.applied else tuple(ToApply(kind, target, tuple(branches), rows) for target, branches, rows, kind in groups.values()),
+        applied=entry.applied,
+        mirrored=entry.mirrored,
+    )

@@ -1,0 +1,235 @@
+"""The transaction: what is gathered between its start and its end, and the states it goes through.
+
+Not here: how it becomes durable (``broker.py``) and where its bytes go when it is large (``local.py`` spills them).
+
+    active --prepare--> prepared --commit / rollback--> committed / rolled_back
+    active --commit / rollback-----------------------> committed / rolled_back
+
+Invariant: nothing that a transaction gathers is visible or durable before it is committed or prepared; ``publishes`` and
+``spilled`` together keep the order of publishing (spilled rows come first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from broker_core.broker.exchange import Queues
+from broker_core.broker.queue import Queue
+from broker_core.broker.records import PreparedRecord
+from broker_core.broker.routing import Selection
+from broker_core.errors import TransactionState, TransactionTooLarge
+from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
+
+Outcome = Literal["ack", "reject", "requeue"]  # reject: dead-letter, or drop
+
+
+class State(Enum):
+    ACTIVE = "active"
+    PREPARED = "prepared"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled_back"
+    __hash__ = object.__hash__  # Enum's own is written in Python, and every commit looks into the table
+
+
+_NEXT = {
+    State.ACTIVE: {State.PREPARED, State.COMMITTED, State.ROLLED_BACK},
+    State.PREPARED: {State.COMMITTED, State.ROLLED_BACK},
+    State.COMMITTED: set[State](),
+    State.ROLLED_BACK: set[State](),
+}
+
+
+class Publish(NamedTuple):
+    """A message and the queues that it was routed to when it was published."""
+
+    message: Message
+    queues: Queues
+    mandatory: bool = False
+
+
+class Settle(NamedTuple):
+    """A marked delivery."""
+
+    queue: Queue
+    offset: int
+    outcome: Outcome
+
+
+class Spilled(NamedTuple):
+    """Publishes whose bytes are in a segment already, under a batch that no catalog names yet."""
+
+    batch_id: int
+    rows: int
+    size_bytes: int
+    selections: list[tuple[Queue, Selection]]
+    expiring: bool  # some message has an expiration of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one transaction (semantics 18). None: no limit."""
+
+    messages: int | None = 10_000_000
+    size_bytes: int | None = 8 * 1024**3
+    open_s: float | None = None
+
+
+class Transaction:
+    """``xid`` is "" for a transaction without a name; a commit token is the xid of a one-phase commit."""
+
+    __slots__ = (
+        "limited",
+        "limits",
+        "mandatory",
+        "messages",
+        "opened_us",
+        "publishes",
+        "settles",
+        "size_bytes",
+        "spilled",
+        "state",
+        "unspilled_bytes",
+        "xid",
+    )
+
+    def __init__(self, limits: Limits, opened_us: int, xid: str = "") -> None:
+        self.xid = xid
+        self.state = State.ACTIVE
+        self.limits = limits
+        self.opened_us = opened_us
+        self.publishes: list[Publish] = []
+        self.spilled: list[Spilled] = []
+        self.mandatory: list[Publish] = []  # spilled ones, to be returned where their queues are gone by commit
+        self.settles: list[Settle] = []
+        self.limited = False  # some queue has a maximum length
+        self.messages = 0
+        self.size_bytes = 0
+        self.unspilled_bytes = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to commit."""
+        return bool(self.publishes or self.settles or self.spilled)
+
+    def publish(self, message: Message, queues: Queues, mandatory: bool = False) -> None:
+        """Raises TransactionTooLarge, with nothing added."""
+        size_bytes = len(message.body)
+        limits = self.limits
+        if size_bytes > MAX_BODY_BYTES:
+            raise TransactionTooLarge(
+                f"a message body of {size_bytes} bytes is over the limit of {MAX_BODY_BYTES}: split it, or store it elsewhere and send a reference"
+            )
+        if limits.messages is not None and self.messages >= limits.messages:
+            raise TransactionTooLarge(f"the transaction holds {self.messages} messages, the limit: commit it, or raise the limit")
+        if limits.size_bytes is not None and self.size_bytes + size_bytes > limits.size_bytes:
+            raise TransactionTooLarge(
+                f"the transaction would hold more than {limits.size_bytes} bytes of bodies, the limit: commit it, or raise the limit"
+            )
+        for queue in queues:
+            if queue.limited:
+                self.limited = True
+        self.publishes.append(Publish(message, queues, mandatory))
+        self.messages += 1
+        self.size_bytes += size_bytes
+        self.unspilled_bytes += size_bytes
+
+    def check_open_time(self, now_us: int) -> None:
+        """Raises TransactionTooLarge for one that is open for too long."""
+        limit_s = self.limits.open_s
+        if limit_s is not None and self and now_us - self.opened_us > limit_s * 1_000_000:
+            raise TransactionTooLarge(
+                f"the transaction is open for longer than {limit_s} s, the limit: it is rolled back; commit more often, or raise the limit"
+            )
+
+    def spill(self, spilled: Spilled) -> None:
+        """The publishes so far are in a segment: drop them from memory."""
+        self.mandatory += [publish for publish in self.publishes if publish.mandatory]
+        self.spilled.append(spilled)
+        self.publishes = []
+        self.unspilled_bytes = 0
+
+    def incoming(self) -> dict[Queue, tuple[int, int]]:
+        """Messages and bytes (spilled ones: about) that each queue will get."""
+        found: dict[Queue, tuple[int, int]] = {}
+        for spilled in self.spilled:
+            for queue, selection in spilled.selections:
+                messages, size_bytes = found.get(queue, (0, 0))
+                found[queue] = (messages + selection.rows, size_bytes + spilled.size_bytes * selection.rows // spilled.rows)
+        for publish in self.publishes:
+            for queue in publish.queues:
+                messages, size_bytes = found.get(queue, (0, 0))
+                found[queue] = (messages + 1, size_bytes + len(publish.message.body))
+        return found
+
+    def record(self, now_us: int) -> PreparedRecord:
+        """``routes`` starts with one object for each spilled batch, then a list of queue ids for each publish."""
+        routes: list[Any] = [
+            {
+                "batch": [spilled.batch_id, spilled.rows, spilled.size_bytes, spilled.expiring],
+                "queues": {str(queue.queue_id): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in spilled.selections},
+            }
+            for spilled in self.spilled
+        ]
+        routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
+        settles = [[queue.queue_id, offset, outcome] for queue, offset, outcome in self.settles]
+        return PreparedRecord(self.xid, now_us, _to_ipc([publish.message for publish in self.publishes]), routes, settles)
+
+    @classmethod
+    def restore(cls, record: PreparedRecord, queues: Mapping[int, Queue]) -> Transaction:
+        """A prepared transaction after a restart. Queues that are deleted drop out."""
+        transaction = cls(Limits(None, None), record.prepared_at, record.xid)
+        transaction.state = State.PREPARED
+        messages = iter(_from_ipc(record.publishes))
+        for route in record.routes:
+            if isinstance(route, dict):
+                selections = [
+                    (queues[int(queue_id)], Selection(row, count, bytes.fromhex(bitmap)))
+                    for queue_id, (row, count, bitmap) in route["queues"].items()
+                    if int(queue_id) in queues
+                ]
+                batch_id, rows, size_bytes, expiring = route["batch"]
+                transaction.spilled.append(Spilled(batch_id, rows, size_bytes, selections, expiring))
+                transaction.messages += rows
+                transaction.size_bytes += size_bytes
+                transaction.limited = transaction.limited or any(queue.limited for queue, _ in selections)
+            else:
+                transaction.publish(next(messages), tuple(queues[queue_id] for queue_id in route if queue_id in queues))
+        transaction.settles = [
+            Settle(queues[queue_id], offset, outcome) for queue_id, offset, outcome in record.settles if queue_id in queues
+        ]
+        return transaction
+
+    def become(self, state: State) -> None:
+        """Raises TransactionState where the table above has no such arrow."""
+        if state not in _NEXT[self.state]:
+            name = f"'{self.xid}' " if self.xid else ""
+            raise TransactionState(f"transaction {name}is {self.state.value}, it cannot become {state.value}")
+        self.state = state
+
+
+def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
+    """Messages as MESSAGE_SCHEMA."""
+    columns = {
+        "exchange": [message.exchange for message in messages],
+        "routing_key": [message.routing_key for message in messages],
+        "body": [message.body for message in messages],
+        "properties": [message.properties for message in messages],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=MESSAGE_SCHEMA)
+
+
+def _to_ipc(messages: Sequence[Message]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
+        writer.write_batch(to_batch(messages))
+    return bytes(sink.getvalue())
+
+
+def _from_ipc(data: bytes) -> list[Message]:
+    with pa.ipc.open_stream(data) as reader:
+        rows = reader.read_all().to_pylist()
+    return [Message(row["body"], row["routing_key"], row["exchange"], row["properties"]) for row in rows]

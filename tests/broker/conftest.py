@@ -1,0 +1,72 @@
+"""A broker over a memory store with a clock that only a test moves; ``restart`` opens what was committed, as after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from broker_core.engine import QueueInfo
+from broker_core.local import LocalBroker, LocalChannel
+from broker_core.store.memory import MemoryStore
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_us = 1_700_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_us
+
+    def advance(self, seconds: float) -> None:
+        self.now_us += int(seconds * 1_000_000)
+
+
+class Node:
+    """One broker, and its successors after restarts."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore()
+        self.broker = LocalBroker(self.store, self.clock, upkeep=False)
+
+    def restart(self, *, clean: bool = False) -> LocalBroker:
+        if clean:
+            self.broker.close()
+        store = self.store.reopened()
+        if not clean:
+            self.broker.close()
+        self.store = store
+        self.broker = LocalBroker(store, self.clock, upkeep=False)
+        return self.broker
+
+    def channel(self) -> LocalChannel:
+        return self.broker.channel()
+
+    def queue(self, name: str) -> QueueInfo:
+        return {info.name: info for info in self.broker.queues()}[name]
+
+    def drain(self, name: str) -> list[bytes]:
+        """The bodies that are ready, in order; they are acked."""
+        with self.channel() as channel:
+            bodies = []
+            while (delivery := channel.get(name)) is not None:
+                bodies.append(delivery.body)
+                channel.ack(delivery.tag)
+            return bodies
+
+    def browse(self, name: str) -> list[bytes]:
+        """All unsettled bodies, in order; nothing changes."""
+        queue = self.broker.state.queue(name)
+        return [
+            self.broker.state.fetch(queue, offset).body
+            for start, end in queue.unsettled_within(0, queue.visible_end)
+            for offset in range(start, end)
+        ]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    found = Node()
+    yield found
+    found.broker.close()

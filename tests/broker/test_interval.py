@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_core.broker.interval import IntervalSet
+
+SPAN = st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "subtract", "drop_below"]), SPAN), max_size=30)
+
+
+@given(STEPS, SPAN)
+def test_interval_set_agrees_with_a_plain_set_after_any_history(steps: list[tuple[str, tuple[int, int]]], span: tuple[int, int]) -> None:
+    found, model = IntervalSet(), set[int]()
+    for step, (start, end) in steps:
+        if step == "add":
+            low, high, absorbed = found.add(start, end)
+            model |= set(range(start, end))
+            assert set(range(low, high)) <= model
+            assert all(low <= at <= high for at in absorbed)
+        elif step == "subtract":
+            found.subtract(start, end)
+            model -= set(range(start, end))
+        else:
+            found.drop_below(start)
+            model = {member for member in model if member >= start}
+        pairs = list(found)
+        assert {member for low, high in pairs for member in range(low, high)} == model
+        assert all(low < high for low, high in pairs)
+        assert all(before[1] < after[0] for before, after in zip(pairs, pairs[1:], strict=False)), "disjoint, and never touching"
+    start, end = span
+    inside = {member for low, high in found.within(start, end) for member in range(low, high)}
+    outside = {member for low, high in found.outside(start, end) for member in range(low, high)}
+    assert inside == model & set(range(start, end))
+    assert outside == set(range(start, end)) - model
+    assert found.measure(start, end) == len(inside)
+    assert found.covers(start, end) == (set(range(start, end)) <= model)
+    assert found.contains(start) == (start in model)
+    assert found.first_outside(start) == min(set(range(start, 100)) - model)
+    assert found.end() == max(model, default=-1) + 1
