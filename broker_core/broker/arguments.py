@@ -8,12 +8,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker_core.errors import PreconditionFailed
+from broker_core.errors import OptionError, PreconditionFailed
 
 _NUMBERS = ("x-message-ttl", "x-max-length", "x-max-length-bytes")
 _TEXTS = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
 _OVERFLOWS = ("drop-head", "reject-publish")
+MAX_TEXT_BYTES = 255
 ALLOWED = (*_NUMBERS, "x-overflow", *_TEXTS)
+
+
+def check_text(kind: str, text: object) -> None:
+    """A name, a routing key or an xid: AMQP's short string, which is UTF-8 of at most 255 bytes. Raises OptionError."""
+    if not isinstance(text, str):
+        raise OptionError(f"{kind} must be a str, not {type(text).__name__}")
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError:
+        raise OptionError(f"{kind} {text!r} cannot be encoded as UTF-8: give it without lone surrogates") from None
+    if length > MAX_TEXT_BYTES:
+        raise OptionError(f"{kind} {text[:40]!r}... has {length} bytes, allowed are {MAX_TEXT_BYTES}")
+
+
+def check_binding(queue: str, arguments: Mapping[str, Any]) -> None:
+    """Raises PreconditionFailed for a value that cannot be kept."""
+    for name, value in arguments.items():
+        if not isinstance(value, (str, int, float, type(None))):
+            raise PreconditionFailed(
+                f"invalid arg '{name}' in a binding of queue '{queue}': a {type(value).__name__} cannot be matched; "
+                "give text, a number or nothing"
+            )
 
 
 def check_arguments(queue: str, arguments: Mapping[str, Any]) -> None:

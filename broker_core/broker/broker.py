@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from broker_core.broker.arguments import check_text
 from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.messages import ROUTE, Messages
@@ -80,6 +81,7 @@ class Committed(NamedTuple):
 class BrokerState(Messages):
     def __init__(self, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
         super().__init__(Batches(new_batch_id, read))
+        self.latest_us = 0  # the latest commit time that was found while loading
         self.prepared: dict[str, Transaction] = {}
         self.prepared_at: dict[str, int] = {}
         self.outcomes: dict[str, OutcomeRecord] = {}  # oldest first
@@ -140,6 +142,10 @@ class BrokerState(Messages):
             if progress.queue_id in self.queues_by_id:
                 self.queues_by_id[progress.queue_id].restore_progress(progress, holes.get(progress.queue_id, []))
         self._load_runs(by_class.get(RunRecord, []), image.inbox)
+        self.latest_us = max(
+            max((row.committed_at for row in image.inbox), default=0),
+            max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
+        )
         for claim in self.claims.values():
             for log, (_, end) in claim.ranges.items():
                 queue = self.queues.get(log)
@@ -175,7 +181,10 @@ class BrokerState(Messages):
 
     # -- transactions ---------------------------------------------------------------------------------------------------
     def commit_transaction(self, change: Change, transaction: Transaction, now: int) -> Committed:
-        """All of it in one change (semantics 1). Raises PreconditionFailed (overflow), TransactionState, CorruptSegment, with nothing changed."""
+        """All of it in one change (semantics 1).
+
+        Raises, with nothing changed, PreconditionFailed (overflow), TransactionState, CorruptSegment.
+        """
         if transaction.limited:
             self.check_overflow(transaction.incoming())
         if transaction.xid and transaction.state is State.ACTIVE:
@@ -277,6 +286,7 @@ class BrokerState(Messages):
         return state == wanted
 
     def _check_new(self, xid: str) -> None:
+        check_text("an xid", xid)
         if xid in self.prepared or xid in self.outcomes:
             raise TransactionState(f"transaction '{xid}' is {self.outcome(xid)}: an xid names one transaction only, choose another")
 
@@ -308,8 +318,8 @@ class BrokerState(Messages):
             )
         if queue.held:
             raise ResourceLocked(
-                f"queue '{queue.name}' cannot be owned by app '{app_id}': channels or prepared transactions hold {len(queue.held)} of its messages; "
-                "let them ack or close first"
+                f"queue '{queue.name}' cannot be owned by app '{app_id}': channels or prepared transactions hold "
+                f"{len(queue.held)} of its messages; let them ack or close first"
             )
         if not queue.durable:
             raise PreconditionFailed(

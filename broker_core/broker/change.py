@@ -24,7 +24,10 @@ class InboxRow(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """What one commit writes. ``sequence`` 0: no commit sequence number is taken (bookkeeping only)."""
+    """What one commit writes. ``sequence`` 0: no commit sequence number is taken (bookkeeping only).
+
+    ``drops`` are carried out before ``puts``. An appended batch that nothing will name goes to ``forgets``.
+    """
 
     sequence: int = 0
     rows: list[InboxRow] = field(default_factory=list)

@@ -177,13 +177,14 @@ class Messages(Topology):
             limit = queue.arguments.get("x-max-length")
             if limit is not None and queue.ready + messages > limit:
                 raise PreconditionFailed(
-                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages on {queue.ready} are over x-max-length {limit}; nothing was enqueued"
+                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages on {queue.ready} "
+                    f"are over x-max-length {limit}; nothing was enqueued"
                 )
             limit = queue.arguments.get("x-max-length-bytes")
             if limit is not None and self._ready_bytes(queue) + size_bytes > limit:
                 raise PreconditionFailed(
-                    f"queue '{queue.name}' in vhost '/' is full: {size_bytes} more bytes on {self._ready_bytes(queue)} are over x-max-length-bytes {limit}; "
-                    "nothing was enqueued"
+                    f"queue '{queue.name}' in vhost '/' is full: {size_bytes} more bytes on {self._ready_bytes(queue)} "
+                    f"are over x-max-length-bytes {limit}; nothing was enqueued"
                 )
 
     def require_room(self, arriving: Mapping[int, int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker_core.broker.arguments import check_arguments, inequivalent, inequivalent_arguments
+from broker_core.broker.arguments import check_arguments, check_binding, check_text, inequivalent, inequivalent_arguments
 from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change
 from broker_core.broker.exchange import EXCHANGE_TYPES, Binding, DefaultExchange, Exchange, Queues
@@ -93,6 +93,7 @@ class Topology:
             inequivalent("exchange", name, wanted, {key: getattr(existing, key) for key in wanted})
             inequivalent_arguments("exchange", name, arguments or {}, existing.arguments)
             return existing
+        check_text("the name of an exchange", name)
         if name.startswith("amq."):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         if type not in EXCHANGE_TYPES:
@@ -142,6 +143,7 @@ class Topology:
             inequivalent("queue", name, wanted, {key: getattr(existing, key) for key in wanted})
             inequivalent_arguments("queue", name, arguments or {}, existing.arguments)
             return existing
+        check_text("the name of a queue", name)
         check_arguments(name, arguments or {})
         # the commit sequence never falls, not even over restarts: an id from it is never used again
         change.sequence = change.sequence or self.next_sequence()
@@ -200,6 +202,8 @@ class Topology:
     ) -> None:
         """Binding twice is fine. Raises QueueNotFound, ExchangeNotFound, AccessRefused (default exchange), PreconditionFailed."""
         target, source = self._pair(queue, exchange, connection)
+        check_text("a routing key", routing_key)
+        check_binding(queue, arguments or {})
         if source.bind(target, routing_key, arguments or {}) and source.durable and target.written:
             change.puts.append(BindingRecord(exchange, queue, routing_key, arguments or {}))
 

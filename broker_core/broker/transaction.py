@@ -121,7 +121,8 @@ class Transaction:
         limits = self.limits
         if size_bytes > MAX_BODY_BYTES:
             raise TransactionTooLarge(
-                f"a message body of {size_bytes} bytes is over the limit of {MAX_BODY_BYTES}: split it, or store it elsewhere and send a reference"
+                f"a message body of {size_bytes} bytes is over the limit of {MAX_BODY_BYTES}: "
+                "split it, or store it elsewhere and send a reference"
             )
         if limits.messages is not None and self.messages >= limits.messages:
             raise TransactionTooLarge(f"the transaction holds {self.messages} messages, the limit: commit it, or raise the limit")

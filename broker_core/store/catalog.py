@@ -162,6 +162,11 @@ class Catalog:
                 os.close(descriptor)
 
     def close(self) -> None:
+        """Release the file and its lock, also in the middle of a transaction, which is then rolled back."""
+        self._cursor.close()  # SQLite keeps a connection whose statements are not done
+        if self._connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):  # the next opening rolls back
+                self._connection.rollback()
         self._connection.close()
 
     # What is there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,18 @@ class Node:
             for start, end in queue.unsettled_within(0, queue.visible_end)
             for offset in range(start, end)
         ]
+
+
+def declared(node: Node, *queues: str, **arguments: Any) -> None:
+    with node.channel() as channel:
+        for queue in queues:
+            channel.queue_declare(queue, arguments=arguments or None)
+
+
+def publish(node: Node, queue: str, *bodies: bytes, properties: bytes = b"") -> None:
+    with node.channel() as channel:
+        for body in bodies:
+            channel.publish(body, routing_key=queue, properties=properties)
 
 
 @pytest.fixture

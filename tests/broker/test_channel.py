@@ -10,25 +10,12 @@ import pytest
 from broker_core import errors
 from broker_core.broker.batch import OPEN_ROWS
 from broker_core.broker.channel import Channel
-from broker_core.broker.transaction import Limits, State, Transaction
+from broker_core.broker.transaction import Limits
 from broker_core.local import SPILL_ROWS, LocalBroker
 from broker_core.properties import Properties
 from broker_core.store.memory import MemoryStore
 
-from .conftest import Node
-
-
-def declared(node: Node, *queues: str, **arguments: Any) -> None:
-    with node.channel() as channel:
-        for queue in queues:
-            channel.queue_declare(queue, arguments=arguments or None)
-
-
-def publish(node: Node, queue: str, *bodies: bytes, properties: bytes = b"") -> None:
-    with node.channel() as channel:
-        for body in bodies:
-            channel.publish(body, routing_key=queue, properties=properties)
-
+from .conftest import Node, declared, publish
 
 # -- the notes ----------------------------------------------------------------------------------------------------------------
 
@@ -196,7 +183,7 @@ def test_05_an_unknown_or_repeated_delivery_tag_is_refused_at_once(node: Node) -
     with node.channel() as channel:
         delivery = channel.get("q")
         assert delivery
-        with pytest.raises(errors.PreconditionFailed, match="^.TXMQ_PRECONDITION_FAILED. unknown delivery tag 7$"):
+        with pytest.raises(errors.PreconditionFailed, match=r"^.TXMQ_PRECONDITION_FAILED. unknown delivery tag 7$"):
             channel.ack(7)
         with pytest.raises(errors.PreconditionFailed, match="unknown delivery tag 7"):
             channel.ack(7, multiple=True)
@@ -302,7 +289,7 @@ def test_11_a_commit_over_a_full_reject_publish_queue_fails_whole_with_nothing_e
         channel.publish(b"f", routing_key="free")
         channel.publish(b"2", routing_key="full")
         channel.publish(b"3", routing_key="full")
-        with pytest.raises(errors.PreconditionFailed, match="queue 'full' in vhost '/' is full.*nothing was enqueued"):
+        with pytest.raises(errors.PreconditionFailed, match=r"queue 'full' in vhost '/' is full.*nothing was enqueued"):
             channel.tx_commit()
     assert (node.browse("free"), node.browse("full")) == ([], [b"1"])
     publish(node, "full", b"2")
@@ -526,7 +513,7 @@ def test_22_an_app_owns_its_queue_until_it_is_released_and_a_channel_keeps_the_a
 
     with node.channel() as channel:
         assert channel.get("q")
-        with pytest.raises(errors.ResourceLocked, match="cannot be owned by app 'etl'.*hold 1 of its messages"):
+        with pytest.raises(errors.ResourceLocked, match=r"cannot be owned by app 'etl'.*hold 1 of its messages"):
             own("etl")
         channel.recover()
         own("etl")
@@ -534,7 +521,7 @@ def test_22_an_app_owns_its_queue_until_it_is_released_and_a_channel_keeps_the_a
         with pytest.raises(errors.ResourceLocked, match="belongs to app 'etl', not to 'other'"):
             own("other")
         for call in (channel.get, channel.queue_purge, channel.queue_delete):
-            with pytest.raises(errors.ResourceLocked, match="belongs to app 'etl'.*`txmq release etl q`"):
+            with pytest.raises(errors.ResourceLocked, match=r"belongs to app 'etl'.*`txmq release etl q`"):
                 call("q")
         assert channel.publish(b"3", routing_key="q"), "publishing is always allowed"
         node.restart()
@@ -559,215 +546,6 @@ def test_22_claimed_entries_neither_expire_nor_overflow_and_those_behind_them_do
     node.clock.advance(5)
     node.broker.upkeep.tick()
     assert node.browse("q") == [b"1", b"2"]
-
-
-# -- XA (decision 20) -----------------------------------------------------------------------------------------------------------
-
-
-def prepared(node: Node, xid: str = "x1") -> None:
-    declared(node, "in", "out")
-    publish(node, "in", b"work")
-    channel = node.channel()
-    channel.tx_select()
-    delivery = channel.get("in")
-    assert delivery
-    channel.publish(b"result", routing_key="out", properties=Properties(message_id="m").encode())
-    channel.ack(delivery.tag)
-    assert channel.prepare(xid) == "prepared"
-    channel.close()
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_20_a_prepared_transaction_is_invisible_outlives_its_channel_and_a_crash_and_is_committed_by_name(
-    node: Node, restart: bool
-) -> None:
-    prepared(node)
-    if restart:
-        node.restart()
-    node.clock.advance(100_000)
-    assert node.drain("in") == node.browse("out") == []
-    (info,) = node.broker.prepared()
-    assert (info.xid, info.publishes, info.settles, info.size_bytes, info.age_s > 99_999) == ("x1", 1, 1, 6, True)
-    node.broker.commit("x1")
-    assert (node.browse("in"), node.browse("out"), node.broker.prepared()) == ([], [b"result"], [])
-    node.restart()
-    assert (node.browse("in"), node.browse("out"), node.broker.prepared()) == ([], [b"result"], [])
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_20_a_prepared_transaction_that_is_rolled_back_gives_its_deliveries_back_as_redelivered(node: Node, restart: bool) -> None:
-    prepared(node)
-    if restart:
-        node.restart()
-    node.broker.rollback("x1")
-    assert node.broker.outcome("x1") == "rolled_back"
-    with node.channel() as channel:
-        again = channel.get("in")
-        assert again and (again.body, again.redelivered) == (b"work", True)
-    assert node.browse("out") == []
-
-
-def test_20_unknown_xid_and_wrong_state_are_different_errors_and_a_repeated_decision_is_fine(node: Node) -> None:
-    prepared(node)
-    for call in (node.broker.commit, node.broker.rollback):
-        with pytest.raises(errors.UnknownTransaction, match="no transaction has the xid 'nobody'"):
-            call("nobody")
-    with node.channel() as channel:
-        channel.tx_select()
-        channel.publish(b"x", routing_key="out")
-        with pytest.raises(errors.TransactionState, match="'x1' is prepared"):
-            channel.prepare("x1")
-    node.broker.commit("x1")
-    node.broker.commit("x1")
-    with pytest.raises(errors.TransactionState, match="'x1' is committed, it cannot become rolled_back"):
-        node.broker.rollback("x1")
-    assert node.browse("out") == [b"result"]
-
-
-def test_20_prepare_with_no_work_answers_read_only(node: Node) -> None:
-    with node.channel() as channel:
-        channel.tx_select()
-        assert channel.prepare("x") == "read_only"
-    assert node.broker.prepared() == []
-
-
-def test_20_a_large_prepared_transaction_keeps_its_spilled_rows_over_a_crash(node: Node) -> None:
-    declared(node, "q", "r")
-    for xid in ("commit", "rollback"):
-        with node.channel() as channel:
-            channel.tx_select()
-            for number in range(SPILL_ROWS + 5):
-                channel.publish(b"%d" % number, routing_key="q")
-            channel.prepare(xid)
-    node.restart()
-    node.broker.upkeep.tick()
-    assert [info.publishes for info in node.broker.prepared()] == [SPILL_ROWS + 5] * 2
-    node.broker.commit("commit")
-    node.broker.rollback("rollback")
-    assert node.browse("q") == [b"%d" % number for number in range(SPILL_ROWS + 5)]
-    node.restart()
-    assert len(node.browse("q")) == SPILL_ROWS + 5
-    assert len(node.store.reopened().load().batches) == 1
-
-
-@pytest.mark.parametrize(
-    "wrong", [(State.COMMITTED, State.ROLLED_BACK), (State.ROLLED_BACK, State.COMMITTED), (State.PREPARED, State.PREPARED)]
-)
-def test_20_a_transaction_goes_only_through_its_states(wrong: tuple[State, State]) -> None:
-    transaction = Transaction(Limits(), 0, "x")
-    transaction.become(wrong[0])
-    with pytest.raises(errors.TransactionState, match=f"transaction 'x' is {wrong[0].value}, it cannot become {wrong[1].value}"):
-        transaction.become(wrong[1])
-
-
-# -- dead-lettering ---------------------------------------------------------------------------------------------------------------
-
-
-def test_an_expired_message_is_dead_lettered_with_its_origin_and_the_copy_does_not_expire_again(node: Node) -> None:
-    declared(node, "dead")
-    declared(node, "q", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
-    publish(node, "q", b"1", properties=Properties(expiration="100", headers={"mine": 1}).encode())
-    sequence = node.broker.state.fetch(node.broker.state.queue("q"), 0).sequence
-    node.clock.advance(1)
-    node.broker.upkeep.tick()
-    node.clock.advance(1000)
-    with node.channel() as channel:
-        delivery = channel.get("dead")
-        assert delivery and not delivery.redelivered
-        properties = Properties.decode(delivery.message.properties)
-    assert properties.expiration is None
-    (death,) = properties.headers["x-death"]
-    assert (death["queue"], death["reason"], death["count"], death["routing-keys"], death["original-expiration"]) == (
-        "q",
-        "expired",
-        1,
-        ["q"],
-        "100",
-    )
-    assert properties.headers["x-original-transaction"] == sequence
-    assert properties.headers["x-first-death-queue"] == "q"
-    assert properties.headers["mine"] == 1
-    assert node.browse("q") == []
-
-
-def test_a_message_is_never_dead_lettered_back_into_the_same_queue_without_a_rejection(node: Node) -> None:
-    declared(node, "q", **{"x-message-ttl": 100, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
-    publish(node, "q", b"1")
-    node.clock.advance(1)
-    node.broker.upkeep.tick()
-    assert node.queue("q").messages == 0
-    publish(node, "q", b"2")
-    with node.channel() as channel:
-        delivery = channel.get("q")
-        assert delivery
-        channel.reject(delivery.tag, requeue=False)
-    assert node.browse("q") == [b"2"], "a rejection is somebody's wish: it may come round"
-
-
-# -- declaring --------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"x-queue-mode": "lazy"}, "unknown argument 'x-queue-mode' for queue 'q'"),
-        ({"x-message-ttl": -1}, "invalid arg 'x-message-ttl' for queue 'q' in vhost '/': -1"),
-        ({"x-max-length": "3"}, "invalid arg 'x-max-length'"),
-        ({"x-overflow": "sometimes"}, "invalid arg 'x-overflow'.*drop-head or reject-publish"),
-        ({"x-dead-letter-routing-key": "k"}, "it needs x-dead-letter-exchange"),
-    ],
-)
-def test_an_argument_that_would_have_no_effect_is_refused_and_named(node: Node, arguments: dict[str, Any], text: str) -> None:
-    with node.channel() as channel, pytest.raises(errors.PreconditionFailed, match=text):
-        channel.queue_declare("q", arguments=arguments)
-    assert node.broker.queues() == []
-
-
-def test_a_queue_declared_again_with_other_properties_is_refused_in_rabbitmqs_words(node: Node) -> None:
-    with node.channel() as channel:
-        channel.queue_declare("q", arguments={"x-max-length": 5})
-        channel.queue_declare("q", arguments={"x-max-length": 5})
-        with pytest.raises(
-            errors.PreconditionFailed, match="inequivalent arg 'durable' for queue 'q' in vhost '/': received 'false' but current is 'true'"
-        ):
-            channel.queue_declare("q", durable=False, arguments={"x-max-length": 5})
-        with pytest.raises(errors.PreconditionFailed, match="inequivalent arg 'x-max-length' .*: received none but current is '5'"):
-            channel.queue_declare("q")
-
-
-def test_a_server_named_and_an_exclusive_queue(node: Node) -> None:
-    with node.channel() as other, node.channel() as channel:
-        name = channel.queue_declare(exclusive=True)
-        assert name.startswith("amq.gen-")
-        with pytest.raises(errors.ResourceLocked, match="exclusive access to locked queue"):
-            other.get(name)
-        channel.publish(b"1", routing_key=name)
-        delivery = channel.get(name, no_ack=True)
-        assert delivery and delivery.body == b"1"
-    assert node.broker.queues() == []
-
-
-def test_a_new_queue_of_a_deleted_queues_name_holds_nothing_of_it(node: Node) -> None:
-    declared(node, "q")
-    publish(node, "q", b"old")
-    with node.channel() as channel:
-        assert channel.queue_delete("q") == 1
-    node.restart()
-    declared(node, "q")
-    node.restart()
-    assert node.browse("q") == []
-
-
-def test_purge_takes_what_nobody_holds(node: Node) -> None:
-    declared(node, "q")
-    publish(node, "q", b"1", b"2", b"3")
-    with node.channel() as channel:
-        first = channel.get("q")
-        assert first
-        assert channel.queue_purge("q") == 2
-        assert channel.get("q") is None
-        channel.reject(first.tag)
-        assert node.browse("q") == [b"1"]
 
 
 # -- upkeep: the same messages wherever their bytes are ---------------------------------------------------------------------------
@@ -816,7 +594,7 @@ def test_a_full_open_batch_is_sealed_while_the_broker_runs() -> None:
             for _ in range(512):
                 channel.publish(b"x", routing_key="q")
             channel.tx_commit()
-        (first,) = [run for run in broker.state.queue("q").runs_between(0, 1)]
+        (first,) = broker.state.queue("q").runs_between(0, 1)
         thread = broker.upkeep._thread
         assert thread is not None
         deadline = time.monotonic() + 30
@@ -826,6 +604,33 @@ def test_a_full_open_batch_is_sealed_while_the_broker_runs() -> None:
         found = broker.read_rows(broker.state.queue("q").runs_between(0, 3)[0])
         assert found.column("body").to_pylist() == [b"x"] * 3
     broker.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"body": "text"}, "a body must be bytes, not str"),
+        ({"body": None}, "a body must be bytes, not NoneType"),
+        ({"body": b"", "routing_key": None}, "a routing key must be a str, not NoneType"),
+        ({"body": b"", "routing_key": "\udc80", "exchange": "amq.fanout"}, "cannot be encoded as UTF-8"),
+        ({"body": b"", "routing_key": "k" * 256, "exchange": "amq.fanout"}, "has 256 bytes, allowed are 255"),
+        ({"body": b"", "properties": "text"}, "properties must be bytes, not str"),
+    ],
+)
+def test_a_message_that_cannot_be_stored_is_refused_with_its_reason_and_the_broker_goes_on(
+    node: Node, message: dict[str, Any], text: str
+) -> None:
+    declared(node, "q")
+    with node.channel() as channel:
+        channel.queue_bind("q", "amq.fanout")
+        with pytest.raises(errors.OptionError, match=text):
+            channel.publish(**message)
+        channel.publish(bytearray(b"good"), routing_key="q")
+        with pytest.raises(errors.PreconditionFailed, match="invalid arg 'h' in a binding of queue 'q': a bytes cannot be matched"):
+            channel.queue_bind("q", "amq.headers", arguments={"h": b"1"})
+        with pytest.raises(errors.OptionError, match="the name of a queue"):
+            channel.queue_declare("\udc80")
+    assert node.browse("q") == [b"good"]
 
 
 def test_a_channel_needs_no_broker_around_it(node: Node) -> None:

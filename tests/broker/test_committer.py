@@ -128,6 +128,20 @@ def test_a_fault_in_a_work_stops_the_broker_because_memory_may_be_half_changed()
     broker.close()
 
 
+def test_what_a_work_had_done_before_it_was_refused_is_durable_before_the_refusal_is_told() -> None:
+    store = MemoryStore()
+    broker = LocalBroker(store, upkeep=False)
+
+    def work(state: BrokerState, change: Change, now: int) -> None:
+        state.remember(change, OutcomeRecord("acked below", "committed", now))
+        raise errors.LineageConflict("and then refused")
+
+    with pytest.raises(errors.LineageConflict):
+        broker.run(work)
+    assert [record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)] == ["acked below"]
+    broker.close()
+
+
 def test_nobody_sees_part_of_a_commit_over_several_queues() -> None:
     broker = LocalBroker(MemoryStore(), upkeep=False)
     with broker.channel() as channel:
@@ -196,3 +210,18 @@ def test_commit_times_and_sequences_never_fall_even_when_the_clock_does() -> Non
     assert seen == sorted(set(seen))
     broker.committer._clock = lambda: 0
     broker.close()
+
+
+def test_commit_times_do_not_fall_over_a_restart_with_a_clock_that_was_set_back() -> None:
+    store = MemoryStore()
+    broker = LocalBroker(store, lambda: 1000, upkeep=False)
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+        channel.publish(b"1", routing_key="q")
+    committed_at = broker.state.fetch(broker.state.queue("q"), 0).committed_at
+    broker.close()
+    again = LocalBroker(store.reopened(), lambda: 5, upkeep=False)
+    with again.channel() as channel:
+        channel.publish(b"2", routing_key="q")
+    assert again.state.fetch(again.state.queue("q"), 1).committed_at > committed_at
+    again.close()

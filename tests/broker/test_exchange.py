@@ -100,7 +100,7 @@ def test_headers_exchange_matches_by_x_match(arguments: dict[str, object], heade
 
 
 def test_an_unknown_x_match_is_refused_and_named() -> None:
-    with pytest.raises(errors.PreconditionFailed, match="invalid x-match 'some'.*all, any, all-with-x, any-with-x"):
+    with pytest.raises(errors.PreconditionFailed, match=r"invalid x-match 'some'.*all, any, all-with-x, any-with-x"):
         topology("q").bind(Change(), "q", "amq.headers", "", {"x-match": "some"})
 
 
@@ -118,7 +118,7 @@ def test_exchanges_that_are_missing_internal_or_reserved_are_refused() -> None:
     with pytest.raises(errors.AccessRefused, match="part of the broker"):
         found.delete_exchange(Change(), "amq.topic")
     with pytest.raises(
-        errors.PreconditionFailed, match="inequivalent arg 'type' for exchange 'inner'.*received 'topic' but current is 'fanout'"
+        errors.PreconditionFailed, match=r"inequivalent arg 'type' for exchange 'inner'.*received 'topic' but current is 'fanout'"
     ):
         found.declare_exchange(Change(), "inner", "topic", internal=True)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +29,7 @@ def test_interval_set_agrees_with_a_plain_set_after_any_history(steps: list[tupl
         pairs = list(found)
         assert {member for low, high in pairs for member in range(low, high)} == model
         assert all(low < high for low, high in pairs)
-        assert all(before[1] < after[0] for before, after in zip(pairs, pairs[1:], strict=False)), "disjoint, and never touching"
+        assert all(before[1] < after[0] for before, after in pairwise(pairs)), "disjoint, and never touching"
     start, end = span
     inside = {member for low, high in found.within(start, end) for member in range(low, high)}
     outside = {member for low, high in found.outside(start, end) for member in range(low, high)}

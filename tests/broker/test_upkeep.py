@@ -15,7 +15,7 @@ import pytest
 from broker_core import errors, failpoint
 from broker_core.broker.change import Change
 from broker_core.broker.routing import Selection
-from broker_core.local import SPILL_ROWS, LocalBroker
+from broker_core.local import LocalBroker
 from broker_core.message import MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 
@@ -61,7 +61,7 @@ def fill(broker: LocalBroker, count: int, first: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["store.seal.written", "upkeep.seal.written", "committer.planned", "store.commit.executed", "store.commit.committed"]
+    "step", ["store.seal.written", "upkeep.seal.written", "committer.planned", "store.commit.begin", "store.commit.committed"]
 )
 def test_a_crash_at_any_step_of_a_seal_loses_and_doubles_nothing(directory: Path, step: str) -> None:
     broker = opened(directory)
@@ -87,18 +87,20 @@ def test_a_crash_at_any_step_of_a_seal_loses_and_doubles_nothing(directory: Path
 
 def test_a_mostly_dead_segment_is_compacted_and_its_living_messages_stay(directory: Path) -> None:
     broker = opened(directory, roll_bytes=1)
-    fill(broker, SPILL_ROWS)
-    fill(broker, 1)
+    fill(broker, 3000)
+    fill(broker, 1001)  # closes the segment of the first
     with broker.channel() as channel:
-        for number in range(SPILL_ROWS):
+        channel.tx_select()
+        for number in range(3000):
             delivery = channel.get("q")
             assert delivery
             if number % 1000:
                 channel.ack(delivery.tag)
+        channel.tx_commit()
     before, large = bodies(broker, "q"), size_bytes(directory)
     broker.upkeep.compact()
     assert bodies(broker, "q") == before
-    assert size_bytes(directory) < large / 5
+    assert size_bytes(directory) < large / 3
     small = size_bytes(directory)
     broker.upkeep.compact()
     assert size_bytes(directory) == small, "what is compacted is not compacted again and again"
@@ -132,7 +134,7 @@ def test_a_batch_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(dir
 
     def stage(state: object, change: Change, _now: int) -> None:
         change.names.append(info.batch_id)
-        broker.state.hold(info.batch_id)
+        broker.state.hold(info.batch_id, info.rows, info.size_bytes)
 
     broker.run(stage)
     broker.upkeep.tick()
@@ -190,7 +192,14 @@ def test_a_caller_whose_wait_is_interrupted_by_a_signal_does_not_hold_up_the_oth
     before = signal.signal(signal.SIGUSR1, ring)
     main = threading.main_thread().ident
     assert main is not None
-    interrupter = threading.Thread(target=lambda: (_until_waiting(broker), signal.pthread_kill(main, signal.SIGUSR1)))
+
+    def interrupt() -> None:
+        waiting = threading.Event()
+        while not broker.committer._waiting:
+            waiting.wait(0.001)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     try:
         with pytest.raises(Alarm):
@@ -203,12 +212,6 @@ def test_a_caller_whose_wait_is_interrupted_by_a_signal_does_not_hold_up_the_oth
     assert broker.run(lambda _state, _change, now: now) > 0
     assert bodies(broker, "q") == [b"0 " + BODY]
     broker.close()
-
-
-def _until_waiting(broker: LocalBroker) -> None:
-    waiting = threading.Event()
-    while not broker.committer._waiting:
-        waiting.wait(0.001)
 
 
 def test_growth_wakes_whoever_waits(directory: Path) -> None:

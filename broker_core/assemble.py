@@ -1,0 +1,159 @@
+"""How a piece of a log becomes rows: a stored batch, plus what the log knows about it, as READ_SCHEMA.
+
+Server and client share it, so a reader that maps a segment itself and one that is served over Flight get the same bytes. Not
+here: where batches are kept, and how a plan is made.
+
+Invariant: ``assemble`` is a pure function of (piece, batch); exchange, routing key and body are never copied where the rows of a
+piece are adjacent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from broker_core.message import READ_SCHEMA, TIMESTAMP, Location
+
+Interval = tuple[int, int]  # offsets, end-exclusive
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The offsets ``first .. first+count`` of a log, which are rows of one batch, in the same order.
+
+    The rows are ``row .. row+count``, or, where ``bitmap`` is not empty, its set bits (bit i of byte i//8, least significant first,
+    counted from row ``row``). ``before`` of these selected rows stand before ``first`` (a slice that begins inside a run).
+    ``sequence`` 0: commit time stands in the batch, row by row. ``location`` None: no file holds the batch yet.
+    """
+
+    log: str
+    first: int
+    count: int
+    batch_id: int
+    row: int
+    bitmap: bytes
+    sequence: int
+    committed_at: int  # microseconds since the epoch
+    skipped: tuple[Interval, ...] = ()  # offsets settled before the claim: not delivered
+    redelivered: tuple[Interval, ...] = ()
+    location: Location | None = None
+    before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What a read gives, in reading order. Pieces may be wholly skipped; then they give no rows."""
+
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """At most so many rows: skipped ones are counted."""
+        return sum(piece.count for piece in self.pieces)
+
+
+def assemble(piece: Piece, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of ``piece`` as READ_SCHEMA; ``batch`` is the whole stored batch (MESSAGE_SCHEMA or MERGED_SCHEMA)."""
+    first, count = piece.first, piece.count
+    skipped = _within(piece.skipped, first, first + count)
+    if not piece.bitmap and not skipped:
+        rows = batch.slice(piece.row + piece.before, count)
+        offsets = np.arange(first, first + count, dtype=np.int64)
+    else:
+        kept = ~_marks(skipped, first, count)
+        rows = batch.take(_column(_row_numbers(piece)[kept]))
+        offsets = np.arange(first, first + count, dtype=np.int64)[kept]
+    size = len(offsets)
+    if piece.sequence:
+        timestamps = _constants.timestamps(piece.committed_at, size)
+    else:
+        timestamps = rows.column("committed_at").cast(TIMESTAMP)
+    redelivered = _redelivered(_within(piece.redelivered, first, first + count), first, count, offsets)
+    columns = [
+        _constants.queues(piece.log, size),
+        _column(offsets),
+        rows.column("exchange"),
+        rows.column("routing_key"),
+        rows.column("body"),
+        timestamps,
+        redelivered,
+        rows.column("properties"),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=READ_SCHEMA)
+
+
+def _row_numbers(piece: Piece) -> npt.NDArray[np.int64]:
+    start = piece.before
+    if not piece.bitmap:
+        return np.arange(piece.row + start, piece.row + start + piece.count, dtype=np.int64)
+    bits = np.unpackbits(np.frombuffer(piece.bitmap, dtype=np.uint8), bitorder="little")
+    return np.flatnonzero(bits)[start : start + piece.count].astype(np.int64) + piece.row
+
+
+def _within(intervals: Sequence[Interval], first: int, end: int) -> list[Interval]:
+    return [(start, stop) for start, stop in intervals if start < end and stop > first]
+
+
+def _marks(intervals: Sequence[Interval], first: int, count: int) -> npt.NDArray[np.bool_]:
+    marks = np.zeros(count, dtype=np.bool_)
+    for start, end in intervals:
+        marks[max(start - first, 0) : max(end - first, 0)] = True
+    return marks
+
+
+def _redelivered(intervals: Sequence[Interval], first: int, count: int, offsets: npt.NDArray[np.int64]) -> pa.Array:
+    size = len(offsets)
+    if not intervals:
+        return _constants.booleans(False, size)
+    if len(intervals) == 1 and intervals[0][0] <= first and intervals[0][1] >= first + count:
+        return _constants.booleans(True, size)
+    bits = np.packbits(_marks(intervals, first, count)[offsets - first], bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), size, [None, pa.py_buffer(bits)])
+
+
+def _column(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    """Without a copy, and without pa.array, which imports pandas (half a second in every worker)."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+class _Constants:
+    """Constant columns, made once per size and sliced. A race between threads makes one twice, nothing worse."""
+
+    LOGS = 256
+
+    def __init__(self) -> None:
+        self._logs: dict[str, pa.Array] = {}
+        self._flags: dict[bool, pa.Array] = {}
+        self._time: tuple[int, pa.Array] | None = None  # of the last commit that was read
+
+    def queues(self, log: str, size: int) -> pa.Array:
+        column = self._logs.get(log)
+        if column is None or len(column) < size:
+            column = _repeat(pa.scalar(log, pa.string()), size)
+            if len(self._logs) >= self.LOGS:
+                self._logs.clear()
+            self._logs[log] = column
+        return column.slice(0, size)
+
+    def timestamps(self, committed_at: int, size: int) -> pa.Array:
+        known = self._time
+        if known is None or known[0] != committed_at or len(known[1]) < size:
+            known = self._time = (committed_at, _repeat(pa.scalar(committed_at, TIMESTAMP), size))
+        return known[1].slice(0, size)
+
+    def booleans(self, value: bool, size: int) -> pa.Array:
+        column = self._flags.get(value)
+        if column is None or len(column) < size:
+            column = self._flags[value] = _repeat(pa.scalar(value, pa.bool_()), size)
+        return column.slice(0, size)
+
+
+def _repeat(value: pa.Scalar, size: int) -> pa.Array:
+    return pa.repeat(value, 1 << max(size - 1, 0).bit_length())
+
+
+_constants = _Constants()

@@ -1,0 +1,439 @@
+"""BrokerClient: the engine's port over Flight, and the words of channels and of the operator, from any process.
+
+Not here: connecting (``connection.py``), finding or starting the broker (``endpoint.py``), the contract (``flight.py``).
+
+Invariant: a call returns only what the broker has answered; a broken connection or a restarted broker is never visible except as
+time, until ``reconnect_s`` is over. Rows are read once each and staged once each, whatever breaks between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.flight as arrow_flight
+
+from broker_core import endpoint, errors, flight
+from broker_core.assemble import ReadPlan, assemble
+from broker_core.connection import CONNECT_S, FAILED, RECONNECT_S, Connection, Live
+from broker_core.engine import (
+    AppInfo,
+    Available,
+    BranchHeader,
+    Committed,
+    LedgerEntry,
+    Limit,
+    OnNewCheckpoint,
+    Opened,
+    Origin,
+    PreparedInfo,
+    QueueInfo,
+    Ranges,
+    ReadTicket,
+    StagedBranch,
+    Vector,
+)
+from broker_core.mapping import SegmentFiles
+from broker_core.remote_channel import RemoteChannel
+from broker_core.staging import branch_checksum, parts
+
+WINDOW = 3  # parts that are sent and not acknowledged; the client keeps them
+
+_clients: dict[tuple[int, endpoint.Address], BrokerClient] = {}
+_clients_lock = threading.Lock()
+
+
+def connect(*, url: str | None = None, data: str | os.PathLike[str] | None = None) -> BrokerClient:
+    """The client of this process for an address: one, made once, connected when first used. Raises OptionError."""
+    address = endpoint.parse(url, data)
+    key = (os.getpid(), address)
+    with _clients_lock:
+        client = _clients.get(key)
+        if client is None or client.closed:
+            client = _clients[key] = BrokerClient(url, data=data)
+        return client
+
+
+def _after_fork() -> None:
+    global _clients_lock
+    _clients_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class BrokerClient:
+    """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
+
+    ``url`` is ``txmq://host:port``; ``data`` a data directory, whose broker is started where none runs. Nothing connects before the
+    first call, and before it a process may be forked. ``connect_s``: how long to look for a broker at a url that never answered;
+    ``reconnect_s``: for one that did. ``map_files`` False: read over Flight also on the broker's host.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        data: str | os.PathLike[str] | None = None,
+        reconnect_s: float = RECONNECT_S,
+        connect_s: float = CONNECT_S,
+        map_files: bool = True,
+    ) -> None:
+        self._arguments = (url, os.path.abspath(data) if data is not None else None, reconnect_s, connect_s, map_files)
+        self._map_files = map_files
+        self.address = endpoint.parse(url, data)
+        self.closed = False
+        self._connection = Connection(self.address, reconnect_s, connect_s)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_unpickled, self._arguments)
+
+    def __enter__(self) -> BrokerClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"BrokerClient({str(self.address)!r})"
+
+    def close(self) -> None:
+        self.closed = True
+        self._connection.close()
+
+    def _call(self, method: str, *positional: Any, **named: Any) -> Any:
+        (answer,) = self._connection.call(f"engine.{method}", flight.encode_arguments(method, positional, named))
+        return flight.decode(flight.answer_type(method), answer)
+
+    # -- logs ---------------------------------------------------------------------------------------------------------------
+
+    def logs(self, queues: Sequence[str]) -> list[str]:
+        found: list[str] = self._call("logs", list(queues))
+        return found
+
+    def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
+        found: dict[str, Available] = self._call("available", list(logs), starts)
+        return found
+
+    def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
+        found: dict[str, int] = self._call("offsets", list(logs), origin)
+        return found
+
+    def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+        """As the port says; the server keeps one call for at most WAIT_S, so a long wait is several."""
+        while True:
+            grown: bool = self._call("wait", list(logs), dict(ends), min(timeout_s, flight.WAIT_S))
+            timeout_s -= flight.WAIT_S
+            if grown or timeout_s <= 0:
+                return grown
+
+    # -- source -------------------------------------------------------------------------------------------------------------
+
+    def claim(self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint) -> Vector:
+        end: Vector = self._call("claim", app_id, start, limit, origin, on_new_checkpoint)
+        return end
+
+    def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
+        ranges: Ranges = self._call("resolve", app_id, start, end)
+        return ranges
+
+    def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
+        found: dict[str, Available] = self._call("count", app_id, ranges)
+        return found
+
+    def ack(self, app_id: str, end: Vector) -> None:
+        self._call("ack", app_id, end)
+
+    def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
+        """As the port says. On the broker's host the rows come from the mapped files, elsewhere over Flight: the same bytes."""
+        plan_json, *rows = self._connection.call("read", flight.encode(ticket))
+        if rows:
+            return iter(flight.decode_rows(rows[0]))
+        plan: ReadPlan = flight.decode(ReadPlan, plan_json)
+        directory = self._connection.live().local if self._map_files else ""
+        return self._read_mapped(ticket, plan, directory) if directory else self._read_served(ticket)
+
+    def _read_mapped(self, ticket: ReadTicket, plan: ReadPlan, directory: str) -> Iterator[pa.RecordBatch]:
+        files = SegmentFiles(directory)
+        held: tuple[int, pa.RecordBatch | None] = (0, None)  # the batch of the last piece: small runs share one
+        served: list[tuple[str, int, int]] = []
+        for piece in plan.pieces:
+            if piece.location is not None and (held[0] != piece.batch_id or held[1] is None):
+                held = (piece.batch_id, files.read(piece.location))
+            if piece.location is None or held[1] is None:
+                served.append((piece.log, piece.first, piece.first + piece.count))
+                continue
+            if served:
+                yield from self._read_served(replace(ticket, slices=_joined(served)))
+                served = []
+            rows = assemble(piece, held[1])
+            if rows.num_rows:
+                yield rows
+        if served:
+            yield from self._read_served(replace(ticket, slices=_joined(served)))
+
+    def _read_served(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
+        """DoGet; after a broken connection it goes on at the first row that was not delivered."""
+        return self._resumed(ticket.slices, lambda slices: flight.Ticket(read=replace(ticket, slices=slices)))
+
+    def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
+        return self._resumed(tuple(slices), lambda left: flight.Ticket(browse=left))
+
+    def _resumed(self, slices: tuple[tuple[str, int, int], ...], ticket_of: Any) -> Iterator[pa.RecordBatch]:
+        left = slices
+        patience = self._connection.patience()
+        while left:
+            live = self._connection.live(patience)
+            try:
+                for batch in _batches(live, ticket_of(left)):
+                    patience.renew()
+                    left = _after(left, batch)
+                    yield batch
+                return
+            except FAILED as error:
+                self._connection.broken(live, error, patience)
+
+    # -- sink ---------------------------------------------------------------------------------------------------------------
+
+    def open_batch(
+        self, app_id: str, query_id: str, batch_id: int, on_new_checkpoint: OnNewCheckpoint, *, token: str = "", consumes: bool = True
+    ) -> Opened:
+        # the token is made here: an open that is sent twice opens one attempt
+        token = token or os.urandom(16).hex()
+        opened: Opened = self._call("open_batch", app_id, query_id, batch_id, on_new_checkpoint, token=token, consumes=consumes)
+        return opened
+
+    def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
+        """As the port says. At most WINDOW parts are in memory here; a part is let go when the broker has made it durable."""
+        source = parts(rows, header)
+        first = list(itertools.islice(source, 2))
+        stream = _PartStream(self._connection, header)
+        if len(first) == 1 and first[0].nbytes <= flight.SMALL_PART_BYTES:
+            stream.receipts.append(self._stage_small(header, first[0]))
+        else:
+            with contextlib.closing(stream):
+                for batch in itertools.chain(first, source):
+                    stream.send(batch)
+                stream.finish()
+        receipts = stream.receipts
+        checksum = branch_checksum(receipt.checksum for receipt in receipts)
+        return StagedBranch(header.branch, header.partition, header.attempt, sum(receipt.rows for receipt in receipts), checksum)
+
+    def _stage_small(self, header: BranchHeader, batch: pa.RecordBatch) -> flight.PartReceipt:
+        (answer,) = self._connection.call("stage", flight.encode_part(flight.PartHeader(header, 0), batch))
+        receipt: flight.PartReceipt = flight.decode(flight.PartReceipt, answer)
+        return receipt
+
+    def commit_batch(
+        self,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        token: str,
+        branches: Sequence[StagedBranch],
+        *,
+        on_unroutable: Literal["fail", "drop"] = "fail",
+        consumes: bool = True,
+    ) -> Committed:
+        committed: Committed = self._call(
+            "commit_batch", app_id, query_id, batch_id, token, list(branches), on_unroutable=on_unroutable, consumes=consumes
+        )
+        return committed
+
+    def commit_branches(self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail") -> int:
+        messages: int = self._call("commit_branches", token, list(branches), on_unroutable=on_unroutable)
+        return messages
+
+    def rollback_batch(self, token: str) -> None:
+        self._call("rollback_batch", token)
+
+    # -- apply, mirror --------------------------------------------------------------------------------------------------------
+
+    def unapplied(self, app_id: str) -> list[LedgerEntry]:
+        found: list[LedgerEntry] = self._call("unapplied", app_id)
+        return found
+
+    def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """As the port says; after a broken connection it skips what was delivered (staged batches never change)."""
+        delivered = 0
+        patience = self._connection.patience()
+        while True:
+            live = self._connection.live(patience)
+            try:
+                for number, batch in enumerate(_batches(live, flight.Ticket(branches=tuple(branches)))):
+                    if number < delivered:
+                        continue
+                    patience.renew()
+                    delivered += 1
+                    yield batch
+                return
+            except FAILED as error:
+                self._connection.broken(live, error, patience)
+
+    def mark_applied(self, app_id: str, sequence: int) -> None:
+        self._call("mark_applied", app_id, sequence)
+
+    def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
+        found: list[LedgerEntry] = self._call("unmirrored", app_id, limit)
+        return found
+
+    def mark_mirrored(self, app_id: str, sequence: int) -> None:
+        self._call("mark_mirrored", app_id, sequence)
+
+    def last_entry(self, app_id: str) -> LedgerEntry | None:
+        entry: LedgerEntry | None = self._call("last_entry", app_id)
+        return entry
+
+    def apps(self) -> list[AppInfo]:
+        found: list[AppInfo] = self._call("apps")
+        return found
+
+    def release(self, app_id: str, queue: str) -> None:
+        self._call("release", app_id, queue)
+
+    # -- channels and the operator ----------------------------------------------------------------------------------------------
+
+    def channel(self) -> RemoteChannel:
+        """A channel of the broker. It ends, rolled back and requeued, when closed or when this process is gone."""
+        return RemoteChannel(self._connection)
+
+    def queues(self) -> list[QueueInfo]:
+        found: list[QueueInfo] = self._admin(list[QueueInfo], "queues")
+        return found
+
+    def prepared(self) -> list[PreparedInfo]:
+        found: list[PreparedInfo] = self._admin(list[PreparedInfo], "prepared")
+        return found
+
+    def commit(self, xid: str) -> None:
+        """Commit a prepared transaction. Raises UnknownTransaction, TransactionState."""
+        self._admin(type(None), "commit", xid=xid)
+
+    def rollback(self, xid: str) -> None:
+        """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""
+        self._admin(type(None), "rollback", xid=xid)
+
+    def committed(self, token: str) -> bool:
+        """Whether a commit that was given this token took place (semantics 21)."""
+        found: bool = self._admin(bool, "committed", token=token)
+        return found
+
+    def _admin(self, kind: Any, word: str, **arguments: Any) -> Any:
+        (answer,) = self._connection.call(f"admin.{word}", flight.encode(arguments))
+        return flight.decode(kind, answer)
+
+
+def _unpickled(url: str | None, data: str | None, reconnect_s: float, connect_s: float, map_files: bool) -> BrokerClient:
+    return BrokerClient(url, data=data, reconnect_s=reconnect_s, connect_s=connect_s, map_files=map_files)
+
+
+def _batches(live: Live, ticket: flight.Ticket) -> Iterator[pa.RecordBatch]:
+    reader = live.client.do_get(arrow_flight.Ticket(flight.encode(ticket)))
+    try:
+        for chunk in reader:
+            if chunk.data is not None and chunk.data.num_rows:
+                yield chunk.data
+    finally:
+        reader.cancel()  # a reader that stops early must not leave the server waiting
+
+
+def _after(slices: tuple[tuple[str, int, int], ...], batch: pa.RecordBatch) -> tuple[tuple[str, int, int], ...]:
+    """What of ``slices`` is left when ``batch`` was delivered."""
+    log = batch.column("queue")[0].as_py()
+    last = batch.column("offset")[batch.num_rows - 1].as_py()
+    for index, (name, start, end) in enumerate(slices):
+        if name == log and start <= last < end:
+            rest = slices[index + 1 :]
+            return ((name, last + 1, end), *rest) if last + 1 < end else rest
+    raise errors.RemoteProtocolError(f"the broker sent offset {last} of {log!r}, which was not asked for")
+
+
+def _joined(slices: Sequence[tuple[str, int, int]]) -> tuple[tuple[str, int, int], ...]:
+    joined: list[tuple[str, int, int]] = []
+    for log, start, end in slices:
+        if joined and joined[-1][0] == log and joined[-1][2] == start:
+            joined[-1] = (log, joined[-1][1], end)
+        else:
+            joined.append((log, start, end))
+    return tuple(joined)
+
+
+class _PartStream:
+    """The parts of one branch on their way: in order, at most WINDOW unacknowledged, resent when the connection broke."""
+
+    def __init__(self, connection: Connection, header: BranchHeader) -> None:
+        self.receipts: list[flight.PartReceipt] = []
+        self._connection = connection
+        self._command = flight.encode(header)
+        self._patience = connection.patience()
+        self._waiting: deque[tuple[int, pa.RecordBatch]] = deque()
+        self._sent = 0
+        self._open: tuple[Live, Any, Any] | None = None
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append((self._sent, batch))
+        self._sent += 1
+        self._attempt(self._write_last)
+        while len(self._waiting) >= WINDOW:
+            self._attempt(self._receive)
+
+    def finish(self) -> None:
+        while self._waiting:
+            self._attempt(self._receive)
+
+    def close(self) -> None:
+        if self._open is not None:
+            _, writer, _ = self._open
+            self._open = None
+            with contextlib.suppress(*FAILED):
+                writer.close()
+
+    def _attempt(self, step: Any) -> None:
+        while True:
+            live = self._open[0] if self._open is not None else self._connection.live(self._patience)
+            try:
+                if self._open is None:
+                    self._reopen(live)
+                    if step == self._write_last:  # reopening has sent it
+                        return
+                step()
+                return
+            except FAILED as error:
+                self._abandon()
+                self._connection.broken(live, error, self._patience)
+
+    def _reopen(self, live: Live) -> None:
+        """A new stream, and all unacknowledged parts again: those that the broker has are acknowledged at once."""
+        descriptor = arrow_flight.FlightDescriptor.for_command(self._command)
+        writer, reader = live.client.do_put(descriptor, self._waiting[0][1].schema)
+        self._open = (live, writer, reader)
+        for part, batch in self._waiting:
+            writer.write_with_metadata(batch, str(part).encode())
+
+    def _write_last(self) -> None:
+        assert self._open is not None
+        part, batch = self._waiting[-1]
+        self._open[1].write_with_metadata(batch, str(part).encode())
+
+    def _receive(self) -> None:
+        assert self._open is not None
+        answer = self._open[2].read()
+        if answer is None:
+            raise arrow_flight.FlightUnavailableError("the broker ended the stream before it acknowledged a part")
+        receipt: flight.PartReceipt = flight.decode(flight.PartReceipt, answer)
+        part, _ = self._waiting[0]
+        if receipt.part != part:
+            raise errors.RemoteProtocolError(f"the broker acknowledged part {receipt.part} where part {part} is due")
+        self._waiting.popleft()
+        self.receipts.append(receipt)
+        self._patience.renew()
+
+    def _abandon(self) -> None:
+        self.close()

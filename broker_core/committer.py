@@ -1,0 +1,177 @@
+"""Group commit, leader and followers: whoever commits while nobody leads leads, for itself and for all that wait.
+
+Not here: what a work does (``broker/``) and how a change becomes durable (``store/``). There is no committer thread, so a lone
+commit never waits for another thread.
+
+A commit, in this order:
+1. plan: under the state lock each waiting work runs, in order, and fills its change; a work that raises a TxmqError fails alone,
+   and what it put into its change before (acks below a claim that is refused) is committed with the group
+2. make durable: one ``store.commit`` for all changes of the group
+3. publish: under the state lock, new entries become visible
+4. answer: everybody of the group; if work waits already, one of the waiting leads
+
+Invariant: nobody is answered, and nothing is visible, before it is durable. After a failure in 1 (that is no TxmqError) or 2 memory
+and disk may differ, so nothing is ever committed again: every caller, waiting or later, gets StoreFailed.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from broker_core import failpoint
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.errors import StoreFailed, TxmqError
+from broker_core.store.port import Store
+
+T = TypeVar("T")
+Work = Callable[[BrokerState, Change, int], T]
+
+_MAX_GROUP = 1024  # works in one commit
+
+
+class _Waiting:
+    """A caller: its work, then its answer. ``gate`` is a lock that it has taken, and that opens with the answer or the lead."""
+
+    __slots__ = ("answer", "done", "error", "gate", "work")
+
+    def __init__(self, work: Work[Any]) -> None:
+        self.work = work
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.gate: Any = None
+
+
+class Committer:
+    """``clock`` gives microseconds since the epoch; ``published`` is called after each commit that made entries visible."""
+
+    def __init__(self, state: BrokerState, store: Store, clock: Callable[[], int], published: Callable[[], None]) -> None:
+        self.lock = threading.Lock()  # guards the state
+        self._state = state
+        self._store = store
+        self._clock = clock
+        self._published = published
+        self._mutex = _thread.allocate_lock()  # guards the two below
+        self._waiting: list[_Waiting] = []
+        self._led = False
+        self._last_us = state.latest_us
+        self.failure: StoreFailed | None = None
+
+    def run(self, work: Work[T]) -> T:
+        """Run ``work`` in commit order and return its answer when all that it changed is durable.
+
+        Raises what the work raises (a TxmqError: nothing changed but what the work had put into its change); StoreFailed.
+        """
+        mine = _Waiting(work)
+        mutex = self._mutex
+        mutex.acquire()
+        if self._led:
+            gate = mine.gate = _thread.allocate_lock()
+            gate.acquire()
+            self._waiting.append(mine)
+            mutex.release()
+            try:
+                gate.acquire()
+            except BaseException:  # a signal handler raised
+                self._leave(mine)
+                raise
+            if not mine.done:  # handed the lead; it took this caller out of the waiting list
+                self._lead(mine)
+        else:
+            self._led = True
+            mutex.release()
+            self._lead(mine)
+        if mine.error is not None:
+            if mine.error is self.failure:
+                self.check()
+            raise mine.error
+        answer: T = mine.answer
+        return answer
+
+    def check(self) -> None:
+        """Raises StoreFailed once the broker has stopped."""
+        failure = self.failure
+        if failure is not None:
+            raise StoreFailed(failure.message) from failure.__cause__
+
+    def stop(self, error: BaseException) -> None:
+        """Nothing is committed from now on; waiting callers and ``wait`` get StoreFailed."""
+        self._fail(error, [])
+
+    def _lead(self, mine: _Waiting) -> None:
+        """Commit one group that starts with ``mine``, answer it, and hand the lead on."""
+        group = [mine]
+        try:
+            with self._mutex:
+                group += self._waiting[: _MAX_GROUP - 1]
+                del self._waiting[: _MAX_GROUP - 1]
+            self._commit(group)
+        except BaseException as error:
+            self._fail(error, group)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            with self._mutex:
+                self._hand_on()
+            for waiting in group:
+                waiting.done = True
+                if waiting is not mine:
+                    waiting.gate.release()
+
+    def _hand_on(self) -> None:
+        """Under the mutex: one of the waiting leads next, or nobody."""
+        if self._waiting:
+            self._waiting.pop(0).gate.release()
+        else:
+            self._led = False
+
+    def _leave(self, mine: _Waiting) -> None:
+        """This caller does not wait any more: its work is taken back, or done without it; a lead that it was handed goes on."""
+        with self._mutex:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+            elif mine.gate.acquire(False) and not mine.done:
+                self._hand_on()
+
+    def _commit(self, group: list[_Waiting]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        state = self._state
+        changes: list[Change] = []
+        with self.lock:  # 1. plan
+            now_us = self._last_us = max(self._last_us + 1, self._clock())  # commit times never fall
+            for waiting in group:
+                change = Change()
+                try:
+                    waiting.answer = waiting.work(state, change, now_us)
+                except TxmqError as error:
+                    waiting.error = error
+                if change.rows or change.puts or change.drops or change.names or change.forgets or change.seals or change.moves:
+                    changes.append(change)
+        failpoint.here("committer.planned")
+        if changes:
+            self._store.commit(changes)  # 2. make durable
+        failpoint.here("committer.durable")
+        if state.touched:
+            with self.lock:  # 3. publish
+                state.publish()
+            self._published()
+        failpoint.here("committer.published")
+
+    def _fail(self, error: BaseException, group: list[_Waiting]) -> None:
+        if self.failure is None:
+            self.failure = error if isinstance(error, StoreFailed) else _stopped(error)
+        for waiting in group:
+            waiting.error = self.failure
+        self._published()
+
+
+def _stopped(error: BaseException) -> StoreFailed:
+    cause = " ".join(str(error).split()) or type(error).__name__
+    failed = StoreFailed(f"the broker stopped, because a commit failed ({cause}); start it again, it recovers what was committed")
+    failed.__cause__ = error
+    return failed

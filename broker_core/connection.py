@@ -1,0 +1,227 @@
+"""One client's connection to a broker: made when first needed, made again when it broke, shared by all threads of a process.
+
+Not here: what the calls mean (``client.py``).
+
+Invariant: a call that failed because the connection broke is sent again until an answer comes or ``reconnect_s`` has passed
+without any; a call that the broker answered, with a value or an error, is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as arrow_flight
+
+from broker_core import endpoint, errors, flight
+from broker_core.endpoint import Address, Endpoint
+
+CONNECT_S = 5.0  # for a broker that was never reached
+RECONNECT_S = 30.0
+HELLO_S = 5.0  # a broker that takes connections but does not answer
+BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+BROKEN = (arrow_flight.FlightUnavailableError, arrow_flight.FlightTimedOutError, arrow_flight.FlightCancelledError)
+# what pyarrow raises for a failed call: FlightError, or an ArrowException that is a ValueError or OSError as well
+FAILED = (arrow_flight.FlightError, pa.ArrowException, OSError)
+
+# gRPC writes its own lines to stderr when a port is taken or a peer is gone; what matters of it is in our errors
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+# a local pool: gRPC would share a failed channel's back-off with the next client of the same address
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.initial_reconnect_backoff_ms", 100)]
+
+_inherited: list[Any] = []  # clients from before a fork: neither usable nor safe to close in this process
+_used = False  # gRPC has threads in this process
+_forked_in_use = False  # ... and had them in the one that we were forked from: a call would hang
+
+
+def _after_fork() -> None:
+    global _forked_in_use
+    _forked_in_use = _used
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Live:
+    """A connection that has answered. ``local`` is the data directory where it is on this host, else ""."""
+
+    def __init__(self, client: arrow_flight.FlightClient, hello: flight.Hello) -> None:
+        self.client = client
+        self.hello = hello
+        self.local = hello.directory if hello.id and endpoint.read_id(hello.directory) == hello.id else ""
+
+
+class Patience:
+    """The time that is left for reconnecting; ``renew`` after progress."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._deadline: float | None = None
+        self._failures = 0
+
+    def renew(self) -> None:
+        self._deadline = None
+        self._failures = 0
+
+    def failed(self) -> bool:
+        """Count a failure, wait a little; False when the time is over."""
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._timeout_s
+        if now >= self._deadline:
+            return False
+        pause = BACK_OFF_S[min(self._failures, len(BACK_OFF_S) - 1)]
+        time.sleep(min(pause, max(self._deadline - now, 0)))
+        self._failures += 1
+        return True
+
+
+class Connection:
+    def __init__(self, address: Address, reconnect_s: float = RECONNECT_S, connect_s: float = CONNECT_S) -> None:
+        self.address = address
+        self._reconnect_s = reconnect_s
+        self._connect_s = connect_s
+        self._live: Live | None = None
+        self._reached = False  # ever
+        self._closed = False
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    def patience(self) -> Patience:
+        return Patience(self._reconnect_s if self._reached or self.address.directory else min(self._connect_s, self._reconnect_s))
+
+    # -- calls ------------------------------------------------------------------------------------------------------------
+
+    def call(self, action: str, body: bytes = b"", *, patience: Patience | None = None) -> list[pa.Buffer]:
+        """The results of an action. Raises what the broker raised, or ConnectionFailed."""
+        patience = patience or self.patience()
+        while True:
+            live = self.live(patience)
+            try:
+                return [result.body for result in live.client.do_action((action, body))]
+            except FAILED as error:
+                self.broken(live, error, patience)
+
+    def broken(self, live: Live, error: Exception, patience: Patience) -> None:
+        """Raise what crossed as ``error``; or drop the connection and return when there is time to try again."""
+        crossed = flight.error_from(error)
+        if crossed is not None:
+            raise crossed from None
+        if not isinstance(error, BROKEN):
+            raise errors.RemoteProtocolError(f"{self.address}: {type(error).__name__}: {' '.join(str(error).split())[:500]}") from error
+        self._drop(live)
+        if not patience.failed():
+            raise self._failure() from error
+
+    # -- making it --------------------------------------------------------------------------------------------------------
+
+    def live(self, patience: Patience | None = None) -> Live:
+        """The connection. Raises ConnectionFailed when ``patience`` ends."""
+        live = self._live
+        if live is not None and self._pid == os.getpid():
+            return live
+        patience = patience or self.patience()
+        while True:
+            with self._locked():
+                if self._closed:
+                    raise errors.ConnectionFailed(f"this client of {self.address} is closed")
+                if self._live is None:
+                    self._live = self._made()
+                if self._live is not None:
+                    self._reached = True
+                    return self._live
+            if not patience.failed():
+                raise self._failure()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._pid != os.getpid():  # forked: the lock may be held by a thread that does not exist here
+            self._lock = threading.Lock()
+            if self._live is not None:
+                _inherited.append(self._live)
+            self._live = None
+            self._pid = os.getpid()
+        with self._lock:
+            yield
+
+    def _made(self) -> Live | None:
+        if not self.address.directory:
+            return _try(self.address.host, self.address.port, "")
+        made: list[Live] = []
+
+        def answers(found: Endpoint) -> bool:
+            live = _try(found.host, found.port, found.id)
+            if live is not None:
+                made.append(live)
+            return live is not None
+
+        endpoint.find_or_start(self.address.directory, answers)
+        return made[-1]
+
+    def _failure(self) -> errors.ConnectionFailed:
+        directory = self.address.directory
+        if directory:
+            return errors.ConnectionFailed(f"the broker of {directory} does not answer; look into {os.path.join(directory, endpoint.LOG)}")
+        if not self._reached:
+            listen = f"{endpoint.bracketed(self.address.host)}:{self.address.port}"
+            return errors.ConnectionFailed(
+                f"nothing listens at {self.address}: start a broker there (txmq serve --data DIR --listen {listen}) or correct the url"
+            )
+        return errors.ConnectionFailed(
+            f"the broker at {self.address} has not answered for {self._reconnect_s:.0f} s; start it again: what was committed is not lost"
+        )
+
+    def _drop(self, live: Live) -> None:
+        """Other threads may still be using it, so the last one that lets go of it closes it."""
+        with self._locked():
+            if self._live is live:
+                self._live = None
+
+    def close(self) -> None:
+        with self._locked():
+            live, self._live, self._closed = self._live, None, True
+        if live is not None:
+            with contextlib.suppress(*FAILED):
+                live.client.close()
+
+
+def _try(host: str, port: int, directory_id: str) -> Live | None:
+    """A connection to the broker at ``host:port``; None where none answers, or that of another data directory."""
+    global _used
+    if _forked_in_use:
+        raise errors.LocalProtocolError(
+            "this process was forked from one that had used a txmq client, which its network library does not survive; "
+            "start the process with spawn, or fork before the first use"
+        )
+    _used = True
+    client = arrow_flight.connect(f"grpc://{endpoint.bracketed(host)}:{port}", generic_options=_OPTIONS)
+    try:
+        (result,) = client.do_action(("hello", b""), arrow_flight.FlightCallOptions(timeout=HELLO_S))
+        hello: flight.Hello = flight.decode(flight.Hello, result.body)
+    except BROKEN:
+        client.close()
+        return None
+    except FAILED as error:
+        client.close()
+        if directory_id:
+            return None
+        raise errors.RemoteProtocolError(
+            f"what listens at txmq://{endpoint.bracketed(host)}:{port} is no txmq broker: {type(error).__name__}"
+        ) from error
+    if hello.version != flight.VERSION:
+        client.close()
+        raise errors.RemoteProtocolError(
+            f"the broker at txmq://{endpoint.bracketed(host)}:{port} speaks version {hello.version} of the protocol and this client "
+            f"{flight.VERSION}; use the same txmq on both sides"
+        )
+    if directory_id and hello.id != directory_id:
+        client.close()
+        return None
+    return Live(client, hello)

@@ -1,0 +1,175 @@
+"""The composition root: a broker opened in this process, and ``txmq serve``.
+
+Not here: finding or starting the broker of a data directory from outside (``endpoint.py``).
+
+Invariant: ``DIR/endpoint.json`` is there only while the broker that wrote it can take connections; it goes before the store is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from broker_core import endpoint, errors, failpoint, flight
+from broker_core.embedded import EmbeddedEngine
+from broker_core.endpoint import Endpoint
+from broker_core.engine import PreparedInfo, QueueInfo
+from broker_core.local import LocalBroker, LocalChannel
+from broker_core.server.flight import FlightServer, committed
+from broker_core.store.durable import DurableStore
+from broker_core.store.memory import MemoryStore
+from broker_core.store.port import Store
+
+LOOK_S = 0.25  # how often ``serve`` looks whether it should end
+
+
+class Broker:
+    """A broker in this process. It also listens on loopback, so that other processes (Spark's workers) reach it by its data directory.
+
+    >>> with Broker.open("data") as broker, broker.channel() as channel:
+    ...     channel.tx_select()
+    """
+
+    def __init__(self, store: Store, directory: str = "", *, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Use :meth:`open` or :meth:`memory`."""
+        self._directory = directory
+        self._closed = False
+        with contextlib.ExitStack() as undo:
+            on_failure = undo.enter_context(contextlib.ExitStack())
+            on_failure.callback(store.close, clean=False)
+            self._local = LocalBroker(store)
+            on_failure.pop_all()  # the broker closes its store
+            undo.callback(self._local.close)
+            self._engine = EmbeddedEngine(self._local)
+            self._id = _data_id(directory) if directory else ""
+            hello = flight.Hello(flight.VERSION, self._id, directory, os.getpid())
+            self._server = _listen(self._engine, self._local, hello, host, port)
+            self.host, self.port = host, self._server.port
+            undo.callback(self._server.stop)
+            failpoint.here("launcher.open.listening")
+            if directory:
+                endpoint.write_endpoint(directory, Endpoint(_reachable(host), self.port, os.getpid(), self._id))
+            undo.pop_all()
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], *, host: str = "127.0.0.1", port: int = 0) -> Broker:
+        """The broker of a data directory, created if missing.
+
+        Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog, ConnectionFailed (the port is taken).
+        """
+        path = os.path.abspath(os.fspath(directory))
+        return cls(DurableStore(path), path, host=host, port=port)
+
+    @classmethod
+    def memory(cls) -> Broker:
+        """A broker that keeps nothing: for tests."""
+        return cls(MemoryStore())
+
+    @property
+    def engine(self) -> EmbeddedEngine:
+        return self._engine
+
+    @property
+    def url(self) -> str:
+        return f"txmq://{endpoint.bracketed(_reachable(self.host))}:{self.port}"
+
+    @property
+    def server(self) -> FlightServer:
+        return self._server
+
+    def channel(self) -> LocalChannel:
+        return self._local.channel()
+
+    def queues(self) -> list[QueueInfo]:
+        return self._local.queues()
+
+    def prepared(self) -> list[PreparedInfo]:
+        """The transactions that are prepared and not decided."""
+        return self._local.prepared()
+
+    def commit(self, xid: str) -> None:
+        """Commit a prepared transaction. Raises UnknownTransaction, TransactionState."""
+        self._local.commit(xid)
+
+    def rollback(self, xid: str) -> None:
+        """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""
+        self._local.rollback(xid)
+
+    def committed(self, token: str) -> bool:
+        """Whether a commit that was given this token took place (semantics 21)."""
+        return committed(self._local, token)
+
+    def close(self) -> None:
+        """Nobody new finds the broker, calls in progress end, channels are rolled back, the store is closed. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._directory:  # 1. nobody new finds us
+            endpoint.remove_endpoint(self._directory, os.getpid())
+        self._server.stop()  # 2. nobody is served
+        self._local.close()  # 3. what is committed is on the disk; the lock is free
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _listen(engine: EmbeddedEngine, local: LocalBroker, hello: flight.Hello, host: str, port: int) -> FlightServer:
+    try:
+        return FlightServer(engine, local, hello, host, port)
+    except Exception as error:
+        raise errors.ConnectionFailed(
+            f"cannot listen on {endpoint.bracketed(host)}:{port}; if another process uses the port, choose another one, or 0 for a free one"
+        ) from error
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _data_id(directory: str) -> str:
+    """The id of a data directory, made once; called by the owner of its lock."""
+    known = endpoint.read_id(directory)
+    if known:
+        return known
+    aside = Path(directory, f"{endpoint.ID}.{os.getpid()}")
+    aside.write_text(uuid.uuid4().hex + "\n")
+    aside.replace(Path(directory, endpoint.ID))
+    return endpoint.read_id(directory)
+
+
+def serve(directory: str, *, listen: str = f"127.0.0.1:{endpoint.DEFAULT_PORT}", idle_timeout_s: float | None = None) -> int:
+    """Run the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``; the exit code.
+
+    Prints ``ready txmq://HOST:PORT`` when it takes connections. When the store has failed it ends with code 1, so that whoever
+    needs the broker starts it again, from what is on the disk.
+    """
+    host, port = endpoint.parse_listen(listen)
+    ending = threading.Event()
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        ending.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    with Broker.open(directory, host=host, port=port) as broker:
+        print(f"ready txmq://{endpoint.bracketed(host)}:{broker.port}", flush=True)
+        while not ending.wait(LOOK_S):
+            if broker.server.failed.is_set():
+                print("the store has failed; the broker ends and must be started again", file=sys.stderr, flush=True)
+                return 1
+            if idle_timeout_s is not None and broker.server.idle_s() > idle_timeout_s:
+                break
+    return 0
+
+
+__all__: Sequence[str] = ["Broker", "serve"]

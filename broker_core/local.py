@@ -1,0 +1,473 @@
+"""LocalBroker: the domain over a store, thread-safe, in this process; and its channels.
+
+Not here: the rules (``broker/``), the order of a commit (``committer.py``), sealing and compaction (``upkeep.py``), sockets.
+
+Invariant: whatever a call answers is durable. The state is looked at and changed only under ``committer.lock``; a body is
+read outside it wherever it is stored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from broker_core.broker.arguments import check_text
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.channel import Channel
+from broker_core.broker.queue import Queue, Run
+from broker_core.broker.routing import select
+from broker_core.broker.transaction import Limits, Outcome, Settle, Spilled, Transaction, to_batch
+from broker_core.committer import Committer, Work
+from broker_core.engine import PreparedInfo, QueueInfo
+from broker_core.errors import AccessRefused, OptionError, StoreError, StoreFailed, TxmqError
+from broker_core.message import Delivery, Message
+from broker_core.properties import Properties, delivery_mode
+from broker_core.store.codec import merged_batch
+from broker_core.store.port import BatchInfo, Location, Store
+from broker_core.upkeep import Upkeep
+
+T = TypeVar("T")
+
+# An open transaction with more than this goes to a segment, piece by piece: the broker's memory stays flat.
+SPILL_ROWS = 16_384
+SPILL_BYTES = 4 * 1024 * 1024
+# What is left at its commit goes there as well when it has more than this, instead of row by row into the catalog.
+INBOX_ROWS = 1_000
+INBOX_BYTES = 1024 * 1024
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class LocalBroker:
+    """Owns ``store`` from now on and closes it. ``clock`` gives microseconds since the epoch, ``ids`` unique names."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], int] = now_us,
+        ids: Callable[[], str] = lambda: uuid.uuid4().hex,
+        *,
+        limits: Limits | None = None,
+        upkeep: bool = True,
+    ) -> None:
+        self._store = store
+        self.clock = clock
+        self._ids = ids
+        self._limits = limits or Limits()
+        self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
+        self._grown = threading.Condition()
+        self._waiters = 0
+        self._closed = False
+        self.committer = Committer(self.state, store, clock, self._published)
+        self.upkeep = Upkeep(self.committer, self.state, store, clock)
+        if upkeep:
+            self.upkeep.start()
+
+    # -- what the engine builds on --------------------------------------------------------------------------------------
+    def run(self, work: Work[T]) -> T:
+        """``work(state, change, now_us)`` in commit order; its answer, once all that it changed is durable."""
+        return self.committer.run(work)
+
+    def append(self, batch: pa.RecordBatch) -> BatchInfo:
+        """Bytes into a segment, off the commit path; a work has to name them."""
+        try:
+            return self._store.append(batch)
+        except StoreError as error:
+            self.committer.stop(error)
+            raise
+
+    def read_batch(self, batch_id: int) -> pa.RecordBatch:
+        """A whole batch, wherever it is: segment, inbox or memory. May be called within a work. Raises CorruptSegment, DataLoss."""
+        batch = self.state.batches.by_id.get(batch_id)
+        inbox = batch.inbox if batch is not None else None
+        return self._store.read(batch_id) if inbox is None else merged_batch(inbox[:])
+
+    def read_rows(self, run: Run) -> pa.RecordBatch:
+        """The rows of a run, in offset order."""
+        batch = self.read_batch(run.batch_id)
+        rows = run.rows()
+        return batch.slice(rows.start, len(rows)) if isinstance(rows, range) else batch.take(pa.array(rows))
+
+    def locate(self, batch_id: int) -> Location | None:
+        """Where a reader on this host finds a batch; None where it has to be read through the broker."""
+        batch = self.state.batches.by_id.get(batch_id)
+        return None if batch is None or batch.inbox is not None else self._store.locate(batch_id)
+
+    def wait(self, grown: Callable[[BrokerState], bool], timeout_s: float) -> bool:
+        """Wait until ``grown(state)``, which is asked after each commit that made messages visible. Raises StoreFailed."""
+        deadline = time.monotonic() + timeout_s
+        with self._grown:
+            self._waiters += 1
+            try:
+                while True:
+                    self.committer.check()
+                    with self.committer.lock:
+                        if grown(self.state):
+                            return True
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        return False
+                    self._grown.wait(left_s)
+            finally:
+                self._waiters -= 1
+
+    def _published(self) -> None:
+        if self._waiters:
+            with self._grown:
+                self._grown.notify_all()
+        self.upkeep.look()
+
+    # -- what a user calls ----------------------------------------------------------------------------------------------
+    def channel(self, *, connection: object = None, limits: Limits | None = None) -> LocalChannel:
+        """A new channel. Exclusive queues belong to ``connection``; without one to the channel."""
+        self.committer.check()
+        return LocalChannel(self, connection, limits or self._limits)
+
+    def queues(self) -> list[QueueInfo]:
+        with self.committer.lock:
+            return [
+                QueueInfo(
+                    queue.name, queue.messages, queue.unacknowledged, queue.visible_end, queue.owner, queue.durable, dict(queue.arguments)
+                )
+                for queue in sorted(self.state.queues.values(), key=lambda queue: queue.name)
+            ]
+
+    def prepared(self) -> list[PreparedInfo]:
+        """Transactions that are prepared and not decided, oldest first."""
+        now = self.clock()
+        with self.committer.lock:
+            found = [
+                PreparedInfo(
+                    xid, max(0, now - self.state.prepared_at[xid]) / 1e6, prepared.messages, len(prepared.settles), prepared.size_bytes
+                )
+                for xid, prepared in self.state.prepared.items()
+            ]
+        return sorted(found, key=lambda info: -info.age_s)
+
+    def commit(self, xid: str) -> None:
+        """Commit a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState, PreconditionFailed."""
+        self.run(lambda state, change, now: state.commit_prepared(change, xid, now))
+
+    def rollback(self, xid: str) -> None:
+        """Roll back a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState."""
+        self.run(lambda state, change, now: state.rollback_prepared(change, xid, now))
+
+    def outcome(self, xid: str) -> str:
+        """Was it committed? For an xid or a commit token: prepared, committed or rolled_back. Raises UnknownTransaction."""
+        return self.run(lambda state, _change, _now: state.outcome(xid))
+
+    def new_name(self) -> str:
+        return f"amq.gen-{self._ids()}"
+
+    def close(self) -> None:
+        """Twice is fine. What channels hold is delivered again after the next start."""
+        if self._closed:
+            return
+        self._closed = True
+        self.upkeep.stop()
+        clean = self.committer.failure is None
+        try:
+            if clean:
+                self.run(lambda state, change, _now: state.closing(change))
+        except StoreFailed:
+            clean = False
+        finally:
+            self.committer.stop(StoreFailed("the broker is closed; open it again"))
+            self._store.close(clean=clean)
+
+
+class LocalChannel:
+    """A transactional channel in this process (semantics.md). For one thread at a time.
+
+    Every method raises TransactionState once the channel is closed, and StoreFailed once the broker has stopped.
+    ``returned`` gathers mandatory messages that reached no queue.
+    """
+
+    def __init__(self, broker: LocalBroker, connection: object, limits: Limits) -> None:
+        self._broker = broker
+        self._state = broker.state
+        self._committer = broker.committer
+        self._clock = broker.clock
+        self._channel = Channel(broker.state, connection=connection, limits=limits)
+        self._timed = limits.open_s is not None
+        self.returned: list[Message] = []
+
+    # -- exchanges and queues -------------------------------------------------------------------------------------------
+    def exchange_declare(
+        self,
+        exchange: str,
+        type: str = "direct",
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        """Raises PreconditionFailed (exists with other properties), AccessRefused (reserved name)."""
+
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            state.declare_exchange(change, exchange, type, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments)
+
+        self._run(work)
+
+    def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
+        self._run(lambda state, change, _now: state.delete_exchange(change, exchange, if_unused=if_unused))
+
+    def queue_declare(
+        self,
+        queue: str = "",
+        *,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        passive: bool = False,
+    ) -> str:
+        """The queue's name; "" lets the broker choose one. ``passive`` only looks.
+
+        Raises PreconditionFailed (exists with other properties, unknown argument), ResourceLocked, AccessRefused, QueueNotFound.
+        """
+        if not queue:
+            queue = self._broker.new_name()
+        elif queue.startswith("amq.") and not passive and queue not in self._state.queues:
+            raise AccessRefused(f"queue name '{queue}' contains reserved prefix 'amq.*'")
+
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            if passive:
+                state.queue(queue)
+            else:
+                state.declare_queue(
+                    change,
+                    queue,
+                    durable=durable,
+                    exclusive=exclusive,
+                    auto_delete=auto_delete,
+                    arguments=arguments,
+                    connection=self._channel.connection,
+                )
+
+        self._run(work)
+        return queue
+
+    def queue_bind(self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None) -> None:
+        connection = self._channel.connection
+        self._run(lambda state, change, _now: state.bind(change, queue, exchange, routing_key, arguments, connection=connection))
+
+    def queue_unbind(self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None) -> None:
+        connection = self._channel.connection
+        self._run(lambda state, change, _now: state.unbind(change, queue, exchange, routing_key, arguments, connection=connection))
+
+    def queue_purge(self, queue: str) -> int:
+        """How many messages were dropped; those that somebody holds stay. Raises QueueNotFound, ResourceLocked."""
+        return self._run(lambda state, change, _now: state.purge(change, queue, self._channel.connection))
+
+    def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """How many messages went with it. Raises ResourceLocked, PreconditionFailed."""
+        connection = self._channel.connection
+        return self._run(
+            lambda state, change, _now: state.delete_queue(change, queue, if_unused=if_unused, if_empty=if_empty, connection=connection)
+        )
+
+    # -- publishing -----------------------------------------------------------------------------------------------------
+    def publish(
+        self, body: bytes, exchange: str = "", routing_key: str = "", properties: bytes | Properties = b"", *, mandatory: bool = False
+    ) -> bool:
+        """Whether the message is routed to a queue. In a transaction it waits for tx_commit, else it is durable when this returns.
+
+        Raises ExchangeNotFound, AccessRefused, PreconditionFailed (a full queue), TransactionTooLarge.
+        """
+        channel = self._channel
+        channel.check_open()
+        if isinstance(properties, Properties):
+            properties = properties.encode()
+        if type(body) is not bytes or type(routing_key) is not str or type(properties) is not bytes:
+            body, properties = _as_bytes("a body", body), _as_bytes("properties", properties)
+            check_text("a routing key", routing_key)
+        message = Message(body, routing_key, exchange, properties)
+        source = self._state.exchanges.get(exchange)
+        queues = None if source is None or source.internal else source.known(routing_key)
+        if queues is None:
+            check_text("a routing key", routing_key)
+            with self._committer.lock:
+                queues = self._state.route(exchange, routing_key, properties)
+        if not queues and not mandatory:
+            return False
+        single = channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)
+        if single is not None:
+            self._commit(single)
+        else:
+            transaction = channel.transaction
+            if len(transaction.publishes) >= SPILL_ROWS or transaction.unspilled_bytes >= SPILL_BYTES:
+                self._spill(transaction)
+        return bool(queues)
+
+    def _spill(self, transaction: Transaction) -> None:
+        """The publishes so far go to a segment; unless some must never be written, or overflow may have to look at them in the commit."""
+        rows = [publish for publish in transaction.publishes if publish.queues]
+        if (
+            not rows
+            or transaction.limited
+            or any(
+                (publish.message.properties and delivery_mode(publish.message.properties) == 1)
+                or not any(queue.written for queue in publish.queues)
+                for publish in rows
+            )
+        ):
+            return
+        info = self._broker.append(to_batch([publish.message for publish in rows]))
+        masks: dict[Queue, np.ndarray[Any, np.dtype[np.bool_]]] = {}
+        for row, publish in enumerate(rows):
+            for queue in publish.queues:
+                if queue not in masks:
+                    masks[queue] = np.zeros(len(rows), dtype=np.bool_)
+                masks[queue][row] = True
+        expiring = any(publish.message.properties and publish.message.properties[0] & 1 for publish in rows)
+        selections = [(queue, select(mask)) for queue, mask in masks.items()]
+        transaction.spill(Spilled(info.batch_id, info.rows, info.size_bytes, selections, expiring))
+
+    # -- deliveries -----------------------------------------------------------------------------------------------------
+    def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
+        """The next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound, ResourceLocked."""
+        channel = self._channel
+        channel.check_open()
+        self._committer.check()
+        while True:
+            with self._committer.lock:
+                found = self._state.usable(queue, channel.connection)
+                if not self._state.head_expired(found, self._clock()):
+                    delivery = channel.get(found)
+                    break
+            self._broker.run(lambda state, change, now, due=found: state.expire(change, now, [due]))  # type: ignore[misc]
+        if delivery is not None and no_ack:
+            found_at = channel.unacked.pop(delivery.tag)
+            single = Transaction(channel.limits, 0)
+            single.settles.append(Settle(*found_at, "ack"))
+            self._commit(single)
+        return delivery
+
+    def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
+        """Raises PreconditionFailed for an unknown or repeated tag."""
+        self._settle(tag, "ack", multiple)
+
+    def nack(self, tag: int = 0, *, multiple: bool = False, requeue: bool = True) -> None:
+        self._settle(tag, "requeue" if requeue else "reject", multiple)
+
+    def reject(self, tag: int, *, requeue: bool = True) -> None:
+        self._settle(tag, "requeue" if requeue else "reject", False)
+
+    def _settle(self, tag: int, outcome: Outcome, multiple: bool) -> None:
+        single = self._channel.settle(tag, outcome, multiple, self._clock())
+        if single is not None and single:
+            self._commit(single)
+
+    def recover(self) -> int:
+        """Requeue what is delivered and not acked, also not in the open transaction; how many."""
+        with self._committer.lock:
+            return self._channel.recover()
+
+    # -- transactions ---------------------------------------------------------------------------------------------------
+    def tx_select(self) -> None:
+        """May be repeated. Raises PreconditionFailed on a channel that confirms."""
+        self._channel.tx_select(self._clock())
+
+    def confirm_select(self) -> None:
+        """In process every publish outside a transaction is confirmed by its return. Raises PreconditionFailed with tx_select."""
+        self._channel.confirm_select()
+
+    def tx_commit(self, token: str = "") -> None:
+        """All publishes and acks of the transaction, or nothing. ``token``: a name under which ``LocalBroker.outcome`` answers.
+
+        Raises PreconditionFailed (not transactional; a full queue), TransactionTooLarge, TransactionState (token used before).
+        After a failure the transaction is rolled back and the channel is closed.
+        """
+        channel = self._channel
+        channel.check_transactional()
+        transaction = channel.transaction
+        if not transaction and not token:
+            return
+        transaction.xid = token
+        try:
+            if self._timed:
+                transaction.check_open_time(self._clock())
+            if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
+                self._spill(transaction)
+            self._commit(transaction)
+        except TxmqError as error:
+            self._end(f"its commit failed ({error.message})")
+            raise
+        channel.finish(0)
+
+    def tx_rollback(self) -> None:
+        """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
+        self._channel.check_transactional()
+        self._discard(self._channel.rollback(0))
+
+    def prepare(self, xid: str) -> Literal["prepared", "read_only"]:
+        """The transaction becomes durable under ``xid``, invisible, for any process to commit or roll back; the channel goes on.
+
+        Raises PreconditionFailed (not transactional), TransactionState (xid used before), TransactionTooLarge.
+        """
+        channel = self._channel
+        channel.check_transactional()
+        transaction = channel.transaction
+        transaction.check_open_time(self._clock())
+        answer = self._run(lambda state, change, now: state.prepare(change, transaction, xid, now))
+        channel.finish(0)
+        return answer
+
+    # -- ending ---------------------------------------------------------------------------------------------------------
+    @property
+    def closed(self) -> str:
+        """Why the channel is closed; "" while it is open."""
+        return self._channel.closed
+
+    def close(self) -> None:
+        """Roll back, requeue what is not acked (as redelivered), delete exclusive queues. Twice is fine."""
+        if not self._channel.closed:
+            self._end("it was closed")
+
+    def _end(self, why: str) -> None:
+        channel = self._channel
+        with self._committer.lock:
+            dropped = channel.close(why)
+            exclusive = [queue.name for queue in self._state.queues.values() if queue.exclusive and queue.connection is channel]
+        if self._committer.failure is None:
+            self._discard(dropped)
+            for name in exclusive:
+                self._broker.run(lambda state, change, _now, name=name: state.delete_queue(change, name, connection=channel))  # type: ignore[misc]
+
+    def _discard(self, dropped: Transaction) -> None:
+        """The bytes of a rolled-back transaction that are in a segment already."""
+        batch_ids = [spilled.batch_id for spilled in dropped.spilled]
+        if batch_ids:
+            self._broker.run(lambda _state, change, _now: change.forgets.extend(batch_ids))
+
+    def _commit(self, transaction: Transaction) -> None:
+        committed = self._committer.run(lambda state, change, now: state.commit_transaction(change, transaction, now))
+        if committed.returned:
+            self.returned += committed.returned
+
+    def _run(self, work: Work[T]) -> T:
+        self._channel.check_open()
+        return self._committer.run(work)
+
+    def __enter__(self) -> LocalChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_bytes(what: str, value: object) -> bytes:
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise OptionError(f"{what} must be bytes, not {type(value).__name__}: encode it first")
+    return bytes(value)

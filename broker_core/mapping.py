@@ -1,0 +1,53 @@
+"""Reading stored batches straight from their files, for a client on the broker's host.
+
+Not here: deciding whether we are on that host (``client.py``), and writing (``store/segment.py``).
+
+Invariant: a batch is handed out only after its checksum was verified; whatever is wrong with a file is answered by None, and the
+broker is asked instead (it names the fault).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+import pyarrow as pa
+import xxhash
+
+from broker_core.message import Location
+
+KEPT_FILES = 16
+
+
+class SegmentFiles:
+    """Maps files and keeps the last ones mapped; a removed file stays readable while it is. Not thread-safe: one for each reader."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._mapped: OrderedDict[str, tuple[pa.MemoryMappedFile, pa.Schema]] = OrderedDict()
+
+    def read(self, location: Location) -> pa.RecordBatch | None:
+        try:
+            file, schema = self._open(location)
+            file.seek(location.position)
+            message = file.read_buffer(location.length)
+            if len(message) != location.length or xxhash.xxh3_64_intdigest(memoryview(message)) != location.checksum:
+                return None
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema)
+        except (OSError, pa.ArrowException):
+            return None
+        return batch if batch.num_rows == location.rows else None
+
+    def _open(self, location: Location) -> tuple[pa.MemoryMappedFile, pa.Schema]:
+        path = os.path.join(self._directory, location.path)
+        known = self._mapped.get(path)
+        if known is not None and known[0].size() >= location.position + location.length:
+            self._mapped.move_to_end(path)
+            return known
+        # a mapping keeps the size that the file had: a grown segment is mapped again
+        file = pa.memory_map(path)
+        found = (file, pa.ipc.read_schema(file))
+        self._mapped[path] = found
+        if len(self._mapped) > KEPT_FILES:
+            self._mapped.popitem(last=False)
+        return found

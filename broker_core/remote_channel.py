@@ -1,0 +1,244 @@
+"""A channel of a broker in another process: the words of the local channel, each one round trip.
+
+Not here: what the words do (``local.py``), and the lease (``server/channels.py``).
+
+Invariant: the calls of a channel are numbered and go one at a time, so one that is sent again after a lost reply is done once. A
+channel does not survive its broker: what it had not committed is rolled back there, and ConnectionFailed says so. A commit
+carries a token, so whether it happened has an answer even then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from broker_core import errors, flight
+from broker_core.connection import Connection
+from broker_core.message import Delivery, Message
+from broker_core.properties import Properties
+
+KEEPALIVE_S = 20.0
+PUBLISHES = 1_000  # of a transaction, sent together
+PUBLISH_BYTES = 1024 * 1024
+
+_open: weakref.WeakSet[RemoteChannel] = weakref.WeakSet()
+_keeper: threading.Thread | None = None
+_keeper_lock = threading.Lock()
+
+
+class RemoteChannel:
+    """Not shared between threads: calls of two threads are put in some order. Close it, or use it in a ``with``."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.returned: list[Message] = []  # mandatory messages that reached no queue
+        self._id = os.urandom(16).hex()
+        self._number = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self._transactional = False
+        self._waiting: list[dict[str, Any]] = []  # publishes of the transaction that are not sent yet
+        self._waiting_bytes = 0
+        self._pid = os.getpid()
+        self._send("open", 0, {})
+        _keep(self)
+
+    def __enter__(self) -> RemoteChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- topology -----------------------------------------------------------------------------------------------------------
+
+    def exchange_declare(
+        self,
+        exchange: str,
+        type: str = "direct",
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        options = {"durable": durable, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
+        self._say("exchange_declare", None, exchange=exchange, type=type, **options)
+
+    def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
+        self._say("exchange_delete", None, exchange=exchange, if_unused=if_unused)
+
+    def queue_declare(
+        self,
+        queue: str = "",
+        *,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        passive: bool = False,
+    ) -> str:
+        """The queue's name; "" lets the broker choose one. ``passive`` only looks."""
+        options = {"durable": durable, "exclusive": exclusive, "auto_delete": auto_delete, "arguments": arguments, "passive": passive}
+        declared: str = self._say("queue_declare", str, queue=queue, **options)
+        return declared
+
+    def queue_bind(self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
+        self._say("queue_bind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments)
+
+    def queue_unbind(self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
+        self._say("queue_unbind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments)
+
+    def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """How many messages went with it."""
+        messages: int = self._say("queue_delete", int, queue=queue, if_unused=if_unused, if_empty=if_empty)
+        return messages
+
+    def queue_purge(self, queue: str) -> int:
+        """How many messages were dropped; those that somebody holds stay."""
+        messages: int = self._say("queue_purge", int, queue=queue)
+        return messages
+
+    # -- messages -----------------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, body: bytes, exchange: str = "", routing_key: str = "", properties: bytes | Properties = b"", *, mandatory: bool = False
+    ) -> None:
+        """Outside a transaction the message is durable when this returns; mandatory ones that reach no queue are in ``returned``.
+
+        In a transaction publishes are sent together, so an error may come with a later call. Then the transaction is rolled back and the
+        channel closed: what follows a message that failed is not committed without it.
+        """
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise errors.OptionError(f"a body must be bytes, not {type(body).__name__}; encode it first")
+        encoded = properties.encode() if isinstance(properties, Properties) else properties
+        message = {"body": bytes(body), "exchange": exchange, "routing_key": routing_key, "properties": encoded, "mandatory": mandatory}
+        if not self._transactional:
+            self.returned += self._say("publish", list[Message], **message)
+            return
+        with self._lock:
+            self._check_open()
+            self._waiting.append(message)
+            self._waiting_bytes += len(body)
+            if len(self._waiting) >= PUBLISHES or self._waiting_bytes >= PUBLISH_BYTES:
+                self._flush()
+
+    def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
+        """The next message of ``queue``, None where it has none."""
+        delivery: Delivery | None = self._say("get", Delivery, queue=queue, no_ack=no_ack)
+        return delivery
+
+    def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
+        self._say("ack", None, tag=tag, multiple=multiple)
+
+    def nack(self, tag: int = 0, *, multiple: bool = False, requeue: bool = True) -> None:
+        self._say("nack", None, tag=tag, multiple=multiple, requeue=requeue)
+
+    def reject(self, tag: int, *, requeue: bool = True) -> None:
+        self._say("reject", None, tag=tag, requeue=requeue)
+
+    def recover(self) -> int:
+        """Requeue what is delivered and not acked, also not in the open transaction; how many."""
+        messages: int = self._say("recover", int)
+        return messages
+
+    # -- transactions -------------------------------------------------------------------------------------------------------
+
+    def tx_select(self) -> None:
+        self._say("tx_select", None)
+        self._transactional = True
+
+    def tx_commit(self, token: str = "") -> None:
+        """Commit all of it, or nothing; ``token`` names the commit, for :meth:`BrokerClient.committed`.
+
+        When the broker was restarted meanwhile, the answer is found by the token (one is made where none is given);
+        ConnectionFailed means: not committed, or still no broker to ask.
+        """
+        token = token or f"channel-{self._id}-{self._number + 1}"
+        try:
+            self.returned += self._say("tx_commit", list[Message], token=token)
+        except errors.ConnectionFailed:
+            (answer,) = self._connection.call("admin.committed", flight.encode({"token": token}))
+            if not flight.decode(bool, answer):
+                raise
+
+    def tx_rollback(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+            self._waiting_bytes = 0
+        self._say("tx_rollback", None)
+
+    def prepare(self, xid: str) -> str:
+        """Make the transaction durable, invisible and transferable: ``prepared``, or ``read_only`` where there was nothing to do."""
+        answer: str = self._say("prepare", str, xid=xid)
+        return answer
+
+    # -- lease and close --------------------------------------------------------------------------------------------------------
+
+    def keepalive(self) -> None:
+        """Renew the lease; a thread of this module does it for every open channel."""
+        if not self._closed and self._pid == os.getpid():
+            self._send("keepalive", 0, {})
+
+    def close(self) -> None:
+        """Roll back, and requeue what was delivered and not settled. Twice is fine."""
+        with self._lock:
+            if not self._closed and self._pid == os.getpid():
+                self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        _open.discard(self)
+        with contextlib.suppress(errors.ConnectionFailed):  # gone with its broker, or it will end with its lease
+            self._send("close", 0, {})
+
+    # -- calls ------------------------------------------------------------------------------------------------------------------
+
+    def _say(self, word: str, kind: Any, **arguments: Any) -> Any:
+        with self._lock:
+            self._check_open()
+            if self._waiting:
+                self._flush()
+            return flight.decode(type(None) if kind is None else kind, self._numbered(word, arguments))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.TransactionState("the channel is closed; open another")
+
+    def _flush(self) -> None:
+        """Send the publishes that wait. One that fails ends the channel: what follows it must not be committed without it."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        try:
+            self._numbered("publish_all", {"messages": waiting})
+        except errors.TxmqError:
+            self._end()
+            raise
+
+    def _numbered(self, word: str, arguments: dict[str, Any]) -> Any:
+        self._number += 1
+        return self._send(word, self._number, arguments)
+
+    def _send(self, word: str, number: int, arguments: dict[str, Any]) -> Any:
+        (answer,) = self._connection.call(f"channel.{word}", flight.encode(flight.ChannelCall(self._id, number, arguments)))
+        return answer
+
+
+def _keep(channel: RemoteChannel) -> None:
+    """Renew the leases of the open channels for as long as there are any in this process."""
+    global _keeper
+    with _keeper_lock:
+        _open.add(channel)
+        if _keeper is None or not _keeper.is_alive():
+            _keeper = threading.Thread(target=_keep_all, name="txmq-channel-keeper", daemon=True)
+            _keeper.start()
+
+
+def _keep_all() -> None:
+    wait = threading.Event()
+    while not wait.wait(KEEPALIVE_S):
+        for channel in list(_open):
+            with contextlib.suppress(errors.TxmqError):  # the next call of the channel says what is wrong
+                channel.keepalive()

@@ -1,0 +1,116 @@
+"""Channels that other processes hold: each lives here under an id, for as long as its client keeps its lease.
+
+Not here: what a channel does (``local.py``).
+
+Invariant: a call is done once, however often it is sent: the last call of a channel keeps its answer until the next one.
+A client that says nothing for LEASE_S is gone, and its channel ends as an AMQP connection would: rolled back and requeued.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import Any
+
+from broker_core import errors, flight
+from broker_core.local import LocalBroker, LocalChannel
+
+LEASE_S = 60.0
+LOOK_S = 5.0  # how often leases are looked at
+
+
+class _Held:
+    """One channel and its last call. ``lock`` puts the calls of a channel in order."""
+
+    def __init__(self, channel: LocalChannel) -> None:
+        self.channel = channel
+        self.lock = threading.Lock()
+        self.number = 0
+        self.answer: Any = None
+        self.error: Exception | None = None
+        self.used_at = time.monotonic()
+
+
+class Channels:
+    def __init__(self, broker: LocalBroker) -> None:
+        self._broker = broker
+        self._held: dict[str, _Held] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def call(self, word: str, call: flight.ChannelCall) -> Any:
+        """Say ``word``. Raises what the channel raises; ConnectionFailed where no such channel is held any more."""
+        if word == "open":
+            return self._open(call.channel)
+        held = self._held.get(call.channel)
+        if word == "close":
+            return self._end(call.channel)
+        if held is None:
+            raise errors.ConnectionFailed(
+                f"channel {call.channel} is gone: its broker was restarted or its lease of {LEASE_S:.0f} s ran out. "
+                "What was not committed is rolled back and its deliveries are requeued; open a new channel"
+            )
+        held.used_at = time.monotonic()
+        if word == "keepalive":
+            return None
+        if word != "publish_all" and (word.startswith("_") or not callable(getattr(LocalChannel, word, None))):
+            raise errors.RemoteProtocolError(f"a channel has no word {word!r}; client and broker are of different versions")
+        with held.lock:
+            return self._once(held, word, call)
+
+    def _once(self, held: _Held, word: str, call: flight.ChannelCall) -> Any:
+        if call.number != held.number:
+            held.number, held.answer, held.error = call.number, None, None
+            try:
+                held.answer = _said(held.channel, word, call.arguments)
+            except Exception as error:  # kept as the answer: the call was made and is not made again
+                held.error = error
+        held.used_at = time.monotonic()
+        if held.error is not None:
+            raise held.error
+        return held.answer
+
+    def _open(self, channel_id: str) -> str:
+        """The client makes the id, so a repeated open opens one channel."""
+        channel_id = channel_id or uuid.uuid4().hex
+        with self._lock:
+            if self._closed.is_set():
+                raise errors.ConnectionFailed("the broker is stopping; open the channel again when it is back")
+            if channel_id not in self._held:
+                self._held[channel_id] = _Held(self._broker.channel())
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="channel-leases", daemon=True)
+                self._watcher.start()
+        return channel_id
+
+    def _end(self, channel_id: str) -> None:
+        with self._lock:
+            held = self._held.pop(channel_id, None)
+        if held is not None:
+            with held.lock:
+                held.channel.close()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            overdue = time.monotonic() - LEASE_S
+            for channel_id, held in list(self._held.items()):
+                if held.used_at < overdue and not held.lock.locked():
+                    self._end(channel_id)
+
+    def close(self) -> None:
+        self._closed.set()
+        for channel_id in list(self._held):
+            self._end(channel_id)
+
+
+def _said(channel: LocalChannel, word: str, arguments: dict[str, Any]) -> Any:
+    if word == "publish_all":  # the publishes of a transaction that its client has gathered
+        for message in arguments["messages"]:
+            channel.publish(**message)
+        return None
+    answer = getattr(channel, word)(**arguments)
+    if word in ("publish", "tx_commit"):
+        answer, channel.returned = channel.returned, []
+    return answer

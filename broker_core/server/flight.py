@@ -1,0 +1,201 @@
+"""The Flight server: decode, call the engine, encode. No rule of the broker is decided here.
+
+Invariant: rows pass batch by batch, never a whole result; a part is acknowledged only after the engine has made it durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight
+
+from broker_core import errors, failpoint, flight
+from broker_core.embedded import EmbeddedEngine
+from broker_core.engine import BranchHeader, ReadTicket
+from broker_core.local import LocalBroker
+from broker_core.message import READ_SCHEMA
+from broker_core.server.channels import Channels
+
+# gRPC writes its own lines to stderr when a port is taken or a peer is gone; what matters of it is in our errors
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+GRACE_S = 5.0  # for calls in progress when the server ends
+
+
+class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """Listens from the moment it is made. ``failed`` is set once the store takes no more work."""
+
+    def __init__(self, engine: EmbeddedEngine, broker: LocalBroker, hello: flight.Hello, host: str, port: int) -> None:
+        self.failed = threading.Event()
+        self._engine = engine
+        self._broker = broker
+        self._hello = hello
+        self._channels = Channels(broker)
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._last_call = time.monotonic()
+        bracketed = f"[{host}]" if ":" in host else host
+        super().__init__(f"grpc://{bracketed}:{port}")
+
+    def idle_s(self) -> float:
+        """How long there has been no call and no stream; 0 while there is one."""
+        with self._lock:
+            return 0.0 if self._calls else time.monotonic() - self._last_call
+
+    def stop(self) -> None:
+        """End all channels, then the server; calls in progress get GRACE_S."""
+        self._stopping.set()
+        self._channels.close()
+        # shutdown waits for every stream, also one whose reader has stopped reading
+        ending = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
+        ending.start()
+        ending.join(GRACE_S)
+
+    # -- actions ----------------------------------------------------------------------------------------------------------
+
+    def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]:
+        with self._call(action.type):
+            kind, _, word = action.type.rpartition(".")
+            answer = self._answer(kind, word, action.body)
+            failpoint.here(f"server.reply.{word}")
+            return answer
+
+    def _answer(self, kind: str, word: str, body: pa.Buffer) -> list[Any]:
+        if kind == "engine" and word in flight.METHODS:
+            arguments = flight.decode_arguments(word, body)
+            if word == "wait":
+                return [flight.encode(self._wait(**arguments))]
+            return [flight.encode(getattr(self._engine, word)(**arguments))]
+        if kind == "channel":
+            return [flight.encode(self._channels.call(word, flight.decode(flight.ChannelCall, body)))]
+        if kind == "admin":
+            return [flight.encode(self._admin(word, flight.decode(dict[str, Any], body)))]
+        if word == "read":
+            return self._read(flight.decode(ReadTicket, body))
+        if word == "stage":
+            return [flight.encode(self._stage_part(*flight.decode_part(body)))]
+        if word == "hello":
+            return [flight.encode(self._hello)]
+        raise errors.RemoteProtocolError(f"unknown action {kind}.{word}; client and broker are of different versions")
+
+    def _wait(self, logs: Sequence[str], ends: dict[str, int], timeout_s: float) -> bool:
+        deadline = time.monotonic() + min(timeout_s, flight.WAIT_S)
+        while not self._stopping.is_set():
+            left = deadline - time.monotonic()
+            if self._engine.wait(logs, ends, max(min(left, 0.5), 0.0)):
+                return True
+            if left <= 0.5:
+                return False
+        return False
+
+    def _read(self, ticket: ReadTicket) -> list[Any]:
+        plan = self._engine.open_read(ticket)
+        answer: list[Any] = [flight.encode(plan)]
+        if plan.rows > flight.SMALL_READ_ROWS:
+            return answer
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for batch in self._engine.read_plan(plan):
+            batches.append(batch)
+            size += batch.nbytes
+            if size > flight.SMALL_READ_BYTES:
+                return answer
+        return [flight.encode(None), flight.encode_rows(batches, READ_SCHEMA)]
+
+    def _admin(self, word: str, arguments: dict[str, Any]) -> Any:
+        words: dict[str, Callable[..., Any]] = {
+            "queues": self._broker.queues,
+            "prepared": self._broker.prepared,
+            "committed": lambda token: committed(self._broker, token),
+            "commit": self._broker.commit,
+            "rollback": self._broker.rollback,
+        }
+        if word not in words:
+            raise errors.RemoteProtocolError(f"unknown action admin.{word}; client and broker are of different versions")
+        return words[word](**arguments)
+
+    # -- streams ----------------------------------------------------------------------------------------------------------
+
+    def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
+        with self._call("get"):
+            request: flight.Ticket = flight.decode(flight.Ticket, ticket.ticket)
+            if request.branches is not None:
+                rows = self._engine.read_branches(request.branches)
+                first = next(rows, None)
+                schema = first.schema if first is not None else pa.schema([])
+                return pyarrow.flight.GeneratorStream(schema, self._stream(_chain(first, rows), context))
+            if request.browse is not None:
+                return pyarrow.flight.GeneratorStream(READ_SCHEMA, self._stream(self._engine.browse(request.browse), context))
+            if request.read is not None:
+                return pyarrow.flight.GeneratorStream(READ_SCHEMA, self._stream(self._engine.read(request.read), context))
+            raise errors.RemoteProtocolError("a ticket names nothing to read; client and broker are of different versions")
+
+    def _stream(self, rows: Iterator[pa.RecordBatch], context: Any) -> Iterator[pa.RecordBatch]:
+        with self._call("get"):
+            for batch in rows:
+                if self._stopping.is_set():
+                    raise pyarrow.flight.FlightUnavailableError("the broker is stopping")
+                failpoint.here("server.read.batch")
+                yield batch
+
+    def do_put(self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any) -> None:
+        with self._call("put"):
+            header: BranchHeader = flight.decode(BranchHeader, descriptor.command)
+            for chunk in reader:
+                part = int(bytes(chunk.app_metadata))
+                receipt = self._stage_part(flight.PartHeader(header, part), chunk.data)
+                failpoint.here("server.reply.part")
+                writer.write(pa.py_buffer(flight.encode(receipt)))
+
+    def _stage_part(self, part: flight.PartHeader, batch: pa.RecordBatch) -> flight.PartReceipt:
+        failpoint.here("server.stage.part")
+        rows, checksum = self._engine.stage_part(part.header, part.part, batch)
+        return flight.PartReceipt(part.part, rows, checksum)
+
+    # -- around every call ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _call(self, name: str) -> Iterator[None]:
+        """Count the call, and let an error cross as its text."""
+        with self._lock:
+            self._calls += 1
+        try:
+            yield
+        except pyarrow.flight.FlightError:
+            raise
+        except ConnectionResetError as error:  # a failpoint that loses the reply
+            raise pyarrow.flight.FlightUnavailableError(f"the reply of {name} was lost") from error
+        except errors.TxmqError as error:
+            if isinstance(error, (errors.StoreFailed, errors.DiskFull)):
+                self.failed.set()
+            raise pyarrow.flight.FlightServerError(flight.error_text(error)) from error
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            raise pyarrow.flight.FlightServerError(flight.error_text(error)) from error
+        finally:
+            with self._lock:
+                self._calls -= 1
+                self._last_call = time.monotonic()
+
+
+def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if first is not None:
+        yield first
+    yield from rest
+
+
+def committed(broker: LocalBroker, token: str) -> bool:
+    """Whether a commit that was given this token took place."""
+    try:
+        return broker.outcome(token) == "committed"
+    except errors.UnknownTransaction:
+        return False

@@ -1,0 +1,142 @@
+"""What a broker does by itself: sealing full open batches, expiring, forgetting, compacting. One thread.
+
+Not here: what these do to the state (``broker/``) and to files (``store/``).
+Invariant: nothing here changes what a reader gets; every step is a work of the committer, and may be cut off by a crash anywhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from broker_core import failpoint
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.committer import Committer
+from broker_core.errors import CorruptSegment, DataLoss, StoreError, StoreFailed
+from broker_core.store.port import Store
+
+TICK_S = 1.0
+IDLE_TICKS = 5  # an open batch that nobody wrote to for so long is sealed, if it is worth a segment batch
+IDLE_ROWS = 1_000
+COMPACT_TICKS = 30
+ALIVE = 0.3  # a segment with a smaller share of living rows is compacted
+
+
+class Upkeep:
+    def __init__(self, committer: Committer, state: BrokerState, store: Store, clock: Callable[[], int]) -> None:
+        self._committer = committer
+        self._state = state
+        self._store = store
+        self._clock = clock
+        self._wake = threading.Event()
+        self._ending = False
+        self._thread: threading.Thread | None = None
+        self._seen = (0, 0)  # rows of the open batch, and for how many ticks there were as many
+        self._ticks = 0
+        self._compacted: dict[int, int] = {}  # batch -> living rows when it was last written
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._loop, name="txmq-upkeep", daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """After a commit: wake the thread if something is full."""
+        if self._state.batches.full and not self._wake.is_set():
+            self._wake.set()
+
+    def stop(self) -> None:
+        self._ending = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._ending:
+            woken = self._wake.wait(TICK_S)
+            self._wake.clear()
+            if self._ending or self._committer.failure is not None:
+                return
+            try:
+                if not woken:
+                    self.tick()
+                self.seal()
+            except StoreFailed:
+                return  # every caller learns it from the committer
+            except CorruptSegment:
+                continue  # whoever reads the batch gets the error; the others are served
+            except StoreError as error:
+                self._committer.stop(error)
+                return
+
+    def tick(self) -> None:
+        """Once a second: expire, close an idle open batch, forget, now and then compact."""
+        now = self._clock()
+        with self._committer.lock:
+            due = [queue for queue in self._state.queues.values() if self._state.head_expired(queue, now)]
+        if due:
+            self._committer.run(lambda state, change, now: state.expire(change, now, due))
+        self._close_idle()
+        self._committer.run(lambda state, change, _now: state.batches.record(change))
+        self._ticks += 1
+        if self._ticks % COMPACT_TICKS == 0:
+            self.compact()
+
+    def _close_idle(self) -> None:
+        rows, ticks = self._seen
+        batches = self._state.batches
+        self._seen = (batches.open_rows, ticks + 1 if rows == batches.open_rows else 0)
+        if batches.open_rows and self._seen[1] >= IDLE_TICKS and (batches.open_rows >= IDLE_ROWS or not batches.open_pins):
+            self.close_open()
+
+    def close_open(self) -> None:
+        """Take the open batch off, whatever its size: it waits for its seal, or is forgotten."""
+
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            state.batches.close_open()
+            state.batches.record(change)
+
+        self._committer.run(work)
+
+    def seal(self) -> None:
+        """Move full open batches into segments. 1. bytes, durable; 2. the commit that says so; 3. memory lets go of the rows."""
+        # a work, so that all rows of these batches are durable when it returns
+        for batch_id in self._committer.run(lambda state, _change, _now: list(state.batches.full)):
+            try:
+                self._store.seal(batch_id)  # 1.
+            except DataLoss:
+                if batch_id in self._state.batches.by_id:
+                    raise
+                continue  # forgotten meanwhile
+            failpoint.here("upkeep.seal.written")
+
+            def work(state: BrokerState, change: Change, _now: int, batch_id: int = batch_id) -> bool:
+                if batch_id not in state.batches.by_id or batch_id not in state.batches.full:
+                    change.forgets.append(batch_id)
+                    return False
+                change.seals.append(batch_id)
+                change.puts.extend(state.sealing(batch_id))
+                return True
+
+            if self._committer.run(work):  # 2.
+                with self._committer.lock:  # 3.
+                    self._state.batches.sealed(batch_id)
+
+    def compact(self) -> None:
+        """Write mostly-dead segments anew, without the bodies of dead rows."""
+        for batch_ids, _ in self._store.segment_usage():
+            living = self._committer.run(lambda state, _change, _now, ids=batch_ids: state.living_rows(ids))  # type: ignore[misc]
+            alive = sum(count for _, count in living.values())
+            written = sum(self._compacted.get(batch_id, self._state.batches.rows(batch_id)) for batch_id in living)
+            if not living or alive >= ALIVE * written:
+                continue
+            for batch_id, (live, count) in living.items():
+                try:
+                    self._store.rewrite(batch_id, live)
+                except DataLoss:
+                    continue  # forgotten meanwhile
+                failpoint.here("upkeep.compact.written")
+                if self._committer.run(lambda state, change, _now, batch_id=batch_id: state.moved(change, batch_id)):  # type: ignore[misc]
+                    self._compacted[batch_id] = count
+        known = self._state.batches.by_id
+        self._compacted = {batch_id: count for batch_id, count in self._compacted.items() if batch_id in known}

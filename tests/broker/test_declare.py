@@ -1,0 +1,121 @@
+"""Declaring, dead-lettering, purging: what a queue's properties and arguments do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker_core import errors
+from broker_core.properties import Properties
+
+from .conftest import Node, declared, publish
+
+# -- dead-lettering ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_expired_message_is_dead_lettered_with_its_origin_and_the_copy_does_not_expire_again(node: Node) -> None:
+    declared(node, "dead")
+    declared(node, "q", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    publish(node, "q", b"1", properties=Properties(expiration="100", headers={"mine": 1}).encode())
+    sequence = node.broker.state.fetch(node.broker.state.queue("q"), 0).sequence
+    node.clock.advance(1)
+    node.broker.upkeep.tick()
+    node.clock.advance(1000)
+    with node.channel() as channel:
+        delivery = channel.get("dead")
+        assert delivery and not delivery.redelivered
+        properties = Properties.decode(delivery.message.properties)
+    assert properties.expiration is None
+    (death,) = properties.headers["x-death"]
+    assert (death["queue"], death["reason"], death["count"], death["routing-keys"], death["original-expiration"]) == (
+        "q",
+        "expired",
+        1,
+        ["q"],
+        "100",
+    )
+    assert properties.headers["x-original-transaction"] == sequence
+    assert properties.headers["x-first-death-queue"] == "q"
+    assert properties.headers["mine"] == 1
+    assert node.browse("q") == []
+
+
+def test_a_message_is_never_dead_lettered_back_into_the_same_queue_without_a_rejection(node: Node) -> None:
+    declared(node, "q", **{"x-message-ttl": 100, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
+    publish(node, "q", b"1")
+    node.clock.advance(1)
+    node.broker.upkeep.tick()
+    assert node.queue("q").messages == 0
+    publish(node, "q", b"2")
+    with node.channel() as channel:
+        delivery = channel.get("q")
+        assert delivery
+        channel.reject(delivery.tag, requeue=False)
+    assert node.browse("q") == [b"2"], "a rejection is somebody's wish: it may come round"
+
+
+# -- declaring --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"x-queue-mode": "lazy"}, "unknown argument 'x-queue-mode' for queue 'q'"),
+        ({"x-message-ttl": -1}, "invalid arg 'x-message-ttl' for queue 'q' in vhost '/': -1"),
+        ({"x-max-length": "3"}, "invalid arg 'x-max-length'"),
+        ({"x-overflow": "sometimes"}, "invalid arg 'x-overflow'.*drop-head or reject-publish"),
+        ({"x-dead-letter-routing-key": "k"}, "it needs x-dead-letter-exchange"),
+    ],
+)
+def test_an_argument_that_would_have_no_effect_is_refused_and_named(node: Node, arguments: dict[str, Any], text: str) -> None:
+    with node.channel() as channel, pytest.raises(errors.PreconditionFailed, match=text):
+        channel.queue_declare("q", arguments=arguments)
+    assert node.broker.queues() == []
+
+
+def test_a_queue_declared_again_with_other_properties_is_refused_in_rabbitmqs_words(node: Node) -> None:
+    with node.channel() as channel:
+        channel.queue_declare("q", arguments={"x-max-length": 5})
+        channel.queue_declare("q", arguments={"x-max-length": 5})
+        with pytest.raises(
+            errors.PreconditionFailed, match="inequivalent arg 'durable' for queue 'q' in vhost '/': received 'false' but current is 'true'"
+        ):
+            channel.queue_declare("q", durable=False, arguments={"x-max-length": 5})
+        with pytest.raises(errors.PreconditionFailed, match=r"inequivalent arg 'x-max-length' .*: received none but current is '5'"):
+            channel.queue_declare("q")
+
+
+def test_a_server_named_and_an_exclusive_queue(node: Node) -> None:
+    with node.channel() as other, node.channel() as channel:
+        name = channel.queue_declare(exclusive=True)
+        assert name.startswith("amq.gen-")
+        with pytest.raises(errors.ResourceLocked, match="exclusive access to locked queue"):
+            other.get(name)
+        channel.publish(b"1", routing_key=name)
+        delivery = channel.get(name, no_ack=True)
+        assert delivery and delivery.body == b"1"
+    assert node.broker.queues() == []
+
+
+def test_a_new_queue_of_a_deleted_queues_name_holds_nothing_of_it(node: Node) -> None:
+    declared(node, "q")
+    publish(node, "q", b"old")
+    with node.channel() as channel:
+        assert channel.queue_delete("q") == 1
+    node.restart()
+    declared(node, "q")
+    node.restart()
+    assert node.browse("q") == []
+
+
+def test_purge_takes_what_nobody_holds(node: Node) -> None:
+    declared(node, "q")
+    publish(node, "q", b"1", b"2", b"3")
+    with node.channel() as channel:
+        first = channel.get("q")
+        assert first
+        assert channel.queue_purge("q") == 2
+        assert channel.get("q") is None
+        channel.reject(first.tag)
+        assert node.browse("q") == [b"1"]

@@ -1,0 +1,231 @@
+"""Every command of ``txmq``, as a process, against a broker in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_core import endpoint
+from broker_core.client import BrokerClient
+from broker_core.engine import START, Limit, Origin
+from broker_core.launcher import Broker
+from txmq import cli
+
+
+def _txmq(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "txmq", *arguments], capture_output=True, text=True, timeout=60, input=stdin, check=False)
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The output of a command that succeeds, run in this process (an interpreter costs half a second)."""
+    code = cli.main(arguments)
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    return captured.out
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    return json.loads(_run(capsys, *arguments, "--json"))
+
+
+def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    code = cli.main(arguments)
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (1, "")
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("txmq: [TXMQ_")
+    return captured.err
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker.open(tmp_path / "data") as opened:
+        yield opened
+
+
+@pytest.fixture
+def url(broker: Broker) -> Iterator[str]:
+    yield broker.url
+    BrokerClient(broker.url).close()
+
+
+def test_help_names_every_command() -> None:
+    shown = _txmq("--help")
+    assert shown.returncode == 0
+    for command in (
+        "serve",
+        "queues",
+        "apps",
+        "transactions",
+        "commit",
+        "rollback",
+        "release",
+        "declare",
+        "bind",
+        "publish",
+        "peek",
+        "verify",
+    ):
+        assert f"\n    {command}" in shown.stdout
+
+
+def test_declare_bind_publish_and_peek(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(capsys, "declare", "exchange", "flights", "topic", "--url", url) == "exchange flights of type topic\n"
+    assert _run(capsys, "declare", "queue", "late", "--url", url, "--argument", "x-max-length=100") == "queue late\n"
+    assert _json(capsys, "bind", "flights", "late", "JFK.#", "--url", url) == {"exchange": "flights", "queue": "late", "key": "JFK.#"}
+    assert _json(capsys, "publish", "--exchange", "flights", "--routing-key", "JFK.UA", "--url", url, "one", "two") == {"published": 2}
+    shown = _json(capsys, "peek", "late", "--url", url)
+    assert [(row["offset"], row["routing_key"], row["body"], row["properties"]) for row in shown] == [
+        (0, "JFK.UA", "one", {"delivery_mode": 2}),
+        (1, "JFK.UA", "two", {"delivery_mode": 2}),
+    ]
+    assert [row["body"] for row in _json(capsys, "peek", "late", "--url", url, "--limit", "1", "--offset", "1")] == ["two"]
+    header, first, _second = _run(capsys, "peek", "late", "--url", url).splitlines()
+    assert header.split() == ["queue", "offset", "exchange", "routing_key", "timestamp", "redelivered", "properties", "body"]
+    assert first.endswith("one")
+
+
+def test_queues_are_an_aligned_table_or_json(broker: Broker, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with broker.channel() as channel:
+        channel.queue_declare("a", arguments={"x-max-length": 5})
+        channel.queue_declare("much-longer-name")
+        channel.publish(b"x", routing_key="a")
+    lines = _run(capsys, "queues", "--url", url).splitlines()
+    assert lines == [
+        "name              messages  unacknowledged  next_offset  owner  durable  arguments",
+        "a                        1               0            1         yes      x-max-length=5",
+        "much-longer-name         0               0            0         yes",
+    ]
+    assert [queue["name"] for queue in _json(capsys, "queues", "--url", url)] == ["a", "much-longer-name"]
+
+
+def test_publish_takes_each_line_of_the_input(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(capsys, "declare", "queue", "q", "--url", url)
+    published = _txmq("publish", "--queue", "q", "--url", url, "-", stdin="a\nb\nc\n")
+    assert (published.returncode, published.stdout, published.stderr) == (0, "published 3\n", "")
+    assert [row["body"] for row in _json(capsys, "peek", "q", "--url", url)] == ["a", "b", "c"]
+
+
+def test_publish_to_no_queue_is_an_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "[TXMQ_UNROUTABLE] 2 of 2 messages reached no queue" in _fails(capsys, "publish", "--queue", "nowhere", "--url", url, "a", "b")
+
+
+def test_prepared_transactions_are_listed_committed_and_rolled_back(broker: Broker, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+        channel.tx_select()
+        for xid in ("first", "second"):
+            channel.publish(xid.encode(), routing_key="q")
+            channel.prepare(xid)
+    assert {row["xid"]: row["publishes"] for row in _json(capsys, "transactions", "--url", url)} == {"first": 1, "second": 1}
+    assert _run(capsys, "commit", "first", "--url", url) == "committed first\n"
+    assert _json(capsys, "rollback", "second", "--url", url) == {"xid": "second", "state": "rolled_back"}
+    assert _json(capsys, "transactions", "--url", url) == []
+    assert [row["body"] for row in _json(capsys, "peek", "q", "--url", url)] == ["first"]
+    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "commit", "third", "--url", url)
+    assert "[TXMQ_TRANSACTION_STATE]" in _fails(capsys, "commit", "second", "--url", url)
+
+
+def test_apps_are_listed_and_their_queues_released(broker: Broker, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with broker.channel() as channel:
+        channel.queue_declare("orders")
+        channel.publish(b"x", routing_key="orders")
+    broker.engine.claim("alerts", {"orders": START}, Limit(), Origin(), "fail")
+    (app,) = _json(capsys, "apps", "--url", url)
+    assert (app["app_id"], app["queues"], app["lag"]) == ("alerts", ["orders"], 1)
+    assert "[TXMQ_PRECONDITION_FAILED]" in _fails(capsys, "release", "another", "orders", "--url", url)
+    assert _run(capsys, "release", "alerts", "orders", "--url", url) == "released queue orders from app alerts\n"
+    assert broker.queues()[0].owner == ""
+
+
+def test_data_finds_the_broker_that_owns_the_directory(broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(capsys, "declare", "queue", "q", "--data", str(tmp_path / "data"))
+    assert [queue.name for queue in broker.queues()] == ["q"]
+
+
+def test_looking_at_a_data_directory_that_is_not_there_creates_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no data directory" in _fails(capsys, "queues", "--data", str(tmp_path / "absent"))
+    assert not (tmp_path / "absent").exists()
+
+
+def test_verify_says_whether_everything_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Broker.open(tmp_path / "data") as broker, broker.channel() as channel:
+        channel.queue_declare("q")
+        channel.tx_select()
+        for _ in range(2_000):
+            channel.publish(b"x" * 1_000, routing_key="q")
+        channel.tx_commit()
+    found = _json(capsys, "verify", str(tmp_path / "data"))
+    assert (found["ok"], found["problems"], found["rows"]) == (True, [], 2_000)
+    assert _run(capsys, "verify", str(tmp_path / "data")).endswith("every checksum and reference holds\n")
+    (segment,) = (tmp_path / "data" / "segments").glob("*.arrow")
+    with segment.open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"?")
+    assert cli.main(["verify", str(tmp_path / "data")]) == 1
+    assert segment.name in capsys.readouterr().out
+    assert "[TXMQ_DATA_DIRECTORY_INVALID]" in _fails(capsys, "verify", str(tmp_path))
+
+
+def test_serve_prints_one_ready_line_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "txmq", "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        ready = process.stdout.readline()
+        found = endpoint.read_endpoint(str(tmp_path / "data"))
+        assert found is not None
+        assert (ready, found.pid) == (f"ready txmq://127.0.0.1:{found.port}\n", process.pid)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert (process.stdout.read(), process.stderr.read()) == ("", "")
+    assert endpoint.read_endpoint(str(tmp_path / "data")) is None
+
+
+def test_serve_on_a_taken_port_is_one_clear_error(broker: Broker, tmp_path: Path) -> None:
+    taken = _txmq("serve", "--data", str(tmp_path / "other"), "--listen", f"127.0.0.1:{broker.port}")
+    assert taken.returncode == 1
+    assert f"[TXMQ_CONNECTION] cannot listen on 127.0.0.1:{broker.port}" in taken.stderr
+    assert taken.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["queues"],
+        ["queues", "--url", "txmq://h:1", "--data", "d"],
+        ["nonsense"],
+        [],
+        ["serve"],
+        ["peek", "q", "--url", "txmq://h:1", "--limit", "-1"],
+        ["serve", "--data", "d", "--idle-timeout", "0"],
+    ],
+)
+def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: txmq" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["queues", "--url", "kafka://h:9092"], "the Kafka engine is not part of this version"),
+        (["queues", "--url", "txmqs://h:1"], "TLS (txmqs://) is not supported"),
+        (["queues", "--url", "http://h:1"], "it must be txmq://[user:password@]host:port"),
+        (["queues", "--url", "txmq://u:secret@h:99999"], "'txmq://u:***@h:99999'; its port must be a number"),
+        (["serve", "--data", "d", "--listen", "nowhere"], "--listen is 'nowhere'; it must be HOST:PORT"),
+        (["publish", "--queue", "q", "--exchange", "e", "--url", "txmq://h:1", "x"], "give it or --exchange and --routing-key, not both"),
+    ],
+)
+def test_wrong_value_is_one_line_that_names_it(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert text in _fails(capsys, *arguments)

@@ -1,0 +1,152 @@
+"""Brokers that run as processes of their own, and a micro-batch driven through a client.
+
+Invariant: a broker that a test started, or had started, has ended when the test has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from broker_core import endpoint
+from broker_core.client import BrokerClient
+from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
+
+TIMEOUT_S = 60.0
+
+
+class Served:
+    """``txmq serve`` on a directory. ``failpoints`` are of the next start only."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"txmq://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, failpoints: str = "", *more: str) -> Served:
+        command = [sys.executable, "-m", "txmq", "serve", "--data", str(self.directory), "--listen", f"127.0.0.1:{self.port}", *more]
+        environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+        assert self._process.stdout is not None
+        ready = self._process.stdout.readline()
+        assert ready.startswith("ready txmq://127.0.0.1:"), ready
+        self.port = int(ready.rpartition(":")[2])
+        return self
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self.wait()
+
+    def terminate(self) -> int:
+        assert self._process is not None
+        self._process.terminate()
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code, once it has ended; what it still wrote to its output is an error."""
+        assert self._process is not None
+        code = self._process.wait(TIMEOUT_S)
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            assert output.read() == ""
+        self._process = None
+        return code
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self.wait()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    broker = Served(tmp_path / "data")
+    yield broker
+    broker.end()
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Path]:
+    """A data directory whose broker clients start; it is ended afterwards."""
+    directory = tmp_path / "embedded"
+    yield directory
+    end_broker(directory)
+
+
+def end_broker(directory: Path) -> None:
+    found = endpoint.read_endpoint(str(directory))
+    if found is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(found.pid)
+            process.kill()
+            process.wait(TIMEOUT_S)
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def fill(client: BrokerClient, queue: str, count: int, *, size: int = 0) -> None:
+    """``count`` messages in one transaction; each body is its number, padded to ``size`` bytes."""
+    with client.channel() as channel:
+        channel.queue_declare(queue)
+        channel.tx_select()
+        for number in range(count):
+            channel.publish(str(number).encode().ljust(size), routing_key=queue)
+        channel.tx_commit()
+
+
+def bodies(client: BrokerClient, queue: str) -> list[bytes]:
+    found = client.available([queue])[queue]
+    return [body for batch in client.browse([(queue, found.start, found.end)]) for body in batch.column("body").to_pylist()]
+
+
+class MicroBatch:
+    """What Spark and the connector do for one batch, from one queue to another; every step may be repeated."""
+
+    def __init__(self, client: BrokerClient, source: str, sink: str, *, app: str = "app", batch_id: int = 0, parts: int = 1) -> None:
+        self.client, self.source, self.sink, self.app, self.batch_id, self.parts = client, source, sink, app, batch_id, parts
+
+    def run(self, start: Vector | None = None) -> Vector:
+        """The end vector; the batch is decided and acked."""
+        client = self.client
+        start = start or {self.source: START}
+        end = client.claim(self.app, start, Limit(), Origin(), "fail")
+        ranges = client.resolve(self.app, start, end)
+        client.count(self.app, ranges)
+        opened = client.open_batch(self.app, "query", self.batch_id, "fail")
+        rows = self.read(end, start)
+        header = BranchHeader(opened.token, f"branch-{self.batch_id}", "publish", {"exchange": "", "routing_key": self.sink})
+        staged = client.stage(header, [batch.select(["body"]) for batch in rows])
+        assert staged.rows == sum(batch.num_rows for batch in rows)
+        committed = client.commit_batch(self.app, "query", self.batch_id, opened.token, [staged])
+        assert committed.entry.published == staged.rows
+        client.ack(self.app, end)
+        return end
+
+    def read(self, end: Vector, start: Vector) -> list[pa.RecordBatch]:
+        ranges = self.client.resolve(self.app, start, end)
+        slices = tuple((log, first, last) for log, (first, last) in ranges.items())
+        return list(self.client.read(ReadTicket(self.app, "query", self.batch_id, ranges, slices)))

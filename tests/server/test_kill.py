@@ -1,0 +1,227 @@
+"""A broker that is killed, or whose reply is lost: the client goes on, and the result is there exactly once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from broker_core import errors
+from broker_core.client import BrokerClient
+from broker_core.engine import BranchHeader
+from tests.server.conftest import MicroBatch, Served, bodies, end_broker, eventually, fill
+
+pytestmark = pytest.mark.crash
+
+ROWS = 3_000
+
+
+def _numbers(count: int) -> Counter[bytes]:
+    return Counter(str(number).encode() for number in range(count))
+
+
+def _restart_when_killed(served: Served) -> threading.Thread:
+    """What an operator does, on the same port."""
+
+    def restart() -> None:
+        served.wait()
+        served.start()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    return thread
+
+
+# every reply of a micro-batch, lost once
+REPLIES = ["hello", "claim", "resolve", "count", "read", "open_batch", "stage", "commit_batch", "ack"]
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_micro_batch_takes_effect_once_when_a_reply_is_lost(served: Served, reply: str) -> None:
+    served.start(f"server.reply.{reply}=drop")
+    with BrokerClient(served.url) as client:
+        fill(client, "in", 100)
+        fill(client, "out", 0)
+        MicroBatch(client, "in", "out").run()
+        assert Counter(bodies(client, "out")) == _numbers(100)
+        assert [queue.messages for queue in client.queues()] == [0, 100]
+
+
+KILLS = [
+    "engine.read.recorded",
+    "engine.open.durable",
+    "server.stage.part",
+    "engine.stage.appended",
+    "engine.stage.durable",
+    "server.reply.stage",
+    "engine.commit.received",
+    "engine.commit.decided",
+    "server.reply.commit_batch",
+    "server.reply.ack",
+]
+
+
+@pytest.mark.parametrize("step", KILLS)
+def test_micro_batch_takes_effect_once_when_the_embedded_broker_is_killed(served: Served, step: str) -> None:
+    """The client finds the broker gone and starts it again; nobody else does."""
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "in", ROWS)
+        fill(client, "out", 0)
+    served.terminate()
+    served.start(f"{step}=kill")
+    try:
+        with BrokerClient(data=served.directory) as client:
+            MicroBatch(client, "in", "out").run()
+            assert served.wait() == -9
+            assert Counter(bodies(client, "out")) == _numbers(ROWS)
+    finally:
+        end_broker(served.directory)
+
+
+def test_read_goes_on_at_the_next_row_when_the_broker_is_killed(served: Served) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "in", 60_000)
+        fill(client, "out", 0)
+    served.kill()
+    served.start("server.read.batch@3=kill")
+    restarting = _restart_when_killed(served)
+    with BrokerClient(served.url, map_files=False) as client:
+        MicroBatch(client, "in", "out").run()
+        restarting.join()
+        assert Counter(bodies(client, "out")) == _numbers(60_000)
+
+
+@pytest.mark.parametrize("step", ["server.stage.part@3", "engine.stage.durable@3", "server.reply.part@2"])
+def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(served: Served, step: str) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "out", 0)
+    served.kill()
+    served.start(f"{step}=kill")
+    restarting = _restart_when_killed(served)
+    batches = [pa.record_batch({"body": [str(first + row).encode() for row in range(50_000)]}) for first in range(0, 300_000, 50_000)]
+    pulled: list[int] = []
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            pulled.append(number)
+            yield batch
+
+    with BrokerClient(served.url) as client:
+        staged = client.stage(BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), rows())
+        restarting.join()
+        assert pulled == list(range(6)), "the rows are pulled once, whatever breaks"
+        assert staged.rows == 300_000
+        assert client.commit_branches("token", [staged]) == 300_000
+        assert client.commit_branches("token", [staged]) == 300_000
+        assert Counter(bodies(client, "out")) == _numbers(300_000)
+
+
+def test_lost_part_receipt_stages_the_part_once(served: Served) -> None:
+    served.start("server.reply.part@2=drop")
+    with BrokerClient(served.url) as client:
+        fill(client, "out", 0)
+        batch = pa.record_batch({"body": [b"x" * 100] * 60_000})
+        staged = client.stage(BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), [batch] * 4)
+        assert client.commit_branches("token", [staged]) == 240_000
+        assert client.available(["out"])["out"].rows == 240_000
+
+
+def test_channel_commit_is_found_by_its_token_when_the_broker_dies_after_it(served: Served) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "q", 0)
+    served.terminate()
+    served.start("server.reply.tx_commit=kill")
+    restarting = _restart_when_killed(served)
+    with BrokerClient(served.url) as client, client.channel() as channel:
+        channel.tx_select()
+        channel.publish(b"once", routing_key="q")
+        channel.tx_commit(token="mine")
+        restarting.join()
+        assert client.committed("mine")
+        assert bodies(client, "q") == [b"once"]
+
+
+def test_channel_of_a_killed_broker_is_rolled_back_and_says_so(served: Served) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "q", 1)
+        with client.channel() as channel:
+            channel.tx_select()
+            delivery = channel.get("q")
+            assert delivery is not None
+            channel.ack(delivery.tag)
+            channel.publish(b"never", routing_key="q")
+            served.kill()
+            served.start()
+            with pytest.raises(errors.ConnectionFailed, match="is gone: its broker was restarted"):
+                channel.tx_commit()
+        with client.channel() as channel:
+            again = channel.get("q")
+            assert again is not None
+            assert again.redelivered
+            assert again.body == b"0"
+
+
+@pytest.mark.parametrize("reply", ["publish", "get", "ack", "tx_commit", "publish_all", "open"])
+def test_channel_call_is_done_once_when_its_reply_is_lost(served: Served, reply: str) -> None:
+    served.start(f"server.reply.{reply}=drop")
+    with BrokerClient(served.url) as client, client.channel() as channel:
+        channel.queue_declare("q")
+        channel.publish(b"a", routing_key="q")
+        channel.tx_select()
+        channel.publish(b"b", routing_key="q")
+        channel.tx_commit()
+        tags = []
+        while (delivery := channel.get("q")) is not None:
+            tags.append(delivery.tag)
+            channel.ack(delivery.tag)
+        channel.tx_commit()
+        assert tags == [1, 2]
+        assert [queue.messages for queue in client.queues()] == [0]
+
+
+def test_channel_ends_with_its_lease_when_its_client_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from broker_core.launcher import Broker
+    from broker_core.server import channels
+
+    monkeypatch.setattr(channels, "LEASE_S", 0.2)
+    monkeypatch.setattr(channels, "LOOK_S", 0.05)
+    with Broker.open(tmp_path / "data") as broker, BrokerClient(broker.url) as client:
+        fill(client, "q", 1)
+        channel = client.channel()
+        assert channel.get("q") is not None
+        assert [queue.unacknowledged for queue in client.queues()] == [1]
+        eventually(lambda: [queue.unacknowledged for queue in client.queues()] == [0])
+        with pytest.raises(errors.ConnectionFailed, match="its lease"):
+            channel.get("q")
+        channel.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"), [("raise", "failpoint store.commit.synced"), ("enospc", "TXMQ_DISK_FULL.*free some space")]
+)
+def test_broker_whose_disk_failed_says_so_and_ends_and_the_next_one_has_what_was_committed(
+    served: Served, fault: str, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "q", 3)
+    served.terminate()
+    served.start(f"store.commit.synced={fault}")
+    with BrokerClient(served.url) as client:
+        channel = client.channel()
+        with pytest.raises(errors.StoreFailed, match=text):
+            channel.publish(b"not stored", routing_key="q")
+        assert served.wait() == 1
+        assert "the store has failed" in capfd.readouterr().err
+        served.start()
+        assert len(bodies(client, "q")) == 3
+        channel.close()

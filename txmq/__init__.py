@@ -1,0 +1,114 @@
+"""txmq: a message queue for Spark Structured Streaming, where a micro-batch is one transaction.
+
+The public door: everything that users import. What needs Spark is imported when it is first used, so that a broker does not need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from broker_core.client import BrokerClient
+from broker_core.errors import (
+    AccessRefused,
+    BatchDecided,
+    BatchGap,
+    ChannelError,
+    ConnectionFailed,
+    CorruptCatalog,
+    CorruptSegment,
+    DataDirectoryFormat,
+    DataDirectoryInvalid,
+    DataDirectoryLocked,
+    DataLoss,
+    DiskFull,
+    ExchangeNotFound,
+    LineageConflict,
+    LocalProtocolError,
+    MissingBranch,
+    OptionError,
+    PreconditionFailed,
+    ProtocolError,
+    QueueNotFound,
+    RemoteProtocolError,
+    ResourceLocked,
+    StoreError,
+    StoreFailed,
+    TransactionError,
+    TransactionState,
+    TransactionTooLarge,
+    TxmqError,
+    UnknownTransaction,
+    Unroutable,
+    cause,
+)
+from broker_core.message import Delivery, Message
+from broker_core.properties import Properties
+
+if TYPE_CHECKING:
+    from broker_core.launcher import Broker
+    from connector.conf import recommended_conf
+    from connector.foreach_batch import transactional
+    from connector.listener import mirror_offsets
+
+_LAZY = {
+    "Broker": "broker_core.launcher",
+    "mirror_offsets": "connector.listener",
+    "recommended_conf": "connector.conf",
+    "transactional": "connector.foreach_batch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'txmq' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
+__all__ = [
+    "AccessRefused",
+    "BatchDecided",
+    "BatchGap",
+    "Broker",
+    "BrokerClient",
+    "ChannelError",
+    "ConnectionFailed",
+    "CorruptCatalog",
+    "CorruptSegment",
+    "DataDirectoryFormat",
+    "DataDirectoryInvalid",
+    "DataDirectoryLocked",
+    "DataLoss",
+    "Delivery",
+    "DiskFull",
+    "ExchangeNotFound",
+    "LineageConflict",
+    "LocalProtocolError",
+    "Message",
+    "MissingBranch",
+    "OptionError",
+    "PreconditionFailed",
+    "Properties",
+    "ProtocolError",
+    "QueueNotFound",
+    "RemoteProtocolError",
+    "ResourceLocked",
+    "StoreError",
+    "StoreFailed",
+    "TransactionError",
+    "TransactionState",
+    "TransactionTooLarge",
+    "TxmqError",
+    "UnknownTransaction",
+    "Unroutable",
+    "cause",
+    "mirror_offsets",
+    "recommended_conf",
+    "transactional",
+]

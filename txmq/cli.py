@@ -1,0 +1,354 @@
+"""The command line: ``txmq serve`` and what an operator asks of a broker.
+
+Not here: any rule of the broker; each command is one or two calls. Lists are aligned tables, with ``--json`` JSON. An error is one
+line on stderr and exit code 1; a wrong command line is exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from broker_core import endpoint
+from broker_core.client import BrokerClient, connect
+from broker_core.errors import DataDirectoryInvalid, OptionError, TxmqError, Unroutable
+from broker_core.properties import Properties
+
+Row = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except TxmqError as error:
+        print(f"txmq: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output (head) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="txmq", description="A message queue for Spark Structured Streaming: serve a broker, look into it, try it by hand."
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_serve(commands)
+    _add_lists(commands)
+    _add_decisions(commands)
+    _add_topology(commands)
+    _add_messages(commands)
+    verify = _command(
+        commands, "verify", _verify, "read a whole data directory, read only, and say whether every checksum and reference holds"
+    )
+    verify.add_argument("directory", metavar="DIR")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, *, address: bool = False
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.set_defaults(command=command)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    if address:
+        broker = parser.add_mutually_exclusive_group(required=True)
+        broker.add_argument("--url", help=f"a broker that runs elsewhere: txmq://host:{endpoint.DEFAULT_PORT}")
+        broker.add_argument("--data", metavar="DIR", help="the broker of this data directory; it is started if none runs")
+    return parser
+
+
+def _add_serve(commands: Any) -> None:
+    serve = _command(commands, "serve", _serve, "run the broker of a data directory until SIGTERM")
+    serve.add_argument("--data", metavar="DIR", required=True, help="created if missing")
+    serve.add_argument(
+        "--listen", metavar="HOST:PORT", default=f"127.0.0.1:{endpoint.DEFAULT_PORT}", help="port 0 takes a free one; default %(default)s"
+    )
+    serve.add_argument(
+        "--idle-timeout", metavar="SECONDS", type=_seconds, default=None, help="end when nothing was asked for so long; default: never"
+    )
+
+
+def _add_lists(commands: Any) -> None:
+    _command(commands, "queues", _queues, "list the queues", address=True)
+    _command(commands, "apps", _apps, "list the pipelines, what they own and how far they are", address=True)
+    _command(commands, "transactions", _transactions, "list the prepared transactions", address=True)
+
+
+def _add_decisions(commands: Any) -> None:
+    for name, command, text in (
+        ("commit", _commit, "commit a prepared transaction"),
+        ("rollback", _rollback, "roll back a prepared transaction"),
+    ):
+        _command(commands, name, command, text, address=True).add_argument("xid", metavar="XID")
+    release = _command(commands, "release", _release, "take the claim on a queue from a pipeline that will not come back", address=True)
+    release.add_argument("app", metavar="APP")
+    release.add_argument("queue", metavar="QUEUE")
+
+
+def _add_topology(commands: Any) -> None:
+    declare = commands.add_parser("declare", help="declare a queue or an exchange", description="Declare a queue or an exchange.")
+    kinds = declare.add_subparsers(metavar="KIND", required=True)
+    queue = _command(kinds, "queue", _declare_queue, "declare a queue", address=True)
+    queue.add_argument("name", metavar="NAME")
+    queue.add_argument("--transient", action="store_true", help="gone after a restart")
+    queue.add_argument(
+        "--argument",
+        metavar="KEY=VALUE",
+        type=_argument,
+        action="append",
+        default=[],
+        help="for example x-max-length=1000; may be repeated",
+    )
+    exchange = _command(kinds, "exchange", _declare_exchange, "declare an exchange", address=True)
+    exchange.add_argument("name", metavar="NAME")
+    exchange.add_argument("type", metavar="TYPE", help="direct, fanout, topic or headers")
+    bind = _command(commands, "bind", _bind, "bind a queue to an exchange", address=True)
+    bind.add_argument("exchange", metavar="EXCHANGE")
+    bind.add_argument("queue", metavar="QUEUE")
+    bind.add_argument("key", metavar="KEY", nargs="?", default="")
+    bind.add_argument(
+        "--argument", metavar="KEY=VALUE", type=_argument, action="append", default=[], help="for a headers exchange; may be repeated"
+    )
+
+
+def _add_messages(commands: Any) -> None:
+    publish = _command(commands, "publish", _publish, "publish messages, all in one transaction", address=True)
+    publish.add_argument("--exchange", default="", help="default: the default exchange")
+    publish.add_argument("--routing-key", default="")
+    publish.add_argument("--queue", help="short for the default exchange and this routing key")
+    publish.add_argument("--transient", action="store_true", help="not written to the disk (delivery mode 1)")
+    publish.add_argument("body", metavar="BODY", nargs="+", help="one message each; a single - takes each line of the input")
+    peek = _command(commands, "peek", _peek, "show messages of a queue; nothing is consumed", address=True)
+    peek.add_argument("queue", metavar="QUEUE")
+    peek.add_argument("--limit", metavar="N", type=_count, default=10, help="at most so many; default %(default)s")
+    peek.add_argument(
+        "--offset", metavar="N", type=_count, default=None, help="from this offset on; default: the oldest message not settled"
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must not be below 0")
+    return value
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, int(value)
+    except ValueError:
+        return key, value
+
+
+# -- commands -------------------------------------------------------------------------------------------------------------
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from broker_core.launcher import serve  # the broker itself: no other command needs it
+
+    return serve(options.data, listen=options.listen, idle_timeout_s=options.idle_timeout)
+
+
+def _client(options: argparse.Namespace, *, create: bool = False) -> BrokerClient:
+    if options.data is not None and not create and not os.path.isdir(options.data):
+        raise DataDirectoryInvalid(f"there is no data directory {options.data}; `txmq serve` or `txmq declare` creates one")
+    return connect(url=options.url, data=options.data)
+
+
+def _queues(options: argparse.Namespace) -> int:
+    return _show(options, (dataclasses.asdict(queue) for queue in _client(options).queues()))
+
+
+def _apps(options: argparse.Namespace) -> int:
+    return _show(options, (dataclasses.asdict(app) for app in _client(options).apps()))
+
+
+def _transactions(options: argparse.Namespace) -> int:
+    return _show(options, (dataclasses.asdict(prepared) for prepared in _client(options).prepared()))
+
+
+def _commit(options: argparse.Namespace) -> int:
+    _client(options).commit(options.xid)
+    return _done(options, f"committed {options.xid}", xid=options.xid, state="committed")
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    _client(options).rollback(options.xid)
+    return _done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
+
+
+def _release(options: argparse.Namespace) -> int:
+    _client(options).release(options.app, options.queue)
+    return _done(options, f"released queue {options.queue} from app {options.app}", app=options.app, queue=options.queue)
+
+
+def _declare_queue(options: argparse.Namespace) -> int:
+    with _client(options, create=True).channel() as channel:
+        channel.queue_declare(options.name, durable=not options.transient, arguments=dict(options.argument))
+    return _done(options, f"queue {options.name}", queue=options.name)
+
+
+def _declare_exchange(options: argparse.Namespace) -> int:
+    with _client(options, create=True).channel() as channel:
+        channel.exchange_declare(options.name, options.type)
+    return _done(options, f"exchange {options.name} of type {options.type}", exchange=options.name, type=options.type)
+
+
+def _bind(options: argparse.Namespace) -> int:
+    with _client(options).channel() as channel:
+        channel.queue_bind(options.queue, options.exchange, options.key, arguments=dict(options.argument))
+    text = f"bound {options.exchange} to {options.queue} by {options.key!r}"
+    return _done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
+
+
+def _publish(options: argparse.Namespace) -> int:
+    if options.queue is not None and (options.exchange or options.routing_key):
+        raise OptionError(
+            "--queue is short for the default exchange and this routing key; give it or --exchange and --routing-key, not both"
+        )
+    routing_key = options.queue if options.queue is not None else options.routing_key
+    bodies: Iterable[bytes] = (body.encode() for body in options.body)
+    if options.body == ["-"]:
+        bodies = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+    properties = Properties(delivery_mode=1 if options.transient else 2).encode()
+    count = 0
+    with _client(options).channel() as channel:
+        channel.tx_select()
+        for body in bodies:
+            channel.publish(body, exchange=options.exchange, routing_key=routing_key, properties=properties, mandatory=True)
+            count += 1
+        channel.tx_commit()
+        returned = len(channel.returned)
+    if returned:
+        raise Unroutable(
+            f"{returned} of {count} messages reached no queue: none is bound to {options.exchange!r} for routing key {routing_key!r}"
+        )
+    return _done(options, f"published {count}", published=count)
+
+
+def _peek(options: argparse.Namespace) -> int:
+    client = _client(options)
+    (log,) = client.logs([options.queue])
+    starts = {log: options.offset} if options.offset is not None else None
+    found = client.available([log], starts)[log]
+    return _show(options, _peeked(client, log, found.start, found.end, options.limit, as_json=options.json))
+
+
+def _peeked(client: BrokerClient, log: str, start: int, end: int, limit: int, *, as_json: bool) -> list[Row]:
+    rows: list[Row] = []
+    while start < end and len(rows) < limit:
+        stop = min(end, start + max(limit, 100))  # settled offsets give no rows: look on until there are enough
+        for batch in client.browse([(log, start, stop)]):
+            rows += batch.slice(0, limit - len(rows)).to_pylist()
+        start = stop
+    return [_shown(row, as_json=as_json) for row in rows]
+
+
+def _shown(row: Row, *, as_json: bool) -> Row:
+    properties = Properties.decode(row.pop("properties"))
+    given = {name: value for name, value in dataclasses.asdict(properties).items() if value is not None and value != {}}
+    body = row.pop("body")
+    try:
+        text: Any = body.decode()
+    except UnicodeDecodeError:
+        text = {"base64": base64.b64encode(body).decode()} if as_json else repr(body)
+    row["timestamp"] = row["timestamp"].astimezone(timezone.utc).isoformat()
+    return {**row, "properties": given, "body": text}
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from broker_core.store.verify import verify  # reads the files themselves
+
+    found = verify(options.directory)
+    if options.json:
+        _print_json({**dataclasses.asdict(found), "ok": found.ok})
+    else:
+        print(
+            f"{found.path}: {found.segments} segments with {found.batches} batches of {found.rows} rows, "
+            f"{found.inbox_rows} rows in the catalog, {found.records} records, {found.size_bytes} bytes"
+        )
+        for problem in found.problems:
+            print(problem)
+        print("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
+    return 0 if found.ok else 1
+
+
+# -- output ---------------------------------------------------------------------------------------------------------------
+
+
+def _show(options: argparse.Namespace, rows: Iterable[Row]) -> int:
+    listed = list(rows)
+    if options.json:
+        _print_json(listed)
+    elif listed:
+        print("\n".join(_table(listed)))
+    return 0
+
+
+def _done(options: argparse.Namespace, text: str, **result: Any) -> int:
+    if options.json:
+        _print_json(result)
+    else:
+        print(text)
+    return 0
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, default=_json_default))
+
+
+def _json_default(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value)
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    """Aligned columns: numbers to the right, text to the left."""
+    names = list(rows[0])
+    cells = [[_cell(row[name]) for name in names] for row in rows]
+    widths = [max(len(name), *(len(line[index]) for line in cells)) for index, name in enumerate(names)]
+    right = [all(isinstance(row[name], (int, float)) and not isinstance(row[name], bool) for row in rows) for name in names]
+
+    def aligned(line: Sequence[str]) -> str:
+        return "  ".join(
+            text.rjust(width) if to_right else text.ljust(width) for text, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+
+    return [aligned(names), *(aligned(line) for line in cells)]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    if isinstance(value, (tuple, list)):
+        return ",".join(_cell(item) for item in value)
+    if isinstance(value, dict):
+        return ",".join(f"{key}={_cell(item)}" for key, item in value.items())
+    return " ".join(str(value).split())
