@@ -68,7 +68,9 @@ class EmbeddedEngine:
             for log in logs:
                 queue = state.queue(log)
                 start = (starts or {}).get(log, queue.first_unsettled())
-                found[log] = self._available(state, log, start, max(start, queue.visible_end), queue.settled_within(start, queue.visible_end))
+                found[log] = self._available(
+                    state, log, start, max(start, queue.visible_end), queue.settled_within(start, queue.visible_end)
+                )
             return found
 
         return self._local.run(look)
@@ -283,7 +285,9 @@ class EmbeddedEngine:
             self._ledger.require_next(app_id, query_id, batch_id)
             attempt = self._branches.attempt(token)
             if attempt is not None and (attempt.app_id, attempt.query_id, attempt.batch_id) != (app_id, query_id, batch_id):
-                raise LineageConflict(f"token {token} was opened for batch {attempt.batch_id} of app {attempt.app_id!r}, not for batch {batch_id} of {app_id!r}")
+                raise LineageConflict(
+                    f"token {token} was opened for batch {attempt.batch_id} of app {attempt.app_id!r}, not for batch {batch_id} of {app_id!r}"
+                )
             named = self._branches.require(token, branches)
             ranges = self._claims.ranges_read(query_id, batch_id) if consumes and query_id else {}
             self._ledger.require_ranges(app_id, ranges, query_id, batch_id)
@@ -344,9 +348,7 @@ class EmbeddedEngine:
             queue.record(change)
         return messages
 
-    def commit_branches(
-        self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
-    ) -> int:
+    def commit_branches(self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail") -> int:
         def work(state: BrokerState, change: Change, now_us: int) -> int:
             outcome = state.outcomes.get(f"batch:{token}")
             if outcome is not None:
@@ -388,7 +390,9 @@ class EmbeddedEngine:
         for branch in branches:
             parts = self._local.run(lambda _state, _change, _now_us, branch=branch: self._branches.parts(branch))  # type: ignore[misc]
             if not parts:  # only branches with rows are named in an entry
-                raise MissingBranch(f"the rows of branch {branch} are gone: another driver of this query has applied them; start the query again")
+                raise MissingBranch(
+                    f"the rows of branch {branch} are gone: another driver of this query has applied them; start the query again"
+                )
             for part in parts:
                 if part.batch_id:
                     yield self._local.read_batch(part.batch_id)

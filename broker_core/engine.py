@@ -177,9 +177,7 @@ class Engine(Protocol):
         """Wait until a log has grown past ``ends``, at most ``timeout_s``; True if one has."""
 
     # -- source ---------------------------------------------------------------------------------------------------------
-    def claim(
-        self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
-    ) -> Vector:
+    def claim(self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint) -> Vector:
         """S2: ack everything below ``start``, then the end vector for it: the recorded one, or a new claim; ``start`` if nothing is new.
 
         The logs are the keys of ``start``. Raises QueueNotFound, ResourceLocked (another app or a channel holds a queue), LineageConflict.
@@ -244,7 +242,7 @@ class Engine(Protocol):
         """C5: decided batches with rows that are not applied, in sequence order."""
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of decided append or after_commit branches."""
+        """The rows of decided append or after_commit branches. Raises MissingBranch where they are applied and freed."""
 
     def mark_applied(self, app_id: str, sequence: int) -> None:
         """The rows of this batch reached their tables; they are freed. Idempotent."""

@@ -7,7 +7,8 @@ Invariant: ``Properties.decode(p.encode()) == p``; no properties are ``b""``. By
 unknown flags or types, lengths that lie) raise RemoteProtocolError and nothing else.
 
 Header values, by RabbitMQ's letters: ``t`` bool, ``b B s u I i l L`` int, ``f d`` float, ``D`` Decimal, ``S`` str (bytes where it is
-no UTF-8), ``x`` bytes, ``A`` list, ``T`` :class:`Timestamp`, ``F`` dict, ``V`` None. An int is encoded as ``I``, or ``l`` where it needs 64 bits.
+no UTF-8), ``x`` bytes, ``A`` list, ``T`` :class:`Timestamp`, ``F`` dict, ``V`` None. An int is encoded as ``I``, or as ``l``
+where it needs 64 bits.
 """
 
 from __future__ import annotations
@@ -265,7 +266,8 @@ class Properties:
     """The basic properties of AMQP 0-9-1; None where a message does not have one. ``headers`` empty: none.
 
     ``delivery_mode`` 1 transient, 2 persistent; ``priority`` 0 to 255; ``timestamp`` in seconds since the epoch; ``expiration`` in
-    milliseconds as text, as the specification has it; ``cluster_id`` is reserved and kept only so that nothing of a foreign message is lost.
+    milliseconds as text, as the specification has it; ``cluster_id`` is reserved and kept only so that nothing of a foreign message
+    is lost.
     """
 
     content_type: str | None = None

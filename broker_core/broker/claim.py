@@ -164,13 +164,16 @@ class Claims:
         return None
 
     def _lineage(self, app_id: str, logs: list[str]) -> int:
-        return max((entry.lineage for (app, _), entry in self._origins.items() if app == app_id and set(entry.start) & set(logs)), default=1)
+        return max(
+            (entry.lineage for (app, _), entry in self._origins.items() if app == app_id and set(entry.start) & set(logs)), default=1
+        )
 
-    def _require_end(self, app_id: str, vector: Mapping[str, int | str]) -> None:
+    def _require_end(self, app_id: str, vector: Mapping[str, int | str]) -> ClaimRecord:
+        """The newest claim that ends at ``vector``. Raises LineageConflict."""
         wanted = {log: int(offset) for log, offset in vector.items()}
         for claim in reversed(self._by_app.get(app_id, ())):
             if all(claim.end.get(log) == offset for log, offset in wanted.items()):
-                return
+                return claim
         raise LineageConflict(
             f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range that this app was given by this broker; "
             "it is the checkpoint of another app, of another broker, or older than the last "
@@ -200,7 +203,7 @@ class Claims:
         if on_new_checkpoint != "resume":
             raise self._new_checkpoint(app_id, logs, consumed)
         # acked offsets may be behind the ledger: resuming there would publish twice
-        resumed = {log: consumed.get(log, state.queue(log).acked) for log in logs}
+        resumed = {log: consumed.get(log, state.queue(log).floor) for log in logs}
         lineage = 1 + max(entry.lineage for entry in [*overlapping, *([found] if found else [])])
         return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
 
@@ -297,23 +300,28 @@ class Claims:
         return ranges
 
     def ack(self, state: BrokerState, change: Change, app_id: str, end: Mapping[str, int | str]) -> None:
-        """S5: everything below ``end`` may be deleted."""
+        """S5: Spark has everything below ``end`` in its commit log."""
         vector = {log: int(offset) for log, offset in end.items() if offset != START}
-        if not vector:
-            return
-        self._require_end(app_id, vector)
-        self._ack(state, change, app_id, vector)
+        if vector:
+            self._require_end(app_id, vector)
+            self._ack(state, change, app_id, vector)
 
     def _ack(self, state: BrokerState, change: Change, app_id: str, vector: Mapping[str, int]) -> None:
+        """Settle what is below ``vector``, and let all go but the last finished range.
+
+        That range stays until the next ack: somebody who loses Spark's newest commit log entry makes it run that batch again.
+        """
         for (app, key), entry in list(self._origins.items()):
             if app == app_id and not entry.passed and any(vector.get(log, 0) > int(first) for log, first in entry.start.items()):
                 passed = replace(entry, passed=True)
                 self._origins[(app, key)] = passed
                 change.puts.append(passed)
+        finished = self._require_end(app_id, vector)
         for log, offset in vector.items():
             queue = state.queues.get(log)
-            if queue is not None and queue.owner == app_id and offset > queue.acked:
-                queue.ack_to(offset)  # settles as well: a stream without a ledger consumes by its acks alone
+            if queue is not None and queue.owner == app_id:
+                queue.settle(queue.floor, offset)  # a stream without a ledger consumes by its acks alone
+                queue.ack_to(int(finished.ranges[log][0]))
                 queue.record(change)
 
     def release(self, change: Change, app_id: str, log: str) -> None:
@@ -344,7 +352,9 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_batch:
         elif 0 <= at <= queue.visible_end:
             vector[log] = at
         else:
-            raise OptionError(f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.visible_end}; give 0 to {queue.visible_end}, -2 or -1")
+            raise OptionError(
+                f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.visible_end}; give 0 to {queue.visible_end}, -2 or -1"
+            )
     if named:
         raise OptionError(f"startingOffsets names {sorted(named)}, which the option queue does not; name the queues that are read")
     return vector

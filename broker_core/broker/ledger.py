@@ -153,7 +153,9 @@ class Ledger:
                 "now. Another checkpoint has taken over; stop this query"
             )
         if batch_id != expected:
-            raise BatchGap(f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} expects batch {expected}. Start the query again")
+            raise BatchGap(
+                f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} expects batch {expected}. Start the query again"
+            )
 
     def require_undecided(self, query_id: str, batch_id: int, ranges: Mapping[str, tuple[int, int]]) -> None:
         """S4: what a decided batch has not consumed it cannot read any more. Raises LineageConflict."""
@@ -247,7 +249,9 @@ def public(entry: LedgerRecord) -> LedgerEntry:
         messages=entry.messages,
         published=entry.published,
         committed_at_us=entry.committed_at,
-        to_apply=() if entry.applied else tuple(ToApply(kind, target, tuple(branches), rows) for target, branches, rows, kind in groups.values()),
+        to_apply=()
+        if entry.applied
+        else tuple(ToApply(kind, target, tuple(branches), rows) for target, branches, rows, kind in groups.values()),
         applied=entry.applied,
         mirrored=entry.mirrored,
     )

@@ -297,7 +297,7 @@ class Queue:
             self._free(start, end)
 
     def ack_to(self, offset: int) -> None:
-        """The source has acked everything below ``offset`` (S5): it is settled, and may be deleted."""
+        """Everything below ``offset`` is settled and may be deleted: the source has acked it and the range after it (S5)."""
         if offset <= self.acked:
             return
         self.settle(self.floor, offset)

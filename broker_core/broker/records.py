@@ -69,7 +69,7 @@ class ProgressRecord(Record):
     queue_id: int
     owner: str  # app_id that holds the claim, "" for none (protocol.md S6)
     floor: int
-    acked: int  # an owned queue keeps what is settled but not acked by its source, for Spark's replay
+    acked: int  # an owned queue keeps what its source has not acked, and the last range that it has, for Spark's replay
     next_offset: int  # at least this; runs and claims may know better
     dispatched_below: int  # nothing at or above was ever handed out when the broker was closed cleanly
 

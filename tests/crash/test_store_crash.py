@@ -184,7 +184,9 @@ def kill_again_and_again(tmp_path: Path, seed: int, rounds: int) -> None:
             if acked >= wanted:
                 break
         process.kill()
-        acked = acknowledged(process.communicate(timeout=60)[0].splitlines(), acked)
+        with process.stdout:  # not communicate: it would miss what is buffered here already
+            acked = acknowledged(process.stdout.readlines(), acked)
+        process.wait(timeout=60)
         if choice.random() < 0.5:
             tear(path, choice)
         acked = check(path, model, acked)

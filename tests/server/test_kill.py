@@ -205,9 +205,7 @@ def test_channel_ends_with_its_lease_when_its_client_is_gone(tmp_path: Path, mon
         channel.close()
 
 
-@pytest.mark.parametrize(
-    ("fault", "text"), [("raise", "failpoint store.commit.synced"), ("enospc", "TXMQ_DISK_FULL.*free some space")]
-)
+@pytest.mark.parametrize(("fault", "text"), [("raise", "failpoint store.commit.synced"), ("enospc", "TXMQ_DISK_FULL.*free some space")])
 def test_broker_whose_disk_failed_says_so_and_ends_and_the_next_one_has_what_was_committed(
     served: Served, fault: str, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

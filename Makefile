@@ -1,0 +1,64 @@
+# make demo    real flights, exactly once, while drivers and the broker are killed
+# make test    ruff, mypy --strict, import contracts and all tests
+# make soak ROUNDS=200      loops of kills, as long as you like
+# make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
+# make lint    the checks of `make test` without the tests
+#
+# Every target sets up what it needs in .venv first; it needs Python >= 3.10 and a JDK 17 or later.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+BIN := .venv/bin
+ROUNDS ?= 100
+WORKERS ?= 2
+ONLY ?=
+ARGS ?=
+
+export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
+
+.PHONY: demo test soak bench bench-kafka lint lock
+
+demo: .venv/ready
+	$(BIN)/python examples/flights.py $(ARGS)
+
+test: lint
+	@echo "== pytest"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
+
+soak: .venv/ready
+	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) $(ARGS)
+	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/model $(ARGS)
+
+bench: .venv/ready
+	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+bench-kafka: .venv/ready
+	$(BIN)/python -m bench.kafka $(ARGS)
+
+lint: .venv/ready
+	@echo "== ruff"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@echo "== mypy --strict"
+	$(BIN)/mypy
+	@echo "== import contracts"
+	PYTHONPATH=. $(BIN)/lint-imports --no-cache --no-logo
+
+# Pinned, with hashes, for every platform and Python; needs uv.
+lock:
+	uv pip compile --universal --python-version 3.10 --generate-hashes --all-extras --no-header --no-annotate -q pyproject.toml -o requirements.lock
+
+# The environment, and the jars of Delta in the local Ivy cache: sessions that start side by side must not download them at once.
+.venv/ready: requirements.lock pyproject.toml
+	@echo "== setting up .venv"
+	@command -v java > /dev/null || { echo "no java found: install a JDK 17 or later" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; say which with PYTHON=...")'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m bench.session > .venv/jars.log 2>&1 || { tail -n 40 .venv/jars.log >&2; exit 1; }
+	@touch .venv/ready

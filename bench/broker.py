@@ -1,0 +1,73 @@
+"""A broker of its own for a benchmark, and how its queues are filled."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from bench.reference import bodies
+from broker_core.engine import BranchHeader
+from txmq import BrokerClient
+
+FILL_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Served:
+    url: str
+    pid: int
+
+
+@contextlib.contextmanager
+def serving(data: Path) -> Iterator[Served]:
+    """``txmq serve`` on a free port of loopback, ended cleanly."""
+    command = [sys.executable, "-m", "txmq", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
+    with (data.parent / f"{data.name}.log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline().split()
+        if not line or line[0] != "ready":
+            raise SystemExit(f"the broker did not start: {(data.parent / f'{data.name}.log').read_text()[-2000:]}")
+        yield Served(line[1], process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def fill(client: BrokerClient, exchange: str, routing_key: str, rows: int) -> None:
+    """Publish ``rows`` messages of 100 bytes in one transaction."""
+    token = uuid.uuid4().hex
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        left = rows
+        while left:
+            count = min(left, FILL_ROWS)
+            yield pa.RecordBatch.from_arrays([bodies(count)], names=["body"])
+            left -= count
+
+    header = BranchHeader(token=token, branch=uuid.uuid4().hex, kind="publish", target={"exchange": exchange, "routing_key": routing_key})
+    staged = client.stage(header, batches())
+    published = client.commit_branches(token, [staged])
+    assert published == rows, f"{published} of {rows} messages were published"
+
+
+def fanout(client: BrokerClient, exchange: str, queues: list[str]) -> None:
+    """A fanout exchange that puts every message into all of ``queues``."""
+    with client.channel() as channel:
+        channel.exchange_declare(exchange, "fanout")
+        for queue in queues:
+            channel.queue_declare(queue)
+            channel.queue_bind(queue, exchange, "")

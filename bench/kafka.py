@@ -1,0 +1,74 @@
+"""``make bench-kafka``: Spark's own Kafka source and sink, and txmq's, in one session, on one machine, with the same rows.
+
+Both sides: 100-byte bodies, two partitions or tasks, a stream to the noop sink and a Python-made stream to the sink, warm, interleaved
+medians of addBatch. Kafka runs with its defaults: it does not fsync before it answers, txmq does. Spark's Kafka sink is at least
+once, txmq's exactly once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import txmq
+from bench.broker import fanout, fill, serving
+from bench.kafka_server import kafka, spark_kafka_jars
+from bench.report import Figure, against, emit, table
+from bench.session import session
+from bench.streams import rate, ready, run
+from txmq import BrokerClient
+
+ROWS = 4_000_000
+SINK_ROWS = 2_000_000
+REPETITIONS = 3
+
+
+def compare(folder: Path) -> list[Figure]:
+    jars = ",".join(spark_kafka_jars())
+    queues = [f"orders-{number}" for number in range(REPETITIONS + 1)]
+    with (
+        kafka(folder) as bootstrap,
+        serving(folder / "data") as served,
+        session("bench-kafka", {**txmq.recommended_conf(), "spark.jars": jars}) as spark,
+    ):
+        with BrokerClient(served.url) as client:
+            fanout(client, "orders", queues)
+            fill(client, "orders", "", ROWS)
+            with client.channel() as channel:
+                channel.queue_declare("sink")
+        bodies = spark.range(ROWS).selectExpr("lpad(cast(id AS string), 100, 'x') AS value")
+        bodies.write.format("kafka").options(**{"kafka.bootstrap.servers": bootstrap, "topic": "orders"}).save()
+        ours_read, theirs_read, ours_written, theirs_written = [], [], [], []
+        for number, queue in enumerate(queues):
+            source = spark.readStream.format("kafka").options(
+                **{"kafka.bootstrap.servers": bootstrap, "subscribe": "orders", "startingOffsets": "earliest"}
+            )
+            theirs_read.append(rate(run(source.load().writeStream.format("noop"), folder, ROWS)))
+            mine = spark.readStream.format("txmq").options(url=served.url, queue=queue, appId=f"read-{number}")
+            ours_read.append(rate(run(mine.load().writeStream.format("noop"), folder, ROWS)))
+
+            rows = ready(spark, SINK_ROWS, SINK_ROWS, 2).select("body")
+            sink = rows.withColumnRenamed("body", "value").writeStream.format("kafka")
+            theirs_written.append(rate(run(sink.options(**{"kafka.bootstrap.servers": bootstrap, "topic": "sink"}), folder, SINK_ROWS)))
+            target = rows.writeStream.format("txmq").options(url=served.url, queue="sink", appId=f"write-{number}")
+            ours_written.append(rate(run(target, folder, SINK_ROWS)))
+    return [
+        against("source_rows_kafka", ours_read[1:], theirs_read[1:], "rows/s"),
+        against("sink_rows_kafka", ours_written[1:], theirs_written[1:], "rows/s"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.kafka", description="Beside Spark's own Kafka source and sink, in one session.")
+    parser.add_argument("--dir", type=Path, help="measure the disk that holds this directory")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=options.dir) as folder:
+        figures = compare(Path(folder))
+    for figure in figures:
+        emit(figure)
+    print("\n" + table(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A figure, what it must reach, and how it is printed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """``ratio`` is value to reference; both are None where a figure has no reference."""
+
+    figure: str
+    value: float
+    unit: str
+    reference: float | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """``of`` says what is compared: the ratio, the value, or value (overhead) where less is better."""
+
+    of: str
+    at_least: float
+    aim: float
+    less_is_better: bool = False
+
+
+GOALS = {
+    "source_rows": Goal("ratio", 0.7, 0.95),
+    "sink_rows": Goal("ratio", 0.75, 0.9),
+    "commit_1": Goal("ratio", 0.5, 0.9),
+    "commit_16": Goal("ratio", 2.5, 5),
+    "micro_batch_overhead_ms": Goal("value", 40, 15, less_is_better=True),
+    "small_commit_read": Goal("ratio", 0.5, 0.9),
+    "backlog_rss_mb": Goal("value", 500, 250, less_is_better=True),
+    "backlog_open_s": Goal("value", 3, 1, less_is_better=True),
+}
+
+
+def against(figure: str, values: Sequence[float], references: Sequence[float], unit: str) -> Figure:
+    """The medians of interleaved repetitions, and their ratio."""
+    value, reference = statistics.median(values), statistics.median(references)
+    note(f"{figure}: {', '.join(f'{v:,.0f}' for v in values)}; reference {', '.join(f'{v:,.0f}' for v in references)}")
+    return Figure(figure, round(value, 1), unit, round(reference, 1), round(value / reference, 3))
+
+
+def note(text: str) -> None:
+    print(f"# {text}", file=sys.stderr, flush=True)
+
+
+def emit(figure: Figure) -> None:
+    print(json.dumps(asdict(figure)), flush=True)
+
+
+def reached(figure: Figure) -> str:
+    goal = GOALS.get(figure.figure)
+    if goal is None:
+        return ""
+    found = figure.ratio if goal.of == "ratio" else figure.value
+    if found is None:
+        return "?"
+
+    def holds(bound: float) -> bool:
+        return found <= bound if goal.less_is_better else found >= bound
+
+    return "aim" if holds(goal.aim) else "target" if holds(goal.at_least) else "MISSED"
+
+
+def table(figures: Sequence[Figure]) -> str:
+    lines = [f"{'figure':26}{'value':>14} {'unit':10}{'reference':>14}{'ratio':>8}{'target':>8}{'aim':>7}  reached"]
+    for figure in figures:
+        goal = GOALS.get(figure.figure)
+        reference = "" if figure.reference is None else f"{figure.reference:,.1f}"
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
+        target, aim = (f"{goal.at_least:g}", f"{goal.aim:g}") if goal else ("", "")
+        lines.append(
+            f"{figure.figure:26}{figure.value:>14,.1f} {figure.unit:10}{reference:>14}{ratio:>8}{target:>8}{aim:>7}  {reached(figure)}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""The figures that need Spark: source_rows, sink_rows, micro_batch_overhead_ms, small_commit_read.
+
+Each compares txmq with the reference in one session. Rates count the time of ``addBatch``, which is the work of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+import txmq
+from bench.broker import fanout, fill, serving
+from bench.commits import BODY
+from bench.reference import CountingSink, ReadySource
+from bench.report import Figure, against, note
+from bench.session import session
+from txmq import Broker, BrokerClient
+
+SOURCE_ROWS = 4_000_000
+SINK_ROWS = 2_000_000
+REPETITIONS = 5
+SMALL_COMMITS = 200_000
+SMALL_THREADS = 16
+ONE_ROW_BATCHES = 40
+ONE_ROW_ROUNDS = 4
+LIMIT_S = 300.0
+
+_count = itertools.count()
+
+
+def open_spark() -> Any:
+    return session("bench", txmq.recommended_conf())
+
+
+def run(writer: Any, folder: Path, rows: int) -> list[dict[str, Any]]:
+    """Run a streaming query until it has read ``rows``; the progress of its micro-batches that had rows."""
+    query = writer.option("checkpointLocation", str(folder / f"checkpoint-{next(_count)}")).start()
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while True:
+            progress = [dict(item) for item in query.recentProgress if item["numInputRows"]]
+            if sum(item["numInputRows"] for item in progress) >= rows:
+                return progress
+            if not query.isActive:
+                raise query.exception() or RuntimeError("the query ended early")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{sum(item['numInputRows'] for item in progress)} of {rows} rows after {LIMIT_S} s")
+            time.sleep(0.05)
+    finally:
+        query.stop()
+
+
+def rate(progress: list[dict[str, Any]]) -> float:
+    return float(sum(item["numInputRows"] for item in progress) / sum(item["durationMs"]["addBatch"] for item in progress) * 1000)
+
+
+def ready(spark: SparkSession, total: int, step: int, tasks: int) -> DataFrame:
+    spark.dataSource.register(ReadySource)
+    return spark.readStream.format("ready").options(total=total, step=step, tasks=tasks).load()
+
+
+def source_rows(folder: Path) -> list[Figure]:
+    queues = [f"orders-{number}" for number in range(REPETITIONS + 1)]
+    with serving(folder / "source") as served, open_spark() as spark:
+        with BrokerClient(served.url) as client:
+            fanout(client, "orders", queues)
+            fill(client, "orders", "", SOURCE_ROWS)
+        found, references = [], []
+        for queue in queues:
+            reference = ready(spark, SOURCE_ROWS, SOURCE_ROWS, 2)
+            references.append(rate(run(reference.writeStream.format("noop"), folder, SOURCE_ROWS)))
+            source = spark.readStream.format("txmq").options(url=served.url, queue=queue, appId=f"bench-{queue}", minPartitions=2).load()
+            assert len(source.columns) == 7
+            found.append(rate(run(source.writeStream.format("noop"), folder, SOURCE_ROWS)))
+        return [against("source_rows", found[1:], references[1:], "rows/s")]
+
+
+def sink_rows(folder: Path) -> list[Figure]:
+    with serving(folder / "sink") as served, open_spark() as spark:
+        spark.dataSource.register(CountingSink)
+        with BrokerClient(served.url) as client, client.channel() as channel:
+            channel.queue_declare("orders")
+        found, references = [], []
+        for repetition in range(REPETITIONS + 1):
+            rows = ready(spark, SINK_ROWS, SINK_ROWS, 2).select("body")
+            references.append(rate(run(rows.writeStream.format("counting"), folder, SINK_ROWS)))
+            writer = rows.writeStream.format("txmq").options(url=served.url, queue="orders", appId=f"bench-{repetition}")
+            found.append(rate(run(writer, folder, SINK_ROWS)))
+        return [against("sink_rows", found[1:], references[1:], "rows/s")]
+
+
+def micro_batch_overhead_ms(folder: Path) -> list[Figure]:
+    """Both sides run one task per micro-batch; the time is that of the whole trigger, its median over the batches."""
+
+    def trigger_ms(progress: list[dict[str, Any]]) -> list[float]:
+        return [item["durationMs"]["triggerExecution"] for item in progress if item["numInputRows"] == 1][3:]
+
+    def parts_ms(progress: list[dict[str, Any]]) -> dict[str, float]:
+        names = sorted({name for item in progress for name in item["durationMs"]})
+        return {name: statistics.median(item["durationMs"].get(name, 0) for item in progress) for name in names}
+
+    found: list[float] = []
+    references: list[float] = []
+    with serving(folder / "overhead") as served, open_spark() as spark:
+        spark.dataSource.register(CountingSink)
+        for round_number in range(ONE_ROW_ROUNDS + 1):
+            incoming, outgoing, app = (f"{name}-{round_number}" for name in ("in", "out", "app"))
+            with BrokerClient(served.url) as client, client.channel() as channel:
+                channel.queue_declare(incoming)
+                channel.queue_declare(outgoing)
+                channel.tx_select()
+                for _ in range(ONE_ROW_BATCHES):
+                    channel.publish(BODY, routing_key=incoming)
+                    channel.tx_commit()
+            reference = ready(spark, ONE_ROW_BATCHES, 1, 1).select("body").writeStream.format("counting")
+            trivial = run(reference, folder, ONE_ROW_BATCHES)
+            source = spark.readStream.format("txmq").options(url=served.url, queue=incoming, appId=app, maxOffsetsPerTrigger=1).load()
+            writer = source.select("body").writeStream.format("txmq").options(url=served.url, queue=outgoing, appId=app)
+            progress = run(writer, folder, ONE_ROW_BATCHES)
+            if round_number:
+                references += trigger_ms(trivial)
+                found += trigger_ms(progress)
+    note(f"micro_batch_overhead_ms: txmq {parts_ms(progress)}; reference {parts_ms(trivial)}")
+    value, reference_ms = statistics.median(found), statistics.median(references)
+    return [Figure("micro_batch_overhead_ms", round(value - reference_ms, 1), "ms", round(reference_ms, 1), round(value / reference_ms, 3))]
+
+
+def _fill_by_small_commits(data: Path, queue: str) -> None:
+    def commits(broker: Broker) -> None:
+        with broker.channel() as channel:
+            channel.tx_select()
+            for _ in range(SMALL_COMMITS // SMALL_THREADS):
+                channel.publish(BODY, routing_key=queue)
+                channel.tx_commit()
+
+    with Broker.open(data) as broker:
+        with broker.channel() as channel:
+            channel.queue_declare(queue)
+            channel.queue_declare("one-commit")
+        threads = [threading.Thread(target=commits, args=(broker,)) for _ in range(SMALL_THREADS)]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        note(f"{SMALL_COMMITS:,} commits of one message by {SMALL_THREADS} threads: {time.perf_counter() - started:.1f} s")
+
+
+def small_commit_read(folder: Path) -> list[Figure]:
+    """Batch reads, which consume nothing and can be repeated, by Spark; and the same by a client, without Spark's own time."""
+    data = folder / "small"
+    _fill_by_small_commits(data, "small-commits")
+    with serving(data) as served, open_spark() as spark, BrokerClient(served.url) as client:
+        fill(client, "", "one-commit", SMALL_COMMITS)
+
+        def by_spark(queue: str) -> float:
+            started = time.perf_counter()
+            spark.read.format("txmq").options(url=served.url, queue=queue).load().write.format("noop").mode("overwrite").save()
+            return SMALL_COMMITS / (time.perf_counter() - started)
+
+        def by_client(queue: str) -> float:
+            started = time.perf_counter()
+            log = client.logs([queue])[0]
+            available = client.available([log])[log]
+            rows = sum(batch.num_rows for batch in client.browse([(log, available.start, available.end)]))
+            assert rows == SMALL_COMMITS
+            return float(rows / (time.perf_counter() - started))
+
+        figures = []
+        for figure, read in (("small_commit_read", by_spark), ("small_commit_read_client", by_client)):
+            found, references = [], []
+            for _ in range(2 * REPETITIONS + 2):
+                found.append(read("small-commits"))
+                references.append(read("one-commit"))
+            figures.append(against(figure, found[2:], references[2:], "rows/s"))
+        return figures

@@ -1,0 +1,1 @@
+"""Spark Structured Streaming on the engine port."""

@@ -1,0 +1,134 @@
+"""``format("txmq")``: the class that Spark finds. Its docstring is the manual.
+
+Not here: reading and writing. Invariant: built in many processes and pickled between them, so it holds nothing but options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from broker_core.errors import OptionError
+from connector.options import READ, absolute_data, check_known, read_options, write_options
+from connector.schema import check_publish_columns, check_read_schema, read_schema
+
+
+class TxmqDataSource(DataSource):
+    """
+    A message queue for Structured Streaming: every micro-batch is one transaction.
+
+    Spark finds it by itself, with nothing registered; ``spark.dataSource.register(TxmqDataSource)`` works as well.
+
+    Reading
+    -------
+    A stream *consumes*: what a finished micro-batch has read is acknowledged and gone. A batch read only *looks*.
+
+    >>> orders = spark.readStream.format("txmq").options(url="txmq://localhost:5673", queue="orders", appId="alerts").load()
+    >>> orders.printSchema()
+    root
+     |-- queue: string (nullable = true)
+     |-- offset: long (nullable = true)
+     |-- exchange: string (nullable = true)
+     |-- routing_key: string (nullable = true)
+     |-- body: binary (nullable = true)
+     |-- timestamp: timestamp (nullable = true)
+     |-- redelivered: boolean (nullable = true)
+
+    >>> seen = spark.read.format("txmq").options(data="broker/", queue="orders").load()
+    >>> seen.selectExpr("offset", "cast(body AS string)").show()
+    +------+-----+
+    |offset| body|
+    +------+-----+
+    |     0|first|
+    +------+-----+
+
+    With ``includeProperties`` there is the column ``properties`` as well: a struct of content_type, content_encoding, headers,
+    delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and app_id; null where a
+    message has none.
+
+    Writing
+    -------
+    Columns: ``body`` (binary or string, required), and optionally ``exchange``, ``routing_key`` and ``properties`` (any of the fields
+    above). A column wins over the option of the same meaning. A stream's micro-batches arrive exactly once; a batch write is one
+    transaction too.
+
+    >>> alerts.writeStream.format("txmq").options(url=url, exchange="alerts", appId="alerts", checkpointLocation="cp").start()
+    >>> frame.write.format("txmq").options(url=url, queue="orders").mode("append").save()
+
+    Options
+    -------
+    | option | default | for | meaning |
+    |---|---|---|---|
+    | `url` |  | all | a broker that runs elsewhere: `txmq://host:5673` |
+    | `data` |  | all | the broker of this data directory, started when needed; one of `url`, `data` is required |
+    | `queue` | required (reads) | all | read: one queue, or several separated by commas; write: default exchange and this routing key |
+    | `appId` | required (streams) | streams | the stable name of the pipeline: owner of the claim and of the ledger entry |
+    | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; only for a new query |
+    | `startingTimestamp` |  | reads | first message committed at or after it (ms since the epoch, or ISO 8601) |
+    | `endingOffsets` | `latest` | batch reads | `latest` or JSON `{"queue": offset}`, exclusive |
+    | `maxOffsetsPerTrigger` |  | stream reads | most messages of a micro-batch; a transaction is not split |
+    | `maxBytesPerTrigger` |  | stream reads | most bytes of a micro-batch (`10m`); a transaction is not split |
+    | `minOffsetsPerTrigger` |  | stream reads | wait until so many messages are there |
+    | `maxTriggerDelay` | `15m` | stream reads | but no longer than this (`30s`, `15m`) |
+    | `minPartitions` |  | reads | least number of tasks of a micro-batch; without it, the parallelism of the cluster |
+    | `maxRecordsPerPartition` |  | reads | most messages of a task |
+    | `includeProperties` | `false` | reads | adds the column `properties` |
+    | `failOnDataLoss` | `true` | stream reads | fail when a message that the offsets name is gone |
+    | `exchange` | `""` | writes | where to, when no column says it; empty: the default exchange |
+    | `routingKey` | `""` | writes | routing key, when no column says it |
+    | `onUnroutable` | `fail` | writes | a message that reaches no queue: `fail` the transaction, or `drop` it |
+    | `onNewCheckpoint` | `fail` | streams | another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended |
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(absolute_data(options))
+
+    @classmethod
+    def name(cls) -> str:
+        return "txmq"
+
+    def schema(self) -> StructType:
+        check_known(self.options, READ)
+        return read_schema(include_properties=self._include_properties())
+
+    def _include_properties(self) -> bool:
+        return str(self.options.get("includeProperties", "false")).strip().lower() == "true"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from connector.source import TxmqStreamReader
+
+        options = read_options(self.options, "stream read")
+        check_read_schema(schema, include_properties=options.include_properties)
+        return TxmqStreamReader(options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from connector.source import TxmqBatchReader
+
+        options = read_options(self.options, "batch read")
+        check_read_schema(schema, include_properties=options.include_properties)
+        return TxmqBatchReader(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """``overwrite`` is output mode complete: the whole result of every batch is published, as Spark's Kafka sink does."""
+        from connector.sink import TxmqStreamWriter
+
+        options = write_options(self.options, "stream write")
+        check_publish_columns(schema)
+        return TxmqStreamWriter(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from connector.sink import TxmqBatchWriter
+
+        options = write_options(self.options, "batch write")
+        if overwrite:
+            raise OptionError("mode 'overwrite' is not possible: messages are only added to queues; use .mode('append')")
+        check_publish_columns(schema)
+        return TxmqBatchWriter(options)

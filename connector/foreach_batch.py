@@ -1,0 +1,479 @@
+"""``transactional(fn)``: a foreachBatch function whose publishes, Delta appends and consumption are one transaction.
+
+Not here: what the tasks do (staging.py), how Delta is written (delta.py), the copy of the ledger in Delta (ledger.py).
+
+Invariant: decide, then apply. Before ``commit_batch`` answers, nothing of a batch is visible anywhere; after it, everything
+follows from the engine's ledger entry and is repeated until it is done: rule by rule C1 to C6 of docs/transactions.md.
+
+1. C1 open: a token, or the entry of a batch that is decided already.
+2. C2 stage: ``fn`` stages rows from the executors under the token.
+3. C3 execute: the batch is executed to its end at least once.
+4. C4 decide: one call, idempotent.
+5. C5 apply: Delta appends and functions, in the order of the app's batches, whatever is decided and not applied.
+6. C6 mirror: the ledger in Delta, behind the commit (or within it: ``ledger_sync``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from broker_core import failpoint
+from broker_core.engine import BranchKind, Engine, LedgerEntry, OnNewCheckpoint, StagedBranch, ToApply
+from broker_core.errors import ConnectionFailed, OptionError, TxmqError, cause
+from connector import delta, staging
+from connector.ledger import DeltaLedger, offsets_of
+from connector.options import WriteOptions, write_options
+from connector.schema import check_publish_columns
+
+log = logging.getLogger("txmq")
+
+AfterCommit = Callable[[DataFrame, int], None]
+OnUnroutable = Literal["fail", "drop"]
+
+# Plan nodes that pass every row of their child on before they end, so a staging frame made of them executes the batch whole.
+# Not among them: limits, joins, user functions over whole partitions (which may stop early), caches.
+_NARROW = {
+    "ProjectExec",
+    "FilterExec",
+    "GenerateExec",
+    "WholeStageCodegenExec",
+    "InputAdapter",
+    "ColumnarToRowExec",
+    "RowToColumnarExec",
+    "MapInArrowExec",
+}
+
+# the exceptions by which Spark tells that a query was stopped, in the text of an error from Python
+_INTERRUPTIONS = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+
+
+def transactional(
+    fn: Callable[[DataFrame, BatchTransaction], None],
+    *,
+    url: str | None = None,
+    data: str | None = None,
+    app_id: str,
+    ledger: str | None = None,
+    ledger_sync: bool = False,
+    after_commit: Mapping[str, AfterCommit] | None = None,
+    on_new_checkpoint: OnNewCheckpoint = "fail",
+    on_unroutable: OnUnroutable = "fail",
+    persist: bool = False,
+    lineage: str | None = None,
+) -> Transactional:
+    """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
+
+    ``url`` or ``data``: the broker. ``app_id``: the pipeline's stable name, the same as the source's ``appId`` where the
+    source is txmq. ``ledger``: a Delta table (path or name) that gets the offsets of every batch; ``ledger_sync`` waits for it
+    before the batch ends. ``after_commit``: the functions ``f(rows, sequence)`` that ``tx.after_commit`` names. ``persist``
+    caches the batch while ``fn`` runs. ``lineage``: on Spark Connect with another source than txmq, a string to change together
+    with the checkpoint.
+
+    Raises OptionError. What a batch raises is the :class:`TxmqError` of its step; ``fn``'s own exceptions pass unchanged,
+    after the batch is rolled back.
+    """
+    if not callable(fn):
+        raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}; pass the function itself")
+    given = {"url": url, "data": None if data is None else os.fspath(data), "appId": app_id}
+    given |= {"onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
+    options = write_options({name: value for name, value in given.items() if value is not None}, "stream write")
+    functions = dict(after_commit or {})
+    for name, function in functions.items():
+        if not callable(function):
+            raise OptionError(f"after_commit[{name!r}] is {function!r}; give a function f(rows, sequence)")
+    if ledger_sync and not ledger:
+        raise OptionError("ledger_sync=True without ledger; name the Delta table with ledger=")
+    return Transactional(fn, options, functions, ledger=ledger, ledger_sync=ledger_sync, persist=persist, lineage=lineage)
+
+
+@dataclass
+class _Staged:
+    """What ``fn`` staged under one target: the target must be the same each time."""
+
+    target: dict[str, Any]
+    schema: StructType | None
+
+
+@dataclass
+class BatchTransaction:
+    """``tx``: what ``fn`` may do within the micro-batch. ``sequence`` counts the app's batches over all checkpoints, from 1."""
+
+    app_id: str
+    query_id: str
+    batch_id: int
+    sequence: int
+    _batch: DataFrame = field(repr=False)
+    _token: str = field(repr=False)
+    _owner: Transactional = field(repr=False)
+    _branches: list[StagedBranch] = field(default_factory=list, repr=False)
+    _targets: dict[tuple[str, str], _Staged] = field(default_factory=dict, repr=False)
+    _executed: bool = field(default=False, repr=False)
+    _closed: bool = field(default=False, repr=False)
+
+    def publish(self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None) -> None:
+        """Publish ``rows``: column ``body`` (string or binary), optionally ``exchange``, ``routing_key``, ``properties``.
+
+        A column wins over the argument. ``queue`` is short for the default exchange and this routing key. Raises OptionError.
+        """
+        self._refuse_late_use("publish")
+        if queue is not None:
+            if exchange or routing_key:
+                raise OptionError(
+                    f"publish with queue={queue!r} and exchange or routing_key; queue is short for exchange='' and routing_key={queue!r}"
+                )
+            routing_key = queue
+        check_publish_columns(rows.schema)
+        self._stage(rows, "publish", {"exchange": exchange, "routing_key": routing_key})
+
+    def append(self, rows: DataFrame, table: str, **options: Any) -> None:
+        """Append ``rows`` to a Delta table (path or name), exactly once, after the decision.
+
+        ``options`` are the writer's (``mergeSchema=True``) and ``partitionBy`` (a column or a list). Several appends of a batch
+        to one table become one Delta commit and need the same options and columns. Raises OptionError.
+        """
+        self._refuse_late_use("append")
+        if not isinstance(table, str) or not table:
+            raise OptionError(f"append to {table!r}; give the path or the name of a Delta table")
+        spark = rows.sparkSession
+        chosen, columns = delta.writer_options(table, options)
+        schema = delta.nullable(rows.schema)
+        name = delta.qualified(spark, table)
+        target = {"table": name, "options": chosen, "partition_by": columns, "schema": schema.json()}
+        self._same_target("append", name, target, schema)
+        self._owner.check_table(spark, name, schema, chosen, columns)
+        self._stage(rows, "append", target)
+
+    def after_commit(self, rows: DataFrame, name: str) -> None:
+        """Hand ``rows`` to the function ``name`` of ``transactional(after_commit=...)`` after the decision: at least once, in order.
+
+        Raises OptionError where there is no such function.
+        """
+        self._refuse_late_use("after_commit")
+        self._owner.function(name)
+        schema = delta.nullable(rows.schema)
+        target = {"name": name, "schema": schema.json()}
+        self._same_target("after_commit", name, target, schema)
+        self._stage(rows, "after_commit", target)
+
+    def _stage(self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any]) -> None:
+        identity = (self.app_id, self.query_id, self.batch_id)
+        frame = staging.staging_frame(rows, kind, target, token=self._token, identity=identity, address=self._owner.address)
+        self._branches += staging.staged(frame)
+        self._executed = self._executed or executed_whole(frame, self._batch)
+
+    def _same_target(self, kind: str, name: str, target: dict[str, Any], schema: StructType) -> None:
+        earlier = self._targets.setdefault((kind, name), _Staged(target, schema))
+        if earlier.target == target:
+            return
+        what = "columns" if earlier.target["schema"] != target["schema"] else "options"
+        raise OptionError(
+            f"two {kind}s to {name!r} in one micro-batch have different {what}, and they become one commit; "
+            f"give both the same {what}, or union them by name first"
+        )
+
+    def _refuse_late_use(self, operation: str) -> None:
+        if self._closed:
+            raise OptionError(
+                f"tx.{operation} after the function returned; the micro-batch is decided by then, call it within the function"
+            )
+
+
+class Transactional:
+    """The callable object for ``foreachBatch``; see :func:`transactional`. It can be pickled, for Spark Connect."""
+
+    def __init__(
+        self,
+        fn: Callable[[DataFrame, BatchTransaction], None],
+        options: WriteOptions,
+        functions: dict[str, AfterCommit],
+        *,
+        ledger: str | None,
+        ledger_sync: bool,
+        persist: bool,
+        lineage: str | None,
+    ) -> None:
+        self.app_id = options.app_id
+        self.address = options.address
+        self._options = options
+        self._fn = fn
+        self._functions = functions
+        self._ledger_table = ledger
+        self._ledger_sync = ledger_sync
+        self._persist = persist
+        self._lineage = lineage
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        """What belongs to this process and is not pickled."""
+        self._lock = threading.Lock()
+        self._started = False
+        self._checked: set[tuple[str, ...]] = set()
+        self._guarded: set[str] = set()
+        self._ledger: DeltaLedger | None = None
+        self._session = SparkSession.getActiveSession()  # the user's: a batch only has a clone of it
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = dict(self.__dict__)
+        for name in ("_lock", "_started", "_checked", "_guarded", "_ledger", "_session"):
+            del kept[name]
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_process()
+
+    # -- one micro-batch ------------------------------------------------------------------------------------------------
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        with self._lock:  # two queries with one app_id are refused by the engine, not interleaved here
+            try:
+                self._run(batch, int(batch_id))
+            except Exception as error:
+                if not _holds_java_trace(error):
+                    raise
+                raise _shortened(error) from None
+
+    def _run(self, batch: DataFrame, batch_id: int) -> None:
+        spark = batch.sparkSession
+        engine = staging.engine_at(self.address)
+        query_id, consumes = self._identity(spark, engine)
+        if not self._started:  # C5 of an earlier process: before this batch is opened, so that the order holds
+            self._apply_decided(spark, engine)
+            self._start_ledger(spark, engine, query_id)
+            self._started = True
+        # C1
+        opened = engine.open_batch(self.app_id, query_id, batch_id, self._options.on_new_checkpoint, consumes=consumes)
+        failpoint.here("foreach.opened")
+        if opened.entry is not None:
+            staging.execute(batch)  # a stateful query must write its state, and the engine compares the range that is read
+            failpoint.here("foreach.replayed")
+            decided = opened.entry
+        else:
+            decided = self._decide(batch, engine, (query_id, batch_id, opened.sequence, opened.token), consumes)
+        # C5
+        if not decided.applied:
+            self._apply_decided(spark, engine)
+        # C6
+        if self._ledger is not None:
+            self._ledger.notify()
+            if self._ledger_sync or not consumes:
+                self._ledger.write_missing(spark)
+        failpoint.here("foreach.mirrored")
+
+    def _decide(self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str], consumes: bool) -> LedgerEntry:
+        query_id, batch_id, sequence, token = opened
+        if self._persist:
+            batch.persist()
+        try:
+            # C2
+            tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
+            self._fn(batch, tx)
+            tx._closed = True
+            failpoint.here("foreach.staged")
+            # C3
+            if not tx._executed:
+                staging.execute(batch)
+            failpoint.here("foreach.executed")
+            # C4
+            committed = engine.commit_batch(
+                self.app_id, query_id, batch_id, token, tx._branches, on_unroutable=self._options.on_unroutable, consumes=consumes
+            )
+            failpoint.here("foreach.decided")
+            return committed.entry
+        except BaseException as error:
+            self._roll_back(engine, token, error)
+            raise
+        finally:
+            if self._persist:
+                batch.unpersist()
+
+    def _roll_back(self, engine: Engine, token: str, error: BaseException) -> None:
+        """Drop the attempt; a decided one refuses, and its replay answers ALREADY. ``error`` is what the user must see."""
+        if isinstance(error, ConnectionFailed):
+            return  # nobody answers; what is not named in a decision is dropped with a later one
+        try:
+            engine.rollback_batch(token)
+        except TxmqError as refused:
+            log.warning("micro-batch not rolled back after %s: %s", type(error).__name__, refused)
+
+    def _identity(self, spark: SparkSession, engine: Engine) -> tuple[str, bool]:
+        """(query_id, whether the commit consumes what the batch has read)."""
+        if not delta.is_connect(spark):
+            query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+            if not query_id:
+                raise OptionError("transactional runs within foreachBatch of a streaming query, and this thread belongs to none")
+            return query_id, True
+        if self._lineage:
+            return self._lineage, False
+        if any(app.app_id == self.app_id and app.queues for app in engine.apps()):
+            return "", False  # the claims of the txmq source tell one checkpoint from another
+        raise OptionError(
+            f"app {self.app_id!r} on Spark Connect reads another source than txmq, and nothing tells one checkpoint from another there; "
+            "pass lineage= with a string that you change together with the checkpoint"
+        )
+
+    # -- C5 -------------------------------------------------------------------------------------------------------------
+    def function(self, name: str) -> AfterCommit:
+        try:
+            return self._functions[name]
+        except KeyError:
+            known = ", ".join(sorted(self._functions)) or "none"
+            raise OptionError(
+                f"no function {name!r} in transactional(after_commit=...) of app {self.app_id!r} (there: {known}); add it under this name"
+            ) from None
+
+    def check_table(self, spark: SparkSession, table: str, schema: StructType, options: Mapping[str, str], columns: list[str]) -> None:
+        """Once per process and shape: would this append fail after the decision?"""
+        shape = (table, schema.json(), repr(sorted(options.items())), *columns)
+        if shape not in self._checked:
+            delta.check_append(spark, table, schema, options, columns)
+            self._checked.add(shape)
+
+    def _apply_decided(self, spark: SparkSession, engine: Engine) -> None:
+        """Everything that is decided and not applied, in the order of the decisions."""
+        for entry in engine.unapplied(self.app_id):
+            tables, functions = _grouped(entry)
+            for name in functions:  # before the first effect of this batch
+                self.function(name)
+            for number, (table, parts) in enumerate(tables.items()):
+                failpoint.here(f"foreach.applying.{number}")
+                self._append_to(spark, engine, table, entry, parts)
+                failpoint.here(f"foreach.applied.{number}")
+            for name, parts in functions.items():
+                self.function(name)(self._rows(spark, parts), entry.sequence)
+                failpoint.here("foreach.called")
+            engine.mark_applied(self.app_id, entry.sequence)
+            failpoint.here("foreach.marked")
+
+    def _append_to(self, spark: SparkSession, engine: Engine, table: str, entry: LedgerEntry, parts: list[ToApply]) -> None:
+        if not sum(part.rows for part in parts):
+            return  # a Delta commit costs as much empty as full
+        if table not in self._guarded:
+            last = engine.last_entry(self.app_id)
+            delta.refuse_a_restarted_sequence(spark, table, self.app_id, last.sequence if last is not None else 0)
+            self._guarded.add(table)
+        delta.append(
+            self._rows(spark, parts),
+            table,
+            txn_app_id=self.app_id,
+            txn_version=entry.sequence,
+            metadata=offsets_of(entry),
+            options=parts[0].target.get("options", {}),
+            partition_by=parts[0].target.get("partition_by", []),
+        )
+
+    def _rows(self, spark: SparkSession, parts: list[ToApply]) -> DataFrame:
+        schema = StructType.fromJson(json.loads(parts[0].target["schema"]))
+        branches = [branch for part in parts for branch in part.branches]
+        return staging.rows_of(spark, branches, sum(part.rows for part in parts), schema, self.address)
+
+    # -- C6 -------------------------------------------------------------------------------------------------------------
+    def _start_ledger(self, spark: SparkSession, engine: Engine, query_id: str) -> None:
+        if self._ledger_table is None:
+            return
+        if delta.is_connect(spark):
+            self._ledger = DeltaLedger(spark, self._ledger_table, engine, self.app_id)
+            return
+        # the user's session: the batch's is a clone of it, whose listeners hear nothing
+        owner = self._session or SparkSession._instantiatedSession or spark
+        self._ledger = DeltaLedger(owner.newSession(), self._ledger_table, engine, self.app_id)
+        if not self._ledger_sync:
+            self._ledger.start()
+            from connector.listener import FlushAtEnd
+
+            owner.streams.addListener(FlushAtEnd(self._ledger, query_id))
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Wait until the Delta ledger has every decided batch. Raises TimeoutError, or what its last write raised."""
+        if self._ledger_table is None:
+            return
+        ledger = self._ledger
+        if ledger is None:  # Spark Connect, where the batches run in another process, or no batch yet
+            session = SparkSession.getActiveSession()
+            if session is None:
+                raise OptionError("flush needs a Spark session in this thread; call it before spark.stop()")
+            ledger = DeltaLedger(session, self._ledger_table, staging.engine_at(self.address), self.app_id)
+            ledger.write_missing(session)
+            return
+        ledger.flush(timeout_s)
+
+
+def _grouped(entry: LedgerEntry) -> tuple[dict[str, list[ToApply]], dict[str, list[ToApply]]]:
+    """What is to apply, by table and by function name, each in the order of staging."""
+    tables: dict[str, list[ToApply]] = {}
+    functions: dict[str, list[ToApply]] = {}
+    for part in entry.to_apply:
+        if part.kind == "append":
+            tables.setdefault(part.target["table"], []).append(part)
+        elif part.kind == "after_commit":
+            functions.setdefault(part.target["name"], []).append(part)
+    return tables, functions
+
+
+def _holds_java_trace(error: BaseException | None) -> bool:
+    """Whether Python would print a Java stack trace with this error."""
+    while error is not None:
+        if isinstance(error, Py4JJavaError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _shortened(error: BaseException) -> Exception:
+    """The error without its Java stack trace.
+
+    Spark 4.2 searches the text of a failed foreachBatch for interruptions, with a regular expression that overflows the stack on
+    a long text; the query then ends as if nothing had happened.
+    """
+    found = cause(error)
+    if found is not None:
+        return found
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "... "))]
+    told = " ".join(lines)[:1000]
+    interrupted = next((name for name in _INTERRUPTIONS if name in text), None)
+    if interrupted is not None:  # query.stop(): in the form that Spark recognises
+        return RuntimeError(f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {interrupted}")
+    return RuntimeError(f"{type(error).__name__}: {told}")
+
+
+def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
+    """Whether executing ``frame`` executed every row of ``batch``. False wherever that is not certain: then it is executed once more."""
+    if delta.is_connect(frame):
+        return False
+    with suppress(Exception):  # the plan is Spark's private matter; not to understand it costs one execution, no more
+        nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
+        own = [node.rdd().id() for name, node in _plan_nodes(batch._jdf.queryExecution().executedPlan()) if name == "RDDScanExec"]
+        leaves = [node for name, node in nodes if name == "RDDScanExec"]
+        inner = [name for name, _ in nodes if name != "RDDScanExec"]
+        # one MapInArrowExec is the staging itself; another one is the user's
+        return (
+            len(own) == 1 and [leaf.rdd().id() for leaf in leaves] == own and set(inner) <= _NARROW and inner.count("MapInArrowExec") == 1
+        )
+    return False
+
+
+def _plan_nodes(root: Any) -> list[tuple[str, Any]]:
+    """(class name, node) of the plan, from the root on."""
+    found: list[tuple[str, Any]] = []
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        found.append((node.getClass().getSimpleName(), node))
+        children = node.children()
+        pending += [children.apply(position) for position in range(children.length())]
+    return found

@@ -1,0 +1,232 @@
+"""The Delta table of the offsets: a copy of the engine's ledger, for everybody who can read Delta.
+
+Not here: the ledger itself, which is the engine's; nothing is ever decided by this table.
+
+Invariant: the table has exactly the rows of a prefix of the engine's entries of an app, in the order of their sequence. Every
+commit carries txnAppId ``txmq-ledger:<app>`` and the last sequence it holds as txnVersion, so of two writers one loses and
+finds the rows there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from broker_core import failpoint
+from broker_core.engine import Engine, LedgerEntry
+from broker_core.errors import TxmqError
+from connector import delta
+
+log = logging.getLogger("txmq")
+
+LEDGER_COLUMNS = (
+    "app_id string, query_id string, batch_id bigint, token string, log string, start_offset bigint, end_offset bigint, "
+    "messages bigint, published bigint, committed_at timestamp"
+)
+_KEY = ("app_id", "query_id", "batch_id", "token", "log")
+# A Delta commit costs the same for one row and a thousand; above this many waiting entries one MERGE is cheaper.
+APPENDED_ONE_BY_ONE = 2
+RETRY_PAUSE_S = 1.0
+
+
+def offsets_of(entry: LedgerEntry) -> dict[str, Any]:
+    """The batch in a Delta commit's userMetadata."""
+    return {
+        "app_id": entry.app_id,
+        "sequence": entry.sequence,
+        "query_id": entry.query_id,
+        "batch_id": entry.batch_id,
+        "offsets": {name: [start, end] for name, (start, end) in sorted(entry.ranges.items())},
+    }
+
+
+def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
+    """One row per log, or one with a null log. ``published`` is the whole batch's, the same on each of its rows.
+
+    ``messages`` of a log is null where a batch over several logs skipped settled messages: only their sum is known then.
+    """
+    committed_at = datetime.datetime.fromtimestamp(entry.committed_at_us / 1e6, datetime.timezone.utc)
+    identity = (entry.app_id, entry.query_id, entry.batch_id, entry.token)
+    if not entry.ranges:
+        return [(*identity, None, None, None, entry.messages, entry.published, committed_at)]
+    dense = sum(end - start for start, end in entry.ranges.values()) == entry.messages
+    return [
+        (
+            *identity,
+            name,
+            start,
+            end,
+            end - start if dense else entry.messages if len(entry.ranges) == 1 else None,
+            entry.published,
+            committed_at,
+        )
+        for name, (start, end) in sorted(entry.ranges.items())
+    ]
+
+
+class DeltaLedger:
+    """Keeps the Delta table behind the engine's ledger of one app.
+
+    ``spark`` should be a session of its own: a MERGE sets its Delta configuration. ``start`` makes a thread that writes what
+    ``notify`` announces; without it ``write_missing`` writes in the caller's thread.
+    """
+
+    def __init__(self, spark: SparkSession, table: str, engine: Engine, app_id: str) -> None:
+        self._spark = spark
+        self._table = table
+        self._engine = engine
+        self._app_id = app_id
+        self._guarded = False
+        self._writing = threading.Lock()
+        self._changed = threading.Condition()
+        self._asked = 1  # the first round repairs what an earlier process left
+        self._done = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    # -- writing --------------------------------------------------------------------------------------------------------
+    def write_missing(self, spark: SparkSession | None = None) -> None:
+        """Write every entry that the table lacks, in order, and tell the engine."""
+        with self._writing:
+            session = spark or self._spark
+            while entries := self._engine.unmirrored(self._app_id):
+                self._guard(session)
+                if len(entries) <= APPENDED_ONE_BY_ONE:
+                    for entry in entries:
+                        self._append(session, entry)
+                else:
+                    self._merge(session, entries)
+
+    def _guard(self, spark: SparkSession) -> None:
+        if not self._guarded:
+            last = self._engine.last_entry(self._app_id)
+            delta.refuse_a_restarted_sequence(spark, self._table, self._txn_app_id, last.sequence if last is not None else 0)
+            self._guarded = True
+
+    @property
+    def _txn_app_id(self) -> str:
+        return f"txmq-ledger:{self._app_id}"
+
+    def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
+        rows = spark.createDataFrame(ledger_rows(entry), LEDGER_COLUMNS).coalesce(1)
+        metadata = offsets_of(entry)
+        delta.append(rows, self._table, txn_app_id=self._txn_app_id, txn_version=entry.sequence, metadata=metadata)
+        failpoint.here("ledger.appended")
+        self._engine.mark_mirrored(self._app_id, entry.sequence)
+        failpoint.here("ledger.marked")
+
+    def _merge(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> None:
+        """Many entries in one commit. By key, because another writer may have appended some of them meanwhile; under the same
+        txnAppId, because Delta lets a blind append pass beside a MERGE, and refuses two commits of one app."""
+        last = entries[-1]
+        if delta.table_schema(spark, self._table) is None:
+            self._append(spark, entries[0])
+            entries = entries[1:]
+        rows = spark.createDataFrame([row for entry in entries for row in ledger_rows(entry)], LEDGER_COLUMNS).coalesce(1)
+        view = f"txmq_ledger_{uuid.uuid4().hex}"
+        match = " AND ".join(f"held.{name} <=> new.{name}" for name in _KEY)
+        table = f"delta.`{self._table}`" if delta.is_path(self._table) else self._table
+
+        def write() -> None:
+            rows.createOrReplaceTempView(view)
+            spark.conf.set("spark.databricks.delta.write.txnAppId", self._txn_app_id)
+            spark.conf.set("spark.databricks.delta.write.txnVersion", str(last.sequence))
+            try:
+                spark.sql(f"MERGE INTO {table} AS held USING {view} AS new ON {match} WHEN NOT MATCHED THEN INSERT *").collect()
+            finally:
+                spark.conf.unset("spark.databricks.delta.write.txnAppId")
+                spark.conf.unset("spark.databricks.delta.write.txnVersion")
+                spark.catalog.dropTempView(view)
+
+        delta.retried(write)
+        failpoint.here("ledger.appended")
+        self._engine.mark_mirrored(self._app_id, last.sequence)
+        failpoint.here("ledger.marked")
+
+    # -- in the background ----------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Write behind, in a thread that ends with the process or with ``close``."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name=f"txmq-ledger-{self._app_id}", daemon=True)
+            self._thread.start()
+
+    def notify(self) -> None:
+        """Something was decided."""
+        with self._changed:
+            self._asked += 1
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything decided before this call is in the table. Raises TimeoutError, or what the last write raised."""
+        if self._thread is None:
+            self.write_missing()
+            return
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._asked += 1
+            self._error = None
+            self._changed.notify_all()
+            wanted = self._asked
+            while self._done < wanted:
+                if self._error is not None:
+                    raise self._error
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    raise TimeoutError(
+                        f"the Delta ledger {self._table!r} of app {self._app_id!r} is not complete after {timeout_s} s; "
+                        "flush again, or let the next start repair it"
+                    )
+                self._changed.wait(left)
+
+    def close(self) -> None:
+        """End the thread after the write it is in; what is missing is written at the next start."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=30)
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._done < self._asked)
+                if self._closed:
+                    return
+                round_number = self._asked
+            error: BaseException | None = None
+            try:
+                self.write_missing()
+            except Exception as failed:
+                error = failed
+            with self._changed:
+                self._error = error
+                if error is None:
+                    self._done = round_number
+                self._changed.notify_all()
+                if error is not None:
+                    if self._stopped():
+                        return
+                    log.warning(
+                        "Delta ledger %r of app %r lags, next try in %s s: %s", self._table, self._app_id, RETRY_PAUSE_S, _one_line(error)
+                    )
+                    self._changed.wait_for(lambda: self._closed, RETRY_PAUSE_S)
+
+    def _stopped(self) -> bool:
+        """Whether ``spark.stop()`` came first: then the next start repairs the table."""
+        if delta.is_connect(self._spark):
+            client: Any = self._spark
+            return bool(client.is_stopped)
+        context: Any = self._spark.sparkContext
+        return bool(context._jsc is None or context._jsc.sc().isStopped())
+
+
+def _one_line(error: BaseException) -> str:
+    return str(error) if isinstance(error, TxmqError) else (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,97 @@
+"""Listeners on the user's session that keep the Delta ledger complete at the end of a query.
+
+Not here: the writing itself (ledger.py).
+
+Invariant: a listener only ever hurries a write that would be repaired at the next start anyway; nothing depends on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from broker_core.errors import OptionError
+from connector import delta
+from connector.ledger import DeltaLedger, log
+from connector.options import write_options
+from connector.staging import engine_at
+
+FLUSH_AT_END_S = 30.0
+
+
+class FlushAtEnd(StreamingQueryListener):
+    """Completes the ledger when the query with this id ends, or, without an id, any query; ``each_progress`` after each batch, too."""
+
+    def __init__(self, ledger: DeltaLedger, query_id: str | None = None, *, each_progress: bool = False) -> None:
+        self._ledger = ledger
+        self._query_id = query_id
+        self._each_progress = each_progress
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        if self._each_progress:
+            self._ledger.notify()
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        if self._query_id not in (None, str(event.id)):
+            return
+        try:
+            self._ledger.flush(FLUSH_AT_END_S)
+        except Exception as error:
+            # the listener bus has nobody to tell; the table lags and the next start repairs it
+            log.warning("Delta ledger not complete at the end of the query: %s", (str(error).splitlines() or ["?"])[0])
+
+
+class Mirror:
+    """What ``mirror_offsets`` returns: ``flush`` waits for the table, ``close`` takes the listener away."""
+
+    def __init__(self, spark: SparkSession, ledger: DeltaLedger, listener: StreamingQueryListener) -> None:
+        self._spark = spark
+        self._ledger = ledger
+        self._listener = listener
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Wait until the table has every decided batch. Raises TimeoutError, or what the last write raised."""
+        self._ledger.flush(timeout_s)
+
+    def close(self) -> None:
+        """Stop mirroring; what is missing is written at the next start."""
+        self._spark.streams.removeListener(self._listener)
+        self._ledger.close()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def mirror_offsets(spark: SparkSession, *, ledger: str, app_id: str, url: str | None = None, data: str | None = None) -> Mirror:
+    """Keep the Delta table ``ledger`` (path or name) behind the micro-batches of ``app_id``, for native sinks and sources.
+
+    Repairs what an earlier process left, then follows the query's progress. Raises OptionError.
+    """
+    if not ledger:
+        raise OptionError("mirror_offsets without ledger; name the Delta table with ledger=")
+    given = {"url": url, "data": data, "appId": app_id}
+    address = write_options({name: value for name, value in given.items() if value is not None}, "stream write").address
+    engine = engine_at(address)
+    session = spark if delta.is_connect(spark) else spark.newSession()
+    table = DeltaLedger(session, ledger, engine, app_id)
+    listener = FlushAtEnd(table, each_progress=True)
+    table.start()
+    spark.streams.addListener(listener)
+    return Mirror(spark, table, listener)

@@ -1,0 +1,138 @@
+"""The native sink: every micro-batch, or every batch write, is one transaction of the broker.
+
+Not here: staging, the decision and its idempotence (the engine; rules C1, C2, C4 of the micro-batch protocol).
+
+Invariant: identity is (app_id, query_id, batch_id), which the tasks bring with their messages, because a commit runs in a process
+that knows neither the query nor the writer that staged. A token names one attempt: Spark builds the writer anew for every attempt of
+a batch, in the process that pickles it to the tasks.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from broker_core.engine import BranchHeader, StagedBranch
+from broker_core.errors import BatchDecided, LocalProtocolError
+from broker_core.failpoint import here
+from connector.options import WriteOptions
+from connector.schema import to_messages
+from connector.source import task_identity
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What one task staged; the driver's commit knows nothing else."""
+
+    query_id: str
+    batch_id: int
+    token: str
+    branch: StagedBranch
+
+
+def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) -> Staged:
+    """C2, in a task: the rows are durable and invisible when this returns."""
+    context = TaskContext.get()
+    query_id, batch_id = task_identity()
+    header = BranchHeader(
+        token=token,
+        branch=uuid.uuid4().hex,
+        kind="publish",
+        target={"exchange": options.exchange, "routing_key": options.routing_key},
+        app_id=options.app_id,
+        query_id=query_id,
+        batch_id=batch_id,
+        partition=context.partitionId() if context else 0,
+        attempt=context.attemptNumber() if context else 0,
+    )
+    try:
+        branch = options.address.engine().stage(header, map(to_messages, rows))
+    except BatchDecided:
+        if not options.app_id:
+            raise
+        # An earlier attempt of this micro-batch is committed, and Spark replays it. Nothing is staged, but all rows are taken: a stateful
+        # query must write its state. The commit is answered ALREADY.
+        for _ in rows:
+            pass
+        branch = StagedBranch(header.branch, header.partition, header.attempt, rows=0, checksum=0)
+    here("connector.write.staged")
+    return Staged(query_id, batch_id, token, branch)
+
+
+def _named(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    """The messages of the tasks that have one; all of one attempt."""
+    staged = [message for message in messages if isinstance(message, Staged)]
+    if len({message.token for message in staged}) > 1:
+        raise LocalProtocolError("the tasks of one batch bring messages of several attempts; restart the query")
+    return staged
+
+
+class TxmqStreamWriter(DataSourceStreamArrowWriter):
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._token = uuid.uuid4().hex  # reaches commit and abort only through the messages
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Raises LocalProtocolError where Spark does not tell the task its query: a batch without an identity is not staged."""
+        if not task_identity()[0]:
+            raise LocalProtocolError("Spark did not tell this task which query it belongs to; run the stream on Spark 4.2 or newer")
+        return _stage(self._options, self._token, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """C1, C4: decide the batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable."""
+        staged = _named(messages)
+        if not staged:
+            # No task ran, so nothing was read or staged, and nobody knows the query id: nothing to decide.
+            return
+        options = self._options
+        engine = options.address.engine()
+        query_id, token = staged[0].query_id, staged[0].token
+        # 1. open the lineage, or find the batch decided by an earlier attempt whose answer was lost
+        engine.open_batch(options.app_id, query_id, batchId, options.on_new_checkpoint, token=token)
+        here("connector.commit.opened")
+        # 2. decide; for a decided batch this checks that it consumed the same ranges, and answers ALREADY
+        engine.commit_batch(
+            options.app_id,
+            query_id,
+            batchId,
+            token,
+            [message.branch for message in staged],
+            on_unroutable=options.on_unroutable,
+        )
+        here("connector.commit.decided")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Drop the attempt. Tasks may still write; what they stage is never named, and dropped when a later batch is decided."""
+        _roll_back(self._options, messages)
+
+
+class TxmqBatchWriter(DataSourceArrowWriter):
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._token = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _stage(self._options, self._token, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        staged = _named(messages)
+        if staged:
+            branches = [message.branch for message in staged]
+            self._options.address.engine().commit_branches(staged[0].token, branches, on_unroutable=self._options.on_unroutable)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        _roll_back(self._options, messages)
+
+
+def _roll_back(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    for token in {message.token for message in messages if isinstance(message, Staged)}:
+        try:
+            options.address.engine().rollback_batch(token)
+        except BatchDecided:
+            # commit raised though it had committed (its answer was lost): the decision stands, and the replay is answered ALREADY
+            pass

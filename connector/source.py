@@ -1,0 +1,268 @@
+"""The streaming and the batch reader: Spark's calls on the engine port, by the source rules S1 to S5 of the micro-batch protocol.
+
+Not here: what a claim is, and who may have it (the engine). Invariants: nothing connects in ``__init__``; a reader holds no state that a
+restart would miss; a number is never made up where the protocol asks for a symbolic start or a recorded end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from broker_core.engine import Available, Engine, Limit, Ranges, ReadTicket, Vector
+from broker_core.failpoint import here
+from connector import offset
+from connector.options import LATEST, ReadOptions
+from connector.schema import to_spark
+
+# How long latestOffset may wait for news: Spark asks an idle source every 10 ms, but query.stop() and the other sources of a query
+# wait for the answer.
+POLL_S = 0.1
+# Below this a further task costs more than it saves; minPartitions and maxRecordsPerPartition overrule it.
+MIN_ROWS_PER_TASK = 1_000
+
+Slice = tuple[str, int, int]  # (log, start, end)
+
+
+@dataclass(frozen=True)
+class ClaimedSlice(InputPartition):
+    """A task's slice of a micro-batch, beside the whole range that the micro-batch covers (S3)."""
+
+    ranges: Ranges
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class BrowsedSlice(InputPartition):
+    slices: tuple[Slice, ...]
+
+
+# -- splitting -----------------------------------------------------------------------------------------------------------
+
+
+def parallelism() -> int:
+    """Tasks that a micro-batch is split into where no option says it: the cores of the driver's machine.
+
+    A Python data source runs without a session, so the size of a cluster is not known here.
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def task_count(rows: int, options: ReadOptions) -> int:
+    """At least 1, at most one per row. Does not depend on the number of queues."""
+    count = options.min_partitions or min(parallelism(), -(-rows // MIN_ROWS_PER_TASK))
+    if options.max_rows_per_partition is not None:
+        count = max(count, -(-rows // options.max_rows_per_partition))
+    return max(1, min(count, rows))
+
+
+def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]:
+    """The ranges in ``tasks`` parts of about equally many rows, each of one or more slices; together exactly the ranges.
+
+    Ranges without a row that a read would give go with their neighbours, so that they are read (and missed rows noticed) too.
+    """
+    total = sum(one.rows for one in found.values())
+    parts: list[list[Slice]] = [[] for _ in range(tasks)]
+    before = 0  # rows of the logs before this one
+    for log, one in found.items():
+        if one.end <= one.start:
+            continue
+        position = one.start
+        first = min(before * tasks // total, tasks - 1) if total else 0
+        last = min((before + one.rows - 1) * tasks // total, tasks - 1) if one.rows else first
+        for part in range(first, last + 1):
+            # the rows of this log that belong to the parts up to and including this one, as a share of its offsets
+            share = -(-total * (part + 1) // tasks) - before
+            end = one.end if part == last else max(position, one.start + (one.end - one.start) * share // one.rows)
+            if end > position:
+                parts[part].append((log, position, end))
+                position = end
+        before += one.rows
+    return [tuple(slices) for slices in parts if slices]
+
+
+# -- streams -------------------------------------------------------------------------------------------------------------
+
+
+class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Built in two processes of the driver and unpickled in every task; connects where it is first used."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._logs: list[str] = []
+        self._final: dict[str, int] | None = None  # Trigger.AvailableNow: nothing beyond is read
+        self._idle: tuple[Vector, dict[str, int]] | None = None  # a start with nothing new behind it, and how far the logs went then
+        self._waiting_since: float | None = None  # since when fewer than minOffsetsPerTrigger wait
+
+    @property
+    def _engine(self) -> Engine:
+        return self._options.address.engine()
+
+    def _known_logs(self) -> list[str]:
+        if not self._logs:
+            self._logs = self._engine.logs(self._options.queues)
+        return self._logs
+
+    def initialOffset(self) -> dict[str, Any]:
+        # S1: symbolic. Spark logs no start for batch 0 and asks again on replay; a number computed anew would skip messages.
+        return offset.symbolic(self._known_logs())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """A limit other than ReadAllAvailable tells latestOffset that ours apply (Trigger.Once passes ReadAllAvailable)."""
+        options = self._options
+        if options.max_rows is not None:
+            return ReadMaxRows(options.max_rows)
+        if options.max_bytes is not None:
+            return ReadMaxBytes(options.max_bytes)
+        if options.min_rows is not None:
+            return ReadMinRows(options.min_rows)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._final = self._ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """S2: ack what is below ``start``, then the end of its claim; ``start`` itself where nothing is new."""
+        vector = offset.vector(start, self._known_logs())
+        limited = not isinstance(limit, ReadAllAvailable)
+        if self._idle is not None and self._idle[0] == vector and not self._engine.wait(self._logs, self._idle[1], POLL_S):
+            return vector
+        if limited and self._final is None and self._should_wait(vector):
+            return vector
+        end = self._claim(vector, limited=limited)
+        if end == vector and self._final is None:
+            # What came between the claim and the look at the ends must not be waited past: claim once more, then wait.
+            ends = self._ends()
+            end = self._claim(vector, limited=limited)
+            self._idle = (vector, ends) if end == vector else None
+        else:
+            self._idle = None
+        here("connector.latest_offset.claimed")
+        return end
+
+    def _claim(self, start: Vector, *, limited: bool) -> Vector:
+        options = self._options
+        limit = Limit(
+            max_rows=options.max_rows if limited else None,
+            max_bytes=options.max_bytes if limited else None,
+            end=self._final,
+        )
+        return self._engine.claim(options.app_id, start, limit, options.origin, options.on_new_checkpoint)
+
+    def _ends(self) -> dict[str, int]:
+        return {log: one.end for log, one in self._engine.available(self._known_logs()).items()}
+
+    def _should_wait(self, start: Vector) -> bool:
+        """minOffsetsPerTrigger: too few messages, and the oldest has not waited for maxTriggerDelay yet."""
+        if self._options.min_rows is None:
+            return False
+        if offset.is_symbolic(start):
+            starts = self._engine.offsets(self._logs, self._options.origin)
+        else:
+            starts = {log: int(position) for log, position in start.items()}
+        found = self._engine.available(self._logs, starts)
+        rows = sum(one.rows for one in found.values())
+        now = time.monotonic()
+        if rows == 0:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+        waited_s = now - (now if self._waiting_since is None else self._waiting_since)
+        if rows >= self._options.min_rows or waited_s >= self._options.max_delay_s:
+            self._waiting_since = None
+            return False
+        self._engine.wait(self._logs, {log: one.end for log, one in found.items()}, min(POLL_S, self._options.max_delay_s - waited_s))
+        return True
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._ends()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """S3: the recorded range of a claim, on replay as well, split evenly over all logs."""
+        first, last = offset.vector(start, self._known_logs()), offset.vector(end, self._known_logs())
+        if first == last:
+            # An empty batch 0. One task without rows: a sink learns the query and the batch only from its tasks.
+            return [ClaimedSlice({}, ())]
+        ranges = self._engine.resolve(self._options.app_id, first, last)
+        found = self._engine.count(self._options.app_id, ranges)
+        tasks = task_count(sum(one.rows for one in found.values()), self._options)
+        # Never without a task: what no task reads is not consumed (S4).
+        return [ClaimedSlice(ranges, slices) for slices in split(found, tasks) or [()]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """S4: runs in a task, on another instance."""
+        assert isinstance(partition, ClaimedSlice)
+        if not partition.ranges:
+            return iter(())
+        options = self._options
+        query_id, batch_id = task_identity()
+        ticket = ReadTicket(options.app_id, query_id, batch_id, partition.ranges, partition.slices, options.fail_on_data_loss)
+        return to_spark(self._engine.read(ticket), include_properties=options.include_properties)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """S5: Spark has ``end`` in its commit log."""
+        vector = offset.vector(end, self._known_logs())
+        if not offset.is_symbolic(vector):
+            self._engine.ack(self._options.app_id, vector)
+
+
+def task_identity() -> tuple[str, int]:
+    """(query_id, batch_id) of the micro-batch of this task; ("", -1) where Spark does not say (foreachBatch on Connect, batch writes)."""
+    context = TaskContext.get()
+    query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
+    batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
+    if not query_id or not batch_id:
+        return "", -1
+    return query_id, int(batch_id)
+
+
+# -- batches -------------------------------------------------------------------------------------------------------------
+
+
+class TxmqBatchReader(DataSourceReader):
+    """A browser: it looks at what is not settled when the read is planned, claims nothing and changes nothing."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        engine = self._options.address.engine()
+        logs = engine.logs(self._options.queues)
+        starts = engine.offsets(logs, self._options.origin)
+        found = engine.available(logs, starts)
+        ending = self._options.ending
+        if ending != "latest":
+            found = {log: _cut(one, ending[log]) for log, one in found.items()}
+        tasks = task_count(sum(one.rows for one in found.values()), self._options)
+        return [BrowsedSlice(slices) for slices in split(found, tasks)] or [BrowsedSlice(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, BrowsedSlice)
+        if not partition.slices:
+            return iter(())
+        rows = self._options.address.engine().browse(partition.slices)
+        return to_spark(rows, include_properties=self._options.include_properties)
+
+
+def _cut(found: Available, end: int) -> Available:
+    """``found`` up to ``end``, with rows and bytes in proportion."""
+    if end == LATEST or end >= found.end:
+        return found
+    end = max(end, found.start)
+    whole = found.end - found.start
+    return Available(found.start, end, -(-found.rows * (end - found.start) // whole), found.size_bytes * (end - found.start) // whole)

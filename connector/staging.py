@@ -1,0 +1,116 @@
+"""What runs on the executors for a micro-batch: rows into branches, and rows of branches back.
+
+Not here: the decision, and which branches belong to it (foreach_batch.py).
+
+Invariant: ``stage`` names exactly one branch per partition, also of an empty one, and it is the attempt whose result Spark
+kept; a branch is durable before its task returns it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from broker_core.client import connect
+from broker_core.engine import BranchHeader, BranchKind, Engine, StagedBranch
+from broker_core.errors import cause
+from connector.options import Address
+from connector.schema import to_messages
+
+_STAGED_COLUMNS = "branch string, partition int, attempt int, rows bigint, checksum bigint"
+_STAGED_SCHEMA = pa.schema(
+    [("branch", pa.string()), ("partition", pa.int32()), ("attempt", pa.int32()), ("rows", pa.int64()), ("checksum", pa.int64())]
+)
+ROWS_PER_READ_TASK = 200_000
+
+
+def engine_at(address: Address) -> Engine:
+    """The engine at ``address``: one per process, connected when first used."""
+    return connect(url=address.url, data=address.data)
+
+
+def staging_frame(
+    rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], *, token: str, identity: tuple[str, str, int], address: Address
+) -> DataFrame:
+    """A frame whose execution stages ``rows`` and gives one row per branch; ``identity`` is (app_id, query_id, batch_id)."""
+    app_id, query_id, batch_id = identity
+    wanted = dict(target)
+
+    def stage_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from connector import staging
+
+        context = TaskContext.get()
+        if context is None:
+            raise AssertionError("a branch is staged by a Spark task")
+        header = BranchHeader(
+            token,
+            uuid.uuid4().hex,
+            kind,
+            wanted,
+            app_id=app_id,
+            query_id=query_id,
+            batch_id=batch_id,
+            partition=context.partitionId(),
+            attempt=context.attemptNumber(),
+        )
+        yield staging.described(staging.engine_at(address).stage(header, staging.prepared(kind, batches)))
+
+    return rows.mapInArrow(stage_task, _STAGED_COLUMNS)
+
+
+def staged(frame: DataFrame) -> list[StagedBranch]:
+    """Execute a staging frame: the branches of the attempts whose result Spark kept. Raises what a task's engine raised."""
+    try:
+        rows = frame.collect()
+    except Exception as error:
+        found = cause(error)
+        if found is None:
+            raise
+        raise found from None  # the one line that matters, out of Spark's many
+    return [StagedBranch(row["branch"], row["partition"], row["attempt"], row["rows"], row["checksum"]) for row in rows]
+
+
+def described(branch: StagedBranch) -> pa.RecordBatch:
+    columns = [[branch.branch], [branch.partition], [branch.attempt], [branch.rows], [branch.checksum]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values, kind.type) for values, kind in zip(columns, _STAGED_SCHEMA, strict=True)], schema=_STAGED_SCHEMA
+    )
+
+
+def prepared(kind: BranchKind, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches as the engine takes them: messages in the message schema, table rows as they are."""
+    if kind == "publish":
+        return map(to_messages, batches)
+    return iter(batches)
+
+
+def execute(frame: DataFrame) -> None:
+    """Execute every partition to its end, without effect: state stores are written and the range that is read is recorded."""
+
+    def drained(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        yield from ()
+
+    frame.mapInArrow(drained, "nothing int").collect()
+
+
+def rows_of(spark: SparkSession, branches: Sequence[str], rows: int, schema: StructType, address: Address) -> DataFrame:
+    """The rows of decided branches as a frame of ``schema``; few rows make one task, and so one file."""
+    names = list(branches)
+    tasks = max(1, min(len(names), -(-rows // ROWS_PER_READ_TASK)))
+
+    def read_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from connector import staging
+
+        wanted = [names[index] for batch in batches for index in batch.column(0).to_pylist()]
+        if wanted:
+            yield from staging.engine_at(address).read_branches(wanted)
+
+    return spark.range(0, len(names), 1, tasks).mapInArrow(read_task, schema)

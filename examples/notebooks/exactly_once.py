@@ -1,0 +1,166 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # Exactly once, in five minutes
+# MAGIC
+# MAGIC Orders go into a queue. A streaming query writes them to a Delta table and publishes the large ones to an exchange.
+# MAGIC Each micro-batch is one transaction: what it consumes, what it publishes and what it appends happen together or not at all.
+# MAGIC
+# MAGIC This notebook also runs as a plain script. It needs `pip install txmq` and nothing else: the broker lives in this process.
+
+# COMMAND ----------
+
+import json
+import tempfile
+from pathlib import Path
+
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from txmq import Broker, recommended_conf, transactional
+
+folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
+
+builder = SparkSession.builder.master("local[2]").appName("exactly once").config("spark.ui.enabled", "false")
+builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+builder = builder.config("spark.sql.shuffle.partitions", "2")
+for key, value in recommended_conf().items():
+    builder = builder.config(key, value)
+spark = configure_spark_with_delta_pip(builder).getOrCreate()
+spark.sparkContext.setLogLevel("ERROR")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A broker, an exchange, two queues
+# MAGIC `Broker.open` opens a data directory. Other processes (here: Spark's workers) find it by the same directory.
+
+# COMMAND ----------
+
+broker = Broker.open(folder / "data")
+channel = broker.channel()
+channel.exchange_declare("alerts", "topic")
+channel.queue_declare("orders")
+channel.queue_declare("large-orders")
+channel.queue_bind("large-orders", "alerts", "large.#")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A producer: one transaction of 1,000 orders
+# MAGIC Until `tx_commit` nothing is visible; after it everything is, and on the disk.
+
+# COMMAND ----------
+
+channel.tx_select()
+for number in range(1_000):
+    order = {"id": number, "amount": (number * 37) % 2_000, "country": ("AT", "DE", "PT")[number % 3]}
+    channel.publish(json.dumps(order).encode(), routing_key="orders")
+
+print("before the commit:", {queue.name: queue.messages for queue in broker.queues()})
+channel.tx_commit()
+print("after the commit: ", {queue.name: queue.messages for queue in broker.queues()})
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The stream: consume, append, publish, in one transaction per micro-batch
+
+# COMMAND ----------
+
+ORDER = "id bigint, amount bigint, country string"
+
+
+def orders_and_alerts(batch, tx):
+    orders = batch.select(F.from_json(F.col("body").cast("string"), ORDER).alias("order")).select("order.*")
+    tx.append(orders, str(folder / "lake" / "orders"), partitionBy="country")
+    large = orders.where("amount > 1500")
+    tx.publish(large.select(F.to_json(F.struct("*")).alias("body"), F.concat(F.lit("large."), "country").alias("routing_key")), exchange="alerts")
+
+
+def start():
+    stream = spark.readStream.format("txmq").option("data", str(folder / "data")).option("queue", "orders").option("appId", "shop")
+    each = transactional(orders_and_alerts, data=str(folder / "data"), app_id="shop", ledger=str(folder / "lake" / "ledger"), ledger_sync=True)
+    return (
+        stream.option("maxOffsetsPerTrigger", 400)
+        .load()
+        .writeStream.foreachBatch(each)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+start().awaitTermination()
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## What there is now
+
+# COMMAND ----------
+
+
+def state():
+    table = spark.read.format("delta").load(str(folder / "lake" / "orders"))
+    return {
+        "in Delta": table.count(),
+        "distinct": table.select("id").distinct().count(),
+        "alerts": next(queue.messages for queue in broker.queues() if queue.name == "large-orders"),
+        "left in the queue": next(queue.messages for queue in broker.queues() if queue.name == "orders"),
+    }
+
+
+first = state()
+print(first)
+expected = sum((number * 37) % 2_000 > 1_500 for number in range(1_000))
+assert first == {"in Delta": 1_000, "distinct": 1_000, "alerts": expected, "left in the queue": 0}
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Spark runs the last batch again
+# MAGIC A driver that dies before Spark notes the end of a batch runs that batch again. We take Spark's note away, which looks the same.
+
+# COMMAND ----------
+
+notes = sorted((folder / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+print("Spark forgets batch", notes[-1].name)
+notes[-1].unlink()
+(notes[-1].parent / f".{notes[-1].name}.crc").unlink(missing_ok=True)
+
+start().awaitTermination()
+print(state())
+assert state() == first, "nothing may be there twice"
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The offsets stand in a Delta table
+# MAGIC It has one row for each queue of each micro-batch. The broker's ledger is what decides; this is its copy for everybody who reads Delta.
+
+# COMMAND ----------
+
+ledger = spark.read.format("delta").load(str(folder / "lake" / "ledger"))
+ledger.select("app_id", "batch_id", "log", "start_offset", "end_offset", "messages", "published").orderBy("batch_id").show()
+assert ledger.agg(F.sum("messages")).head()[0] == 1_000
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Looking without consuming
+# MAGIC A batch read is a browser: it claims nothing and changes nothing.
+
+# COMMAND ----------
+
+alerts = spark.read.format("txmq").option("data", str(folder / "data")).option("queue", "large-orders").load()
+alerts.selectExpr("offset", "routing_key", "CAST(body AS STRING) AS body").show(5, truncate=False)
+assert alerts.count() == expected
+assert state() == first
+
+# COMMAND ----------
+
+spark.stop()
+channel.close()
+broker.close()

@@ -1,0 +1,110 @@
+"""What every test shares: the seed, the soak switch, and the check that no process outlives the run.
+
+Not here: sessions, brokers or data; each folder brings its own.
+Invariant: every process that a test starts inherits ``TXMQ_TEST_RUN``, so what is left at the end can be found and fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFTOVER_GRACE_S = 20.0
+
+# A child that runs ``python -m txmq`` or a Spark worker must find the packages, installed or not.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+os.environ.setdefault("TXMQ_TEST_RUN", uuid.uuid4().hex)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="repeat a run with random choices (printed with every failure)")
+    parser.addoption("--soak-rounds", type=int, default=0, help="run the tests marked soak with so many rounds")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--seed") is None:
+        inherited = getattr(config, "workerinput", {}).get("txmq_seed")
+        config.option.seed = inherited if inherited is not None else random.SystemRandom().randrange(2**32)
+
+
+def pytest_configure_node(node: object) -> None:  # xdist: all workers share the seed of the controller
+    node.workerinput["txmq_seed"] = node.config.option.seed  # type: ignore[attr-defined]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.getoption('--seed')} (repeat with --seed)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--soak-rounds"):
+        return
+    skip = pytest.mark.skip(reason="make soak ROUNDS=n")
+    for item in items:
+        if "soak" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and "seed" in getattr(item, "fixturenames", ()):
+        report.sections.append(("seed", f"repeat with --seed {item.config.getoption('--seed')}"))
+    return report
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this run; print nothing, a failure names it."""
+    value: int = request.config.getoption("--seed")
+    return value
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> int:
+    """How many rounds a soak test runs."""
+    value: int = request.config.getoption("--soak-rounds")
+    return value
+
+
+def _leftovers() -> list[psutil.Process]:
+    """Processes of this run that are brokers, or that nobody of this run will end."""
+    mine = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}
+    mine |= {process.pid for process in psutil.Process().parents()}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.environ().get("TXMQ_TEST_RUN") != os.environ["TXMQ_TEST_RUN"]:
+                continue
+            command = process.cmdline()
+            if process.pid not in mine or ("serve" in command and any("txmq" in word for word in command)):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput") or os.environ.get("PYTEST_XDIST_WORKER"):
+        return  # the controller looks, once, when the workers are gone
+    deadline = time.monotonic() + LEFTOVER_GRACE_S
+    while (left := _leftovers()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not left:
+        return
+    for process in left:
+        print(f"\nleft behind by the tests: pid {process.pid}: {' '.join(process.cmdline())[:200]}", file=sys.stderr)
+        process.kill()
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,252 @@
+"""The rows of the crash table that are Spark's, with real drivers, a real broker and real Delta tables.
+
+A driver costs seconds to start. So each row's pipeline is killed in a driver of its own, and then one driver restarts all of them; the
+tests look at what is left. Row numbers are those of the crash table in docs/transactions.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.spark.pipelines import Driver, Pipeline, Served
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
+
+TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
+MESSAGES = ["a", "b", "c", "d"]
+
+# app -> failpoint, its hit, who dies, what is special about the pipeline
+KILLED: dict[str, tuple[str, int, str, dict[str, object]]] = {
+    "staged": ("foreach.staged", 1, "group", {"options": TWO_BATCHES}),
+    "decided": ("foreach.decided", 2, "group", {"options": TWO_BATCHES}),
+    "decided-driver": ("foreach.decided", 1, "driver", {"options": TWO_BATCHES}),
+    "applied-some": ("foreach.applied.0", 1, "group", {}),
+    "called": ("foreach.called", 1, "group", {}),
+    "unmirrored": ("foreach.marked", 1, "group", {"ledger_sync": True}),
+    "mirrored-untold": ("ledger.appended", 1, "group", {"ledger_sync": True}),
+    "state": ("foreach.mirrored", 1, "group", {"fn": "counts"}),
+    "rate": ("foreach.decided", 1, "group", {"source": "rate", "batches": 2}),
+    "lost-decided": ("foreach.decided", 1, "group", {}),
+    "lost-staged": ("foreach.staged", 1, "group", {}),
+    "latest": ("foreach.opened", 1, "group", {"options": {"startingOffsets": "latest"}}),
+}
+STOPPED = {"two-drivers": "foreach.staged", "zombie": "foreach.applying.0"}
+
+
+@dataclass
+class Outcome:
+    pipelines: dict[str, Pipeline]
+    first: dict[str, str | None]  # app -> error of its first run after the kill
+    last: dict[str, str | None]  # and of its last
+
+
+def _kill(scratch: Path, served: Served) -> dict[str, Pipeline]:
+    killed: dict[str, Pipeline] = {}
+    for app, (at, hit, how, special) in KILLED.items():
+        ledger = str(scratch / f"{app}.ledger") if "mirrored" in app else None
+        pipeline = Pipeline.create(app, served.url, scratch, MESSAGES, ledger=ledger, **special)  # type: ignore[arg-type]
+        Driver(scratch, [pipeline], at=at, hit=hit, how=how).require_killed()
+        killed[app] = pipeline
+    return killed
+
+
+def _restarts(scratch: Path, killed: dict[str, Pipeline], served: Served, dropping: Served, dying: Served) -> list[Pipeline]:
+    """Every run of the one driver that recovers, in order; an app that stands twice is run twice."""
+    for app in ("lost-decided", "lost-staged"):
+        shutil.rmtree(killed[app].checkpoint)
+    killed["latest"].send(["e", "f"])
+    killed["state"].send(["a", "z"])
+    runs = list(killed.values())
+    runs += [replace(killed[app], on_new_checkpoint="resume") for app in ("lost-decided", "lost-staged")]
+
+    def added(app: str, url: str, **special: object) -> Pipeline:
+        return Pipeline.create(app, url, scratch, MESSAGES, **special)  # type: ignore[arg-type]
+
+    runs.append(added("task-fails", served.url, fn="fail_once"))
+    runs += [added("batch-fails", served.url, fn="fail_batch_once")] * 2
+    runs.append(added("reply-lost", dropping.url))
+    raised = added("commit-raises", served.url)
+    runs += [replace(raised, before=[["arm", "foreach.decided", "raise"]]), raised]
+    runs.append(added("two-actions", served.url, fn="two_actions", persist=True))
+    runs.append(added("nothing", served.url, fn="nothing"))
+    restored = added("restored", served.url)
+    copy = f"{restored.checkpoint}.older"
+    runs.append(restored)
+    runs.append(replace(restored, before=[["copy", restored.checkpoint, copy], ["send", "e"]]))
+    runs.append(replace(restored, before=[["copy", copy, restored.checkpoint], ["send", "f"]]))
+    runs.append(added("broker-dies", dying.url, options=TWO_BATCHES))
+    return runs
+
+
+class _Supervised:
+    """Starts a broker again each time it has died, with the next failpoints, until there are none left."""
+
+    def __init__(self, served: Served, failpoints: list[str]) -> None:
+        self._served = served
+        self._failpoints = failpoints
+        self.deaths = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ending.wait(0.05):
+            if not self._served.alive:
+                self.deaths += 1
+                self._served.start(self._failpoints.pop(0) if self._failpoints else "")
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    scratch = tmp_path_factory.mktemp("crash")
+    served = Served(scratch / "broker")
+    dropping = Served(scratch / "dropping", failpoints="server.reply.commit_batch=drop")
+    deaths = ["engine.stage.durable@2=kill", "engine.commit.received=kill", "engine.commit.decided=kill"]
+    dying = Served(scratch / "dying", failpoints="engine.read.recorded=kill")
+    supervised = _Supervised(dying, deaths)
+    stopped: dict[str, Driver] = {}
+    try:
+        killed = _kill(scratch, served)
+        for app, at in STOPPED.items():
+            killed[app] = Pipeline.create(app, served.url, scratch, MESSAGES, options=TWO_BATCHES)
+            stopped[app] = Driver(scratch, [killed[app]], at=at, how="stop")
+            stopped[app].wait_stopped()
+        runs = _restarts(scratch, killed, served, dropping, dying)
+        driver = Driver(scratch, runs)
+        errors = driver.require_done_each()
+        for left in stopped.values():
+            left.resume()
+            left.wait()
+        first = {run.app: error for run, error in reversed(list(zip(runs, errors, strict=True)))}
+        last = {run.app: error for run, error in zip(runs, errors, strict=True)}
+        assert supervised.deaths == len(KILLED_BROKER)
+        yield Outcome({run.app: run for run in runs}, first, last)
+    finally:
+        for left in stopped.values():
+            left.end()
+        supervised.end()
+        for each in (served, dropping, dying):
+            each.stop()
+
+
+KILLED_BROKER = ["in a read", "in staging", "before the commit", "after the commit, before the answer"]
+
+
+def require_once(outcome: Outcome, app: str, messages: list[str] = MESSAGES) -> Pipeline:
+    assert outcome.last[app] is None, outcome.last[app]
+    outcome.pipelines[app].require_once(messages)
+    return outcome.pipelines[app]
+
+
+def test_row_1_a_task_that_fails_after_its_rows_and_is_retried_publishes_once(outcome: Outcome) -> None:
+    assert outcome.last["task-fails"] is None
+    pipeline = outcome.pipelines["task-fails"]
+    assert pipeline.published() == [f"{message}:x" for message in MESSAGES]
+    assert Path(f"{pipeline.lake}.failed").exists()
+
+
+def test_row_2_a_batch_whose_function_fails_leaves_nothing_and_its_replay_everything_once(outcome: Outcome) -> None:
+    assert "the function fails after it has staged everything" in str(outcome.first["batch-fails"])
+    require_once(outcome, "batch-fails")
+
+
+def test_row_3_a_driver_killed_after_staging_and_before_the_commit_publishes_and_appends_once(outcome: Outcome) -> None:
+    require_once(outcome, "staged")
+
+
+def test_row_5_a_lost_reply_to_the_commit_is_asked_for_again_and_everything_is_there_once(outcome: Outcome) -> None:
+    assert require_once(outcome, "reply-lost").entries() == 1
+
+
+def test_row_6_a_driver_killed_before_sparks_commit_log_replays_the_batch_and_keeps_its_state(outcome: Outcome) -> None:
+    assert outcome.last["state"] is None, outcome.last["state"]
+    pipeline = outcome.pipelines["state"]
+    by_sequence = sorted((row["sequence"], row["body"], row["count"]) for row in pipeline.table("counts"))
+    assert by_sequence == [*((1, body, 1) for body in MESSAGES), (2, "a", 2), (2, "z", 1)]
+
+
+def test_row_7_decided_and_no_append_made_the_first_attempts_rows_are_applied(outcome: Outcome) -> None:
+    require_once(outcome, "decided")
+
+
+def test_row_7_some_appends_made_the_others_follow_with_the_first_attempts_rows(outcome: Outcome) -> None:
+    require_once(outcome, "applied-some")
+
+
+def test_row_7_functions_called_and_not_marked_are_called_again_with_the_same_rows(outcome: Outcome) -> None:
+    pipeline = require_once(outcome, "called")
+    assert pipeline.collected() == [(1, MESSAGES), (1, MESSAGES)]
+
+
+def test_row_7_only_the_python_driver_is_killed_and_its_jvm_lives_on(outcome: Outcome) -> None:
+    require_once(outcome, "decided-driver")
+
+
+def test_row_7_a_source_that_is_not_txmq_is_exactly_once_too(outcome: Outcome) -> None:
+    assert outcome.last["rate"] is None, outcome.last["rate"]
+    pipeline = outcome.pipelines["rate"]
+    pipeline.require_once([str(number) for number in range(2 * pipeline.entries())])
+    assert pipeline.entries() >= 2
+
+
+@pytest.mark.parametrize("app", ["unmirrored", "mirrored-untold"])
+def test_row_8_a_missing_ledger_row_is_repaired_at_the_next_start_and_never_doubled(outcome: Outcome, app: str) -> None:
+    pipeline = require_once(outcome, app)
+    (row,) = pipeline.ledger_rows()
+    assert (row["app_id"], row["batch_id"], row["log"], row["start_offset"], row["end_offset"]) == (app, 0, pipeline.queue, 0, 4)
+    assert (row["messages"], row["published"]) == (4, 4)
+
+
+def test_row_9_an_error_after_the_decision_rolls_nothing_back(outcome: Outcome) -> None:
+    assert "failpoint foreach.decided" in str(outcome.first["commit-raises"])
+    assert require_once(outcome, "commit-raises").entries() == 1
+
+
+@pytest.mark.parametrize("app", list(STOPPED))
+def test_rows_11_and_12_a_second_driver_takes_over_and_the_first_wakes_up_later_everything_is_there_once(
+    outcome: Outcome, app: str
+) -> None:
+    require_once(outcome, app)
+
+
+@pytest.mark.parametrize("app", ["lost-decided", "lost-staged"])
+def test_row_13_a_lost_checkpoint_stops_loudly_and_resumes_without_loss_or_duplicates(outcome: Outcome, app: str) -> None:
+    assert "[TXMQ_LINEAGE]" in str(outcome.first[app])
+    require_once(outcome, app)
+
+
+def test_row_15_a_driver_killed_in_batch_0_of_a_stream_from_latest_loses_nothing_that_came_later(outcome: Outcome) -> None:
+    assert outcome.last["latest"] is None, outcome.last["latest"]
+    assert [text.split(":")[0] for text in outcome.pipelines["latest"].published()] == ["e", "f"]
+
+
+def test_row_16_an_older_checkpoint_restored_after_its_messages_were_acked_stops_loudly_and_loses_nothing(outcome: Outcome) -> None:
+    pipeline = outcome.pipelines["restored"]
+    assert "[TXMQ_DATA_LOSS]" in str(outcome.last["restored"]) or "[TXMQ_LINEAGE]" in str(outcome.last["restored"])
+    assert [text.split(":")[0] for text in pipeline.published()] == [*MESSAGES, "e"]
+    assert pipeline.depth() == 1, "the message that came later waits"
+
+
+def test_row_17_a_broker_killed_in_reads_in_staging_and_around_the_commit_stops_no_query(outcome: Outcome) -> None:
+    assert outcome.first["broker-dies"] is None
+    require_once(outcome, "broker-dies")
+
+
+def test_two_actions_on_the_batch_in_the_function_see_the_same_rows(outcome: Outcome) -> None:
+    require_once(outcome, "two-actions")
+
+
+def test_a_function_that_never_executes_the_batch_consumes_it_all_the_same(outcome: Outcome) -> None:
+    assert outcome.last["nothing"] is None
+    assert outcome.pipelines["nothing"].depth() == 0
+    assert outcome.pipelines["nothing"].entries() == 1

@@ -1,0 +1,165 @@
+"""Spark's micro-batch loop over the real source, the real native sink and the real ``transactional``.
+
+Not here: what is right (world.py). What it does and in which order is Spark 4.2.0's: the offset log is written before the source hears
+``commit`` of the batch before; ``initialOffset`` is asked again when batch 0 is replayed; ``latestOffset`` when nothing was logged.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from connector.datasource import TxmqDataSource
+from connector.foreach_batch import transactional
+from tests.model.actors import point
+from tests.model.fake_spark import Checkpoint, Frame, Session, struct_type
+
+URL = "txmq://model:5673"
+ROW = struct_type("body string")
+
+
+class Driver:
+    """One driver process of the query, on the checkpoint that it finds. ``on_new``: its onNewCheckpoint."""
+
+    def __init__(
+        self, world: Any, checkpoint: Checkpoint, *, on_new: str = "fail", limit: int | None = None, sink_on_new: str = "fail"
+    ) -> None:
+        self.world = world
+        self.checkpoint = checkpoint
+        self.on_new = on_new
+        self.limit = limit
+        self.sink_on_new = sink_on_new
+        self.executed: set[int] = set()  # partitions of the batch in hand that were read to their end
+        self.batch_id = -1
+
+    # -- Spark --------------------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        checkpoint = self.checkpoint
+        readers = [self._reader(queues) for queues in self.world.streams]
+        sink = self._sink()
+        point("offset log read")
+        batch_id = max(checkpoint.offsets, default=-1)
+        planned = batch_id >= 0 and batch_id not in checkpoint.commits
+        if not planned:
+            batch_id += 1
+        while True:
+            start = checkpoint.end(batch_id - 1) if batch_id else None
+            if not planned:
+                end = {}
+                for reader, queues in readers:
+                    begin = self._part(start, queues) or self._json(reader.initialOffset())
+                    end |= self._json(reader.latestOffset(begin, reader.getDefaultReadLimit()))
+                if start == end:
+                    point("idle")
+                    continue
+                point("offset log write")
+                checkpoint.add_offsets(batch_id, end)
+                if batch_id:
+                    for reader, queues in readers:
+                        reader.commit(self._part(checkpoint.end(batch_id - 1), queues))
+            end = checkpoint.end(batch_id)
+            tasks: list[tuple[Any, Any]] = []
+            for reader, queues in readers:
+                begin = self._part(start, queues) or self._json(reader.initialOffset())
+                tasks += [(reader, partition) for partition in reader.partitions(begin, self._part(end, queues))]
+            self._execute(tasks, batch_id, sink)
+            point("commit log write")
+            checkpoint.add_commit(batch_id)
+            self.world.on_spark_commit(end)
+            batch_id, planned = batch_id + 1, False
+
+    def _reader(self, queues: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+        source = TxmqDataSource(self._source_options(queues))
+        return source.streamReader(source.schema()), queues
+
+    @staticmethod
+    def _part(offsets: dict[str, Any] | None, queues: tuple[str, ...]) -> dict[str, Any]:
+        """The offset of one of the query's sources; empty before batch 0."""
+        return {queue: offsets[queue] for queue in queues} if offsets is not None else {}
+
+    @staticmethod
+    def _json(offset: dict[str, Any]) -> dict[str, Any]:
+        logged: dict[str, Any] = json.loads(json.dumps(offset))
+        return logged
+
+    def _source_options(self, queues: tuple[str, ...]) -> dict[str, str]:
+        options = {
+            "url": URL,
+            "queue": ",".join(queues),
+            "appId": self.world.source_app,
+            "onNewCheckpoint": self.on_new,
+            "minPartitions": "2",
+        }
+        if self.limit is not None:
+            options["maxOffsetsPerTrigger"] = str(self.limit)
+        return options | self.world.source_options
+
+    def _execute(self, found: list[tuple[Any, Any]], batch_id: int, sink: Any) -> None:
+        properties = {"sql.streaming.queryId": self.checkpoint.query_id, "streaming.sql.batchId": str(batch_id)}
+        session = Session(self.world, {} if self.world.sink == "connect" else properties)
+        self.executed = set()
+        self.batch_id = batch_id
+
+        def rows(number: int, pickled: bytes) -> Iterator[pa.RecordBatch]:
+            remote, partition = pickle.loads(pickled)
+            yield from remote.read(partition)
+            self.executed.add(number)
+
+        sent = [pickle.dumps(one) for one in found]
+        tasks = [lambda number=number: rows(number, sent[number]) for number in range(len(sent))]
+        sink(Frame(session, tasks, TxmqDataSource(self._source_options(self.world.queues)).schema()), batch_id)
+        missing = set(range(len(found))) - self.executed
+        assert not missing, f"C3: batch {batch_id} ended, and partitions {missing} were not executed: a stateful query has lost its state"
+
+    # -- what the user wrote --------------------------------------------------------------------------------------------
+    def _sink(self) -> Any:
+        if self.world.sink == "native":
+            return self._write_native
+        if self.world.sink == "other":
+            return self._write_elsewhere
+        return transactional(
+            self.world.user_function,
+            url=URL,
+            app_id=self.world.app,
+            ledger="lake/ledger",
+            ledger_sync=self.world.ledger_sync,
+            after_commit={"upsert": self.world.upsert},
+            on_new_checkpoint=self.sink_on_new,  # type: ignore[arg-type]
+        )
+
+    def _write_native(self, batch: Frame, batch_id: int) -> None:
+        options = {
+            "url": URL,
+            "queue": "out",
+            "appId": self.world.app,
+            "onNewCheckpoint": self.sink_on_new,
+            "checkpointlocation": "/c",
+            "queryname": "q",
+        }
+        source = TxmqDataSource(options)
+        schema = StructType(list(ROW.fields))
+        remote = pickle.loads(pickle.dumps(source.streamWriter(schema, False)))  # in one process, for the tasks
+        local = TxmqDataSource(options).streamWriter(schema, False)  # in another, for commit and abort
+        messages: list[Any] = []
+        try:
+            messages = self.world.marked(batch).execute(remote.write)
+        except Exception:
+            local.abort([None], batch_id)
+            raise
+        messages = pickle.loads(pickle.dumps(messages))
+        try:
+            local.commit(messages, batch_id)
+        except Exception:
+            local.abort(messages, batch_id)
+            raise
+
+    def _write_elsewhere(self, batch: Frame, batch_id: int) -> None:
+        """A sink of another system, idempotent by (query, batch) as Spark's file sink is."""
+        rows = batch.collect()
+        point("other sink")
+        self.world.other_sink[(self.checkpoint.query_id, batch_id)] = [row["body"].decode() for row in rows]

@@ -1,0 +1,283 @@
+"""As much of Spark and Delta as a micro-batch touches: frames of in-process partitions, tasks that are retried, tables with txnVersion.
+
+Not here: anything of ours. What Spark does and when is taken from what was measured on 4.2.0 (docs/transactions.md).
+
+Invariant: a table is a list of commits; one whose txnVersion is not above the stored one for its txnAppId is skipped, silently.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from tests.model.actors import Actor, point
+
+Task = Callable[[], Iterator[pa.RecordBatch]]
+_TYPES = {"string": StringType(), "int": IntegerType(), "bigint": LongType(), "timestamp": TimestampType()}
+_task = threading.local()
+
+
+class FakeTaskContext:
+    """What ``TaskContext.get()`` answers, per thread."""
+
+    def partitionId(self) -> int:
+        return int(_task.partition)
+
+    def attemptNumber(self) -> int:
+        return int(_task.attempt)
+
+    def getLocalProperty(self, key: str) -> str | None:
+        found: str | None = _task.properties.get(key)
+        return found
+
+
+def install_task_context(monkeypatch: Any) -> None:
+    monkeypatch.setattr(TaskContext, "_taskContext", FakeTaskContext())
+
+
+def struct_type(schema: str | StructType) -> StructType:
+    if isinstance(schema, StructType):
+        return schema
+    return StructType([StructField(name, _TYPES[kind]) for name, kind in (column.split() for column in schema.split(","))])
+
+
+@dataclass
+class Session:
+    """One query's session; ``properties`` are what Spark puts into the local properties of its tasks."""
+
+    world: Any
+    properties: dict[str, str] = field(default_factory=dict)
+    views: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+
+    @property
+    def sparkContext(self) -> Session:
+        return self
+
+    @property
+    def streams(self) -> Session:
+        return self
+
+    @property
+    def conf(self) -> Session:
+        return self
+
+    @property
+    def catalog(self) -> Session:
+        return self
+
+    def dropTempView(self, name: str) -> None:
+        del self.views[name]
+
+    def sql(self, statement: str) -> Merge:
+        return Merge(self, statement)
+
+    def getLocalProperty(self, key: str) -> str | None:
+        return self.properties.get(key)
+
+    def newSession(self) -> Session:
+        return Session(self.world, dict(self.properties))
+
+    def addListener(self, _listener: Any) -> None:
+        """The end of a query is a kill here."""
+
+    def set(self, key: str, value: str) -> None:
+        self.properties[key] = value
+
+    def unset(self, key: str) -> None:
+        self.properties.pop(key, None)
+
+    def range(self, start: int, end: int, step: int, tasks: int) -> Frame:
+        numbers = list(range(start, end, step))
+        share = -(-len(numbers) // tasks)
+        parts = [numbers[at : at + share] for at in range(0, len(numbers), share)]
+        return Frame(self, [lambda part=part: iter([_numbers(part)]) for part in parts], struct_type("id bigint"))
+
+    def createDataFrame(self, rows: list[Any], _schema: str) -> Rows:
+        return Rows(self, [tuple(row) for row in rows])
+
+
+def _numbers(values: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": pa.array(values, pa.int64())})
+
+
+@dataclass
+class Rows:
+    """A local frame, of the Delta ledger's rows."""
+
+    session: Session
+    rows: list[tuple[Any, ...]]
+
+    def coalesce(self, _parts: int) -> Rows:
+        return self
+
+    def createOrReplaceTempView(self, name: str) -> None:
+        self.session.views[name] = self.rows
+
+    @property
+    def write(self) -> Writer:
+        return Writer(self.session, lambda: self.rows)
+
+
+class Frame:
+    """A DataFrame of one task per partition; executing it runs real code in tasks that may die, be repeated or come too late."""
+
+    def __init__(self, session: Session, tasks: list[Task], schema: StructType) -> None:
+        self.sparkSession = session
+        self.schema = schema
+        self._tasks = tasks
+
+    def mapInArrow(self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str | StructType) -> Frame:
+        tasks: list[Task] = [lambda task=task: iter(function(task())) for task in self._tasks]
+        return Frame(self.sparkSession, tasks, struct_type(schema))
+
+    def collect(self) -> list[dict[str, Any]]:
+        return [row for batches in self.execute(lambda batches: list(batches)) for batch in batches for row in batch.to_pylist()]
+
+    def execute(self, function: Callable[[Iterator[pa.RecordBatch]], Any]) -> list[Any]:
+        """``function`` over each partition in a task; one result per partition, whatever was run twice."""
+        return [self._run(number, task, function) for number, task in enumerate(self._tasks)]
+
+    def _run(self, partition: int, task: Task, function: Callable[[Iterator[pa.RecordBatch]], Any]) -> Any:
+        mode = point("task")
+        properties = dict(self.sparkSession.properties)
+
+        def attempt(number: int) -> Any:
+            _task.partition, _task.attempt, _task.properties = partition, number, properties
+            return function(task())
+
+        if mode == "repeated":  # it did all of its work, and its executor died with the answer
+            attempt(0)
+            return attempt(1)
+        if mode == "zombie":  # it hangs for now, speculation runs another, and it wakes at any time
+            self.sparkSession.world.actors.append(Actor(f"zombie task {partition}", lambda: attempt(0)))
+            return attempt(1)
+        return attempt(0)
+
+    def persist(self) -> None:
+        pass
+
+    def unpersist(self) -> None:
+        pass
+
+    @property
+    def write(self) -> Writer:
+        return Writer(self.sparkSession, lambda: [tuple(row.values()) for row in self.collect()])
+
+
+class Writer:
+    """``frame.write.format("delta")``: one Delta commit."""
+
+    def __init__(self, session: Session, rows: Callable[[], list[tuple[Any, ...]]]) -> None:
+        self._session = session
+        self._rows = rows
+        self._options: dict[str, str] = {}
+
+    def format(self, _name: str) -> Writer:
+        return self
+
+    mode = format
+
+    def option(self, name: str, value: str) -> Writer:
+        self._options[name] = value
+        return self
+
+    def options(self, **options: str) -> Writer:
+        self._options.update(options)
+        return self
+
+    def save(self, table: str) -> None:
+        rows = self._rows()
+        point("delta commit")
+        metadata = json.loads(self._options.get("userMetadata", "{}"))
+        self._session.world.delta.append(table, self._options.get("txnAppId", ""), int(self._options.get("txnVersion", -1)), rows, metadata)
+
+
+@dataclass
+class DeltaCommit:
+    app: str
+    version: int
+    rows: list[tuple[Any, ...]]
+    metadata: dict[str, Any]
+
+
+class Delta:
+    """Every Delta table of the world, by name."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[DeltaCommit]] = {}
+
+    def version(self, table: str, app: str) -> int:
+        return max((commit.version for commit in self.tables.get(table, ()) if commit.app == app), default=0)
+
+    def append(self, table: str, app: str, version: int, rows: Iterable[tuple[Any, ...]], metadata: dict[str, Any]) -> None:
+        if app and version <= self.version(table, app):
+            return
+        self.tables.setdefault(table, []).append(DeltaCommit(app, version, list(rows), metadata))
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        return [row for commit in self.tables.get(table, ()) for row in commit.rows]
+
+
+class Merge:
+    """``MERGE INTO t AS held USING v AS new ON <equal columns> WHEN NOT MATCHED THEN INSERT *``, where the key is the first columns."""
+
+    FORM = re.compile(r"MERGE INTO (?P<table>\S+) AS held USING (?P<view>\S+) AS new ON (?P<match>.*) WHEN NOT MATCHED THEN INSERT \*")
+
+    def __init__(self, session: Session, statement: str) -> None:
+        found = self.FORM.fullmatch(statement)
+        assert found is not None, statement
+        self._session = session
+        self._table = found["table"].removeprefix("delta.`").removesuffix("`")
+        self._rows = session.views[found["view"]]
+        self._key = found["match"].count("<=>")
+
+    def collect(self) -> list[Any]:
+        point("delta merge")
+        delta, conf = self._session.world.delta, self._session.properties
+        held = {row[: self._key] for row in delta.rows(self._table)}
+        rows = [row for row in self._rows if row[: self._key] not in held]
+        app, version = conf.get("spark.databricks.delta.write.txnAppId", ""), conf.get("spark.databricks.delta.write.txnVersion", "-1")
+        delta.append(self._table, app, int(version), rows, {})
+        return []
+
+
+class ConcurrentQuery(Exception):
+    """Another driver has written this batch to the checkpoint's log: multiple queries use one checkpoint."""
+
+
+_query_ids = itertools.count(1)
+
+
+@dataclass
+class Checkpoint:
+    """Spark's offset log and commit log. A batch id is written once to each, by whoever comes first."""
+
+    query_id: str
+    offsets: dict[int, str] = field(default_factory=dict)
+    commits: set[int] = field(default_factory=set)
+
+    def add_offsets(self, batch_id: int, end: dict[str, Any]) -> None:
+        if batch_id in self.offsets:
+            raise ConcurrentQuery(f"offsets of batch {batch_id} are logged")
+        self.offsets[batch_id] = json.dumps(end)
+
+    def add_commit(self, batch_id: int) -> None:
+        if batch_id in self.commits:
+            raise ConcurrentQuery(f"batch {batch_id} is in the commit log")
+        self.commits.add(batch_id)
+
+    def end(self, batch_id: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.offsets[batch_id])
+        return found
+
+    def copy(self) -> Checkpoint:
+        return Checkpoint(self.query_id, dict(self.offsets), set(self.commits))

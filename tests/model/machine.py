@@ -1,0 +1,139 @@
+"""The state machine: Hypothesis chooses who takes the next step, and what goes wrong in it.
+
+Not here: what must hold (world.py). One rule does everything, because Hypothesis switches rules off at random, and a history without
+producers or without drivers says nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.model.wire import MODES
+from tests.model.world import World, world
+
+SHAPES = (("publish", "append", "after_commit"), ("publish",), ("append twice", "publish"), ("after_commit",))
+DRIVERS = 2  # alive at a time
+FAR = 150  # steps of one action
+LOSSES = 2  # lost and restored checkpoints in one history
+LABELS = (
+    "idle", "idle", "claim", "offset log write", "ack", "resolve", "task", "open_read", "read_plan", "stage_part", "open_batch",
+    "commit_batch", "commit_batch", "unapplied", "delta commit", "upsert", "mark_applied", "unmirrored", "mark_mirrored", "commit log write", "commit log write",
+)  # fmt: skip
+STEPS = ("go", "go", *MODES, "zombie")
+GO_ON = st.tuples(st.just("go on"), st.integers(0, 5), st.sampled_from(LABELS), st.integers(0, 2), st.sampled_from(STEPS))
+ACTIONS = st.one_of(
+    GO_ON,
+    GO_ON,
+    st.tuples(st.just("small steps"), st.integers(0, 5), st.integers(1, 8)),
+    st.tuples(st.just("produce"), st.integers(1, 3), st.integers(0, 2)),
+    st.tuples(st.just("start"), st.sampled_from(["fail", "fail", "resume"]), st.sampled_from([None, 3])),
+    st.tuples(st.just("kill"), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["crash", "seal", "mirror", "save", "restore", "lose"])),
+)
+
+
+class MicroBatches(RuleBasedStateMachine):
+    """``losses`` is how often a checkpoint may be lost or an older one restored."""
+
+    losses = LOSSES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.world: World = None  # type: ignore[assignment]
+
+    @initialize(
+        sink=st.sampled_from(["foreach", "foreach", "native", "native", "connect", "other"]),
+        queues=st.sampled_from([("in",), ("in", "in2")]),
+        joined=st.booleans(),
+        shape=st.sampled_from(SHAPES),
+        sink_app=st.sampled_from(["", "", "sink"]),
+        ledger_sync=st.booleans(),
+        backlog=st.integers(0, 2),
+    )
+    def begin(
+        self, sink: str, queues: tuple[str, ...], joined: bool, shape: tuple[str, ...], sink_app: str, ledger_sync: bool, backlog: int
+    ) -> None:
+        if sink in ("connect", "other"):  # a lost checkpoint does double or need a person there
+            self.losses, sink_app, shape = 0, "", SHAPES[0]
+        options = {"sink": sink, "queues": queues, "joined": joined, "shape": shape, "sink_app": sink_app, "ledger_sync": ledger_sync}
+        self.world = self.stack.enter_context(world(**options))
+        for _ in range(backlog):
+            self.world.produce(2, 1)
+        self.world.start_driver()
+
+    @rule(action=ACTIONS)
+    def act(self, action: tuple) -> None:
+        what, *how = action
+        getattr(self, "_" + what.replace(" ", "_"))(*how)
+
+    def _go_on(self, number: int, label: str, passes: int, mode: str) -> None:
+        """Up to the next (or a later) ``label``, and then this one step in a good or a bad way."""
+        if not self.world.actors:
+            return
+        actor = self.world.actors[number % len(self.world.actors)]
+        for _ in range(FAR):
+            if actor.done:
+                return
+            if actor.pending == label:
+                passes -= 1
+                if passes < 0:
+                    break
+            elif actor.pending == "idle":
+                break
+            self.world.step(actor)
+        if not actor.done:
+            self.world.step(actor, mode)
+
+    def _small_steps(self, number: int, steps: int) -> None:
+        for _ in range(steps):
+            if self.world.actors:
+                self.world.step(self.world.actors[number % len(self.world.actors)])
+
+    def _produce(self, first: int, second: int) -> None:
+        self.world.produce(first, second)
+
+    def _start(self, on_new: str, limit: int | None) -> None:
+        if sum(actor.name.startswith("driver") for actor in self.world.actors) < DRIVERS:
+            self.world.start_driver(on_new=on_new, limit=limit)
+
+    def _kill(self, number: int) -> None:
+        if self.world.actors:
+            self.world.kill(self.world.actors[number % len(self.world.actors)])
+
+    def _crash(self) -> None:
+        self.world.crash_engine()
+
+    def _seal(self) -> None:
+        self.world.seal()
+
+    def _mirror(self) -> None:
+        if self.world.sink == "foreach":
+            self.world.start_mirror()
+
+    def _save(self) -> None:
+        self.world.save_checkpoint()
+
+    def _restore(self) -> None:
+        if self.losses and self.world.saved is not None:
+            self.losses -= 1
+            self.world.restore_checkpoint()
+
+    def _lose(self) -> None:
+        if self.losses:
+            self.losses -= 1
+            self.world.lose_checkpoint()
+
+    def teardown(self) -> None:
+        with self.stack:
+            if self.world is not None:
+                self.world.finish()
+
+
+class OneLineage(MicroBatches):
+    """Without lost and restored checkpoints: nothing but a clean restart may be needed, ever."""
+
+    losses = 0

@@ -1,0 +1,571 @@
+"""Each rule of the protocol, switched off, must be seen by the model: a scenario that holds as it is, and fails without the rule.
+
+Not here: flags in the product. A rule is switched off by replacing the function that holds it, in this test only. Where two rules guard
+the same thing, both are replaced, and the name says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from broker_core import failpoint
+from broker_core.broker.branch import Branches
+from broker_core.broker.claim import Claims
+from broker_core.broker.ledger import Ledger
+from broker_core.broker.queue import Queue
+from broker_core.broker.topology import Topology
+from broker_core.embedded import EmbeddedEngine
+from broker_core.errors import BatchDecided, BatchGap, DataLoss
+from connector import delta, staging
+from connector.foreach_batch import BatchTransaction, Transactional
+from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
+from connector.source import TxmqStreamReader
+from tests.model.world import Violation, World, require, world
+
+Patch = pytest.MonkeyPatch
+
+
+# -- scenarios: each holds as long as the rules do --------------------------------------------------------------------------------
+
+
+def plain(w: World) -> None:
+    w.produce(3)
+    w.until(w.start_driver(), "idle")
+    w.produce(2)
+    w.finish()
+
+
+def batch_0_of_latest_is_replayed(w: World) -> None:
+    """Crash row 15."""
+    w.produce(2)
+    w.first_offset["in"] = 2
+    driver = w.start_driver()
+    w.until(driver, "idle")
+    w.produce(2)
+    w.until(driver, "open_read")
+    w.kill(driver)
+    w.produce(1)
+    w.finish()
+
+
+def checkpoint_is_lost_after_a_restart_with_a_sink_that_is_not_ours(w: World) -> None:
+    """Crash rows 10 and 13: the first latestOffset of a restarted query acks what Spark has committed."""
+    w.produce(2)
+    driver = w.start_driver()
+    w.until(driver, "commit log write")
+    w.step(driver)
+    w.kill(driver)
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.lose_checkpoint()
+    w.finish(on_new="resume")
+
+
+def engine_dies_between_claim_and_read(w: World) -> None:
+    w.produce(2)
+    driver = w.start_driver()
+    w.until(driver, "resolve")
+    w.crash_engine()
+    w.finish()
+
+
+def two_drivers_ask_with_new_messages_between(w: World) -> None:
+    """Crash rows 11 and 14."""
+    w.produce(2)
+    first = w.until(w.start_driver(), "offset log write")
+    w.produce(2)
+    w.until(w.start_driver(), "offset log write")
+    w.step(first)
+    w.kill_all()
+    w.crash_engine()
+    w.finish()
+
+
+def checkpoint_of_another_broker(w: World) -> None:
+    w.produce(3)
+    w.person = True
+    w.checkpoint.add_offsets(0, {"in": 1})
+    w.checkpoint.add_commit(0)
+    w.acked["in"] = 1  # its commit log says so
+    w.finish(on_new="resume")
+
+
+def checkpoint_is_lost_behind_a_decision(w: World) -> None:
+    """Crash row 13."""
+    w.produce(3)
+    w.until(w.start_driver(), "commit log write")
+    w.kill_all()
+    w.lose_checkpoint()
+    w.finish(on_new="resume")
+    require(len(w.resuming) == 1, "S2: resume did not go on where the last decided batch ended")
+
+
+def decided_batch_is_replayed(w: World) -> None:
+    """Crash rows 6 and 7."""
+    w.produce(3)
+    w.until(w.start_driver(), "commit log write")
+    w.kill_all()
+    w.crash_engine()
+    w.finish()
+
+
+def older_checkpoint_plans_a_decided_batch_with_another_range(w: World) -> None:
+    """Crash row 16."""
+    w.save_checkpoint()
+    w.produce(3)
+    w.until(w.start_driver(), "commit log write")
+    w.kill_all()
+    w.produce(2)
+    w.restore_checkpoint()
+    w.finish(on_new="resume")
+
+
+def older_checkpoint_plans_an_empty_batch_with_messages(w: World) -> None:
+    w.save_checkpoint()
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.produce(2)
+    w.restore_checkpoint()
+    w.finish()
+
+
+def another_consumer_takes_what_it_can(w: World) -> None:
+    w.produce(3)
+    w.until(w.start_driver(), "open_batch")
+    w.take()
+    w.finish()
+
+
+def claimed_messages_meet_a_full_queue(w: World) -> None:
+    w.produce(2)
+    w.until(w.start_driver(), "open_batch")
+    w.produce(2)
+    w.finish()
+    w.take()
+    w.verify()
+
+
+def new_checkpoint_where_only_the_source_resumes(w: World) -> None:
+    w.produce(2)
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.lose_checkpoint()
+    w.produce(2)
+    w.until(w.start_driver(on_new="resume", sink_on_new="fail"), "idle")
+    w.finish(on_new="resume")
+
+
+def new_checkpoint_and_nobody_resumes(w: World) -> None:
+    w.produce(2)
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.lose_checkpoint()
+    w.produce(2)
+    w.until(w.start_driver(), "idle")
+    w.finish(on_new="resume")
+
+
+def older_data_directory(w: World) -> None:
+    """The engine forgets a decision that Spark has in its commit log: nothing may be decided on top of that."""
+    w.produce(2)
+    driver = w.until(w.start_driver(), "open_batch")
+    older = w.store.reopened()
+    w.until(driver, "idle")
+    w.kill_all()
+    w.store = older
+    w.crash_engine()
+    w.produce(1)
+    driver = w.start_driver()
+    while not driver.done and driver.pending != "idle":
+        driver.step()
+    require(isinstance(driver.error, BatchGap), f"C1: batch 1 follows on nothing, and {driver!r}")
+
+
+def engine_dies_between_decision_and_apply(w: World) -> None:
+    w.produce(3)
+    driver = w.until(w.start_driver(), "read_branches")
+    w.crash_engine()
+    w.until(driver, "commit log write")
+    w.finish()
+
+
+def tasks_are_run_twice(w: World) -> None:
+    """Crash row 1."""
+    w.produce(3)
+    driver = w.start_driver()
+    w.until(driver, "task")
+    w.step(driver, "repeated")
+    w.until(driver, "task")
+    w.step(driver, "zombie")
+    w.until(driver, "commit_batch")
+    for zombie in [actor for actor in w.actors if actor is not driver]:
+        w.until(zombie)
+    w.until(driver, "idle")
+    w.finish()
+
+
+def answer_of_the_commit_is_lost(w: World) -> None:
+    """Crash row 5."""
+    w.produce(3)
+    driver = w.until(w.start_driver(), "commit_batch")
+    w.step(driver, "unanswered")
+    w.until(driver, "idle")
+    w.finish()
+
+
+def two_checkpoints_claim_behind_the_same_batch(w: World) -> None:
+    """Crash row 12: a zombie driver of the lost checkpoint decides after the new one has claimed."""
+    w.produce(3)
+    old = w.until(w.start_driver(), "commit log write")
+    w.lose_checkpoint()
+    w.produce(2)
+    new = w.until(w.start_driver(on_new="resume"), "unapplied", "open_batch")
+    w.step(old)
+    w.until(old, "commit log write")
+    require(len(w.entries) == 2, "the old query decides as long as the new one has not opened a batch")
+    w.until(new, "idle")
+    w.finish(on_new="resume")
+
+
+def abort_comes_late(w: World) -> None:
+    """Crash row 2: a driver that hangs aborts an attempt whose commit is on the way."""
+    w.produce(3)
+    driver = w.until(w.start_driver(), "commit_batch")
+    for token in list(w.engine._branches._attempts):
+        w.engine.rollback_batch(token)
+    w.step(driver)
+    w.finish()
+
+
+def orphans_everywhere(w: World) -> None:
+    w.produce(3)
+    w.until(w.start_driver(), "commit_batch")
+    w.kill_all()
+    driver = w.start_driver()
+    w.until(driver, "task")
+    w.step(driver, "repeated")
+    w.until(driver, "idle")
+    w.finish()
+
+
+def commit_raises_though_it_committed(w: World) -> None:
+    """Crash row 9."""
+    w.produce(3)
+    driver = w.until(w.start_driver(), "commit_batch")
+    failpoint.arm("foreach.decided", _interrupt)
+    with pytest.raises(_Interrupted):
+        w.until(driver, "idle")
+    failpoint.disarm()
+    w.finish()
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def _interrupt(name: str) -> None:
+    raise _Interrupted(name)
+
+
+def two_mirrors(w: World) -> None:
+    for _ in range(4):
+        w.produce(1)
+        w.until(w.start_driver(), "idle")
+        w.kill_all()
+    one, two = w.start_mirror(), w.start_mirror()
+    w.until(one, "delta commit", "delta merge")
+    w.until(two)
+    w.until(one)
+    w.finish()
+
+
+# -- rules, switched off ----------------------------------------------------------------------------------------------------------
+
+
+def numbers_for_start(patch: Patch) -> None:
+    patch.setattr(TxmqStreamReader, "initialOffset", lambda self: self._engine.offsets(self._known_logs(), self._options.origin))
+
+
+def no_ack_by_claim(patch: Patch) -> None:
+    claim = Claims.claim
+
+    def without(self: Claims, *arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Claims, "_ack", lambda *_: None)
+            return claim(self, *arguments)
+
+    patch.setattr(Claims, "claim", without)
+
+
+def claim_in_memory_only(patch: Patch) -> None:
+    record = Claims._record
+
+    def without(self: Claims, state: Any, change: Any, *arguments: Any) -> None:
+        kept = list(change.puts)
+        record(self, state, change, *arguments)
+        change.puts[:] = kept
+
+    patch.setattr(Claims, "_record", without)
+
+
+def claims_may_move(patch: Patch) -> None:
+    patch.setattr(Claims, "_known", lambda *_: None)
+
+
+def any_start(patch: Patch) -> None:
+    patch.setattr(Claims, "_require_end", lambda *_: None)
+
+
+def resume_at_acked(patch: Patch) -> None:
+    claim = Claims.claim
+    patch.setattr(
+        Claims,
+        "claim",
+        lambda self, state, change, app, start, limit, origin, on_new, _consumed, read: claim(
+            self, state, change, app, start, limit, origin, on_new, {}, read
+        ),
+    )
+
+
+def settled_ranges_do_not_resolve(patch: Patch) -> None:
+    resolve = EmbeddedEngine.resolve
+
+    def without(self: EmbeddedEngine, app_id: str, start: Any, end: Any) -> Any:
+        ranges = resolve(self, app_id, start, end)
+        for log, (first, last) in ranges.items():
+            if first < last <= self._local.state.queue(log).floor:
+                raise DataLoss("the range is settled")
+        return ranges
+
+    patch.setattr(EmbeddedEngine, "resolve", without)
+
+
+def reads_are_not_recorded(patch: Patch) -> None:
+    patch.setattr(Claims, "record_read", lambda *_: None)
+
+
+def a_batch_may_read_another_range(patch: Patch) -> None:
+    patch.setattr(Claims, "already_read", lambda *_: False)
+    patch.setattr(Ledger, "require_undecided", lambda *_: None)
+
+
+def a_decided_batch_may_read_more(patch: Patch) -> None:
+    patch.setattr(Ledger, "require_undecided", lambda *_: None)
+
+
+def the_decision_deletes(patch: Patch) -> None:
+    settle = Queue.settle
+
+    def without(self: Queue, start: int, end: int) -> None:
+        settle(self, start, end)
+        if self.owner and self.acked < end <= self.floor:
+            self.acked = end
+            self._free(0, end)
+
+    patch.setattr(Queue, "settle", without)
+
+
+def nobody_owns(patch: Patch) -> None:
+    patch.setattr(Topology, "usable", lambda self, name, connection=None: self.queue(name))
+    patch.setattr(Queue, "claim", lambda *_: None)
+
+
+def claims_do_not_freeze(patch: Patch) -> None:
+    patch.setattr(Queue, "claim", lambda *_: None)
+
+
+def no_refusal(patch: Patch) -> None:
+    patch.setattr(Ledger, "_refuse", lambda *_: None)
+
+
+def no_refusal_anywhere(patch: Patch) -> None:
+    patch.setattr(Ledger, "_refuse", lambda *_: None)
+    origin = Claims._origin
+    patch.setattr(
+        Claims, "_origin", lambda self, state, app, logs, where, _on_new, *rest: origin(self, state, app, logs, where, "resume", *rest)
+    )
+
+
+def gaps_are_fine(patch: Patch) -> None:
+    expected = Ledger.expected
+    opened = Ledger.open
+    patch.setattr(Ledger, "expected", lambda self, app_id, query_id: max(expected(self, app_id, query_id), self.__dict__.get("_wanted", 0)))
+
+    def without(self: Ledger, change: Any, app_id: str, query_id: str, batch_id: int, on_new: Any, **named: Any) -> Any:
+        self.__dict__["_wanted"] = batch_id if self.entry(app_id, query_id, batch_id) is None else 0
+        return opened(self, change, app_id, query_id, batch_id, "resume", **named)
+
+    patch.setattr(Ledger, "open", without)
+
+
+def parts_in_memory_only(patch: Patch) -> None:
+    stage = Branches.stage
+
+    def without(self: Branches, state: Any, change: Any, part: Any) -> None:
+        kept = list(change.puts)
+        stage(self, state, change, part)
+        change.puts[:] = kept
+
+    patch.setattr(Branches, "stage", without)
+
+
+def all_branches_of_the_token(patch: Patch) -> None:
+    patch.setattr(
+        Branches,
+        "require",
+        lambda self, token, _named: [part for branch in sorted(self._by_token.get(token, ())) for part in self.parts(branch)],
+    )
+
+
+def whatever_is_there(patch: Patch) -> None:
+    patch.setattr(Branches, "require", lambda self, _token, named: [part for branch in named for part in self.parts(branch.branch)])
+
+
+def the_frame_is_not_executed(patch: Patch) -> None:
+    patch.setattr(staging, "execute", lambda _frame: None)
+
+
+def commits_are_not_remembered(patch: Patch) -> None:
+    patch.setattr(Ledger, "entry", lambda *_: None)
+
+
+def any_range(patch: Patch) -> None:
+    patch.setattr(Ledger, "require_ranges", lambda *_: None)
+
+
+def orphans_stay(patch: Patch) -> None:
+    patch.setattr(Branches, "orphans", lambda *_: [])
+    patch.setattr(Branches, "settle", lambda *_: None)
+
+
+def apply_at_the_next_start(patch: Patch) -> None:
+    apply = Transactional._apply_decided
+    patch.setattr(Transactional, "_apply_decided", lambda self, spark, engine: None if self._started else apply(self, spark, engine))
+
+
+def append_at_once(patch: Patch) -> None:
+    def without(tx: BatchTransaction, rows: Any, table: str, **_options: Any) -> None:
+        delta.append(rows, table, txn_app_id=tx.app_id, txn_version=tx.sequence, metadata={})
+
+    patch.setattr(BatchTransaction, "append", without)
+
+
+def apply_from_a_new_execution(patch: Patch) -> None:
+    """Two executions of the user's function, each staging half of what is decided: the rows are not of one execution."""
+    run = Transactional._decide
+    marked = World.marked
+
+    def without(self: Transactional, batch: Any, *arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            append = BatchTransaction.append
+            inner.setattr(BatchTransaction, "append", lambda tx, rows, table: append(tx, marked(tx._owner._fn.__self__, batch), table))
+            return run(self, batch, *arguments)
+
+    patch.setattr(Transactional, "_decide", without)
+
+
+def rows_may_be_freed_early(patch: Patch) -> None:
+    publish = Branches.publish
+
+    def without(self: Branches, state: Any, change: Any, parts: Any, *arguments: Any) -> int:
+        parts = list(parts)
+        published = publish(self, state, change, parts, *arguments)
+        for part in parts:
+            self.free(state, change, part.branch)
+        return published
+
+    patch.setattr(Branches, "publish", without)
+
+
+def coalesced_appends(patch: Patch) -> None:
+    def without(self: DeltaLedger, spark: Any, entries: Any) -> None:
+        rows = spark.createDataFrame([row for entry in entries for row in ledger_rows(entry)], LEDGER_COLUMNS)
+        rows.coalesce(1).write.format("delta").mode("append").save(self._table)
+        self._engine.mark_mirrored(self._app_id, entries[-1].sequence)
+
+    patch.setattr(DeltaLedger, "_merge", without)
+
+
+def rollback_of_what_is_decided(patch: Patch) -> None:
+    def without(self: EmbeddedEngine, token: str) -> None:
+        self._local.run(lambda state, change, _now: self._branches.drop(state, change, token))
+
+    patch.setattr(EmbeddedEngine, "rollback_batch", without)
+
+
+def a_replay_of_the_sink_fails(patch: Patch) -> None:
+    stage = EmbeddedEngine.stage_part
+
+    def without(self: EmbeddedEngine, header: Any, *arguments: Any) -> Any:
+        try:
+            return stage(self, header, *arguments)
+        except BatchDecided as error:
+            raise DataLoss(error.message) from error
+
+    patch.setattr(EmbeddedEngine, "stage_part", without)
+
+
+@dataclass
+class Case:
+    rule: str
+    switch_off: Callable[[Patch], None]
+    scenario: Callable[[World], None]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+NATIVE: dict[str, Any] = {"sink": "native"}
+LATEST: dict[str, Any] = {"source_options": {"startingOffsets": "latest"}}
+SMALL: dict[str, Any] = {"queue_arguments": {"x-max-length": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}}
+
+CASES = [
+    Case("s1_symbolic_start", numbers_for_start, batch_0_of_latest_is_replayed, LATEST),
+    Case("s2_ack_first", no_ack_by_claim, checkpoint_is_lost_after_a_restart_with_a_sink_that_is_not_ours, {"sink": "other"}),
+    Case("s2_durable_claim", claim_in_memory_only, engine_dies_between_claim_and_read),
+    Case("s2_immutable_claim", claims_may_move, two_drivers_ask_with_new_messages_between),
+    Case("s2_lineage", any_start, checkpoint_of_another_broker, NATIVE),
+    Case("s2_and_c1_new_checkpoint_fails", no_refusal_anywhere, new_checkpoint_and_nobody_resumes),
+    Case("s2_resume_at_the_ledger", resume_at_acked, checkpoint_is_lost_behind_a_decision),
+    Case("s3_settled_ranges_resolve", settled_ranges_do_not_resolve, decided_batch_is_replayed),
+    Case("s4_record_of_reads", reads_are_not_recorded, plain),
+    Case("s4_one_range_per_batch", a_batch_may_read_another_range, older_checkpoint_plans_a_decided_batch_with_another_range),
+    Case("s5_deletion_by_acks_only", the_decision_deletes, decided_batch_is_replayed),
+    Case("s6_ownership", nobody_owns, another_consumer_takes_what_it_can),
+    Case("s6_freeze", claims_do_not_freeze, claimed_messages_meet_a_full_queue, SMALL),
+    Case("c1_lineage", no_refusal, new_checkpoint_where_only_the_source_resumes),
+    Case("c1_gap", gaps_are_fine, older_data_directory),
+    Case("c2_durable_parts", parts_in_memory_only, engine_dies_between_decision_and_apply),
+    Case("c2_named_branches_only", all_branches_of_the_token, tasks_are_run_twice),
+    Case("c3_execute_once_a_function_that_does_nothing", the_frame_is_not_executed, plain, {"shape": ()}),
+    Case("c3_execute_once_on_replay", the_frame_is_not_executed, decided_batch_is_replayed),
+    Case("c4_idempotent", commits_are_not_remembered, answer_of_the_commit_is_lost),
+    Case("c4_idempotent_native", commits_are_not_remembered, answer_of_the_commit_is_lost, NATIVE),
+    Case("c4_equal_range", a_decided_batch_may_read_more, older_checkpoint_plans_an_empty_batch_with_messages),
+    Case("c4_range_starts_at_the_ledgers_end", any_range, two_checkpoints_claim_behind_the_same_batch),
+    Case("c4_branches_are_there", whatever_is_there, abort_comes_late),
+    Case("c4_orphans_dropped", orphans_stay, orphans_everywhere),
+    Case("c5_apply_before_return", apply_at_the_next_start, plain),
+    Case("c5_decide_before_apply", append_at_once, plain),
+    Case("c5_rows_of_one_execution", apply_from_a_new_execution, plain),
+    Case("c5_rows_kept_until_applied", rows_may_be_freed_early, decided_batch_is_replayed),
+    Case("c6_one_commit_per_sequence", coalesced_appends, two_mirrors, {"ledger_sync": False}),
+    Case("abort_refused_once_decided", rollback_of_what_is_decided, commit_raises_though_it_committed),
+    Case("native_replay_stages_nothing", a_replay_of_the_sink_fails, decided_batch_is_replayed, NATIVE),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_the_scenario_holds_with_every_rule(case: Case) -> None:
+    with world(**case.options) as w:
+        case.scenario(w)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_the_model_sees_the_rule_switched_off(case: Case, monkeypatch: Patch) -> None:
+    with world(**case.options) as w:
+        case.switch_off(monkeypatch)
+        with pytest.raises((Violation, AssertionError)):
+            case.scenario(w)

@@ -1,0 +1,426 @@
+"""The world of the model: one engine, one query with its checkpoint and its driver processes, producers, tables; and what must hold.
+
+Not here: the choice of what happens next (test_machine.py chooses, test_rules_switched_off.py says it step by step).
+
+Reference model. A message that was produced has its effect in the output queue and in every table exactly once, and all effects of a
+micro-batch come from ONE execution of it. Decided batches have numbers without a gap, and their ranges follow each other without a gap.
+Nothing is visible that no decided batch published; nothing is deleted that Spark has not committed; no table is ahead of the ledger.
+The query ends with an error that a restart does not cure only where a checkpoint was lost or an older one restored.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker_core import failpoint, staging
+from broker_core.broker.records import AttemptRecord, PartRecord
+from broker_core.embedded import EmbeddedEngine
+from broker_core.engine import LedgerEntry
+from broker_core.errors import ResourceLocked, TxmqError
+from broker_core.local import LocalBroker
+from broker_core.store.memory import MemoryStore
+from connector.ledger import DeltaLedger
+from tests.model.actors import Actor, point
+from tests.model.driver import ROW, URL, Driver
+from tests.model.fake_spark import Checkpoint, ConcurrentQuery, Delta, Frame, Session, install_task_context
+from tests.model.wire import Wire
+
+TABLES = ("lake/a", "lake/b")
+FINISH_STEPS = 3_000
+RESTARTS = 4  # so often a clean restart may stumble over what dead drivers left, before it counts as stuck
+
+_current: list[World] = []
+
+
+class Violation(AssertionError):
+    """The real thing does what the reference model forbids."""
+
+
+def require(holds: object, promise: str) -> None:
+    if not holds:
+        raise Violation(promise)
+
+
+class World:
+    def __init__(
+        self,
+        *,
+        sink: str = "foreach",
+        queues: tuple[str, ...] = ("in",),
+        sink_app: str = "",
+        shape: tuple[str, ...] = ("publish", "append", "after_commit"),
+        source_options: dict[str, str] | None = None,
+        ledger_sync: bool = True,
+        queue_arguments: dict[str, Any] | None = None,
+        joined: bool = False,
+    ) -> None:
+        self.sink, self.queues, self.shape = sink, queues, shape
+        self.source_app, self.app = "pipeline", sink_app or "pipeline"
+        self.source_options = source_options or {}
+        self.ledger_sync = ledger_sync
+        self.streams = [(queue,) for queue in queues] if joined else [queues]  # a source of the query for each
+        self.wire = Wire(self)
+        self.delta = Delta()
+        self.actors: list[Actor] = []
+        self.drivers: dict[Actor, Driver] = {}
+        self.history: list[str] = []
+        self.person = False  # a checkpoint was lost or restored: a stop that needs a person is allowed
+        self.restarts = 0
+        self.produced: dict[str, list[str]] = {queue: [] for queue in queues}  # per queue, in offset order
+        self.transactions: list[list[str]] = []
+        self.upserts: list[tuple[int, tuple[str, ...]]] = []
+        self.acked: dict[str, int] = dict.fromkeys(queues, 0)  # the furthest end in any commit log
+        self.entries: dict[int, LedgerEntry] = {}
+        self.batches: dict[int, list[str]] = {}  # sequence -> bodies that it published
+        self.first_offset: dict[str, int] = dict.fromkeys(queues, 0)
+        self.resuming: set[str] = set()  # checkpoints that somebody told to resume
+        self.other_sink: dict[tuple[str, int], list[str]] = {}  # (query, batch) -> bodies: a sink that is idempotent and not ours
+        self.taken: list[str] = []  # by consumers that are no app
+        self._executions = itertools.count(1)
+        self._queries = itertools.count(1)
+        self._now = 1_000_000
+        self._seen_out = 0
+        self.checkpoint = Checkpoint(f"q{next(self._queries)}")
+        self.saved: Checkpoint | None = None
+        self.store = MemoryStore()
+        self._open()
+        with self.local.channel() as channel:
+            for queue in (*queues, "out", "dead"):
+                channel.queue_declare(queue, arguments=queue_arguments if queue in queues else None)
+
+    # -- the engine ---------------------------------------------------------------------------------------------------
+    def _open(self) -> None:
+        self.local = LocalBroker(self.store, clock=self._clock, upkeep=False)
+        self.engine = EmbeddedEngine(self.local)
+
+    def _clock(self) -> int:
+        self._now += 1_000
+        return self._now
+
+    def crash_engine(self) -> None:
+        self.restarts += 1
+        self.store = self.store.reopened()
+        self._open()
+
+    def seal(self) -> None:
+        """Background work: small commits move into a segment."""
+        self.local.upkeep.close_open()
+        self.local.upkeep.seal()
+
+    # -- producers ----------------------------------------------------------------------------------------------------
+    def produce(self, *counts: int) -> None:
+        """One transaction with so many messages for each queue."""
+        made: list[str] = []
+        with self.local.channel() as channel:
+            channel.tx_select()
+            for queue, count in zip(self.queues, counts, strict=False):
+                for _ in range(count):
+                    name = f"{queue}:{len(self.produced[queue])}"
+                    self.produced[queue].append(name)
+                    made.append(name)
+                    channel.publish(name.encode(), routing_key=queue)
+            channel.tx_commit()
+        self.transactions.append(made)
+
+    def take(self) -> None:
+        """Another consumer takes what it can get."""
+        for queue in (*self.queues, "dead"):
+            with self.local.channel() as channel, suppress(ResourceLocked):
+                while (delivery := channel.get(queue, no_ack=True)) is not None:
+                    self.taken.append(delivery.body.decode())
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+    def start_driver(self, *, on_new: str = "fail", limit: int | None = None, sink_on_new: str = "") -> Actor:
+        driver = Driver(self, self.checkpoint, on_new=on_new, limit=limit, sink_on_new=sink_on_new or on_new)
+        if driver.sink_on_new == "resume":
+            self.resuming.add(self.checkpoint.query_id)
+        actor = Actor(f"driver {len(self.drivers)} of {self.checkpoint.query_id}", driver.run)
+        self.actors.append(actor)
+        self.drivers[actor] = driver
+        return actor
+
+    def start_mirror(self) -> Actor:
+        """The thread or the listener that writes the Delta ledger behind the batches."""
+        ledger = DeltaLedger(Session(self), "lake/ledger", self.wire, self.app)  # type: ignore[arg-type]
+        actor = Actor("mirror", ledger.write_missing)
+        self.actors.append(actor)
+        return actor
+
+    def step(self, actor: Actor, mode: str = "go") -> None:
+        before = actor.pending
+        actor.step(mode)
+        if actor.done:
+            self.actors.remove(actor)
+        self.history.append(f"{actor.name}: {before} ({mode})" + (f" -> {actor.error!r}" if actor.error else ""))
+        if actor.error is not None and not isinstance(actor.error, (TxmqError, ConcurrentQuery)):
+            raise actor.error
+        self.check()
+
+    def until(self, actor: Actor, *labels: str) -> Actor:
+        """Step until one of ``labels`` is pending, or the actor has ended."""
+        for _ in range(FINISH_STEPS):
+            if actor.done or actor.pending in labels:
+                return actor
+            self.step(actor)
+        raise AssertionError(f"{actor!r} never comes to {labels}")
+
+    def kill(self, actor: Actor) -> None:
+        actor.kill()
+        self.history.append(f"{actor.name}: killed before {actor.pending}")
+        if actor in self.actors:
+            self.actors.remove(actor)
+
+    def kill_all(self) -> None:
+        for actor in list(self.actors):
+            self.kill(actor)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+    def lose_checkpoint(self) -> None:
+        self.person = True
+        self.checkpoint = Checkpoint(f"q{next(self._queries)}")
+        self.history.append(f"checkpoint lost, the next is {self.checkpoint.query_id}")
+
+    def save_checkpoint(self) -> None:
+        self.saved = self.checkpoint.copy()
+        self.history.append("checkpoint saved")
+
+    def restore_checkpoint(self) -> None:
+        if self.saved is not None:
+            self.person = True
+            self.checkpoint = self.saved.copy()
+            self.history.append(f"checkpoint {self.checkpoint.query_id} restored, batches up to {max(self.checkpoint.offsets, default=-1)}")
+
+    def on_spark_commit(self, end: dict[str, Any]) -> None:
+        for queue, offset in end.items():
+            if isinstance(offset, int):
+                self.acked[queue] = max(self.acked[queue], offset)
+        require(not self.engine.unapplied(self.app), "C5: Spark has committed a batch that is not applied")
+
+    # -- what the user wrote ------------------------------------------------------------------------------------------
+    def marked(self, batch: Frame) -> Frame:
+        """A function without determinism: each execution marks its rows, and every second one has a row more."""
+        execution = next(self._executions)
+
+        def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for rows in batches:
+                bodies = [f"{body.decode()}|{execution}" for body in rows.column("body").to_pylist()]
+                if execution % 2:
+                    bodies.append(f"extra|{execution}|{bodies[0]}")
+                yield pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.string())})
+
+        return batch.mapInArrow(mark, ROW)
+
+    def user_function(self, batch: Frame, tx: Any) -> None:
+        rows = self.marked(batch)
+        for what in self.shape:
+            if what == "publish":
+                tx.publish(rows, queue="out")
+            elif what == "append":
+                for table in TABLES:
+                    tx.append(rows, table)
+            elif what == "append twice":
+                tx.append(rows, TABLES[0])
+                tx.append(rows, TABLES[0])
+            elif what == "after_commit":
+                tx.after_commit(rows, "upsert")
+
+    def upsert(self, rows: Any, sequence: int) -> None:
+        found = tuple(sorted(row["body"] for row in rows.collect()))
+        point("upsert")
+        self.upserts.append((sequence, found))
+
+    # -- what holds after every step ----------------------------------------------------------------------------------
+    def check(self) -> None:
+        state = self.local.state
+        self._check_ledger()
+        for queue in self.queues:
+            acked = state.queue(queue).acked if state.queue(queue).owner else 0
+            require(
+                acked <= max(self.acked[queue], self.first_offset[queue]),
+                f"S5: {queue} is acked up to {acked}, Spark committed {self.acked[queue]}",
+            )
+        last = max(self.entries, default=0)
+        for table, commits in self.delta.tables.items():
+            versions = [commit.version for commit in commits]
+            require(all(version <= last for version in versions), f"C5, C6: table {table} is ahead of the ledger ({versions}, {last})")
+            require(versions == sorted(set(versions)), f"C5: commits of {table} are not in the order of the sequence: {versions}")
+        first_calls = list(dict.fromkeys(sequence for sequence, _ in self.upserts))
+        require(first_calls == sorted(first_calls), f"C5: functions are not called in order: {first_calls}")
+        for sequence, rows in self.upserts:
+            require(rows == dict(reversed(self.upserts))[sequence], f"C5: a repeated call for batch {sequence} has other rows")
+
+    def _check_ledger(self) -> None:
+        last = self.engine.last_entry(self.app)
+        known = max(self.entries, default=0)
+        out = self.engine.available(["out"], {"out": self._seen_out})["out"]
+        if last is None or last.sequence == known:
+            require(out.end == self._seen_out, "C4: rows are visible that no decided batch published")
+            return
+        before = self.entries.get(known)
+        if before is not None and before.query_id != last.query_id:
+            require(last.query_id in self.resuming, f"C1: {last.query_id} went on after {before.query_id}, and nobody said resume")
+            require(all(entry.query_id != last.query_id for entry in self.entries.values()), f"C1: {last.query_id} came back")
+        require(last.sequence == known + 1, f"C1: the ledger went from batch {known} to {last.sequence}")
+        bodies = [body.decode() for batch in self.engine.browse([("out", out.start, out.end)]) for body in batch.column("body").to_pylist()]
+        require(len(bodies) == last.published, f"C4: batch {last.sequence} published {last.published}, and {len(bodies)} became visible")
+        for log, (start, end) in last.ranges.items():
+            reached = max((entry.ranges[log][1] for entry in self.entries.values() if log in entry.ranges), default=self.first_offset[log])
+            require(
+                start == reached and end >= start,
+                f"C4: batch {last.sequence} consumed {start} to {end} of {log}, consumed so far: {reached}",
+            )
+        self.entries[last.sequence] = last
+        self.batches[last.sequence] = bodies
+        self._seen_out = out.end
+
+    # -- what holds in the end ----------------------------------------------------------------------------------------
+    def finish(self, *, on_new: str = "fail") -> None:
+        """Everybody dies, one driver starts, nothing goes wrong any more: the query must get through, or stop where it may."""
+        failpoint.disarm()
+        self.kill_all()
+        error = self._run_clean(on_new)
+        if error is not None:
+            require(self.person, f"the query does not get on after a clean restart: {error}")
+            require(isinstance(error, TxmqError), f"the stop says nothing to the user: {error!r}")
+            self.lose_checkpoint()  # what every such error says: a new checkpoint with onNewCheckpoint=resume
+            error = self._run_clean("resume")
+            require(error is None, f"the query does not get on with a new checkpoint and resume: {error}")
+        self.kill_all()
+        self.verify()
+
+    def _run_clean(self, on_new: str) -> BaseException | None:
+        error: BaseException | None = None
+        for _ in range(RESTARTS):
+            driver = self.start_driver(on_new=on_new)
+            idle = 0
+            for _ in range(FINISH_STEPS):
+                idle = idle + 1 if driver.pending == "idle" else 0 if driver.pending == "task" else idle
+                if driver.done or idle >= 2:
+                    break
+                self.step(driver)
+            else:
+                raise Violation(f"the query never comes to rest: {self.history[-20:]}")
+            error = driver.error
+            if not driver.done:
+                return None
+        return error
+
+    def verify(self) -> None:
+        wanted = {queue: names[self.first_offset[queue] :] for queue, names in self.produced.items()}
+        consumed = [
+            name
+            for entry in self.entries.values()
+            for log, (start, end) in sorted(entry.ranges.items())
+            for name in self.produced[log][start:end]
+        ]
+        if self.sink == "connect":  # the source acks, and the ledger knows no ranges
+            consumed = [body.split("|")[0] for bodies in self.batches.values() for body in bodies if not body.startswith("extra|")]
+        consumed += self.taken
+        consumed += [body for bodies in self.other_sink.values() for body in bodies]
+        expected, found = Counter(name for names in wanted.values() for name in names), Counter(consumed)
+        require(expected == found, f"consumed not exactly once: lost {dict(expected - found)}, too often {dict(found - expected)}")
+        executions: dict[int, set[str]] = {}
+        if "publish" in self.shape or self.sink == "native":
+            for sequence, bodies in self.batches.items():
+                executions.setdefault(sequence, set()).update(self._effect(sequence, bodies, "the output queue"))
+        if self.sink in ("foreach", "connect"):
+            self._verify_tables(executions)
+            self._verify_mirror()
+        for sequence, marks in executions.items():
+            require(len(marks) <= 1, f"C4: effects of batch {sequence} come from several executions: {marks}")
+        require(not self.engine.unapplied(self.app), "C5: something is decided and not applied")
+        self._verify_orphans()
+
+    def _verify_orphans(self) -> None:
+        records = self.store.reopened().load().records
+        decided_at = max((entry.committed_at_us for entry in self.entries.values()), default=0)
+        late = {record.token for record in records if isinstance(record, AttemptRecord) and record.opened_at > decided_at}
+        left = [record for record in records if isinstance(record, PartRecord) and record.token not in late]
+        require(not left, f"C4: staged parts of attempts that can never be decided are kept: {left}")
+
+    def _effect(self, sequence: int, bodies: list[str], where: str) -> set[str]:
+        """The executions behind the rows of a batch; each of its messages must be there once."""
+        names = Counter(body.split("|")[0] for body in bodies if not body.startswith("extra|"))
+        if self.sink == "connect":
+            wanted = Counter(body.split("|")[0] for body in self.batches[sequence] if not body.startswith("extra|"))
+        else:
+            wanted = Counter(name for log, (start, end) in self.entries[sequence].ranges.items() for name in self.produced[log][start:end])
+        require(names == wanted, f"batch {sequence} in {where}: {dict(names)}, consumed {dict(wanted)}")
+        return {body.split("|")[1] for body in bodies}
+
+    def _verify_tables(self, executions: dict[int, set[str]]) -> None:
+        tables = TABLES if "append" in self.shape else ()
+        for table in tables:
+            held = {commit.version: [row[0] for row in commit.rows] for commit in self.delta.tables.get(table, ())}
+            for sequence in self.entries:
+                executions.setdefault(sequence, set()).update(self._effect(sequence, held.get(sequence, []), table))
+        if "append twice" in self.shape:
+            held = {commit.version: [row[0] for row in commit.rows] for commit in self.delta.tables.get(TABLES[0], ())}
+            for sequence in self.entries:
+                once = [name for name, count in Counter(held.get(sequence, [])).items() if count == 2]
+                executions.setdefault(sequence, set()).update(self._effect(sequence, once, "the table appended to twice"))
+        if "after_commit" in self.shape:
+            calls = dict(reversed(self.upserts))
+            for sequence in self.entries:
+                executions.setdefault(sequence, set()).update(self._effect(sequence, list(calls.get(sequence, ())), "the function"))
+
+    def _verify_mirror(self) -> None:
+        self.until(self.start_mirror())
+        rows = [row[:7] for row in self.delta.rows("lake/ledger")]
+        wanted = []
+        for _, entry in sorted(self.entries.items()):
+            identity = (entry.app_id, entry.query_id, entry.batch_id, entry.token)
+            ranges = sorted(entry.ranges.items()) or [(None, (None, None))]  # type: ignore[list-item]
+            wanted += [(*identity, log, start, end) for log, (start, end) in ranges]
+        require(rows == wanted, f"C6: the Delta ledger is no copy of the ledger: {rows} instead of {wanted}")
+
+    def close(self) -> None:
+        failpoint.disarm()
+        self.kill_all()
+        self.local.close()
+
+
+class _Gate:
+    """What ``connect`` answers in every process of the model: the wire of the world in hand."""
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(_current[-1].wire, method)
+
+
+@contextmanager
+def world(**options: Any) -> Iterator[World]:
+    """A world, with Spark, Delta and the connection replaced while it is there."""
+    import broker_core.client
+    import connector.delta
+    import connector.options
+    import connector.staging
+
+    gate = _Gate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker_core.client, "connect", lambda **_: gate)
+        patch.setattr(connector.staging, "connect", lambda **_: gate)
+        patch.setattr(connector.options, "connect", lambda **_: gate)
+        patch.setattr(connector.delta, "is_connect", lambda _session: _current[-1].sink == "connect")
+        patch.setattr(connector.delta, "qualified", lambda _spark, table: table)
+        patch.setattr(connector.delta, "table_schema", lambda _spark, table: ROW if table in _current[-1].delta.tables else None)
+        patch.setattr(connector.delta, "stored_version", lambda _spark, table, app: _current[-1].delta.version(table, app))
+        patch.setattr(staging, "PART_ROWS", 2)  # branches of several parts
+        patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
+        install_task_context(patch)
+        made = World(**options)
+        _current.append(made)
+        try:
+            yield made
+        finally:
+            made.close()
+            _current.pop()
+
+
+__all__ = ["TABLES", "URL", "ConcurrentQuery", "Violation", "World", "world"]

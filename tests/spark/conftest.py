@@ -1,0 +1,104 @@
+"""One Spark session per test process, and a fresh broker per test.
+
+Not here: sessions of crash tests, which run in child processes. Invariant: the session is local[2], so that a test sees more than one
+task, and knows Delta; a test ends the queries it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from broker_core.launcher import Broker
+
+SESSION_CONF = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "OFF",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    builder = SparkSession.builder.master("local[2]").appName("txmq tests")
+    for key, value in SESSION_CONF.items():
+        builder = builder.config(key, value)
+    builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with Broker.open(tmp_path / "broker") as broker:
+        yield broker
+
+
+class Rig:
+    """A fresh broker, with the few words that most tests need."""
+
+    def __init__(self, broker: Broker, spark: SparkSession, directory: Path) -> None:
+        self.broker = broker
+        self.spark = spark
+        self.directory = directory
+
+    def declare(self, *queues: str) -> None:
+        with self.broker.channel() as channel:
+            for queue in queues:
+                channel.queue_declare(queue)
+
+    def publish(self, queue: str, *bodies: str, properties: bytes = b"") -> None:
+        """All of it in one transaction."""
+        with self.broker.channel() as channel:
+            channel.tx_select()
+            for body in bodies:
+                channel.publish(body.encode(), routing_key=queue, properties=properties)
+            channel.tx_commit()
+
+    def bodies(self, queue: str) -> list[str]:
+        """What stands in a queue and is not settled, in order."""
+        engine = self.broker.engine
+        slices = [(log, one.start, one.end) for log, one in engine.available([queue]).items()]
+        return [body.decode() for batch in engine.browse(slices) for body in batch.column("body").to_pylist()]
+
+    def stream(self, queue: str, app_id: str = "app", **options: Any) -> DataFrame:
+        return self.spark.readStream.format("txmq").options(url=self.broker.url, queue=queue, appId=app_id, **options).load()
+
+    def look(self, queue: str, **options: Any) -> DataFrame:
+        return self.spark.read.format("txmq").options(url=self.broker.url, queue=queue, **options).load()
+
+    def checkpoint(self, name: str = "checkpoint") -> str:
+        return str(self.directory / name)
+
+    def collect(self, stream: DataFrame, checkpoint: str = "checkpoint", **trigger: Any) -> list[list[Row]]:
+        """Run ``stream`` into a list, one item per micro-batch; by default until all that is there has been read."""
+        batches: list[list[Row]] = []
+        writer = stream.writeStream.foreachBatch(lambda batch, _id: batches.append(batch.collect()))
+        writer = writer.option("checkpointLocation", self.checkpoint(checkpoint)).trigger(**(trigger or {"availableNow": True}))
+        writer.start().awaitTermination()
+        return batches
+
+    def sink(self, stream: DataFrame, app_id: str = "app", checkpoint: str = "checkpoint", **options: Any) -> DataStreamWriter:
+        writer = stream.writeStream.format("txmq").options(url=self.broker.url, appId=app_id, **options)
+        return writer.option("checkpointLocation", self.checkpoint(checkpoint))
+
+
+@pytest.fixture
+def rig(broker: Broker, spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
+    yield Rig(broker, spark, tmp_path)
+    for query in spark.streams.active:  # what a failed test leaves running, before its broker goes
+        query.stop()

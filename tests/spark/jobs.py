@@ -1,0 +1,195 @@
+"""A Spark driver for tests: runs pipelines in one session, dies where it is told to, and says how each pipeline ended.
+
+``python -m tests.spark.jobs SPECIFICATION.json``: ``{"session": {...}, "death": {...} | null, "pipelines": [{...}]}``, see
+:mod:`tests.spark.pipelines`, which writes it. One JSON line per pipeline goes to stdout: ``{"app": ..., "error": ... | null}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core import failpoint
+from broker_core.client import BrokerClient
+from connector.conf import recommended_conf
+from connector.foreach_batch import BatchTransaction, transactional
+
+
+def session(more: dict[str, str], scratch: str) -> SparkSession:
+    """A small session with Delta."""
+    chosen = {
+        "spark.master": "local[2,4]",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.warehouse.dir": f"{scratch}/warehouse",
+        "spark.log.level": "ERROR",
+        **recommended_conf(),
+        **more,
+    }
+    builder = SparkSession.builder.appName("jobs")
+    if more.get("connect"):  # a Connect server in this process, and a client of it
+        del chosen["connect"], chosen["spark.master"]
+        builder = SparkSession.builder.remote("local[2]")
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    return configure_spark_with_delta_pip(builder).getOrCreate()
+
+
+def arm(death: dict[str, Any]) -> None:
+    """``how``: ``group`` kills driver and JVM, ``driver`` only the Python driver, ``stop`` suspends it until SIGCONT."""
+
+    def act(name: str) -> None:
+        Path(death["reached"]).write_text(name)
+        if death["how"] == "group":
+            os.killpg(0, signal.SIGKILL)
+        elif death["how"] == "driver":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    failpoint.arm(death["at"], act, hit=death.get("hit", 1))
+
+
+def function(pipeline: dict[str, Any]) -> Any:
+    """The pipeline's ``fn(batch, tx)``. ``marker`` differs in every attempt, so rows of two attempts cannot be taken for one."""
+    lake = pipeline["lake"]
+
+    def both(batch: DataFrame, tx: BatchTransaction) -> None:
+        marker = uuid.uuid4().hex
+        rows = batch.selectExpr("CAST(body AS STRING) AS body", f"'{marker}' AS marker", f"{tx.sequence} AS sequence")
+        tx.publish(rows.selectExpr("concat(body, ':', marker) AS body"), queue=pipeline["out"])
+        tx.append(rows, f"{lake}/first")
+        tx.append(rows.where("body LIKE '%'"), f"{lake}/second")
+        tx.after_commit(rows, "collect")
+
+    def nothing(batch: DataFrame, tx: BatchTransaction) -> None:
+        pass
+
+    def publish_only(batch: DataFrame, tx: BatchTransaction) -> None:
+        marker = uuid.uuid4().hex
+        tx.publish(batch.selectExpr(f"concat(CAST(body AS STRING), ':{marker}') AS body"), queue=pipeline["out"])
+
+    def two_actions(batch: DataFrame, tx: BatchTransaction) -> None:
+        first = sorted(bytes(row["body"]) for row in batch.select("body").collect())
+        assert first == sorted(bytes(row["body"]) for row in batch.select("body").collect())
+        both(batch, tx)
+
+    def fail_once(batch: DataFrame, tx: BatchTransaction) -> None:
+        flag = f"{lake}.failed"
+
+        def broken(batches: Iterator[Any]) -> Iterator[Any]:
+            for rows in batches:
+                yield rows
+                if not os.path.exists(flag):
+                    Path(flag).touch()
+                    raise RuntimeError("the first attempt fails after its rows")
+
+        tx.publish(batch.selectExpr("concat(CAST(body AS STRING), ':x') AS body").mapInArrow(broken, "body string"), queue=pipeline["out"])
+
+    def fail_batch_once(batch: DataFrame, tx: BatchTransaction) -> None:
+        both(batch, tx)
+        flag = Path(f"{lake}.failed")
+        if not flag.exists():
+            flag.touch()
+            raise RuntimeError("the function fails after it has staged everything")
+
+    def counts(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.append(batch.selectExpr("body", "count", f"{tx.sequence} AS sequence"), f"{lake}/counts")
+
+    return {made.__name__: made for made in (both, nothing, publish_only, two_actions, fail_once, fail_batch_once, counts)}[pipeline["fn"]]
+
+
+def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
+    if pipeline.get("source") == "rate":
+        rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).option("numPartitions", 2).load()
+        return rows.selectExpr("CAST(value AS STRING) AS body")
+    reader = (
+        spark.readStream.format("txmq").option("url", pipeline["url"]).option("queue", pipeline["queue"]).option("appId", pipeline["app"])
+    )
+    reader = reader.option("onNewCheckpoint", pipeline["on_new_checkpoint"])
+    for name, value in pipeline.get("options", {}).items():
+        reader = reader.option(name, value)
+    rows = reader.load()
+    return rows.selectExpr("CAST(body AS STRING) AS body").groupBy("body").count() if pipeline["fn"] == "counts" else rows
+
+
+def prepare(pipeline: dict[str, Any]) -> None:
+    """What happens before the query starts: ``["copy", from, to]`` of a checkpoint, ``["send", body]``, ``["arm", failpoint, action]``."""
+    failpoint.disarm()
+    for word, *values in pipeline["before"]:
+        if word == "copy":
+            shutil.rmtree(values[1], ignore_errors=True)
+            shutil.copytree(values[0], values[1])
+        elif word == "send":
+            with BrokerClient(pipeline["url"]) as client, client.channel() as channel:
+                channel.publish(values[0].encode(), routing_key=pipeline["queue"])
+        else:
+            failpoint.arm(values[0], values[1])
+
+
+def run(spark: SparkSession, pipeline: dict[str, Any]) -> None:
+    """One query, to the end of what is there."""
+
+    def collect(rows: DataFrame, sequence: int) -> None:
+        with open(f"{pipeline['lake']}.collected", "a") as log:
+            log.write(json.dumps([sequence, sorted(row["body"] for row in rows.collect())]) + "\n")
+
+    each = transactional(
+        function(pipeline),
+        url=pipeline["url"],
+        app_id=pipeline["app"],
+        ledger=pipeline.get("ledger"),
+        ledger_sync=pipeline.get("ledger_sync", False),
+        after_commit={"collect": collect},
+        on_new_checkpoint=pipeline["on_new_checkpoint"],
+        persist=pipeline.get("persist", False),
+        lineage=pipeline.get("lineage"),
+    )
+    writer = source(spark, pipeline).writeStream.foreachBatch(each).option("checkpointLocation", pipeline["checkpoint"])
+    writer = writer.outputMode("update") if pipeline["fn"] == "counts" else writer
+    batches = pipeline.get("batches")
+    if batches is None:
+        writer.trigger(availableNow=True).start().awaitTermination()
+    else:  # a source without end
+        query = writer.start()
+        while (query.lastProgress is None or query.lastProgress.batchId < batches - 1) and query.isActive:
+            time.sleep(0.05)
+        failed = query.exception()
+        query.stop()
+        if failed is not None:
+            raise failed
+    each.flush(60)
+
+
+def main(specification: dict[str, Any]) -> None:
+    spark = session(specification["session"], specification["scratch"])
+    if specification["death"]:
+        arm(specification["death"])
+    for pipeline in specification["pipelines"]:
+        error = None
+        if pipeline["before"]:
+            prepare(pipeline)
+        try:
+            run(spark, pipeline)
+        except Exception as failed:
+            error = str(failed)
+        print(json.dumps({"app": pipeline["app"], "error": error}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,263 @@
+"""Brokers and drivers as child processes, and what a pipeline left behind, read without Spark.
+
+Not here: Spark itself; drivers run :mod:`tests.spark.jobs`. Invariant: whatever is started here is ended here, by its id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from broker_core.client import BrokerClient
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 60.0
+RUN_TIMEOUT_S = 400.0
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Served:
+    """``txmq serve`` in a child process."""
+
+    def __init__(self, data: Path, *, failpoints: str = "") -> None:
+        self._data = data
+        self._listen = "127.0.0.1:0"
+        self._process: subprocess.Popen[str] | None = None
+        self.start(failpoints)
+
+    def start(self, failpoints: str = "") -> None:
+        """On the same port as before, with other failpoints."""
+        environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
+        command = [sys.executable, "-m", "txmq", "serve", "--data", str(self._data), "--listen", self._listen]
+        self._close_output()
+        with (self._data.parent / "broker.err").open("a") as errors:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line.startswith("ready "), f"the broker did not start: {line!r} {(self._data.parent / 'broker.err').read_text()[-2000:]}"
+        self.url = line.split()[1]
+        self._listen = self.url.removeprefix("txmq://")
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+            self._close_output()
+            self._process = None
+
+    def _close_output(self) -> None:
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@dataclass
+class Pipeline:
+    """One app from queue ``queue`` to queue ``out`` and the Delta tables under ``lake``."""
+
+    app: str
+    url: str
+    lake: str
+    checkpoint: str
+    fn: str = "both"
+    queue: str = ""
+    out: str = ""
+    source: str = "txmq"
+    ledger: str | None = None
+    ledger_sync: bool = False
+    on_new_checkpoint: str = "fail"
+    persist: bool = False
+    batches: int | None = None
+    lineage: str | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    before: list[list[str]] = field(default_factory=list)  # see jobs.prepare
+
+    @classmethod
+    def create(cls, app: str, url: str, scratch: Path, messages: Iterable[str] = (), **more: Any) -> Pipeline:
+        """With its own queues, and ``messages`` in the first."""
+        made = cls(app, url, str(scratch / app), str(scratch / f"{app}.checkpoint"), queue=f"{app}.in", out=f"{app}.out", **more)
+        with BrokerClient(url) as client, client.channel() as channel:
+            channel.queue_declare(made.queue)
+            channel.queue_declare(made.out)
+        made.send(messages)
+        return made
+
+    def send(self, messages: Iterable[str]) -> None:
+        """Each one its own transaction."""
+        with BrokerClient(self.url) as client, client.channel() as channel:
+            channel.tx_select()
+            for message in messages:
+                channel.publish(message.encode(), routing_key=self.queue)
+                channel.tx_commit()
+
+    # -- what is left -----------------------------------------------------------------------------------------------------
+    def published(self) -> list[str]:
+        """The bodies in ``out``."""
+        with BrokerClient(self.url) as client:
+            held = client.available([self.out])[self.out]
+            batches = client.browse([(self.out, held.start, held.end)])
+            return sorted(body.decode() for batch in batches for body in batch.column("body").to_pylist())
+
+    def entries(self) -> int:
+        with BrokerClient(self.url) as client:
+            last = client.last_entry(self.app)
+            return 0 if last is None else last.sequence
+
+    def depth(self) -> int:
+        with BrokerClient(self.url) as client:
+            return client.available([self.queue])[self.queue].rows
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        return delta_rows(Path(self.lake) / name)
+
+    def ledger_rows(self) -> list[dict[str, Any]]:
+        assert self.ledger is not None
+        return delta_rows(Path(self.ledger))
+
+    def collected(self) -> list[tuple[int, list[str]]]:
+        path = Path(f"{self.lake}.collected")
+        return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def require_once(self, messages: Iterable[str]) -> None:
+        """Every message once in ``out`` and in both tables, all from the same attempt; functions in order; one Delta commit a batch."""
+        wanted = sorted(messages)
+        published = dict(text.split(":") for text in self.published())
+        assert sorted(published) == wanted and len(self.published()) == len(wanted)
+        for name in ("first", "second"):
+            rows = self.table(name)
+            assert sorted(row["body"] for row in rows) == wanted, name
+            assert {row["body"]: row["marker"] for row in rows} == published, f"{name} has rows of another attempt than was published"
+            versions = [version for app, version in delta_transactions(Path(self.lake) / name) if app == self.app]
+            assert versions == sorted(set(versions)) and set(versions) == {row["sequence"] for row in rows}
+        calls = self.collected()
+        assert [sequence for sequence, _ in calls] == sorted(sequence for sequence, _ in calls), "functions are called in order"
+        assert sorted(body for bodies in dict(calls).values() for body in bodies) == wanted
+        if self.source == "txmq":
+            assert self.depth() == 0
+
+
+def delta_actions(table: Path) -> list[dict[str, Any]]:
+    """The actions of a table's commits, in order (no checkpoints: tables of tests are small)."""
+    files = sorted((table / "_delta_log").glob("*.json"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def delta_rows(table: Path) -> list[dict[str, Any]]:
+    live: dict[str, None] = {}
+    for action in delta_actions(table):
+        if "add" in action:
+            live[action["add"]["path"]] = None
+        if "remove" in action:
+            live.pop(action["remove"]["path"], None)
+    return [row for path in live for row in pq.ParquetFile(table / path).read().to_pylist()]
+
+
+def delta_transactions(table: Path) -> list[tuple[str, int]]:
+    return [(action["txn"]["appId"], action["txn"]["version"]) for action in delta_actions(table) if "txn" in action]
+
+
+class Driver:
+    """A child process that runs :mod:`tests.spark.jobs`."""
+
+    def __init__(
+        self,
+        scratch: Path,
+        pipelines: list[Pipeline],
+        *,
+        at: str = "",
+        how: str = "group",
+        hit: int = 1,
+        session: dict[str, str] | None = None,
+    ) -> None:
+        name = uuid.uuid4().hex[:8]
+        self._reached = scratch / f"{name}.reached"
+        self._errors = scratch / f"{name}.err"
+        self._output = scratch / f"{name}.out"
+        specification = scratch / f"{name}.json"
+        death = {"at": at, "how": how, "hit": hit, "reached": str(self._reached)} if at else None
+        parts = {"session": session or {}, "scratch": str(scratch), "death": death, "pipelines": [asdict(each) for each in pipelines]}
+        specification.write_text(json.dumps(parts))
+        command = [sys.executable, "-m", "tests.spark.jobs", str(specification)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
+        with self._errors.open("w") as errors, self._output.open("w") as output:
+            # a session of its own: its process group is the driver with its JVM, and is killed as one
+            self.process = subprocess.Popen(
+                command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
+            )
+
+    @property
+    def reached(self) -> str:
+        return self._reached.read_text() if self._reached.exists() else ""
+
+    def wait(self, timeout_s: float = RUN_TIMEOUT_S) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            self.end()
+
+    def require_killed(self) -> None:
+        """It died at its failpoint."""
+        code = self.wait()
+        assert code == -signal.SIGKILL and self.reached, f"ended with {code} at {self.reached!r}: {self._tail()}"
+
+    def require_done(self) -> dict[str, str | None]:
+        """It ran to its end: app -> error of its last run."""
+        return dict(self._ended())
+
+    def require_done_each(self) -> list[str | None]:
+        """It ran to its end: the error of each run, in order."""
+        return [error for _, error in self._ended()]
+
+    def _ended(self) -> list[tuple[str, str | None]]:
+        code = self.wait()
+        assert code == 0, f"ended with {code}: {self._tail()}"
+        return [(line["app"], line["error"]) for line in map(json.loads, self._output.read_text().splitlines())]
+
+    def wait_stopped(self) -> None:
+        """Until it has suspended itself at its failpoint."""
+
+        def stopped() -> bool:
+            assert self.process.poll() is None, self._tail()
+            return bool(self.reached) and "\nState:\tT" in Path(f"/proc/{self.process.pid}/status").read_text()
+
+        wait_until(stopped, "the driver reaches its failpoint", RUN_TIMEOUT_S)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """The whole group, whatever is left of it."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait(30)
+
+    def _tail(self) -> str:
+        return self._errors.read_text()[-3000:] + self._output.read_text()[-1000:]
+
+
+def run_once(scratch: Path, pipelines: list[Pipeline], **more: Any) -> dict[str, str | None]:
+    """Run pipelines to the end of what is there: app -> error."""
+    return Driver(scratch, pipelines, **more).require_done()

@@ -1,0 +1,145 @@
+"""Bad input in Spark: one clear error with its code, which reaches the user's process as the same class, and nothing is lost."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from broker_core.errors import (
+    ConnectionFailed,
+    LineageConflict,
+    OptionError,
+    QueueNotFound,
+    ResourceLocked,
+    TransactionTooLarge,
+    TxmqError,
+    Unroutable,
+    cause,
+)
+from broker_core.launcher import Broker
+from broker_core.message import MAX_BODY_BYTES
+from connector.datasource import TxmqDataSource
+
+pytestmark = pytest.mark.spark
+
+
+def failure(action: Callable[[], Any]) -> TxmqError:
+    with pytest.raises(Exception) as caught:
+        action()
+    found = cause(caught.value)
+    assert found is not None, caught.value
+    return found
+
+
+def refused(action: Callable[[], Any], kind: type[TxmqError], *texts: str) -> None:
+    found = failure(action)
+    assert type(found) is kind, found
+    for text in texts:
+        assert text in str(found)
+
+
+def run(writer: Any) -> Callable[[], Any]:
+    return lambda: writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def test_an_unknown_option_of_a_read_is_refused_by_load(rig: Any) -> None:
+    refused(
+        lambda: rig.stream("q", maxOffsetPerTrigger="5"),
+        OptionError,
+        "unknown option 'maxoffsetpertrigger'",
+        "did you mean 'maxOffsetsPerTrigger'?",
+    )
+    refused(lambda: rig.spark.read.format("txmq").options(url="txmq://h:1", queue="q").load("orders"), OptionError, ".load() takes no path")
+
+
+def test_an_unknown_or_contradictory_option_of_a_sink_is_refused_in_the_first_batch(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a")
+    refused(run(rig.sink(rig.stream("in").select("body"), exchnge="x")), OptionError, "did you mean 'exchange'?")
+    refused(run(rig.sink(rig.stream("in").select("body"), queue="out", exchange="x")), OptionError, "exclude each other")
+    assert rig.bodies("in") == ["a"]
+
+
+def test_a_differing_schema_is_refused(rig: Any) -> None:
+    rig.declare("q")
+    frame = rig.spark.readStream.format("txmq").options(url=rig.broker.url, queue="q", appId="a").schema("a int").load()
+    refused(lambda: rig.collect(frame), OptionError, "the schema given by .schema() is struct<a:int>")
+
+
+def test_batch_overwrite_is_refused(rig: Any) -> None:
+    rig.declare("q")
+    writer = rig.spark.sql("SELECT 'a' AS body").write.format("txmq").options(url=rig.broker.url, queue="q")
+    refused(lambda: writer.mode("overwrite").save(), OptionError, "mode 'overwrite' is not possible")
+
+
+def test_a_queue_that_does_not_exist_is_named(rig: Any) -> None:
+    refused(lambda: rig.collect(rig.stream("missing")), QueueNotFound, "missing")
+    refused(lambda: rig.look("missing").collect(), QueueNotFound, "missing")
+
+
+def test_a_body_of_the_wrong_type_is_refused(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a")
+    refused(run(rig.sink(rig.stream("in").selectExpr("offset AS body"), queue="out")), OptionError, "column 'body' has the type bigint")
+    assert rig.bodies("in") == ["a"]
+
+
+def test_a_null_body_is_refused_and_nothing_is_published_or_consumed(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a", "b")
+    rows = rig.stream("in").selectExpr("if(offset = 1, null, body) AS body")
+    refused(run(rig.sink(rows, queue="out")), OptionError, "row 1 has no body (null)")
+    assert (rig.bodies("in"), rig.bodies("out")) == (["a", "b"], [])
+
+
+def test_a_message_to_no_queue_fails_the_whole_transaction_with_a_count_and_examples(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a", "b")
+    rows = rig.stream("in").selectExpr("body", "if(offset = 1, 'nowhere', 'out') AS routing_key")
+    refused(run(rig.sink(rows)), Unroutable, "1", "nowhere")
+    assert (rig.bodies("in"), rig.bodies("out")) == (["a", "b"], [])
+
+
+def test_a_message_over_the_size_limit_is_refused(broker: Broker) -> None:
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+    # what a task does, without the gigabytes that a JVM needs for such a row
+    source = TxmqDataSource({"url": broker.url, "queue": "q"})
+    writer = source.writer(StructType([StructField("body", BinaryType())]), False)
+    rows = pa.RecordBatch.from_arrays([pa.array([b"small", bytes(MAX_BODY_BYTES + 1)])], names=["body"])
+    refused(lambda: writer.write(iter([rows])), TransactionTooLarge, "the body of row 1 has 134217729 bytes", "at most 134217728")
+    assert broker.queues()[0].messages == 0
+
+
+def test_a_queue_that_another_app_has_claimed_is_refused(rig: Any) -> None:
+    rig.declare("q")
+    rig.publish("q", "a")
+    rig.collect(rig.stream("q", app_id="first"))
+    rig.publish("q", "b")
+    refused(lambda: rig.collect(rig.stream("q", app_id="second"), "other"), ResourceLocked, "'first'", "q")
+
+
+def test_a_new_checkpoint_under_a_used_app_id_is_refused(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a")
+    run(rig.sink(rig.stream("in").select("body"), queue="out"))()
+    rig.publish("in", "b")
+    refused(run(rig.sink(rig.stream("in").select("body"), checkpoint="new", queue="out")), LineageConflict, "app", "onNewCheckpoint")
+    assert rig.bodies("out") == ["a"]
+
+
+def test_a_url_where_nothing_listens_fails_within_seconds_and_names_the_address(rig: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"txmq://127.0.0.1:{free.getsockname()[1]}"
+    started = time.monotonic()
+    refused(
+        lambda: rig.spark.read.format("txmq").options(url=url, queue="q").load().collect(), ConnectionFailed, url.removeprefix("txmq://")
+    )
+    assert time.monotonic() - started < 20

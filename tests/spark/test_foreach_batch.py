@@ -1,0 +1,249 @@
+"""``transactional``: what a micro-batch promises while nothing crashes, and what it says about wrong use."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core import failpoint
+from broker_core.errors import LineageConflict, OptionError, Unroutable, cause
+from connector import foreach_batch, staging
+from connector.foreach_batch import BatchTransaction, transactional
+from tests.spark.pipelines import delta_rows, delta_transactions
+
+pytestmark = pytest.mark.spark
+
+Fn = Callable[[DataFrame, BatchTransaction], None]
+
+
+def run(rig: Any, fn: Fn, *, app_id: str = "app", queue: str = "in", checkpoint: str = "checkpoint", **more: Any) -> None:
+    """One query over what is in ``queue``."""
+    each = transactional(fn, url=rig.broker.url, app_id=app_id, **more)
+    writer = rig.stream(queue, app_id).writeStream.foreachBatch(each).option("checkpointLocation", rig.checkpoint(checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    each.flush(60)
+
+
+def refused(rig: Any, fn: Fn, **more: Any) -> str:
+    """The one clear error of a batch; nothing is left of it."""
+    rig.declare("in", "out")
+    rig.publish("in", "a", "b")
+    with pytest.raises(Exception) as raised:
+        run(rig, fn, **more)
+    error = cause(raised.value)
+    assert error is not None, str(raised.value)[:2000]
+    assert rig.bodies("out") == [] and rig.broker.engine.last_entry("app") is None
+    return str(error)
+
+
+def test_publishes_appends_and_consumption_of_a_batch_are_one_decision(rig: Any, tmp_path: Path) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a", "b", "c")
+    seen: list[tuple[str, int, int]] = []
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        seen.append((tx.app_id, tx.batch_id, tx.sequence))
+        tx.publish(batch.selectExpr("upper(CAST(body AS STRING)) AS body"), queue="out")
+        tx.append(batch.where("offset > 0").selectExpr("CAST(body AS STRING) AS body", "timestamp"), str(tmp_path / "lake"))
+        assert rig.bodies("out") == [] and not (tmp_path / "lake").exists()
+
+    run(rig, fn)
+    assert seen == [("app", 0, 1)]
+    assert sorted(rig.bodies("out")) == ["A", "B", "C"] and rig.bodies("in") == []
+    assert sorted(row["body"] for row in delta_rows(tmp_path / "lake")) == ["b", "c"]
+    entry = rig.broker.engine.last_entry("app")
+    assert (entry.ranges, entry.messages, entry.published, entry.applied) == ({"in": (0, 3)}, 3, 3, True)
+
+
+def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whole(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.declare("in", "out")
+    executed: list[int] = []
+    execute = staging.execute
+    monkeypatch.setattr(staging, "execute", lambda frame: (executed.append(1), execute(frame)))
+    again: dict[str, int] = {}
+    rows = "CAST(body AS STRING) AS body"
+    ways: dict[str, Callable[[DataFrame], DataFrame | None]] = {
+        "projection": lambda batch: batch.selectExpr(rows),
+        "filter": lambda batch: batch.where("length(body) > 100").selectExpr(rows),
+        "limit": lambda batch: batch.limit(1).selectExpr(rows),
+        "never true": lambda batch: batch.where("1 = 0").selectExpr(rows),
+        "another frame": lambda batch: batch.sparkSession.range(1).selectExpr("'x' AS body"),
+        "aggregation": lambda batch: batch.groupBy().count().selectExpr("CAST(count AS STRING) AS body"),
+        "own function over partitions": lambda batch: batch.selectExpr(rows).mapInArrow(lambda batches: iter(()), "body string"),
+        "nothing": lambda batch: None,
+    }
+    for number, (name, way) in enumerate(ways.items()):
+        rig.declare(f"in{number}")
+        rig.publish(f"in{number}", "a", "b")
+        executed.clear()
+
+        def fn(batch: DataFrame, tx: BatchTransaction, way: Any = way) -> None:
+            frame = way(batch)
+            if frame is not None:
+                tx.publish(frame, queue="out")
+
+        run(rig, fn, app_id=name, queue=f"in{number}", checkpoint=name)
+        again[name] = len(executed)
+        assert rig.bodies(f"in{number}") == [], name
+    assert again == {name: 0 if name in ("projection", "filter") else 1 for name in ways}
+
+
+def test_an_exception_of_fn_passes_unchanged_and_leaves_nothing(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.publish(batch.select("body"), queue="out")
+        raise KeyError("mine")
+
+    with pytest.raises(Exception, match="KeyError: 'mine'"):
+        run(rig, fn)
+    assert rig.bodies("out") == [] and rig.bodies("in") == ["a"]
+
+
+def test_an_exception_with_a_long_java_trace_ends_the_query_as_failed(rig: Any) -> None:
+    rig.declare("in")
+    rig.publish("in", "a")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        batch.sparkSession._jvm.java.lang.Class.forName("x" * 50_000)  # Spark's own search of this text overflows its stack
+
+    with pytest.raises(Exception, match="ClassNotFoundException"):
+        run(rig, fn)
+
+
+def test_a_null_body_is_one_clear_error(rig: Any) -> None:
+    text = refused(rig, lambda batch, tx: tx.publish(batch.selectExpr("CAST(NULL AS STRING) AS body"), queue="out"))
+    assert text.startswith("[TXMQ_OPTION] row 0 has no body (null)")
+
+
+def test_a_body_of_another_type_is_one_clear_error(rig: Any) -> None:
+    text = refused(rig, lambda batch, tx: tx.publish(batch.selectExpr("offset AS body"), queue="out"))
+    assert "column 'body' has the type bigint; allowed: binary, string" in text
+
+
+def test_a_message_to_no_queue_fails_the_whole_batch(rig: Any) -> None:
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.publish(batch.select("body"), queue="out")
+        tx.publish(batch.select("body"), queue="nowhere")
+
+    assert refused(rig, fn).startswith(f"[{Unroutable.code}] ")
+    run(rig, fn, on_unroutable="drop")
+    assert rig.bodies("out") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("appends", "expected"),
+    [
+        ([("body", {}), ("body", {"mergeSchema": True})], "have different options"),
+        ([("body", {}), ("offset", {})], "have different columns"),
+        ([("body", {"partitionBy": "day"})], "partitionBy names column 'day'"),
+        ([("body", {"txnVersion": 1})], "option 'txnVersion' of the append"),
+        ([("body AS `a b`", {})], "a character that Delta refuses"),
+        ([("NULL AS nothing", {})], "has type void"),
+    ],
+)
+def test_an_append_that_would_fail_after_the_decision_is_refused_before_it(
+    rig: Any, tmp_path: Path, appends: list[tuple[str, dict[str, Any]]], expected: str
+) -> None:
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        for column, options in appends:
+            tx.append(batch.selectExpr(column), str(tmp_path / "lake"), **options)
+
+    assert expected in refused(rig, fn)
+
+
+def test_a_function_that_after_commit_does_not_have_is_refused_before_the_decision(rig: Any) -> None:
+    text = refused(rig, lambda batch, tx: tx.after_commit(batch.select("body"), "upsert"), after_commit={"other": print})
+    assert "no function 'upsert' in transactional(after_commit=...) of app 'app' (there: other)" in text
+
+
+def test_a_new_checkpoint_under_a_used_app_id_stops_with_both_ways_out(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.publish(batch.select("body"), queue="out")
+
+    run(rig, fn)
+    with pytest.raises(Exception) as raised:
+        run(rig, fn, checkpoint="another")
+    assert isinstance(cause(raised.value), LineageConflict)
+    assert rig.bodies("out") == ["a"]
+
+
+def test_an_error_after_the_decision_refuses_the_roll_back_and_the_replay_answers_already(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a")
+    calls: list[int] = []
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        calls.append(tx.sequence)
+        tx.publish(batch.select("body"), queue="out")
+
+    failpoint.arm("foreach.decided", "raise")
+    try:
+        with pytest.raises(Exception, match=r"failpoint foreach\.decided"):
+            run(rig, fn)
+    finally:
+        failpoint.disarm()
+    run(rig, fn)
+    assert calls == [1] and rig.bodies("out") == ["a"] and rig.broker.engine.last_entry("app").sequence == 1
+
+
+def test_tx_is_of_no_use_after_its_function(rig: Any) -> None:
+    rig.declare("in", "out")
+    rig.publish("in", "a")
+    kept: list[BatchTransaction] = []
+    run(rig, lambda batch, tx: kept.append(tx))
+    with pytest.raises(OptionError, match="after the function returned"):
+        kept[0].publish(rig.spark.range(1).selectExpr("'x' AS body"), queue="out")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"fn": "x"}, "takes a function"),
+        ({"url": None}, "'url' or 'data' is missing"),
+        ({"data": "here"}, "exclude each other"),
+        ({"app_id": " "}, "'appId'"),
+        ({"on_unroutable": "ignore"}, "allowed: "),
+        ({"on_new_checkpoint": "maybe"}, "allowed: "),
+        ({"after_commit": {"upsert": 1}}, "give a function f(rows, sequence)"),
+        ({"ledger_sync": True}, "ledger_sync=True without ledger"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_error(wrong: dict[str, Any], expected: str) -> None:
+    arguments = {"fn": print, "url": "txmq://127.0.0.1:1", "app_id": "app", **wrong}
+    fn = arguments.pop("fn")
+    with pytest.raises(OptionError) as raised:
+        transactional(fn, **arguments)
+    assert expected in str(raised.value)
+
+
+def _module_function(batch: DataFrame, tx: BatchTransaction) -> None: ...
+
+
+def test_the_callable_object_can_be_pickled(spark: SparkSession) -> None:
+    made = transactional(_module_function, url="txmq://127.0.0.1:1", app_id="app", ledger="somewhere")
+    again = pickle.loads(pickle.dumps(made))
+    assert isinstance(again, foreach_batch.Transactional) and again.app_id == "app" and again.address == made.address
+
+
+def test_several_appends_to_one_table_are_one_delta_commit(rig: Any, tmp_path: Path) -> None:
+    rig.declare("in")
+    rig.publish("in", "a", "b")
+    lake = tmp_path / "lake"
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        for spelling in (str(lake), f"{lake}/", f"file:{lake}"):
+            tx.append(batch.selectExpr("CAST(body AS STRING) AS body"), spelling)
+
+    run(rig, fn)
+    assert delta_transactions(lake) == [("app", 1)]
+    assert sorted(row["body"] for row in delta_rows(lake)) == ["a", "a", "a", "b", "b", "b"]

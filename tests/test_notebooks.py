@@ -1,0 +1,29 @@
+"""The notebooks are real: each is in Databricks' source format and runs from its first to its last cell as a plain script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples" / "notebooks").glob("*.py"))
+TIME_LIMIT_S = 600  # a guard; on a machine that is not busy each takes about a minute
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
+    lines = notebook.read_text().splitlines()
+    assert lines[0] == "# Databricks notebook source"
+    assert lines.count("# COMMAND ----------") >= 5
+    assert any(line.startswith("# MAGIC %md") for line in lines)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_as_a_plain_script(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = subprocess.run([sys.executable, str(notebook)], capture_output=True, text=True, timeout=TIME_LIMIT_S, cwd=tmp_path)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
