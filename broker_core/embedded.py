@@ -286,7 +286,8 @@ class EmbeddedEngine:
             attempt = self._branches.attempt(token)
             if attempt is not None and (attempt.app_id, attempt.query_id, attempt.batch_id) != (app_id, query_id, batch_id):
                 raise LineageConflict(
-                    f"token {token} was opened for batch {attempt.batch_id} of app {attempt.app_id!r}, not for batch {batch_id} of {app_id!r}"
+                    f"token {token} was opened for batch {attempt.batch_id} of app {attempt.app_id!r}, not for batch {batch_id} "
+                    f"of {app_id!r}"
                 )
             named = self._branches.require(token, branches)
             ranges = self._claims.ranges_read(query_id, batch_id) if consumes and query_id else {}
@@ -483,7 +484,8 @@ def _require_all(log: str, start: int, end: int, found: Sequence[tuple[int, int]
         at = max(at, last)
     if at < end:
         raise DataLoss(
-            f"messages of {log!r} from offset {at} on are gone, and the range {start} to {end} names them: they were acknowledged by a newer checkpoint or "
+            f"messages of {log!r} from offset {at} on are gone, and the range {start} to {end} names them: they were acknowledged "
+            "by a newer checkpoint or "
             "lost with an older data directory. Use the newest checkpoint, or set failOnDataLoss=false to go on without them"
         )
 

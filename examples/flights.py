@@ -29,6 +29,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -441,6 +442,19 @@ class Demo:
             part.finish(10)
 
 
+@contextmanager
+def stderr_into(path: Path) -> Iterator[None]:
+    """Send what this process and its JVM write to stderr into a file."""
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def examine(demo: Demo) -> list[tuple[str, Any, Any]]:
     """(what, found, expected), read by a Spark session of its own after everything else has stopped."""
     from pyspark.sql import DataFrame
@@ -575,7 +589,9 @@ def supervise(options: argparse.Namespace) -> int:
     demo = Demo(folder, seed, options.rate)
     try:
         run_shown(demo)
-        good = report(demo, examine(demo))
+        with stderr_into(folder / "examine.log"):
+            found = examine(demo)
+        good = report(demo, found)
     finally:
         demo.close()
         if options.keep:

@@ -77,7 +77,8 @@ class Branches:
                 or branch_checksum(part.checksum for part in found) != named.checksum
             ):
                 raise MissingBranch(
-                    f"branch {named.branch} of partition {named.partition} should have {named.rows} rows under token {token}, but {rows} are staged; "
+                    f"branch {named.branch} of partition {named.partition} should have {named.rows} rows under token {token}, but "
+                    f"{rows} are staged; "
                     "the attempt was dropped or another one was meant. Let Spark run the batch again"
                 )
             parts += found

@@ -175,7 +175,8 @@ class Claims:
             if all(claim.end.get(log) == offset for log, offset in wanted.items()):
                 return claim
         raise LineageConflict(
-            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range that this app was given by this broker; "
+            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range that this app was given "
+            "by this broker; "
             "it is the checkpoint of another app, of another broker, or older than the last "
             f"{KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a new one with onNewCheckpoint=resume"
         )
@@ -228,7 +229,8 @@ class Claims:
         where = canonical({log: consumed[log] for log in logs if log in consumed}) if consumed else "what its source acknowledged"
         return LineageConflict(
             f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(logs)} "
-            f"(query {queries[-1] if queries else 'unknown'}, consumed up to {where}). Go on with the old checkpoint, give the new pipeline an appId "
+            f"(query {queries[-1] if queries else 'unknown'}, consumed up to {where}). Go on with the old checkpoint, give the "
+            "new pipeline an appId "
             "of its own, or set onNewCheckpoint=resume to go on where the app's last committed batch ended"
         )
 
@@ -241,7 +243,8 @@ class Claims:
             if claim.end == end:
                 return claim
         raise LineageConflict(
-            f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never given; the checkpoint belongs to another "
+            f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never given; the checkpoint "
+            "belongs to another "
             "app or broker, or is older than what the broker remembers. Use the checkpoint that belongs to the app"
         )
 
@@ -261,7 +264,8 @@ class Claims:
         wanted = {log: [first, last] for log, (first, last) in ranges.items()}
         if recorded.ranges != wanted:
             raise LineageConflict(
-                f"batch {batch_id} of query {query_id} has read {canonical(recorded.ranges)} and now asks for {canonical(wanted)}: an older or changed "
+                f"batch {batch_id} of query {query_id} has read {canonical(recorded.ranges)} and now asks for "
+                f"{canonical(wanted)}: an older or changed "
                 f"checkpoint of app {app_id!r} was restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
             )
         return True
@@ -353,7 +357,8 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_batch:
             vector[log] = at
         else:
             raise OptionError(
-                f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.visible_end}; give 0 to {queue.visible_end}, -2 or -1"
+                f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.visible_end}; give 0 to "
+                f"{queue.visible_end}, -2 or -1"
             )
     if named:
         raise OptionError(f"startingOffsets names {sorted(named)}, which the option queue does not; name the queues that are read")

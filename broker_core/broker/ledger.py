@@ -83,7 +83,8 @@ class Ledger:
         if current is None:
             if batch_id > 0 and on_new != "resume":
                 raise BatchGap(
-                    f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it is in the ledger: the checkpoint was used with "
+                    f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it is in the ledger: the "
+                    "checkpoint was used with "
                     "another sink. Start with a new checkpoint, or set onNewCheckpoint=resume"
                 )
             if replaced is not None:
@@ -105,8 +106,10 @@ class Ledger:
         decided = self.last(app_id)
         if on_new != "resume" and decided is not None:
             raise LineageConflict(
-                f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query {current.query_id} (last: batch "
-                f"{decided.batch_id}, the app's {decided.sequence}.). Go on with that checkpoint, give the new pipeline an appId of its own, or set "
+                f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query {current.query_id} "
+                "(last: batch "
+                f"{decided.batch_id}, the app's {decided.sequence}.). Go on with that checkpoint, give the new pipeline an appId "
+                "of its own, or set "
                 "onNewCheckpoint=resume to go on where the last committed batch ended"
             )
 
@@ -118,18 +121,21 @@ class Ledger:
             return None
         if batch_id > expected:
             raise BatchGap(
-                f"query {query_id} of app {app_id!r} comes with batch {batch_id}, but the ledger expects batch {expected}: the checkpoint is ahead of this "
+                f"query {query_id} of app {app_id!r} comes with batch {batch_id}, but the ledger expects batch {expected}: the "
+                "checkpoint is ahead of this "
                 "broker (was an older data directory restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
             )
         entry = self.entry(app_id, query_id, batch_id)
         if entry is None:
             raise LineageConflict(
-                f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: an older checkpoint was restored. "
+                f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: an older checkpoint "
+                "was restored. "
                 "Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
             )
         if not consumes and claim_position > entry.claim_position:
             raise LineageConflict(
-                f"batch {batch_id} of app {app_id!r} is decided, and its source has gone on since: the checkpoint was lost or an older one restored. "
+                f"batch {batch_id} of app {app_id!r} is decided, and its source has gone on since: the checkpoint was lost or an "
+                "older one restored. "
                 "Use the newest checkpoint, or another value of lineage"
             )
         return entry
@@ -149,7 +155,8 @@ class Ledger:
         if expected == -1:
             lineages = self._lineages.get(app_id)
             raise LineageConflict(
-                f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} belongs to query {lineages[-1].query_id if lineages else 'none'} "
+                f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} belongs to query "
+                f"{lineages[-1].query_id if lineages else 'none'} "
                 "now. Another checkpoint has taken over; stop this query"
             )
         if batch_id != expected:
@@ -163,8 +170,10 @@ class Ledger:
             entry = self.entry(app_id, query_id, batch_id)
             if entry is not None:
                 raise LineageConflict(
-                    f"batch {batch_id} of query {query_id} is decided (app {app_id!r}, consumed {canonical(entry.ranges)}) and now asks for "
-                    f"{canonical(ranges)}: an older checkpoint was restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+                    f"batch {batch_id} of query {query_id} is decided (app {app_id!r}, consumed {canonical(entry.ranges)}) and "
+                    "now asks for "
+                    f"{canonical(ranges)}: an older checkpoint was restored. Use the newest checkpoint, or a new one with "
+                    "onNewCheckpoint=resume"
                 )
 
     def require_ranges(self, app_id: str, ranges: Mapping[str, list[int]], query_id: str, batch_id: int) -> None:
@@ -174,7 +183,8 @@ class Ledger:
             if log in consumed and consumed[log] != start:
                 raise LineageConflict(
                     f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is consumed up to {consumed[log]}: "
-                    f"committing it would lose or double messages. The checkpoint does not fit the ledger of app {app_id!r}; use the one that was last in use, or start "
+                    f"committing it would lose or double messages. The checkpoint does not fit the ledger of app {app_id!r}; use "
+                    "the one that was last in use, or start "
                     f"once more with a new one and onNewCheckpoint=resume"
                 )
 

@@ -6,9 +6,11 @@ producers or without drivers says nothing.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import hypothesis.strategies as st
+from hypothesis import note
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.model.wire import MODES
@@ -19,9 +21,10 @@ DRIVERS = 2  # alive at a time
 FAR = 150  # steps of one action
 LOSSES = 2  # lost and restored checkpoints in one history
 LABELS = (
-    "idle", "idle", "claim", "offset log write", "ack", "resolve", "task", "open_read", "read_plan", "stage_part", "open_batch",
-    "commit_batch", "commit_batch", "unapplied", "delta commit", "upsert", "mark_applied", "unmirrored", "mark_mirrored", "commit log write", "commit log write",
-)  # fmt: skip
+    *("idle", "idle", "claim", "offset log write", "ack", "resolve", "task", "open_read", "read_plan", "stage_part", "open_batch"),
+    *("commit_batch", "commit_batch", "unapplied", "delta commit", "upsert", "mark_applied", "unmirrored", "mark_mirrored"),
+    *("commit log write", "commit log write"),
+)
 STEPS = ("go", "go", *MODES, "zombie")
 GO_ON = st.tuples(st.just("go on"), st.integers(0, 5), st.sampled_from(LABELS), st.integers(0, 2), st.sampled_from(STEPS))
 ACTIONS = st.one_of(
@@ -31,7 +34,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("produce"), st.integers(1, 3), st.integers(0, 2)),
     st.tuples(st.just("start"), st.sampled_from(["fail", "fail", "resume"]), st.sampled_from([None, 3])),
     st.tuples(st.just("kill"), st.integers(0, 5)),
-    st.tuples(st.sampled_from(["crash", "seal", "mirror", "save", "restore", "lose"])),
+    st.tuples(st.sampled_from(["crash", "seal", "mirror", "save", "restore", "lose", "lose commit log entry"])),
 )
 
 
@@ -43,6 +46,7 @@ class MicroBatches(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
+        self.failed = False
         self.world: World = None  # type: ignore[assignment]
 
     @initialize(
@@ -68,7 +72,18 @@ class MicroBatches(RuleBasedStateMachine):
     @rule(action=ACTIONS)
     def act(self, action: tuple) -> None:
         what, *how = action
-        getattr(self, "_" + what.replace(" ", "_"))(*how)
+        with self._telling():
+            getattr(self, "_" + what.replace(" ", "_"))(*how)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A failure comes with the history of steps."""
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            note("\n".join(self.world.history[-100:]))
+            raise
 
     def _go_on(self, number: int, label: str, passes: int, mode: str) -> None:
         """Up to the next (or a later) ``label``, and then this one step in a good or a bad way."""
@@ -122,6 +137,10 @@ class MicroBatches(RuleBasedStateMachine):
             self.losses -= 1
             self.world.restore_checkpoint()
 
+    def _lose_commit_log_entry(self) -> None:
+        if self.world.sink != "connect":  # no range tells this from a lost checkpoint there
+            self.world.lose_commit_log_entry()
+
     def _lose(self) -> None:
         if self.losses:
             self.losses -= 1
@@ -129,8 +148,9 @@ class MicroBatches(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         with self.stack:
-            if self.world is not None:
-                self.world.finish()
+            if self.world is not None and not self.failed:
+                with self._telling():
+                    self.world.finish()
 
 
 class OneLineage(MicroBatches):

@@ -1,6 +1,6 @@
 """The protocol under every interleaving that Hypothesis finds: two drivers, zombies, crashes at every step, lost replies, lost checkpoints.
 
-``TXMQ_SOAK_ROUNDS=n`` runs n times as many histories, from other seeds each time.
+``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times as many histories, from other seeds each time.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import MicroBatches, OneLineage
 
-SOAK = int(os.environ.get("TXMQ_SOAK_ROUNDS", "0"))
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example)
 
 
 @pytest.mark.parametrize("machine", [OneLineage, MicroBatches])
-def test_every_history_ends_exactly_once(machine: type[MicroBatches]) -> None:
+def test_every_history_ends_exactly_once(machine: type[MicroBatches], rounds: int) -> None:
     """``print_blob`` gives the line that repeats a failure; without soak the histories are the same in every run."""
+    soak = rounds or int(os.environ.get("TXMQ_SOAK_ROUNDS", "0"))
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=200 * max(1, SOAK),
+            max_examples=200 * max(1, soak),
             stateful_step_count=30,
             deadline=None,
-            derandomize=not SOAK,
+            derandomize=not soak,
             database=None,
             print_blob=True,
             suppress_health_check=QUIET,

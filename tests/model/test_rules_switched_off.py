@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +111,16 @@ def decided_batch_is_replayed(w: World) -> None:
     w.until(w.start_driver(), "commit log write")
     w.kill_all()
     w.crash_engine()
+    w.finish()
+
+
+def newest_commit_log_entry_is_lost(w: World) -> None:
+    w.produce(2)
+    w.until(w.start_driver(), "idle")
+    w.kill_all()
+    w.until(w.start_driver(), "idle")  # its first latestOffset acks
+    w.kill_all()
+    w.lose_commit_log_entry()
     w.finish()
 
 
@@ -317,18 +328,20 @@ def claims_may_move(patch: Patch) -> None:
 
 
 def any_start(patch: Patch) -> None:
-    patch.setattr(Claims, "_require_end", lambda *_: None)
+    def without(_self: Claims, _app_id: str, vector: dict[str, int]) -> Any:
+        return SimpleNamespace(ranges={log: [offset, offset] for log, offset in vector.items()})
+
+    patch.setattr(Claims, "_require_end", without)
 
 
 def resume_at_acked(patch: Patch) -> None:
     claim = Claims.claim
-    patch.setattr(
-        Claims,
-        "claim",
-        lambda self, state, change, app, start, limit, origin, on_new, _consumed, read: claim(
-            self, state, change, app, start, limit, origin, on_new, {}, read
-        ),
-    )
+
+    def without(self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any) -> Any:
+        *before, _consumed, read_batch = arguments
+        return claim(self, state, change, app_id, start, *before, {log: state.queue(log).acked for log in start}, read_batch)
+
+    patch.setattr(Claims, "claim", without)
 
 
 def settled_ranges_do_not_resolve(patch: Patch) -> None:
@@ -369,6 +382,18 @@ def the_decision_deletes(patch: Patch) -> None:
     patch.setattr(Queue, "settle", without)
 
 
+def acks_delete_all(patch: Patch) -> None:
+    ack = Claims._ack
+
+    def without(self: Claims, state: Any, change: Any, app_id: str, vector: dict[str, int]) -> None:
+        ack(self, state, change, app_id, vector)
+        for log, offset in vector.items():
+            state.queue(log).ack_to(offset)
+            state.queue(log).record(change)
+
+    patch.setattr(Claims, "_ack", without)
+
+
 def nobody_owns(patch: Patch) -> None:
     patch.setattr(Topology, "usable", lambda self, name, connection=None: self.queue(name))
     patch.setattr(Queue, "claim", lambda *_: None)
@@ -383,11 +408,13 @@ def no_refusal(patch: Patch) -> None:
 
 
 def no_refusal_anywhere(patch: Patch) -> None:
-    patch.setattr(Ledger, "_refuse", lambda *_: None)
     origin = Claims._origin
-    patch.setattr(
-        Claims, "_origin", lambda self, state, app, logs, where, _on_new, *rest: origin(self, state, app, logs, where, "resume", *rest)
-    )
+
+    def without(self: Claims, state: Any, app: str, logs: Any, where: Any, _on_new: str, *rest: Any) -> Any:
+        return origin(self, state, app, logs, where, "resume", *rest)
+
+    patch.setattr(Ledger, "_refuse", lambda *_: None)
+    patch.setattr(Claims, "_origin", without)
 
 
 def gaps_are_fine(patch: Patch) -> None:
@@ -414,11 +441,10 @@ def parts_in_memory_only(patch: Patch) -> None:
 
 
 def all_branches_of_the_token(patch: Patch) -> None:
-    patch.setattr(
-        Branches,
-        "require",
-        lambda self, token, _named: [part for branch in sorted(self._by_token.get(token, ())) for part in self.parts(branch)],
-    )
+    def without(self: Branches, token: str, _named: Any) -> Any:
+        return [part for branch in sorted(self._by_token.get(token, ())) for part in self.parts(branch)]
+
+    patch.setattr(Branches, "require", without)
 
 
 def whatever_is_there(patch: Patch) -> None:
@@ -533,6 +559,7 @@ CASES = [
     Case("s4_record_of_reads", reads_are_not_recorded, plain),
     Case("s4_one_range_per_batch", a_batch_may_read_another_range, older_checkpoint_plans_a_decided_batch_with_another_range),
     Case("s5_deletion_by_acks_only", the_decision_deletes, decided_batch_is_replayed),
+    Case("s5_the_last_range_is_kept", acks_delete_all, newest_commit_log_entry_is_lost),
     Case("s6_ownership", nobody_owns, another_consumer_takes_what_it_can),
     Case("s6_freeze", claims_do_not_freeze, claimed_messages_meet_a_full_queue, SMALL),
     Case("c1_lineage", no_refusal, new_checkpoint_where_only_the_source_resumes),
