@@ -23,7 +23,7 @@ def test_every_history_ends_exactly_once(machine: type[MicroBatches], rounds: in
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=200 * max(1, soak),
+            max_examples=300 * max(1, soak),
             stateful_step_count=30,
             deadline=None,
             derandomize=not soak,
