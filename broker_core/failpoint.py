@@ -2,6 +2,7 @@
 
 ``TXMQ_FAILPOINTS="store.commit.synced=kill"`` kills with SIGKILL at the first hit; ``name@3=kill`` at the third;
 ``name=raise`` raises OSError(EIO); ``name=enospc`` raises OSError(ENOSPC); ``name=drop`` raises ConnectionResetError, as a lost reply does.
+``name=killgroup`` kills the whole process group, a Spark driver with its JVM.
 In one process a test calls ``arm``. Unset, a failpoint costs one look at an empty dict.
 """
 
@@ -22,6 +23,10 @@ def _kill(_name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _kill_group(_name: str) -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
 def _raise(name: str) -> None:
     raise OSError(errno.EIO, f"failpoint {name}")
 
@@ -34,7 +39,7 @@ def _drop(name: str) -> None:
     raise ConnectionResetError(errno.ECONNRESET, f"failpoint {name}")
 
 
-ACTIONS: dict[str, Action] = {"kill": _kill, "raise": _raise, "enospc": _enospc, "drop": _drop}
+ACTIONS: dict[str, Action] = {"kill": _kill, "killgroup": _kill_group, "raise": _raise, "enospc": _enospc, "drop": _drop}
 
 
 def arm(name: str, action: str | Action, *, hit: int = 1) -> None:

@@ -138,6 +138,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """S2: ack what is below ``start``, then the end of its claim; ``start`` itself where nothing is new."""
+        here("connector.latest_offset.asked")
         vector = offset.vector(start, self._known_logs())
         limited = not isinstance(limit, ReadAllAvailable)
         if self._idle is not None and self._idle[0] == vector and not self._engine.wait(self._logs, self._idle[1], POLL_S):

@@ -36,6 +36,8 @@ KILLED: dict[str, tuple[str, int, str, dict[str, object]]] = {
     "lost-staged": ("foreach.staged", 1, "group", {}),
     "latest": ("foreach.opened", 1, "group", {"options": {"startingOffsets": "latest"}}),
 }
+# the source runs in a process of its own, which takes its failpoint from the environment
+KILLED_IN_SOURCE = {"unacked": "connector.latest_offset.asked@2", "unlogged": "connector.latest_offset.claimed"}
 STOPPED = {"two-drivers": "foreach.staged", "zombie": "foreach.applying.0"}
 
 
@@ -53,6 +55,9 @@ def _kill(scratch: Path, served: Served) -> dict[str, Pipeline]:
         pipeline = Pipeline.create(app, served.url, scratch, MESSAGES, ledger=ledger, **special)  # type: ignore[arg-type]
         Driver(scratch, [pipeline], at=at, hit=hit, how=how).require_killed()
         killed[app] = pipeline
+    for app, at in KILLED_IN_SOURCE.items():
+        killed[app] = Pipeline.create(app, served.url, scratch, MESSAGES, options=TWO_BATCHES)
+        Driver(scratch, [killed[app]], failpoints=f"{at}=killgroup").require_killed()
     return killed
 
 
@@ -60,6 +65,7 @@ def _restarts(scratch: Path, killed: dict[str, Pipeline], served: Served, droppi
     """Every run of the one driver that recovers, in order; an app that stands twice is run twice."""
     for app in ("lost-decided", "lost-staged"):
         shutil.rmtree(killed[app].checkpoint)
+    killed["unlogged"] = replace(killed["unlogged"], options={"maxOffsetsPerTrigger": "3"})
     killed["latest"].send(["e", "f"])
     killed["state"].send(["a", "z"])
     runs = list(killed.values())
@@ -213,6 +219,16 @@ def test_row_9_an_error_after_the_decision_rolls_nothing_back(outcome: Outcome) 
 
 
 @pytest.mark.parametrize("app", list(STOPPED))
+def test_row_10_a_driver_killed_before_the_sources_ack_loses_nothing_and_reads_nothing_again(outcome: Outcome) -> None:
+    pipeline = require_once(outcome, "unacked")
+    assert [len(bodies) for _, bodies in pipeline.collected()] == [2, 2]
+
+
+def test_row_14_a_driver_killed_before_sparks_offset_log_gets_the_same_range_again_under_another_limit(outcome: Outcome) -> None:
+    pipeline = require_once(outcome, "unlogged")
+    assert [len(bodies) for _, bodies in pipeline.collected()] == [2, 2], "the claim was made under a limit of 2"
+
+
 def test_rows_11_and_12_a_second_driver_takes_over_and_the_first_wakes_up_later_everything_is_there_once(
     outcome: Outcome, app: str
 ) -> None:
