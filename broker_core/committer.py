@@ -80,11 +80,14 @@ class Committer:
                 self._leave(mine)
                 raise
             if not mine.done:  # handed the lead; it took this caller out of the waiting list
-                self._lead(mine)
+                with mutex:
+                    group = [mine, *self._waiting[: _MAX_GROUP - 1]]
+                    del self._waiting[: _MAX_GROUP - 1]
+                self._lead(mine, group)
         else:
             self._led = True
             mutex.release()
-            self._lead(mine)
+            self._lead(mine, [mine])  # nobody waits where nobody leads
         if mine.error is not None:
             if mine.error is self.failure:
                 self.check()
@@ -102,13 +105,9 @@ class Committer:
         """Nothing is committed from now on; waiting callers and ``wait`` get StoreFailed."""
         self._fail(error, [])
 
-    def _lead(self, mine: _Waiting) -> None:
-        """Commit one group that starts with ``mine``, answer it, and hand the lead on."""
-        group = [mine]
+    def _lead(self, mine: _Waiting, group: list[_Waiting]) -> None:
+        """Commit ``group``, which starts with ``mine``, answer it, and hand the lead on."""
         try:
-            with self._mutex:
-                group += self._waiting[: _MAX_GROUP - 1]
-                del self._waiting[: _MAX_GROUP - 1]
             self._commit(group)
         except BaseException as error:
             self._fail(error, group)

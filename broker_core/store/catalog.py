@@ -23,7 +23,7 @@ from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import DataDirectoryFormat
-from broker_core.store.codec import Value, decode, encode, encode_key, guard, row_key, to_signed, to_unsigned
+from broker_core.store.codec import Value, decode, encode, encode_key, guard, guarded_inbox, row_key, to_signed, to_unsigned
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.segment import Place
@@ -31,8 +31,9 @@ from broker_core.store.segment import Place
 FORMAT = 1
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS  # of an open batch
-_CHECKPOINT_PAGES = 256
-_LOG_BYTES = (_CHECKPOINT_PAGES + 64) * (4096 + 24)
+PAGE_BYTES = 1024  # a commit of one message writes one page: small ones cost SQLite less to checksum and write
+_CHECKPOINT_PAGES = 1024
+_LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
 
 
 def _text(name: str) -> str:
@@ -91,7 +92,7 @@ def create(path: Path) -> None:
     new.unlink(missing_ok=True)
     connection = sqlite3.connect(new, isolation_level=None)
     try:
-        connection.executescript("PRAGMA page_size = 4096; PRAGMA synchronous = FULL; BEGIN;" + _text("catalog.sql"))
+        connection.executescript(f"PRAGMA page_size = {PAGE_BYTES}; PRAGMA synchronous = FULL; BEGIN;" + _text("catalog.sql"))
         meta = Meta(FORMAT, sequence=0, next_batch_id=1, next_segment=1, clean=1)
         connection.execute(QUERIES["set_meta"], (*meta, guard(meta)))
         connection.execute("COMMIT")
@@ -213,8 +214,11 @@ class Catalog:
         self._write("COMMIT")
 
     def put_inbox(self, rows: Iterable[InboxRow]) -> None:
-        values = [(row[0] << ROW_BITS | row[1], *row[2:]) for row in rows]
-        self._executemany(_PUT_INBOX, [(*row, guard(row)) for row in values])
+        values = [guarded_inbox((row[0] << ROW_BITS | row[1], *row[2:])) for row in rows]
+        if len(values) == 1:
+            self._write(_PUT_INBOX, values[0])
+        else:
+            self._executemany(_PUT_INBOX, values)
 
     def drop_inbox(self, batch_id: int) -> None:
         first = batch_id << ROW_BITS

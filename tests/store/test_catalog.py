@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import RECORDS, HoleRecord, Record, RunRecord
 from broker_core.errors import CorruptCatalog, DataDirectoryFormat, StoreError
-from broker_core.store.catalog import FORMAT
-from broker_core.store.codec import sql_types
+from broker_core.store.catalog import FORMAT, PAGE_BYTES
+from broker_core.store.codec import guard, guarded_inbox, sql_types
 from broker_core.store.durable import DurableStore
 from broker_core.store.verify import verify
 
@@ -62,15 +64,18 @@ def garbage_header(path: Path) -> None:
 
 def zero_page(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    page = len(data) // 4096 // 2
-    data[page * 4096 : (page + 1) * 4096] = bytes(4096)
+    page = len(data) // PAGE_BYTES // 2
+    data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES] = bytes(PAGE_BYTES)
     path.write_bytes(data)
 
 
 def swap_pages(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    a, b = data.index(b"body-000500") // 4096, data.index(b"body-001500") // 4096
-    data[a * 4096 : (a + 1) * 4096], data[b * 4096 : (b + 1) * 4096] = data[b * 4096 : (b + 1) * 4096], data[a * 4096 : (a + 1) * 4096]
+    a, b = data.index(b"body-000500") // PAGE_BYTES, data.index(b"body-001500") // PAGE_BYTES
+    data[a * PAGE_BYTES : (a + 1) * PAGE_BYTES], data[b * PAGE_BYTES : (b + 1) * PAGE_BYTES] = (
+        data[b * PAGE_BYTES : (b + 1) * PAGE_BYTES],
+        data[a * PAGE_BYTES : (a + 1) * PAGE_BYTES],
+    )
     path.write_bytes(data)
 
 
@@ -143,3 +148,13 @@ def test_another_program_that_holds_the_catalog_is_named_as_the_cause(tmp_path: 
         DurableStore(tmp_path / "data")
     connection.close()
     DurableStore(tmp_path / "data").close()
+
+
+_NUMBER = st.integers(-(2**63), 2**63 - 1)
+_TEXT = st.text(max_size=20)
+_BYTES = st.binary(max_size=50)
+
+
+@given(st.tuples(_NUMBER, _NUMBER, _NUMBER, _TEXT, _TEXT, _BYTES, _BYTES, _BYTES))
+def test_the_fast_guard_of_an_inbox_row_is_the_plain_one(values: tuple[int, int, int, str, str, bytes, bytes, bytes]) -> None:
+    assert guarded_inbox(values) == (*values, guard(values))
