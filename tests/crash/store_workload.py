@@ -9,6 +9,7 @@ Invariant: step N puts HoleRecord(1, N, N + 1) in its commit, so the store itsel
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -20,10 +21,11 @@ import pyarrow as pa
 
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import HoleRecord, PartRecord, RunRecord
-from broker_core.errors import StoreError
+from broker_core.errors import DiskFull, StoreError
 from broker_core.message import MESSAGE_SCHEMA
+from broker_core.part_file import PartWriter
 from broker_core.store.durable import DurableStore
-from broker_core.store.port import Store, StoreImage
+from broker_core.store.port import BatchInfo, Store, StoreImage
 
 ROLL_BYTES = 20_000
 
@@ -62,6 +64,16 @@ def messages(number: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
 
+def _written(store: Store, batch: pa.RecordBatch, *, by_file: bool) -> BatchInfo:
+    """Appended; or, where the store has files and the disk has room for one, handed over in it."""
+    if by_file and isinstance(store, DurableStore):
+        with contextlib.suppress(OSError, DiskFull), contextlib.closing(PartWriter(str(store.directory))) as writer:
+            writer.append(batch)
+            for info, _ in store.adopt(writer.end()):
+                return info
+    return store.append(batch)
+
+
 def step(store: Store, state: State, seed: int) -> None:
     """The next step: one commit."""
     number = state.steps
@@ -74,7 +86,7 @@ def step(store: Store, state: State, seed: int) -> None:
         change.puts.append(RunRecord(2, number * 1000, state.open_rows, state.open_batch, 0, b"", 0, 0))
         state.open_batch = state.open_rows = 0
     elif kind == "large":
-        info = store.append(messages(number, choice.randrange(1, 60)))
+        info = _written(store, messages(number, choice.randrange(1, 60)), by_file=number % 4 == 0)
         run = RunRecord(1, number * 1000, info.rows, info.batch_id, 0, b"", number + 1, 0)
         change.names.append(info.batch_id)
         change.puts.append(run)

@@ -218,7 +218,6 @@ def test_row_9_an_error_after_the_decision_rolls_nothing_back(outcome: Outcome) 
     assert require_once(outcome, "commit-raises").entries() == 1
 
 
-@pytest.mark.parametrize("app", list(STOPPED))
 def test_row_10_a_driver_killed_before_the_sources_ack_loses_nothing_and_reads_nothing_again(outcome: Outcome) -> None:
     pipeline = require_once(outcome, "unacked")
     assert [len(bodies) for _, bodies in pipeline.collected()] == [2, 2]
@@ -229,6 +228,7 @@ def test_row_14_a_driver_killed_before_sparks_offset_log_gets_the_same_range_aga
     assert [len(bodies) for _, bodies in pipeline.collected()] == [2, 2], "the claim was made under a limit of 2"
 
 
+@pytest.mark.parametrize("app", list(STOPPED))
 def test_rows_11_and_12_a_second_driver_takes_over_and_the_first_wakes_up_later_everything_is_there_once(
     outcome: Outcome, app: str
 ) -> None:

@@ -34,7 +34,7 @@ STEPS = 120
 # every failpoint of the store, and at which hit the process dies: late enough that all kinds of steps have been done
 COMMIT_POINTS = ["store.append.written@20", "store.commit.begin@60", "store.commit.synced@60", "store.commit.executed@60"]
 COMMIT_POINTS += ["store.commit.committed@60", "store.seal.written@5", "store.seal.synced@5", "store.rewrite.synced@5"]
-COMMIT_POINTS += ["store.sync.synced@5", "store.forget.unlinked@3", "store.close.synced", "store.close.committed"]
+COMMIT_POINTS += ["store.adopt.linked@5", "store.sync.synced@5", "store.forget.unlinked@3", "store.close.synced", "store.close.committed"]
 RECOVERY_POINTS = [f"store.recovery.{name}" for name in ("catalog", "replayed", "removed", "cut", "executed", "committed")]
 
 
