@@ -41,9 +41,11 @@ from broker_core.engine import (
     Vector,
 )
 from broker_core.mapping import SegmentFiles
+from broker_core.part_file import PartWriter
 from broker_core.remote_channel import RemoteChannel
 from broker_core.staging import branch_checksum, parts
 
+FILE_BYTES = 64 * 1024 * 1024  # a file of parts is handed over when it has so many
 WINDOW = 3  # parts that are sent and not acknowledged; the client keeps them
 
 _clients: dict[tuple[int, endpoint.Address], BrokerClient] = {}
@@ -74,7 +76,7 @@ class BrokerClient:
 
     ``url`` is ``txmq://host:port``; ``data`` a data directory, whose broker is started where none runs. Nothing connects before the
     first call, and before it a process may be forked. ``connect_s``: how long to look for a broker at a url that never answered;
-    ``reconnect_s``: for one that did. ``map_files`` False: read over Flight also on the broker's host.
+    ``reconnect_s``: for one that did. ``map_files`` False: read and write over Flight also on the broker's host.
     """
 
     def __init__(
@@ -211,10 +213,15 @@ class BrokerClient:
         return opened
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
-        """As the port says. At most WINDOW parts are in memory here; a part is let go when the broker has made it durable."""
+        """As the port says. On the broker's host many rows go by files, elsewhere over Flight.
+
+        At most WINDOW parts are in memory here; a part is let go when it is in a file, or when the broker has made it durable.
+        """
         source = parts(rows, header)
         first = list(itertools.islice(source, 2))
-        stream = _PartStream(self._connection, header)
+        stream: _PartStream | _FileStream = _PartStream(self._connection, header)
+        if header.kind == "publish" and len(first) > 1 and self._map_files and self._connection.live().takes_files:
+            stream = _FileStream(self._connection, header)
         if len(first) == 1 and first[0].nbytes <= flight.SMALL_PART_BYTES:
             stream.receipts.append(self._stage_small(header, first[0]))
         else:
@@ -368,13 +375,13 @@ def _joined(slices: Sequence[tuple[str, int, int]]) -> tuple[tuple[str, int, int
 class _PartStream:
     """The parts of one branch on their way: in order, at most WINDOW unacknowledged, resent when the connection broke."""
 
-    def __init__(self, connection: Connection, header: BranchHeader) -> None:
+    def __init__(self, connection: Connection, header: BranchHeader, first: int = 0) -> None:
         self.receipts: list[flight.PartReceipt] = []
         self._connection = connection
         self._command = flight.encode(header)
         self._patience = connection.patience()
         self._waiting: deque[tuple[int, pa.RecordBatch]] = deque()
-        self._sent = 0
+        self._sent = first
         self._open: tuple[Live, Any, Any] | None = None
 
     def send(self, batch: pa.RecordBatch) -> None:
@@ -437,3 +444,59 @@ class _PartStream:
 
     def _abandon(self) -> None:
         self.close()
+
+
+class _FileStream:
+    """The parts of one branch in files on the broker's host; over Flight from where on the broker, or this host, cannot."""
+
+    def __init__(self, connection: Connection, header: BranchHeader) -> None:
+        self.receipts: list[flight.PartReceipt] = []
+        self._connection = connection
+        self._header = header
+        self._file: PartWriter | None = None
+        self._rows: _PartStream | None = None  # what comes after a file that could not be had or handed over
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        if self._file is None and self._rows is None:
+            try:
+                self._file = PartWriter(self._connection.live().local)
+            except OSError:
+                self._refused([])
+        if self._rows is not None:
+            self._rows.send(batch)
+        elif self._file is not None:
+            self._file.append(batch)
+            if self._file.size_bytes >= FILE_BYTES:
+                self._hand_over(self._file)
+
+    def finish(self) -> None:
+        if self._file is not None:
+            self._hand_over(self._file)
+        if self._rows is not None:
+            self._rows.finish()
+            self.receipts += self._rows.receipts
+
+    def _hand_over(self, writer: PartWriter) -> None:
+        """The call may reach the broker twice, or two brokers of the directory one after the other: parts are staged once."""
+        file = writer.end()
+        (answer,) = self._connection.call("adopt", flight.encode(flight.FileHeader(self._header, len(self.receipts), file)))
+        receipts: list[flight.PartReceipt] = flight.decode(list[flight.PartReceipt], answer)
+        if receipts:
+            self.receipts += receipts
+        else:
+            self._refused(file.batches(file.descriptor))
+        writer.close()
+        self._file = None
+
+    def _refused(self, unsent: Iterable[pa.RecordBatch]) -> None:
+        self._connection.live().takes_files = False
+        self._rows = _PartStream(self._connection, self._header, len(self.receipts))
+        for batch in unsent:
+            self._rows.send(batch)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._rows is not None:
+            self._rows.close()

@@ -56,6 +56,7 @@ class Live:
         self.client = client
         self.hello = hello
         self.local = hello.directory if hello.id and endpoint.read_id(hello.directory) == hello.id else ""
+        self.takes_files = bool(self.local)  # until it has refused one
 
 
 class Patience:

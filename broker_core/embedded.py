@@ -9,7 +9,7 @@ Invariant: an answer leaves only when the commit that it depends on is durable.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -38,10 +38,11 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.errors import BatchDecided, DataLoss, LineageConflict, MissingBranch, PreconditionFailed, TransactionState
+from broker_core.errors import BatchDecided, DataLoss, LineageConflict, MissingBranch, PreconditionFailed, StoreError, TransactionState
 from broker_core.failpoint import here
 from broker_core.local import LocalBroker
-from broker_core.staging import branch_checksum, part_checksum, parts
+from broker_core.part_file import PartFile
+from broker_core.staging import branch_checksum, part_checksum, parts, signed
 from broker_core.store.port import BatchInfo
 
 INLINE_ROWS = 1_000
@@ -49,10 +50,11 @@ INLINE_BYTES = 64 * 1024  # a part below both stays in the catalog, and its mess
 
 
 class EmbeddedEngine:
-    """Implements :class:`broker_core.engine.Engine`; thread-safe."""
+    """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` takes a writer's file into the store, where the store can."""
 
-    def __init__(self, local: LocalBroker) -> None:
+    def __init__(self, local: LocalBroker, adopt: Callable[[PartFile], list[tuple[BatchInfo, pa.RecordBatch]]] | None = None) -> None:
         self._local = local
+        self._adopt = adopt
         state = local.state
         self._claims = Claims([*state.claims.values(), *state.origins.values(), *state.reads.values()])
         self._ledger = Ledger([*state.ledger.values(), *state.lineages.values(), *state.releases.values()])
@@ -198,34 +200,54 @@ class EmbeddedEngine:
 
     def stage_part(self, header: BranchHeader, part: int, batch: pa.RecordBatch) -> tuple[int, int]:
         """One part, durable when this returns: (rows, checksum). The same (branch, part) twice is staged once."""
-        checksum = part_checksum(batch)
         inline = batch.num_rows <= INLINE_ROWS and batch.nbytes <= INLINE_BYTES
         info = None if inline else self._local.append(batch)  # 1. the bytes, off the commit path
         here("engine.stage.appended")
+        (staged,) = self._stage(header, part, [(info, batch)])  # 2. the commit that names them
+        return staged
 
-        def work(state: BrokerState, change: Change, now_us: int) -> tuple[int, int]:  # 2. the commit that names them
-            kept = False
+    def stage_file(self, header: BranchHeader, first: int, file: PartFile) -> list[tuple[int, int]]:
+        """As ``stage_part``, for parts ``first`` and on in the file of a writer; one commit. Empty where the file cannot be taken."""
+        try:
+            adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
+        except StoreError as error:
+            self._local.committer.stop(error)
+            raise
+        here("engine.stage.appended")
+        return self._stage(header, first, adopted) if adopted else []
+
+    def _stage(self, header: BranchHeader, first: int, given: Sequence[tuple[BatchInfo | None, pa.RecordBatch]]) -> list[tuple[int, int]]:
+        """Name the parts ``first`` and on, all or none; what a part's bytes are appended for but is not kept is forgotten."""
+
+        def work(state: BrokerState, change: Change, now_us: int) -> list[tuple[int, int]]:
+            unkept = {info.batch_id for info, _ in given if info is not None}
             try:
-                staged = self._branches.part(header.branch, part)
-                if staged is None:
-                    staged = self._part(state, header, part, batch, checksum, info)
-                    self._branches.open(change, AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us))
-                    self._branches.stage(state, change, staged)
-                    kept = True
-                elif staged.rows != batch.num_rows:
-                    raise MissingBranch(f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not {batch.num_rows}")
-                return staged.rows, staged.checksum
+                known = [self._known(header, part, batch) for part, (_, batch) in enumerate(given, first)]
+                staged = [
+                    self._part(state, header, part, batch, info) if before is None else before
+                    for part, ((info, batch), before) in enumerate(zip(given, known, strict=True), first)
+                ]
+                for record, before in zip(staged, known, strict=True):  # nothing fails from here on
+                    if before is None:
+                        self._branches.open(change, AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us))
+                        self._branches.stage(state, change, record)
+                        unkept.discard(record.batch_id)
+                return [(record.rows, record.checksum) for record in staged]
             finally:
-                if info is not None and not kept:
-                    change.forgets.append(info.batch_id)
+                change.forgets += sorted(unkept)
 
         staged = self._local.run(work)
         here("engine.stage.durable")
         return staged
 
-    def _part(
-        self, state: BrokerState, header: BranchHeader, part: int, batch: pa.RecordBatch, checksum: int, info: BatchInfo | None
-    ) -> PartRecord:
+    def _known(self, header: BranchHeader, part: int, batch: pa.RecordBatch) -> PartRecord | None:
+        """The part where it is staged already. Raises MissingBranch where that is another one."""
+        staged = self._branches.part(header.branch, part)
+        if staged is not None and staged.rows != batch.num_rows:
+            raise MissingBranch(f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not {batch.num_rows}")
+        return staged
+
+    def _part(self, state: BrokerState, header: BranchHeader, part: int, batch: pa.RecordBatch, info: BatchInfo | None) -> PartRecord:
         """Raises BatchDecided for a late task, ExchangeNotFound, AccessRefused."""
         self._require_open(state, header)
         routing = state.route_batch(batch) if header.kind == "publish" else Routed({}, 0, [])
@@ -239,7 +261,7 @@ class EmbeddedEngine:
             attempt=header.attempt,
             rows=batch.num_rows,
             size_bytes=info.size_bytes if info else batch.nbytes,
-            checksum=checksum,
+            checksum=signed(info.checksum) if info else part_checksum(batch),
             batch_id=info.batch_id if info else 0,
             inline=b"" if info else _stream(batch),
             routes={str(queue): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in routing.selections.items()},

@@ -7,6 +7,7 @@ action                body -> results
 ``engine.<method>``   arguments of the :class:`~broker_core.engine.Engine` method -> its answer
 ``read``              ReadTicket -> :class:`~broker_core.assemble.ReadPlan`, then, where they are few, all rows (an Arrow IPC stream)
 ``stage``             :class:`PartHeader`, then one part (an Arrow IPC stream) -> :class:`PartReceipt`
+``adopt``             :class:`FileHeader` -> a list of PartReceipt; empty where the broker cannot have the file
 ``channel.<word>``    :class:`ChannelCall` -> the word's answer
 ``admin.<word>``      arguments -> the word's answer
 ====================  ==============================================================================================
@@ -35,6 +36,7 @@ import pyarrow as pa
 
 from broker_core import errors
 from broker_core.engine import BranchHeader, Engine, ReadTicket
+from broker_core.part_file import PartFile
 
 VERSION = 1  # of this contract; a server refuses another one
 
@@ -67,6 +69,15 @@ class Ticket:
 class PartHeader:
     header: BranchHeader
     part: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """Parts ``part``, ``part + 1``, ... of a branch are in a file of the writer."""
+
+    header: BranchHeader
+    part: int
+    file: PartFile
 
 
 @dataclass(frozen=True, slots=True)

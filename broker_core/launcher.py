@@ -47,7 +47,7 @@ class Broker:
             self._local = LocalBroker(store)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
-            self._engine = EmbeddedEngine(self._local)
+            self._engine = EmbeddedEngine(self._local, store.adopt if isinstance(store, DurableStore) else None)
             self._id = _data_id(directory) if directory else ""
             hello = flight.Hello(flight.VERSION, self._id, directory, os.getpid())
             self._server = _listen(self._engine, self._local, hello, host, port)

@@ -26,7 +26,12 @@ _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # checksums fit a bigint of Spark and an INTEGE
 
 def part_checksum(batch: pa.RecordBatch) -> int:
     """xxh3_64 of the batch's IPC message, without its highest bit."""
-    return xxhash.xxh3_64_intdigest(memoryview(batch.serialize())) & _SIGNED
+    return signed(xxhash.xxh3_64_intdigest(batch.serialize()))
+
+
+def signed(checksum: int) -> int:
+    """A checksum of 64 bits without its highest one."""
+    return checksum & _SIGNED
 
 
 def branch_checksum(parts: Iterable[int]) -> int:

@@ -83,6 +83,8 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             return self._read(flight.decode(ReadTicket, body))
         if word == "stage":
             return [flight.encode(self._stage_part(*flight.decode_part(body)))]
+        if word == "adopt":
+            return [flight.encode(self._stage_file(flight.decode(flight.FileHeader, body)))]
         if word == "hello":
             return [flight.encode(self._hello)]
         raise errors.RemoteProtocolError(f"unknown action {kind}.{word}; client and broker are of different versions")
@@ -160,6 +162,11 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         failpoint.here("server.stage.part")
         rows, checksum = self._engine.stage_part(part.header, part.part, batch)
         return flight.PartReceipt(part.part, rows, checksum)
+
+    def _stage_file(self, given: flight.FileHeader) -> list[flight.PartReceipt]:
+        failpoint.here("server.stage.file")
+        staged = self._engine.stage_file(given.header, given.part, given.file)
+        return [flight.PartReceipt(part, rows, checksum) for part, (rows, checksum) in enumerate(staged, given.part)]
 
     # -- around every call ------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
+from broker_core.part_file import PartFile
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import MAX_ROWS, Catalog
 from broker_core.store.codec import blank_bodies, merged_batch
@@ -81,6 +82,10 @@ class _Plan:
     sealed: list[int] = field(default_factory=list)
     forgotten: list[int] = field(default_factory=list)
     sequence: int = 0
+
+
+def _info(batch_id: int, place: Place) -> BatchInfo:
+    return BatchInfo(batch_id, place.rows, place.size_bytes, place.checksum)
 
 
 def _found(places: dict[int, Place], batch_id: int) -> Place:
@@ -186,6 +191,10 @@ class DurableStore:
         except FileNotFoundError:
             return 0
 
+    @property
+    def directory(self) -> Path:
+        return self._path
+
     def load(self) -> StoreImage:
         """Bodies in segments are not read. Raises CorruptCatalog."""
         try:
@@ -201,7 +210,7 @@ class DurableStore:
             rows.append(row)
         self._sequence = max([self._sequence, *(row.sequence for row in inbox)])
         self._next_batch_id = max([self._next_batch_id, *(batch_id + 1 for batch_id in self._inbox)])
-        batches = [BatchInfo(batch_id, place.rows, place.size_bytes) for batch_id, place in self._places.items()]
+        batches = [_info(batch_id, place) for batch_id, place in self._places.items()]
         return StoreImage(records, inbox, batches, self._sequence, self._clean)
 
     # Writing
@@ -241,7 +250,17 @@ class DurableStore:
             with self._lock:
                 self._staged[batch_id] = place
             failpoint.here("store.append.written")
-        return BatchInfo(batch_id, place.rows, place.size_bytes)
+        return _info(batch_id, place)
+
+    def adopt(self, file: PartFile) -> list[tuple[BatchInfo, pa.RecordBatch]]:
+        """Make a writer's file a segment: its batches are as if appended. Empty, and nothing done, where it cannot be had or is damaged."""
+        self._check_writable()
+        batch_ids = [self.new_batch_id() for _ in file.parts]
+        taken = self._segments.adopt_file(batch_ids, file)
+        with self._lock:
+            self._staged.update({batch_id: place for batch_id, (place, _) in zip(batch_ids, taken, strict=False)})
+        failpoint.here("store.adopt.linked")
+        return [(_info(batch_id, place), batch) for batch_id, (place, batch) in zip(batch_ids, taken, strict=False)]
 
     def sync(self) -> None:
         with self._writing():

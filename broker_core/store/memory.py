@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import xxhash
 
 from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
@@ -187,4 +188,4 @@ class MemoryStore:
 
 
 def _info(batch_id: int, batch: pa.RecordBatch) -> BatchInfo:
-    return BatchInfo(batch_id, batch.num_rows, body_bytes(batch))
+    return BatchInfo(batch_id, batch.num_rows, body_bytes(batch), xxhash.xxh3_64_intdigest(batch.serialize()))

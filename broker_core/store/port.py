@@ -25,6 +25,7 @@ class BatchInfo:
     batch_id: int
     rows: int
     size_bytes: int  # of the bodies
+    checksum: int  # xxh3_64 of its encapsulated IPC message
 
 
 @dataclass(slots=True)

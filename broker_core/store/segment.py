@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +21,15 @@ from typing import NamedTuple
 import pyarrow as pa
 import xxhash
 
+from broker_core import failpoint
 from broker_core.errors import CorruptSegment, DataLoss, OptionError
 from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
+from broker_core.part_file import END_MARK as END_MARK
+from broker_core.part_file import PartFile
 from broker_core.store.codec import body_bytes
 from broker_core.store.directory import segment_path, sync_directory
 
 ROLL_BYTES = 128 * 1024 * 1024
-END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0
 _MAX_BRANCH_FILES = 8  # open at a time
 
 
@@ -68,6 +70,15 @@ def _write_all(descriptor: int, data: pa.Buffer | bytes, path: Path) -> None:
             view = view[os.write(descriptor, view) :]
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _link(descriptor: int, path: Path) -> None:
+    """Name the open file ``path``. Raises OSError."""
+    root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=root)  # with a directory, Python follows the link that /proc shows
+    finally:
+        os.close(root)
 
 
 def read_buffer(path: Path, batch_id: int, place: Place) -> pa.Buffer:
@@ -173,6 +184,32 @@ class Segments:
             segment.live.add(batch_id)
             self._idle.discard(segment.number)
         return Place(segment.number, position, data.size, batch.num_rows, body_bytes(batch), checksum)
+
+    def adopt_file(self, batch_ids: Sequence[int], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
+        """A closed segment out of a writer's file, its checksums compared. Durable after ``sync``. Empty where that cannot be done."""
+        try:
+            failpoint.here("store.adopt.open")
+            descriptor = file.open()
+        except OSError:
+            return []
+        try:
+            batches = list(file.batches(descriptor))
+            with self._lock:
+                number, self.next_number = self.next_number, self.next_number + 1
+            _link(descriptor, self.path(number))
+        except (OSError, ValueError):
+            os.close(descriptor)
+            return []
+        schema_bytes = MESSAGE_SCHEMA.serialize().to_pybytes()
+        segment = Segment(
+            number, "message", MESSAGE_SCHEMA, schema_bytes, file.size_bytes, set(batch_ids), descriptor, ended=True, new=True
+        )
+        with self._lock:
+            self._segments[number] = self._dirty[number] = segment
+        return [
+            (Place(number, part.position, part.length, part.rows, body_bytes(batch), part.checksum), batch)
+            for part, batch in zip(file.parts, batches, strict=True)
+        ]
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
@@ -166,6 +167,7 @@ def test_an_appended_batch_that_no_commit_names_does_not_exist_after_a_crash(cas
 def test_a_named_batch_reads_back_equal_and_with_its_size(case: Case) -> None:
     batch = messages(b"abc", b"", b"x" * 1000)
     info = case.store.append(batch.slice(1))
+    assert info.checksum == xxhash.xxh3_64_intdigest(batch.slice(1).serialize())
     case.store.commit([Change(sequence=3, names=[info.batch_id])])
     assert (info.rows, info.size_bytes) == (2, 1000)
     assert case.store.read(info.batch_id).equals(batch.slice(1))

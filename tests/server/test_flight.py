@@ -102,11 +102,12 @@ def test_flipped_byte_in_a_mapped_segment_is_the_brokers_error_with_file_and_bat
             list(client.read(_ticket(client, "q")))
 
 
-def test_broker_memory_stays_flat_while_1_500_000_messages_are_staged(served: Served) -> None:
+@pytest.mark.parametrize("by_files", [False, True])
+def test_broker_memory_stays_flat_while_1_500_000_messages_are_staged(served: Served, by_files: bool) -> None:
     served.start()
     process = psutil.Process(served.pid)
     sizes: list[int] = []
-    with BrokerClient(served.url) as client:
+    with BrokerClient(served.url, map_files=by_files) as client:
         fill(client, "q", 0)
         batch = pa.record_batch({"body": [b"x" * 100] * 10_000})
 
@@ -121,6 +122,20 @@ def test_broker_memory_stays_flat_while_1_500_000_messages_are_staged(served: Se
         assert max(sizes) - settled < 60 * MEGABYTE, "the 100 MB still to come must not stay in memory"
         assert client.commit_branches("token", [staged]) == 1_500_000
         assert client.queues()[0].messages == 1_500_000
+
+
+@pytest.mark.parametrize("fault", ["store.adopt.open@1=raise", "store.adopt.open@2=raise", "no files without a name"])
+def test_rows_go_over_flight_from_where_on_their_files_cannot_be_had(served: Served, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_core.client.FILE_BYTES", 2 * 1024 * 1024)
+    if fault.startswith("no"):
+        monkeypatch.setattr(os, "O_TMPFILE", 0)
+    served.start(fault if "=" in fault else "")
+    batches = [pa.record_batch({"body": [str(first + row).encode() for row in range(50_000)]}) for first in range(0, 300_000, 50_000)]
+    with BrokerClient(served.url) as client:
+        fill(client, "q", 0)
+        staged = client.stage(_publish_header("q"), batches)
+        assert client.commit_branches("token", [staged]) == staged.rows == 300_000
+        assert bodies(client, "q") == [str(row).encode() for row in range(300_000)]
 
 
 def test_branches_to_apply_come_back_with_their_own_schema(served: Served) -> None:

@@ -13,6 +13,7 @@ import pytest
 from broker_core import errors
 from broker_core.client import BrokerClient
 from broker_core.engine import BranchHeader
+from broker_core.store.verify import verify
 from tests.server.conftest import MicroBatch, Served, bodies, end_broker, eventually, fill
 
 pytestmark = pytest.mark.crash
@@ -97,8 +98,16 @@ def test_read_goes_on_at_the_next_row_when_the_broker_is_killed(served: Served) 
         assert Counter(bodies(client, "out")) == _numbers(60_000)
 
 
-@pytest.mark.parametrize("step", ["server.stage.part@3", "engine.stage.durable@3", "server.reply.part@2"])
-def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(served: Served, step: str) -> None:
+# the steps of staging by sent parts, and by files on the broker's host
+PART_STEPS = [(False, step) for step in ("server.stage.part@3", "engine.stage.durable@3", "server.reply.part@2")]
+FILE_STEPS = [(True, step) for step in ("server.stage.file@2", "store.adopt.linked@2", "engine.stage.durable@2", "server.reply.adopt@2")]
+
+
+@pytest.mark.parametrize(("by_files", "step"), PART_STEPS + FILE_STEPS)
+def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
+    served: Served, by_files: bool, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker_core.client.FILE_BYTES", 2 * 1024 * 1024)
     served.start()
     with BrokerClient(served.url) as client:
         fill(client, "out", 0)
@@ -113,7 +122,7 @@ def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(s
             pulled.append(number)
             yield batch
 
-    with BrokerClient(served.url) as client:
+    with BrokerClient(served.url, map_files=by_files) as client:
         staged = client.stage(BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), rows())
         restarting.join()
         assert pulled == list(range(6)), "the rows are pulled once, whatever breaks"
@@ -123,14 +132,17 @@ def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(s
         assert Counter(bodies(client, "out")) == _numbers(300_000)
 
 
-def test_lost_part_receipt_stages_the_part_once(served: Served) -> None:
-    served.start("server.reply.part@2=drop")
-    with BrokerClient(served.url) as client:
+@pytest.mark.parametrize(("by_files", "reply"), [(False, "server.reply.part@2"), (True, "server.reply.adopt@1")])
+def test_lost_receipt_stages_the_part_once(served: Served, by_files: bool, reply: str) -> None:
+    served.start(f"{reply}=drop")
+    with BrokerClient(served.url, map_files=by_files) as client:
         fill(client, "out", 0)
         batch = pa.record_batch({"body": [b"x" * 100] * 60_000})
         staged = client.stage(BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), [batch] * 4)
         assert client.commit_branches("token", [staged]) == 240_000
         assert client.available(["out"])["out"].rows == 240_000
+    served.terminate()
+    assert verify(served.directory).problems == []
 
 
 def test_channel_commit_is_found_by_its_token_when_the_broker_dies_after_it(served: Served) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import PartRecord, Record, RunRecord
 from broker_core.errors import CorruptSegment, DataLoss, OptionError
 from broker_core.message import MESSAGE_SCHEMA
+from broker_core.part_file import PartFile, PartWriter, encapsulated
 from broker_core.store.durable import DurableStore
 from broker_core.store.segment import END_MARK
 from broker_core.store.verify import verify
@@ -128,6 +131,72 @@ def test_a_segment_cut_short_or_removed_is_told_by_read_and_verify_and_not_repai
         store.read(last)
     store.close()
     assert not verify(tmp_path).ok
+
+
+def handed_over(path: Path, *batches: pa.RecordBatch) -> tuple[PartWriter, PartFile]:
+    writer = PartWriter(str(path))
+    for batch in batches:
+        writer.append(batch)
+    return writer, writer.end()
+
+
+def test_a_writers_file_becomes_a_closed_segment_with_the_same_checksums(tmp_path: Path) -> None:
+    batches = [messages(3), messages(5)]
+    with contextlib.closing(DurableStore(tmp_path)) as store:
+        store.load()
+        writer, file = handed_over(tmp_path, *batches)
+        infos = [info for info, _ in store.adopt(file)]
+        store.commit([Change(names=[info.batch_id for info in infos])])
+        writer.close()
+        assert [info.checksum for info in infos] == [store.append(batch).checksum for batch in batches]
+        location = store.locate(infos[0].batch_id)
+        assert location is not None
+        with pa.ipc.open_stream(Path(location.path).read_bytes()) as stream:
+            assert list(stream) == batches
+    with contextlib.closing(DurableStore(tmp_path)) as store:
+        store.load()
+        assert [store.read(info.batch_id) for info in infos] == batches
+    assert verify(tmp_path).problems == []
+
+
+@pytest.mark.parametrize("batch", [messages(3), messages(50).slice(7, 20), messages(1, b""), messages(0), branch_rows(9)])
+def test_a_batch_in_pieces_has_the_bytes_of_its_serialized_message(batch: pa.RecordBatch) -> None:
+    assert b"".join(memoryview(piece) for piece in encapsulated(batch)) == batch.serialize().to_pybytes()
+
+
+def test_a_writers_file_that_is_never_handed_over_or_never_named_leaves_nothing(tmp_path: Path) -> None:
+    store = DurableStore(tmp_path)
+    store.load()
+    handed_over(tmp_path, messages(3))[0].close()
+    assert files(tmp_path) == []
+    writer, file = handed_over(tmp_path, messages(3))
+    ((unnamed, _),) = store.adopt(file)
+    writer.close()
+    assert len(files(tmp_path)) == 1
+    store.commit([Change(forgets=[unnamed.batch_id])])
+    assert files(tmp_path) == []
+    writer, file = handed_over(tmp_path, messages(3))
+    store.adopt(file)
+    writer.close()
+    store.close(clean=False)  # as a crash before the commit
+    assert len(files(tmp_path)) == 1
+    with contextlib.closing(DurableStore(tmp_path)):
+        assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("fault", ["inode", "size_bytes", "pid", "checksum", "rows", "length"])
+def test_a_writers_file_that_is_not_what_it_is_said_to_be_is_not_taken(fault: str, store: DurableStore, tmp_path: Path) -> None:
+    writer, file = handed_over(tmp_path, messages(3))
+    if fault in ("checksum", "rows", "length"):
+        wrong = replace(file, parts=(replace(file.parts[0], **{fault: 8}),))
+    else:
+        wrong = replace(file, **{fault: 1 << 22})
+    assert store.adopt(wrong) == []
+    assert files(tmp_path) == []
+    ((info, batch),) = store.adopt(file)
+    writer.close()
+    store.commit([Change(names=[info.batch_id])])
+    assert batch == store.read(info.batch_id) == messages(3)
 
 
 def test_a_torn_tail_is_cut_and_the_file_ends_as_a_stream(tmp_path: Path) -> None:

@@ -1,0 +1,169 @@
+"""Parts that a writer on the broker's host hands over as a file: written once, by the writer, where the broker keeps its segments.
+
+The file has no name until the broker gives it one (``O_TMPFILE``, then a link to the writer's descriptor), so a writer that dies leaves
+nothing behind. It has the form of a closed segment: the schema message, one encapsulated message for each part, the end mark.
+
+Not here: naming, syncing and committing it (``store``), and sending rows where files cannot be handed over (``client.py``).
+
+Invariant: nothing in the file counts before the broker has compared its inode and every checksum, synced it and committed its parts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+import xxhash
+
+from broker_core import failpoint
+from broker_core.errors import DiskFull, StoreFailed
+from broker_core.message import MESSAGE_SCHEMA
+
+END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0
+EARLY_BYTES = 16 * 1024 * 1024  # written since the last sync: enough that its flush of the disk does not count
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """Where a part lies: one encapsulated IPC message."""
+
+    position: int
+    length: int
+    rows: int
+    checksum: int  # xxh3_64 of those bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """An ended file, held open by process ``pid``; ``device`` and ``inode`` tell it from another one under the same numbers."""
+
+    pid: int
+    descriptor: int
+    device: int
+    inode: int
+    size_bytes: int
+    parts: tuple[FilePart, ...]
+
+    def open(self) -> int:
+        """A descriptor of this process for reading. Raises OSError where it is not this file, as between containers."""
+        descriptor = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDONLY)
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino, found.st_size) != (self.device, self.inode, self.size_bytes):
+            os.close(descriptor)
+            raise OSError(errno.ESTALE, "another file than the writer's")
+        return descriptor
+
+    def batches(self, descriptor: int) -> Iterator[pa.RecordBatch]:
+        """The parts, mapped from ``descriptor``, each verified. Raises ValueError (ArrowInvalid is one), OSError."""
+        schema_bytes = memoryview(MESSAGE_SCHEMA.serialize())
+        with pa.memory_map(f"/proc/self/fd/{descriptor}") as file:
+            if memoryview(file.read_buffer(len(schema_bytes))) != schema_bytes:
+                raise ValueError("a file of parts must have the schema of messages")
+            for part in self.parts:
+                file.seek(part.position)
+                data = file.read_buffer(part.length)
+                if len(data) != part.length or xxhash.xxh3_64_intdigest(data) != part.checksum:
+                    raise ValueError(f"the part at position {part.position} is not what its checksum says")
+                batch = pa.ipc.read_record_batch(data, MESSAGE_SCHEMA)
+                if batch.num_rows != part.rows:
+                    raise ValueError(f"the part at position {part.position} has {batch.num_rows} rows instead of {part.rows}")
+                yield batch
+
+
+class _Pieces:
+    """A file to Arrow, which writes the buffers of a batch as they are; kept, not copied."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.written: list[pa.Buffer | bytes] = []
+
+    def write(self, piece: pa.Buffer | bytes) -> int:
+        self.written.append(piece)
+        return len(piece)
+
+    def flush(self) -> None:
+        return
+
+
+def encapsulated(batch: pa.RecordBatch) -> list[pa.Buffer | bytes]:
+    """The bytes of ``batch.serialize()`` in order, without a copy of the batch: what is large are its own buffers."""
+    pieces = _Pieces()
+    schema_bytes = batch.schema.serialize().size
+    with pa.ipc.new_stream(pa.PythonFile(pieces, "w"), batch.schema) as writer:
+        writer.write_batch(batch)
+        written = list(pieces.written)
+    while schema_bytes > 0:  # the stream starts with it
+        schema_bytes -= len(written.pop(0))
+    return written
+
+
+class PartWriter:
+    """Writes parts of MESSAGE_SCHEMA to a new file without a name in a data directory. Its pages go to the disk while the next are made."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises OSError where this system, file system or user cannot."""
+        flag = getattr(os, "O_TMPFILE", 0)  # Linux has it
+        if not flag:
+            raise OSError(errno.ENOTSUP, "no files without a name here")
+        self._directory = directory
+        self._descriptor = os.open(os.path.join(directory, "segments"), flag | os.O_RDWR, 0o644)
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="part-file")
+        self._syncing: Future[None] | None = None
+        self._parts: list[FilePart] = []
+        self._early_bytes = 0  # are synced, or will soon be
+        self.size_bytes = 0
+        self._write(MESSAGE_SCHEMA.serialize())
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Raises DiskFull, StoreFailed: the file is given up then, and the broker works on."""
+        position, checksum = self.size_bytes, xxhash.xxh3_64()
+        for piece in encapsulated(batch):
+            checksum.update(piece)
+            self._write(piece)
+        self._parts.append(FilePart(position, self.size_bytes - position, batch.num_rows, checksum.intdigest()))
+        if self.size_bytes - self._early_bytes >= EARLY_BYTES:
+            self._synced()
+            # only to be early: the broker syncs before it commits, and an error that is met here is raised here
+            self._syncing = self._disk.submit(os.fdatasync, self._descriptor)
+            self._early_bytes = self.size_bytes
+
+    def end(self) -> PartFile:
+        """The file as the broker takes it. Raises DiskFull, StoreFailed."""
+        self._write(END_MARK)
+        self._synced()
+        failpoint.here("client.file.written")
+        found = os.fstat(self._descriptor)
+        return PartFile(os.getpid(), self._descriptor, found.st_dev, found.st_ino, self.size_bytes, tuple(self._parts))
+
+    def close(self) -> None:
+        """A file that the broker has not named is gone with it."""
+        self._disk.shutdown()
+        os.close(self._descriptor)
+
+    def _write(self, data: pa.Buffer | bytes) -> None:
+        view = memoryview(data)
+        self.size_bytes += len(view)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _synced(self) -> None:
+        try:
+            if self._syncing is not None:
+                self._syncing.result()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> DiskFull | StoreFailed:
+        what = f"rows could not be written to {self._directory}: {error.strerror}; nothing of them was published"
+        if error.errno in _FULL:
+            return DiskFull(f"{what}: free some space, then write them again")
+        return StoreFailed(f"{what}: check the disk, then write them again")
