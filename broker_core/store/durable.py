@@ -379,6 +379,8 @@ class DurableStore:
                     rows = self._inbox[row[0]] = []
                 rows.append(row)
             self._sequence = max(self._sequence, plan.sequence, plan.rows[-1].sequence if plan.rows else 0)
+            if not plan.put and not plan.forgotten:
+                return
             for batch_id, place in plan.put.items():
                 self._places[batch_id] = place
                 self._staged.pop(batch_id, None)
