@@ -132,10 +132,6 @@ class Batches:
         self.full.append(batch_id)
         return batch
 
-    def give_up(self, batch_id: int) -> None:
-        """A stored batch that nothing pins and nothing will."""
-        self._dead.append(batch_id)
-
     def may_expire(self, batch: Batch) -> bool:
         """Whether some message of it has an expiration of its own; a stored batch is read once to find out."""
         if batch.expiring is None:

@@ -91,11 +91,10 @@ class Claims:
             raise OptionError("the stream names no queue; give the option queue")
         begin = {log: int(offset) for log, offset in start.items() if offset != START}
         symbolic = [log for log in queues if start[log] == START]
-        if begin:
-            self._require_end(app_id, begin)
+        acked = dict(begin)
+        finished = self._require_end(app_id, acked) if acked else None
         for queue in queues.values():
             state.require_ownable(queue, app_id)
-        acked = dict(begin)
         lineage = self._lineage(app_id, list(queues))
         origin_record: OriginRecord | None = None
         if symbolic:
@@ -109,8 +108,8 @@ class Claims:
             state.own(change, queue, app_id)
         if origin_record is not None:
             self._keep_origin(change, origin_record)
-        if acked:  # Spark has everything below a concrete start in its commit log
-            self._ack(state, change, app_id, acked)
+        if finished is not None:  # Spark has everything below a concrete start in its commit log
+            self._ack(state, change, app_id, finished, acked)
         if known is None:
             if end == begin:
                 return start
@@ -307,11 +306,10 @@ class Claims:
         """S5: Spark has everything below ``end`` in its commit log."""
         vector = {log: int(offset) for log, offset in end.items() if offset != START}
         if vector:
-            self._require_end(app_id, vector)
-            self._ack(state, change, app_id, vector)
+            self._ack(state, change, app_id, self._require_end(app_id, vector), vector)
 
-    def _ack(self, state: BrokerState, change: Change, app_id: str, vector: Mapping[str, int]) -> None:
-        """Settle what is below ``vector``, and let all go but the last finished range.
+    def _ack(self, state: BrokerState, change: Change, app_id: str, finished: ClaimRecord, vector: Mapping[str, int]) -> None:
+        """Settle what is below ``vector``, where ``finished`` ends, and let all go but the range of ``finished``.
 
         That range stays until the next ack: somebody who loses Spark's newest commit log entry makes it run that batch again.
         """
@@ -320,7 +318,6 @@ class Claims:
                 passed = replace(entry, passed=True)
                 self._origins[(app, key)] = passed
                 change.puts.append(passed)
-        finished = self._require_end(app_id, vector)
         for log, offset in vector.items():
             queue = state.queues.get(log)
             if queue is not None and queue.owner == app_id:

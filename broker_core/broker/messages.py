@@ -187,11 +187,6 @@ class Messages(Topology):
                     f"are over x-max-length-bytes {limit}; nothing was enqueued"
                 )
 
-    def require_room(self, arriving: Mapping[int, int]) -> None:
-        """Messages per queue id that a commit is about to bring. Raises PreconditionFailed for a full reject-publish queue."""
-        found = {self.queues_by_id[queue_id]: (count, 0) for queue_id, count in arriving.items() if queue_id in self.queues_by_id}
-        self.check_overflow(found)
-
     def _measure(self, queue: Queue, start: int) -> None:
         """Body sizes of a queue that is limited in bytes, from offset ``start`` on."""
         if "x-max-length-bytes" not in queue.arguments:

@@ -385,8 +385,8 @@ def the_decision_deletes(patch: Patch) -> None:
 def acks_delete_all(patch: Patch) -> None:
     ack = Claims._ack
 
-    def without(self: Claims, state: Any, change: Any, app_id: str, vector: dict[str, int]) -> None:
-        ack(self, state, change, app_id, vector)
+    def without(self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]) -> None:
+        ack(self, state, change, app_id, finished, vector)
         for log, offset in vector.items():
             state.queue(log).ack_to(offset)
             state.queue(log).record(change)
