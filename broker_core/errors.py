@@ -3,6 +3,10 @@
 TxmqError
 ├── OptionError              an option, a schema or a value the user gave
 ├── ProtocolError            LocalProtocolError (we sent nonsense), RemoteProtocolError (they did)
+│   └── ConnectionException  AMQP connection exceptions: reply_code and reply_name of the specification
+│       ├── ConnectionForced (320), InvalidPath (402), ConnectionAccessRefused (403)
+│       ├── FrameError, MethodSyntaxError, CommandInvalid, ChannelNumberError, UnexpectedFrame, ResourceExhausted (501 to 506)
+│       └── NotAllowed (530), NotImplementedFeature (540), InternalFault (541)
 ├── ConnectionFailed         nothing listens, or the connection broke; retriable
 ├── ChannelError             AMQP channel exceptions: reply_code and reply_name of the specification
 │   ├── QueueNotFound, ExchangeNotFound (404), AccessRefused (403), ResourceLocked (405)
@@ -39,9 +43,11 @@ class TxmqError(Exception):
         if "code" in cls.__dict__:
             _BY_CODE[cls.code] = cls
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, message: str, advice: str = "") -> None:
+        """``message`` says what happened to which thing, ``advice`` what to do, where that is not part of it already."""
+        self.summary = message
+        self.message = f"{message}: {advice}" if advice else message
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.message}"
@@ -66,6 +72,70 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     code = "TXMQ_PROTOCOL_REMOTE"
+
+
+class ConnectionException(RemoteProtocolError):
+    """An AMQP 0-9-1 connection exception (specification 1.2, constants): the connection is closed with it."""
+
+    code = "TXMQ_AMQP_CONNECTION"
+    reply_code: ClassVar[int] = 541
+    reply_name: ClassVar[str] = "INTERNAL_ERROR"
+
+
+class ConnectionForced(ConnectionException):
+    """The broker ends."""
+
+    code, reply_code, reply_name = "TXMQ_AMQP_CONNECTION_FORCED", 320, "CONNECTION_FORCED"
+
+
+class InvalidPath(ConnectionException):
+    code, reply_code, reply_name = "TXMQ_AMQP_INVALID_PATH", 402, "INVALID_PATH"
+
+
+class ConnectionAccessRefused(ConnectionException):
+    """The user, its password or the virtual host."""
+
+    code, reply_code, reply_name = "TXMQ_AMQP_CONNECTION_REFUSED", 403, "ACCESS_REFUSED"
+
+
+class FrameError(ConnectionException):
+    code, reply_code, reply_name = "TXMQ_AMQP_FRAME", 501, "FRAME_ERROR"
+
+
+class MethodSyntaxError(ConnectionException):
+    """A frame that says something it cannot mean."""
+
+    code, reply_code, reply_name = "TXMQ_AMQP_SYNTAX", 502, "SYNTAX_ERROR"
+
+
+class CommandInvalid(ConnectionException):
+    code, reply_code, reply_name = "TXMQ_AMQP_COMMAND_INVALID", 503, "COMMAND_INVALID"
+
+
+class ChannelNumberError(ConnectionException):
+    """A channel that is not open, or open already."""
+
+    code, reply_code, reply_name = "TXMQ_AMQP_CHANNEL_NUMBER", 504, "CHANNEL_ERROR"
+
+
+class UnexpectedFrame(ConnectionException):
+    code, reply_code, reply_name = "TXMQ_AMQP_UNEXPECTED_FRAME", 505, "UNEXPECTED_FRAME"
+
+
+class ResourceExhausted(ConnectionException):
+    code, reply_code, reply_name = "TXMQ_AMQP_RESOURCE", 506, "RESOURCE_ERROR"
+
+
+class NotAllowed(ConnectionException):
+    code, reply_code, reply_name = "TXMQ_AMQP_NOT_ALLOWED", 530, "NOT_ALLOWED"
+
+
+class NotImplementedFeature(ConnectionException):
+    code, reply_code, reply_name = "TXMQ_AMQP_NOT_IMPLEMENTED", 540, "NOT_IMPLEMENTED"
+
+
+class InternalFault(ConnectionException):
+    code, reply_code, reply_name = "TXMQ_AMQP_INTERNAL", 541, "INTERNAL_ERROR"
 
 
 class ConnectionFailed(TxmqError):
