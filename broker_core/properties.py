@@ -14,10 +14,11 @@ where it needs 64 bits.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from broker_core.errors import LocalProtocolError, RemoteProtocolError
@@ -66,6 +67,12 @@ _NUMBERS: dict[int, struct.Struct] = {
 
 class Timestamp(int):
     """Seconds since the epoch; a type of its own, so that a header keeps its AMQP type ``T``."""
+
+    __slots__ = ()
+
+
+class Long(int):
+    """A header value that is encoded as ``l``, whatever its size: RabbitMQ's counts are, and Java clients tell the types apart."""
 
     __slots__ = ()
 
@@ -221,6 +228,8 @@ def _value(value: Any, name: str, depth: int) -> bytes:
             return b"t\x01" if value else b"t\x00"
         case Timestamp():
             return b"T" + _U64.pack(_integer(int(value), name, 64))
+        case Long():
+            return b"l" + _I64.pack(value)
         case int():
             return _encode_int(value, name)
         case float():
@@ -341,6 +350,70 @@ def _expect_end(reader: _Reader) -> None:
         raise _damaged(f"{len(reader.data) - reader.position} bytes are left over at byte {reader.position}")
 
 
+# -- checking ----------------------------------------------------------------------------------------------------------
+
+_SIZES = {kind: shape.size for kind, shape in _NUMBERS.items()} | {ord("t"): 1, ord("D"): _DECIMAL.size, ord("T"): 8, ord("V"): 0}
+_LONG_STRING, _BYTES = ord("S"), ord("x")
+
+
+@lru_cache(maxsize=1024)
+def _plan(flags: int) -> tuple[int, ...]:
+    """For each property that ``flags`` announce: its size in bytes, 0 for a short string, -1 for the headers."""
+    sizes = {"headers": -1, "delivery_mode": 1, "priority": 1, "timestamp": 8}
+    return tuple(sizes.get(name, 0) for name in NAMES if flags & _FLAG[name])
+
+
+def check(data: bytes) -> None:
+    """Raises RemoteProtocolError exactly where ``Properties.decode`` does, in a fraction of its time."""
+    try:
+        sound = not data or (not data[1] & _UNKNOWN_FLAGS and _end_of_list(data) == len(data))
+    except (IndexError, struct.error, UnicodeDecodeError):
+        sound = False
+    if not sound:
+        Properties.decode(data)  # knows what to say
+
+
+def _end_of_list(data: bytes) -> int:
+    """The position behind the list; beyond the end of ``data`` where it is cut short."""
+    position = 2
+    for size in _plan(data[0] << 8 | data[1]):
+        if size > 0:
+            position += size
+        elif size == 0:
+            start = position + 1
+            position = start + data[position]
+            data[start:position].decode()
+        else:
+            position = _end_of_table(data, position)
+    return position
+
+
+def _end_of_table(data: bytes, position: int) -> int:
+    (length,) = _U32.unpack_from(data, position)
+    start, position = position, position + 4
+    end: int = position + length
+    while position < end:
+        name = position + 1
+        position = name + data[position]
+        data[name:position].decode()
+        kind = data[position]
+        position += 1
+        size = _SIZES.get(kind)
+        if size is not None:
+            position += size
+        elif kind in (_LONG_STRING, _BYTES):
+            position += 4 + _U32.unpack_from(data, position)[0]
+        else:  # a table or an array inside: the plain way counts how deep they are
+            reader = _Reader(data)
+            reader.position = start
+            reader.table()
+            return reader.position
+    return position if position == end else len(data) + 1
+
+
+# -- one property ------------------------------------------------------------------------------------------------------
+
+
 def _one(data: bytes, wanted: str) -> Any:
     """One property; what stands before it is skipped by its length, what stands behind it is not looked at."""
     if not data:
@@ -364,11 +437,91 @@ def _one(data: bytes, wanted: str) -> Any:
 
 def delivery_mode(data: bytes) -> int | None:
     """1 transient, 2 persistent, None where the encoded properties do not say. Raises RemoteProtocolError."""
-    mode: int | None = _one(data, "delivery_mode")
-    return mode
+    if not data or not data[0] & 0x10:
+        return None
+    try:  # every publish comes by here: content type, encoding and headers are skipped by their lengths, as ``_one`` does
+        flags, position = data[0], 2
+        if flags & 0x80:
+            position += 1 + data[position]
+        if flags & 0x40:
+            position += 1 + data[position]
+        if flags & 0x20:
+            position += 4 + int.from_bytes(data[position : position + 4], "big")
+        return data[position]
+    except IndexError:
+        raise _damaged(f"they end at byte {len(data)} in the middle of a value") from None
 
 
 def expiration(data: bytes) -> str | None:
     """The time to live in milliseconds as the sender's text, not checked to be a number; None: none. Raises RemoteProtocolError."""
+    if not data or not data[0] & 0x01:
+        return None
     text: str | None = _one(data, "expiration")
     return text
+
+
+def priority(data: bytes) -> int | None:
+    """The message's priority; None where the encoded properties do not say. Raises RemoteProtocolError."""
+    found: int | None = _one(data, "priority")
+    return found
+
+
+def rewrite(data: bytes, headers: Mapping[str, Any], without: Collection[str] = ()) -> bytes:
+    """Encoded properties with some headers put in place of their old values (None: taken out), and some properties left out.
+
+    Everything else stays byte for byte, so that header values keep their types. Raises RemoteProtocolError, LocalProtocolError.
+    """
+    kept = _raw_headers(data)
+    for name, value in headers.items():
+        kept.pop(name, None)
+        if value is not None:
+            kept[name] = _value(value, name, 1)
+    flags = 0
+    parts: list[bytes] = []
+    found = _raw_properties(data) if data else {}
+    if kept:
+        found["headers"] = _sized(b"".join(_short_string(name, name) + raw for name, raw in kept.items()))
+    else:
+        found.pop("headers", None)
+    for name in NAMES:
+        if name in found and name not in without:
+            flags |= _FLAG[name]
+            parts.append(found[name])
+    return _U16.pack(flags) + b"".join(parts) if flags else b""
+
+
+def _raw_properties(data: bytes) -> dict[str, bytes]:
+    """Each property's bytes, undecoded."""
+    reader = _Reader(data)
+    flags = _flags(reader)
+    found: dict[str, bytes] = {}
+    for name in NAMES:
+        if flags & _FLAG[name]:
+            start = reader.position
+            if name == "headers":
+                reader.position = reader._end_of_length()
+            elif name == "timestamp":
+                reader.take(8)
+            elif name in _OCTETS:
+                reader.take(1)
+            else:
+                reader.take(reader.number(_U8))
+            found[name] = data[start : reader.position]
+    _expect_end(reader)
+    return found
+
+
+def _raw_headers(data: bytes) -> dict[str, bytes]:
+    """Each header's value with its type in front, undecoded."""
+    raw = _raw_properties(data).get("headers") if data else None
+    if raw is None:
+        return {}
+    reader = _Reader(raw)
+    end = reader._end_of_length()
+    found: dict[str, bytes] = {}
+    while reader.position < end:
+        name = reader.short_string()
+        start = reader.position
+        reader.value(0)
+        found[name] = raw[start : reader.position]
+    return found

@@ -1,0 +1,449 @@
+"""Bytes of one direction of a connection become events: frames (specification 4.2.3), contents (4.2.6), commands.
+
+Not here: whether a command may come now (``states.py``), and what it does.
+
+Invariant: events depend on the bytes alone, not on how they are cut into chunks. Any bytes give events and at most one
+:class:`Violation`, the last event; ``feed`` raises nothing. What is kept between two calls is below ``frame_max`` for the frame that
+is not complete, and at most ``max_pending_bytes`` for all contents in assembly together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from broker_core.amqp.v0_9_1.codec import decode_payload, erlang_binary, method_type
+from broker_core.amqp.v0_9_1.events import Command, ContentTooLarge, Event, Heartbeat, ProtocolHeader, Violation
+from broker_core.amqp.v0_9_1.methods import METHODS, BasicAck, BasicPublish, ConnectionOpen, Method
+from broker_core.errors import (
+    ConnectionException,
+    FrameError,
+    MethodSyntaxError,
+    RemoteProtocolError,
+    ResourceExhausted,
+    UnexpectedFrame,
+)
+from broker_core.properties import check
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+
+DEFAULT_FRAME_MAX = 131072
+DEFAULT_MAX_BODY_BYTES = 128 << 20
+DEFAULT_MAX_PENDING_BYTES = 256 << 20
+
+METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+FRAME_END = 0xCE
+FRAME_OVERHEAD = 8  # type, channel and size before the payload, the end octet behind it
+
+_FRAME = struct.Struct(">BHI")  # type, channel, payload size
+_CONTENT_HEADER = struct.Struct(">HHQ")  # class, weight, body size
+_ASSEMBLY_BYTES = 512  # what a content in assembly costs beside its bytes
+
+# -- the fast path: what it looks up, bounded because clients choose the keys -------------------------------------------
+
+_METHOD_FRAME = struct.Struct(">BHII").unpack_from  # type, channel, payload size, class and method in one
+_HEADER_FRAME = struct.Struct(">BHIIQ").unpack_from  # type, channel, payload size, class and weight in one, body size
+_FRAME_AT = _FRAME.unpack_from
+_ACK_FIELDS = struct.Struct(">QBB").unpack_from  # delivery tag, bits, end of frame
+_ACK_IDS = BasicAck.CLASS_ID << 16 | BasicAck.METHOD_ID
+_PUBLISH_IDS = BasicPublish.CLASS_ID << 16 | BasicPublish.METHOD_ID
+_BASIC_IDS = BasicPublish.CLASS_ID << 16  # weight 0
+
+_new_tuple: Callable[[type[Command], tuple[int, Method, bytes, bytes]], Command] = tuple.__new__
+# A frozen dataclass sets its fields through object.__setattr__, which is slower than the slots themselves.
+_new_method: Callable[[type[BasicAck]], BasicAck] = object.__new__
+_set_delivery_tag = vars(BasicAck)["delivery_tag"].__set__
+_set_multiple = vars(BasicAck)["multiple"].__set__
+
+_MEMO_ENTRIES = 4096
+_MEMO_KEY_BYTES = 256
+_SEEN: dict[bytes, Method] = {}  # only methods of _REPEATED: their instances never change, so connections share them
+_REPEATED = frozenset(
+    kind
+    for kind in METHODS.values()
+    if (kind is BasicPublish or not kind.HAS_CONTENT)
+    and not {"table", "longlong", "longstr"} & {field_type for _, field_type in kind.LAYOUT}
+)
+_KNOWN_PROPERTIES: set[bytes] = set()
+
+
+def _publish(payload: bytes) -> Method | None:
+    """The basic.publish of a payload without the detour over its layout, None where it is damaged."""
+    try:
+        routing_key = 7 + payload[6]
+        end = routing_key + 1 + payload[routing_key]
+        bits = payload[end]
+        exchange_text, routing_key_text = payload[7:routing_key].decode(), payload[routing_key + 1 : end].decode()
+    except (IndexError, UnicodeDecodeError):
+        return None
+    if end + 1 != len(payload):
+        return None
+    method = BasicPublish(exchange_text, routing_key_text, bits & 1 == 1, bits & 2 == 2)
+    _remember(payload, method)
+    return method
+
+
+def _remember(payload: bytes, method: Method) -> None:
+    if len(payload) <= _MEMO_KEY_BYTES:
+        if len(_SEEN) >= _MEMO_ENTRIES:
+            _SEEN.clear()
+        _SEEN[payload] = method
+
+
+def _sound(properties: bytes) -> bool:
+    try:
+        check_properties(properties)
+    except MethodSyntaxError:
+        return False
+    return True
+
+
+class _Assembly:
+    """A content that is not complete. ``remaining`` None: its header is awaited. ``skipped``: its bytes are dropped."""
+
+    __slots__ = ("body", "cost", "method", "properties", "remaining", "skipped")
+
+    def __init__(self, method: Method, cost: int) -> None:
+        self.method = method
+        self.cost = cost
+        self.remaining: int | None = None
+        self.properties = b""
+        self.body = bytearray()
+        self.skipped = False
+
+
+class Decoder:
+    """``frame_max``: largest frame in bytes, 0 for the default; ``max_body_bytes``: largest content; ``max_pending_bytes``: see above.
+
+    ``handshake`` False: the stream begins behind the protocol header and connection.open (a client's side, or a test).
+    """
+
+    def __init__(
+        self,
+        frame_max: int = DEFAULT_FRAME_MAX,
+        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+        max_pending_bytes: int = DEFAULT_MAX_PENDING_BYTES,
+        *,
+        handshake: bool = True,
+    ) -> None:
+        self.frame_max = frame_max
+        self.max_body_bytes = max_body_bytes
+        self.max_pending_bytes = max_pending_bytes
+        self.expect_header = handshake
+        self.expect_open = handshake
+        self.pending_bytes = 0  # of contents in assembly
+        self._assemblies: dict[int, _Assembly] = {}
+        self._rest = bytearray()  # the beginning of a frame
+        self._wanted = 0  # bytes that have to be in _rest before looking at it makes sense
+        self._over = False
+
+    @property
+    def frame_max(self) -> int:
+        """The largest frame that is accepted, in bytes."""
+        return self._frame_max
+
+    @frame_max.setter
+    def frame_max(self, frame_max: int) -> None:
+        self._frame_max = frame_max or DEFAULT_FRAME_MAX
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes kept between two calls: the incomplete frame and the contents in assembly."""
+        return len(self._rest) + self.pending_bytes
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that ``data`` completes, in order. Raises nothing."""
+        if self._over:
+            return []
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
+        events: list[Event] = []
+        position = self._frames(data, events)
+        if position < len(data):
+            self._rest += data[position:]
+        return events
+
+    def discard(self, channel: int) -> None:
+        """Drop the content in assembly on ``channel``, and what is still to come of it; nothing happens where there is none.
+
+        The rest of it is skipped as it comes; a method on that channel ends the skipping, since a client that was told to close the
+        channel need not complete its content.
+        """
+        assembly = self._assemblies.get(channel)
+        if assembly is not None:
+            self._skip(assembly)
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    def _frames(self, data: bytes, events: list[Event]) -> int:
+        """Takes frames off ``data`` from its beginning; the position of the bytes to keep for the next call."""
+        position = 0
+        size = len(data)
+        if self.expect_header:
+            if size < len(PROTOCOL_HEADER):
+                self._wanted = len(PROTOCOL_HEADER)
+                return 0
+            position = len(PROTOCOL_HEADER)
+            self.expect_header = False
+            raw = data[:position]
+            self._over = raw != PROTOCOL_HEADER
+            events.append(ProtocolHeader(not self._over, raw))
+        while not self._over:
+            if not self.expect_open:
+                position = self._fast(data, position, events)
+            if size - position < FRAME_OVERHEAD - 1:
+                self._wanted = FRAME_OVERHEAD - 1
+                break
+            kind, channel, length = _FRAME.unpack_from(data, position)
+            # RabbitMQ's leniency: clients that count the 8 bytes around the payload out of frame_max are tolerated
+            if length > self._frame_max:
+                text = f"type {kind}, all octets = <<>>: {{frame_too_large,{length},{self._frame_max - FRAME_OVERHEAD}}}"
+                self._violate(events, FrameError(text), channel)
+                break
+            end = position + FRAME_OVERHEAD - 1 + length
+            if end >= size:
+                self._wanted = FRAME_OVERHEAD + length
+                break
+            payload = data[position + FRAME_OVERHEAD - 1 : end]
+            if data[end] != FRAME_END:
+                text = f"type {kind}, {_snippet(payload)}: {{invalid_frame_end_marker,{data[end]}}}"
+                self._violate(events, FrameError(text), channel)
+                break
+            position = end + 1
+            self._frame(events, kind, channel, payload)
+        return size if self._over else position
+
+    def _fast(self, data: bytes, position: int, events: list[Event]) -> int:
+        """Takes acks, methods seen before and whole publishes off ``data``; the position of the first other frame.
+
+        Nothing here refuses anything: what is not complete, not ordinary or wrong is left to the plain path, which ``test_fast_paths``
+        holds this equal to. One long loop without calls, because a call costs as much as all the rest of an ack.
+        """
+        assemblies = self._assemblies
+        frame_max = self._frame_max
+        max_body_bytes = self.max_body_bytes
+        # where contents in assembly leave less room than one more could need, the plain path counts exactly
+        roomy = self.pending_bytes + 2 * frame_max + _ASSEMBLY_BYTES <= self.max_pending_bytes
+        size = len(data) - 21  # an ack, the smallest frame of interest
+        while position <= size:
+            kind, channel, length, ids = _METHOD_FRAME(data, position)
+            if kind != METHOD or channel in assemblies or not channel:
+                break
+            if ids == _ACK_IDS:
+                tag, bits, end_octet = _ACK_FIELDS(data, position + 11)
+                if length != 13 or end_octet != FRAME_END or frame_max < 13:
+                    break
+                ack = _new_method(BasicAck)
+                _set_delivery_tag(ack, tag)
+                _set_multiple(ack, bits & 1 == 1)
+                events.append(_new_tuple(Command, (channel, ack, b"", b"")))
+                position += 21
+                continue
+            header = position + length + 8
+            if header > size + 21 or length > frame_max or data[header - 1] != FRAME_END:
+                break
+            payload = data[position + 7 : header - 1]
+            method = _SEEN.get(payload)
+            if ids != _PUBLISH_IDS:
+                if method is None:
+                    break
+                events.append(_new_tuple(Command, (channel, method, b"", b"")))
+                position = header
+                continue
+            if method is None:
+                method = _publish(payload)
+            if method is None or header > size or not roomy:
+                break
+            kind, second, length, ids, body_size = _HEADER_FRAME(data, header)
+            body = header + length + 8
+            if kind != HEADER or second != channel or ids != _BASIC_IDS or body_size > max_body_bytes or length > frame_max:
+                break
+            end = body + body_size + 8 if body_size else body
+            if end > size + 21 or data[body - 1] != FRAME_END:
+                break
+            properties = data[header + 19 : body - 1]
+            if properties not in _KNOWN_PROPERTIES and not _sound(properties):
+                break
+            if body_size:
+                kind, second, length = _FRAME_AT(data, body)
+                if kind != BODY or second != channel or length != body_size or length > frame_max or data[end - 1] != FRAME_END:
+                    break
+            if properties == b"\0\0":
+                properties = b""
+            events.append(_new_tuple(Command, (channel, method, properties, data[body + 7 : end - 1] if body_size else b"")))
+            position = end
+        return position
+
+    def _frame(self, events: list[Event], kind: int, channel: int, payload: bytes) -> None:
+        length = len(payload)
+        known = (kind == METHOD and length >= 4) or (kind == HEADER and length >= 12) or kind == BODY or (kind == HEARTBEAT and not length)
+        if not known:
+            self._violate(events, FrameError(f"type {kind}, {_snippet(payload)}: unknown_frame"), channel)
+        elif kind == HEARTBEAT and channel == 0:
+            events.append(Heartbeat())
+        elif kind == HEARTBEAT or (channel == 0 and kind != METHOD) or (channel != 0 and self.expect_open):
+            self._violate(events, UnexpectedFrame(f"type {kind}, {_snippet(payload)}"), channel)
+        elif kind == METHOD:
+            self._method(events, channel, payload)
+        elif channel not in self._assemblies:
+            self._violate(events, UnexpectedFrame("expected method frame, got non method frame instead"), channel)
+        elif kind == HEADER:
+            self._header(events, channel, payload)
+        else:
+            self._body(events, channel, payload)
+
+    def _violate(self, events: list[Event], error: ConnectionException, channel: int, method: type[Method] | None = None) -> None:
+        self._over = True
+        self._assemblies.clear()
+        self.pending_bytes = 0
+        events.append(Violation(error, channel, (method.CLASS_ID, method.METHOD_ID) if method else (0, 0)))
+
+    # -- methods and contents ------------------------------------------------------------------------------------------
+
+    def _method(self, events: list[Event], channel: int, payload: bytes) -> None:
+        assembly = self._assemblies.get(channel)
+        if assembly is not None:
+            if not assembly.skipped:
+                self._interrupted(events, channel, assembly)
+                return
+            self._forget(channel, assembly)
+        try:
+            method = decode_payload(payload)
+        except ConnectionException as error:
+            self._violate(events, error, channel, _blamed(payload))
+            return
+        if type(method) in _REPEATED:
+            _remember(payload, method)
+        # A method with content on channel 0 is wrong whatever its content is; the state tables say so.
+        if not method.HAS_CONTENT or channel == 0:
+            if channel == 0 and isinstance(method, ConnectionOpen):
+                self.expect_open = False
+            events.append(Command(channel, method))
+            return
+        assembly = _Assembly(method, len(payload) + _ASSEMBLY_BYTES)
+        self._assemblies[channel] = assembly
+        self.pending_bytes += assembly.cost
+        self._check_pending(events, channel)
+
+    def _interrupted(self, events: list[Event], channel: int, assembly: _Assembly) -> None:
+        if assembly.remaining is None:
+            text = f"expected content header for class {assembly.method.CLASS_ID}, got non content header frame instead"
+        else:
+            text = "expected content body, got non content body frame instead"
+        self._violate(events, UnexpectedFrame(text), channel, type(assembly.method))
+
+    def _header(self, events: list[Event], channel: int, payload: bytes) -> None:
+        assembly = self._assemblies[channel]
+        class_id, weight, size = _CONTENT_HEADER.unpack_from(payload)
+        expected = assembly.method.CLASS_ID
+        if assembly.remaining is not None or weight:
+            self._interrupted(events, channel, assembly)
+            return
+        if class_id != expected:
+            text = f"expected content header for class {expected}, got one for class {class_id} instead"
+            self._violate(events, UnexpectedFrame(text), channel, type(assembly.method))
+            return
+        properties = payload[12:]
+        try:
+            check_properties(properties)
+        except MethodSyntaxError as error:
+            self._violate(events, error, channel, type(assembly.method))
+            return
+        assembly.remaining = size
+        if size > self.max_body_bytes and not assembly.skipped:
+            self._skip(assembly)
+            events.append(ContentTooLarge(channel, size))
+        if not assembly.skipped:
+            assembly.properties = b"" if properties == b"\0\0" else properties
+            assembly.cost += len(properties)
+            self.pending_bytes += len(properties)
+            self._check_pending(events, channel)
+        if not size and not self._over:
+            self._complete(events, channel, assembly)
+
+    def _body(self, events: list[Event], channel: int, payload: bytes) -> None:
+        assembly = self._assemblies[channel]
+        remaining = assembly.remaining
+        if remaining is None:
+            self._interrupted(events, channel, assembly)
+            return
+        length = len(payload)
+        if length > remaining:
+            error = UnexpectedFrame(
+                f"a content body frame has {length} bytes, at most {remaining} are left of the size in the content header"
+            )
+            self._violate(events, error, channel, type(assembly.method))
+            return
+        assembly.remaining = remaining - length
+        if not assembly.skipped:
+            if length == remaining and not assembly.body:
+                self._emit(events, channel, assembly, payload)
+                return
+            assembly.body += payload
+            assembly.cost += length
+            self.pending_bytes += length
+            self._check_pending(events, channel)
+        if length == remaining and not self._over:
+            self._complete(events, channel, assembly)
+
+    def _complete(self, events: list[Event], channel: int, assembly: _Assembly) -> None:
+        if assembly.skipped:
+            self._forget(channel, assembly)
+        else:
+            self._emit(events, channel, assembly, bytes(assembly.body))
+
+    def _emit(self, events: list[Event], channel: int, assembly: _Assembly, body: bytes) -> None:
+        self._forget(channel, assembly)
+        events.append(Command(channel, assembly.method, assembly.properties, body))
+
+    def _skip(self, assembly: _Assembly) -> None:
+        assembly.skipped = True
+        assembly.properties = b""
+        assembly.body = bytearray()
+        self.pending_bytes -= assembly.cost - _ASSEMBLY_BYTES
+        assembly.cost = _ASSEMBLY_BYTES
+
+    def _forget(self, channel: int, assembly: _Assembly) -> None:
+        del self._assemblies[channel]
+        self.pending_bytes -= assembly.cost
+
+    def _check_pending(self, events: list[Event], channel: int) -> None:
+        if self.pending_bytes > self.max_pending_bytes:
+            text = f"contents in assembly need {self.pending_bytes} bytes, the connection may have {self.max_pending_bytes}"
+            self._violate(events, ResourceExhausted(text), channel)
+
+
+def check_properties(properties: bytes) -> None:
+    """Raises MethodSyntaxError unless ``properties`` are flags and a list that decode (specification 4.2.6.1)."""
+    if properties in _KNOWN_PROPERTIES:
+        return
+    try:
+        if not properties:
+            raise MethodSyntaxError("a content header has no property flags")
+        check(properties)
+    except MethodSyntaxError:
+        raise
+    except RemoteProtocolError as damaged:
+        raise MethodSyntaxError(damaged.summary) from None
+    if len(properties) <= _MEMO_KEY_BYTES:
+        if len(_KNOWN_PROPERTIES) >= _MEMO_ENTRIES:
+            _KNOWN_PROPERTIES.clear()
+        _KNOWN_PROPERTIES.add(properties)
+
+
+def _blamed(payload: bytes) -> type[Method] | None:
+    try:
+        return method_type(payload)
+    except ConnectionException:
+        return None
+
+
+def _snippet(payload: bytes) -> str:
+    """The beginning of a payload as RabbitMQ's texts have it."""
+    if len(payload) <= 16:
+        return f"all octets = {erlang_binary(payload)}"
+    return f"first 16 octets = {erlang_binary(payload[:16])}"

@@ -1,0 +1,148 @@
+"""Commands become frames (specification 4.2.3 to 4.2.6).
+
+Not here: sockets, and when a frame may be sent. Invariant: every fast path gives the bytes of ``encode_method`` and
+``encode_content``; no frame is larger than ``frame_max``.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from broker_core.amqp.v0_9_1.codec import encode_payload, short_string
+from broker_core.amqp.v0_9_1.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+_DEFAULT_FRAME_MAX = 131072
+_FRAME = struct.Struct(">BHI")
+_CONTENT_FRAME = struct.Struct(">BHIHHQ")
+
+# Of the fast paths. Class and weight, or class and method, are packed as one number.
+_BASIC = BasicDeliver.CLASS_ID << 16
+_GET_OK = _BASIC | BasicGetOk.METHOD_ID
+_TAG_END = 1 << 64
+_ROUTES = 256  # remembered by each consumer; publishers choose the routing keys
+_KIND_AND_CHANNEL = struct.Struct(">BH")
+_TAG = struct.Struct(">QB").pack  # delivery tag, redelivered
+_HEADER_REST = struct.Struct(">IIQ").pack  # payload size, class and weight, body size
+_BODY_HEAD = struct.Struct(">BBHI").pack  # end of the header frame; type, channel, payload size
+_GET_OK_HEAD = struct.Struct(">BHIIQB").pack
+_GET_OK_REST = struct.Struct(">IBBHIIQ").pack
+_CONFIRM = struct.Struct(">BHIHHQBB").pack
+
+
+def encode_method(channel: int, method: Method) -> bytes:
+    """One method frame. Raises LocalProtocolError for a value that its field cannot hold."""
+    payload = encode_payload(method)
+    return b"%b%b\xce" % (_FRAME.pack(1, channel, len(payload)), payload)
+
+
+def encode_content(channel: int, method: Method, properties: bytes, body: bytes, frame_max: int) -> bytes:
+    """Method frame, content header and as many body frames as ``frame_max`` (0: 131072) asks for; none where ``body`` is empty.
+
+    ``properties`` are flags and list, ``b""`` for none. Raises LocalProtocolError as encode_method.
+    """
+    flags_and_list = properties or b"\0\0"
+    parts = [
+        encode_method(channel, method),
+        _CONTENT_FRAME.pack(2, channel, 12 + len(flags_and_list), method.CLASS_ID, 0, len(body)),
+        flags_and_list,
+        b"\xce",
+    ]
+    most = (frame_max or _DEFAULT_FRAME_MAX) - 8
+    for start in range(0, len(body), most):
+        part = body[start : start + most]
+        parts += (_FRAME.pack(3, channel, len(part)), part, b"\xce")
+    return b"".join(parts)
+
+
+class DeliverEncoder:
+    """Deliveries to one consumer; ``frame_max`` in bytes, 0: 131072."""
+
+    __slots__ = ("_channel", "_consumer_tag", "_frame_max", "_routes")
+
+    def __init__(self, channel: int, consumer_tag: str, frame_max: int) -> None:
+        self._channel = channel
+        self._consumer_tag = consumer_tag
+        self._frame_max = frame_max or _DEFAULT_FRAME_MAX
+        self._routes: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # what stands before the delivery tag, and behind redelivered
+
+    def encode(self, delivery_tag: int, redelivered: bool, exchange: str, routing_key: str, properties: bytes, body: bytes) -> bytes:
+        """The frames of one delivery. Raises LocalProtocolError for a value that its field cannot hold."""
+        route = self._routes.get((exchange, routing_key)) or self._route(exchange, routing_key)
+        size = len(body)
+        if not 0 < size <= self._frame_max - 8 or not properties or not 0 <= delivery_tag < _TAG_END:
+            method = BasicDeliver(self._consumer_tag, delivery_tag, redelivered, exchange, routing_key)
+            return encode_content(self._channel, method, properties, body, self._frame_max)
+        return b"".join(
+            (
+                route[0],
+                _TAG(delivery_tag, redelivered),
+                route[1],
+                _HEADER_REST(12 + len(properties), _BASIC, size),
+                properties,
+                _BODY_HEAD(0xCE, 3, self._channel, size),
+                body,
+                b"\xce",
+            )
+        )
+
+    def _route(self, exchange: str, routing_key: str) -> tuple[bytes, bytes]:
+        payload = encode_payload(BasicDeliver(self._consumer_tag, 0, False, exchange, routing_key))
+        tag = 5 + payload[4]  # behind class, method and the consumer tag
+        before = _FRAME.pack(1, self._channel, len(payload)) + payload[:tag]
+        route = before, payload[tag + 9 :] + b"\xce" + _KIND_AND_CHANNEL.pack(2, self._channel)
+        if len(self._routes) >= _ROUTES:
+            self._routes.clear()
+        self._routes[exchange, routing_key] = route
+        return route
+
+
+def encode_get_ok(
+    channel: int,
+    delivery_tag: int,
+    redelivered: bool,
+    exchange: str,
+    routing_key: str,
+    message_count: int,
+    properties: bytes,
+    body: bytes,
+    frame_max: int,
+) -> bytes:
+    """The frames of a basic.get-ok with its content. Raises LocalProtocolError for a value that its field cannot hold."""
+    size = len(body)
+    if (
+        not 0 < size <= (frame_max or _DEFAULT_FRAME_MAX) - 8
+        or not properties
+        or not 0 <= delivery_tag < _TAG_END
+        or not 0 <= message_count < 1 << 32
+    ):
+        method = BasicGetOk(delivery_tag, redelivered, exchange, routing_key, message_count)
+        return encode_content(channel, method, properties, body, frame_max)
+    names = short_string(exchange, "basic.get-ok: exchange") + short_string(routing_key, "basic.get-ok: routing_key")
+    return b"".join(
+        (
+            _GET_OK_HEAD(1, channel, 17 + len(names), _GET_OK, delivery_tag, redelivered),
+            names,
+            _GET_OK_REST(message_count, 0xCE, 2, channel, 12 + len(properties), _BASIC, size),
+            properties,
+            _BODY_HEAD(0xCE, 3, channel, size),
+            body,
+            b"\xce",
+        )
+    )
+
+
+def encode_ack(channel: int, delivery_tag: int, multiple: bool) -> bytes:
+    """A basic.ack frame (a confirm). Raises LocalProtocolError for a tag above 64 bits."""
+    if not 0 <= delivery_tag < _TAG_END:
+        return encode_method(channel, BasicAck(delivery_tag, multiple))  # knows what to say
+    return _CONFIRM(1, channel, 13, 60, 80, delivery_tag, multiple, 0xCE)
+
+
+def encode_nack(channel: int, delivery_tag: int, multiple: bool, requeue: bool = False) -> bytes:
+    """A basic.nack frame (a negative confirm). Raises LocalProtocolError for a tag above 64 bits."""
+    if not 0 <= delivery_tag < _TAG_END:
+        return encode_method(channel, BasicNack(delivery_tag, multiple, requeue))
+    return _CONFIRM(1, channel, 13, 60, 120, delivery_tag, multiple | requeue << 1, 0xCE)

@@ -1,0 +1,55 @@
+"""What a decoder says about the bytes it was given.
+
+Not here: what follows from it. Invariant: every event is complete; a :class:`Command` has all of its content.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from broker_core.amqp.v0_9_1.methods import Method
+from broker_core.errors import ConnectionException
+
+
+class Command(NamedTuple):
+    """A method with its content, if it has one.
+
+    ``properties``: property flags and list as they came, ``b""`` where no property is set; they are known to decode. ``body``: whole.
+    """
+
+    channel: int
+    method: Method
+    properties: bytes = b""
+    body: bytes = b""
+
+
+class ProtocolHeader(NamedTuple):
+    """The first 8 bytes of a client; not ``ok``: another protocol or version, and nothing follows from the decoder."""
+
+    ok: bool
+    raw: bytes
+
+
+class Heartbeat(NamedTuple):
+    """A heartbeat frame on channel 0."""
+
+
+class ContentTooLarge(NamedTuple):
+    """A content header announced ``size`` bytes, more than is allowed: the content is skipped as it comes."""
+
+    channel: int
+    size: int
+
+
+class Violation(NamedTuple):
+    """The peer broke the protocol: the connection has to be closed with ``error``; it is the last event of a decoder.
+
+    ``method``: class and method number that connection.close names, 0 and 0 where no method is to blame.
+    """
+
+    error: ConnectionException
+    channel: int
+    method: tuple[int, int] = (0, 0)
+
+
+Event: TypeAlias = Command | ProtocolHeader | Heartbeat | ContentTooLarge | Violation

@@ -1,0 +1,119 @@
+"""The tables of states: every method in every state is a step, is dropped, or is refused with RabbitMQ's code and text."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_core.amqp.v0_9_1 import METHODS, Method
+from broker_core.amqp.v0_9_1.methods import (
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionSecureOk,
+    ConnectionStartOk,
+    ConnectionTuneOk,
+    ConnectionUpdateSecret,
+)
+from broker_core.amqp.v0_9_1.states import (
+    ChannelState,
+    ConnectionState,
+    channel_step,
+    connection_step,
+    dropped_by_channel,
+    dropped_by_connection,
+)
+from broker_core.errors import ChannelNumberError, CommandInvalid, NotImplementedFeature
+
+HANDSHAKE = [
+    (ConnectionState.awaiting_start_ok, ConnectionStartOk, ConnectionState.awaiting_tune_ok),
+    (ConnectionState.awaiting_secure_ok, ConnectionSecureOk, ConnectionState.awaiting_tune_ok),
+    (ConnectionState.awaiting_tune_ok, ConnectionTuneOk, ConnectionState.awaiting_open),
+    (ConnectionState.awaiting_open, ConnectionOpen, ConnectionState.open),
+    (ConnectionState.open, ConnectionClose, ConnectionState.closed),
+]
+ALL = sorted(METHODS.values(), key=lambda kind: kind.NAME)
+
+
+@pytest.mark.parametrize(("state", "kind", "after"), HANDSHAKE)
+def test_the_handshake_goes_forward_step_by_step(state: ConnectionState, kind: type[Method], after: ConnectionState):
+    assert connection_step(state, kind()) is after
+
+
+@pytest.mark.parametrize(("state", "name"), [(state, state.value) for state in ConnectionState if state.value not in ("closing", "closed")])
+def test_any_other_method_on_channel_0_is_a_channel_error_that_names_the_state(state: ConnectionState, name: str):
+    accepted = {kind for before, kind, _ in HANDSHAKE if before is state}
+    if state is not ConnectionState.awaiting_header:
+        accepted.add(ConnectionClose)
+    for kind in ALL:
+        if kind in accepted or (state is ConnectionState.open and kind is ConnectionUpdateSecret):
+            continue
+        with pytest.raises(ChannelNumberError) as raised:
+            connection_step(state, kind())
+        assert raised.value.summary == f"unexpected method in connection state {name}"
+        assert raised.value.reply_code == 504
+
+
+def test_a_secret_cannot_be_updated():
+    with pytest.raises(NotImplementedFeature):
+        connection_step(ConnectionState.open, ConnectionUpdateSecret(b"s", "r"))
+
+
+@pytest.mark.parametrize("state", [state for state in ConnectionState if state.value in ("starting", "securing", "tuning", "opening")])
+def test_a_client_may_close_during_the_handshake(state: ConnectionState):
+    assert connection_step(state, ConnectionClose()) is ConnectionState.closed
+
+
+def test_a_closing_connection_drops_all_but_close_and_close_ok():
+    for kind in ALL:
+        kept = kind in (ConnectionClose, ConnectionCloseOk)
+        assert dropped_by_connection(ConnectionState.closing, kind()) is not kept
+        after = connection_step(ConnectionState.closing, kind())
+        assert after is (ConnectionState.closed if kind is ConnectionCloseOk else ConnectionState.closing)
+        assert dropped_by_connection(ConnectionState.closed, kind())
+        assert connection_step(ConnectionState.closed, kind()) is ConnectionState.closed
+        assert not dropped_by_connection(ConnectionState.open, kind())
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.NAME)
+def test_a_channel_that_is_not_open_takes_channel_open_and_nothing_else(kind: type[Method]):
+    if kind is ChannelOpen:
+        assert channel_step(ChannelState.closed, kind()) is ChannelState.open
+        return
+    with pytest.raises(ChannelNumberError) as raised:
+        channel_step(ChannelState.closed, kind())
+    assert raised.value.summary == "expected 'channel.open'"
+
+
+# What RabbitMQ answers with 503 "unimplemented method" on an open channel.
+UNIMPLEMENTED = {
+    kind
+    for kind in ALL
+    if kind.NAME.startswith("connection.")
+    or (kind.NAME.endswith("-ok") and not kind.NAME.startswith("connection."))
+    or kind.NAME in ("basic.deliver", "basic.return", "basic.get-empty")
+}
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.NAME)
+def test_an_open_channel_takes_what_a_client_sends_and_refuses_the_rest(kind: type[Method]):
+    if kind is ChannelOpen:
+        with pytest.raises(ChannelNumberError) as second:
+            channel_step(ChannelState.open, kind())
+        assert second.value.summary == "second 'channel.open' seen"
+    elif kind in UNIMPLEMENTED:
+        with pytest.raises(CommandInvalid) as refused:
+            channel_step(ChannelState.open, kind())
+        assert refused.value.summary == "unimplemented method"
+    else:
+        assert channel_step(ChannelState.open, kind()) is (ChannelState.closed if kind is ChannelClose else ChannelState.open)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.NAME)
+def test_a_closing_channel_drops_all_but_close_and_close_ok(kind: type[Method]):
+    assert dropped_by_channel(ChannelState.closing, kind()) is (kind not in (ChannelClose, ChannelCloseOk))
+    assert not dropped_by_channel(ChannelState.open, kind())
+    after = channel_step(ChannelState.closing, kind())
+    assert after is (ChannelState.closed if kind is ChannelCloseOk else ChannelState.closing)
