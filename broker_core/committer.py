@@ -19,7 +19,7 @@ from __future__ import annotations
 import _thread
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
@@ -33,8 +33,14 @@ Work = Callable[[BrokerState, Change, int], T]
 _MAX_GROUP = 1024  # works in one commit
 
 
-class _Waiting:
-    """A caller: its work, then its answer. ``gate`` is a lock that it has taken, and that opens with the answer or the lead."""
+class Gate(Protocol):
+    """Opens with the answer, or with the lead."""
+
+    def release(self) -> None: ...
+
+
+class Waiting:
+    """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when it waits no more; None: it need not wait."""
 
     __slots__ = ("answer", "done", "error", "gate", "work")
 
@@ -43,7 +49,7 @@ class _Waiting:
         self.answer: Any = None
         self.error: BaseException | None = None
         self.done = False
-        self.gate: Any = None
+        self.gate: Gate | None = None
 
 
 class Committer:
@@ -56,7 +62,7 @@ class Committer:
         self._clock = clock
         self._published = published
         self._mutex = _thread.allocate_lock()  # guards the two below
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._led = False
         self._last_us = state.latest_us
         self.failure: StoreFailed | None = None
@@ -66,24 +72,22 @@ class Committer:
 
         Raises what the work raises (a TxmqError: nothing changed but what the work had put into its change); StoreFailed.
         """
-        mine = _Waiting(work)
+        mine = Waiting(work)
         mutex = self._mutex
         mutex.acquire()
         if self._led:
-            gate = mine.gate = _thread.allocate_lock()
+            gate = _thread.allocate_lock()
             gate.acquire()
+            mine.gate = gate
             self._waiting.append(mine)
             mutex.release()
             try:
                 gate.acquire()
             except BaseException:  # a signal handler raised
-                self._leave(mine)
+                self._leave(mine, gate)
                 raise
-            if not mine.done:  # handed the lead; it took this caller out of the waiting list
-                with mutex:
-                    group = [mine, *self._waiting[: _MAX_GROUP - 1]]
-                    del self._waiting[: _MAX_GROUP - 1]
-                self._lead(mine, group)
+            if not mine.done:
+                self.lead(mine)
         else:
             self._led = True
             mutex.release()
@@ -95,6 +99,31 @@ class Committer:
         answer: T = mine.answer
         return answer
 
+    def submit(self, group: list[Waiting], gate: Callable[[Waiting], Gate]) -> bool:
+        """Commit a group that belongs to one thread, which must not block on others: True when it is done.
+
+        False where another thread leads: each of the group gets a ``gate``, which opens in that thread when it is done, or, if it is
+        not done, when it is to :meth:`lead`.
+        """
+        with self._mutex:
+            if self._led:
+                for waiting in group:
+                    waiting.gate = gate(waiting)
+                self._waiting += group
+                return False
+            self._led = True
+        for start in range(0, len(group), _MAX_GROUP):
+            part = group[start : start + _MAX_GROUP]
+            self._lead(part[0], part, last=start + _MAX_GROUP >= len(group))
+        return True
+
+    def lead(self, mine: Waiting) -> None:
+        """``mine`` was handed the lead, which took it out of those who wait: commit it, with all that wait now."""
+        with self._mutex:
+            group = [mine, *self._waiting[: _MAX_GROUP - 1]]
+            del self._waiting[: _MAX_GROUP - 1]
+        self._lead(mine, group)
+
     def check(self) -> None:
         """Raises StoreFailed once the broker has stopped."""
         failure = self.failure
@@ -105,8 +134,8 @@ class Committer:
         """Nothing is committed from now on; waiting callers and ``wait`` get StoreFailed."""
         self._fail(error, [])
 
-    def _lead(self, mine: _Waiting, group: list[_Waiting]) -> None:
-        """Commit ``group``, which starts with ``mine``, answer it, and hand the lead on."""
+    def _lead(self, mine: Waiting, group: list[Waiting], *, last: bool = True) -> None:
+        """Commit ``group``, which starts with ``mine``, answer it, and hand the lead on, if this is the ``last`` group of the leader."""
         try:
             self._commit(group)
         except BaseException as error:
@@ -114,29 +143,32 @@ class Committer:
             if not isinstance(error, Exception):
                 raise
         finally:
-            with self._mutex:
-                self._hand_on()
+            if last:
+                with self._mutex:
+                    self._hand_on()
             for waiting in group:
                 waiting.done = True
-                if waiting is not mine:
+                if waiting is not mine and waiting.gate is not None:
                     waiting.gate.release()
 
     def _hand_on(self) -> None:
         """Under the mutex: one of the waiting leads next, or nobody."""
         if self._waiting:
-            self._waiting.pop(0).gate.release()
+            gate = self._waiting.pop(0).gate
+            assert gate is not None
+            gate.release()
         else:
             self._led = False
 
-    def _leave(self, mine: _Waiting) -> None:
+    def _leave(self, mine: Waiting, gate: _thread.LockType) -> None:
         """This caller does not wait any more: its work is taken back, or done without it; a lead that it was handed goes on."""
         with self._mutex:
             if mine in self._waiting:
                 self._waiting.remove(mine)
-            elif mine.gate.acquire(False) and not mine.done:
+            elif gate.acquire(False) and not mine.done:
                 self._hand_on()
 
-    def _commit(self, group: list[_Waiting]) -> None:
+    def _commit(self, group: list[Waiting]) -> None:
         if self.failure is not None:
             raise self.failure
         state = self._state
@@ -161,7 +193,7 @@ class Committer:
             self._published()
         failpoint.here("committer.published")
 
-    def _fail(self, error: BaseException, group: list[_Waiting]) -> None:
+    def _fail(self, error: BaseException, group: list[Waiting]) -> None:
         if self.failure is None:
             self.failure = error if isinstance(error, StoreFailed) else _stopped(error)
         for waiting in group:

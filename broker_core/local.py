@@ -62,13 +62,14 @@ class LocalBroker:
         self._store = store
         self.clock = clock
         self._ids = ids
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
         self._grown = threading.Condition()
         self._waiters = 0
         self._closed = False
+        self.awaken: Callable[[], None] | None = None  # called, by any thread, when there is something to dispatch to consumers
         self.committer = Committer(self.state, store, clock, self._published)
-        self.upkeep = Upkeep(self.committer, self.state, store, clock)
+        self.upkeep = Upkeep(self.committer, self.state, store, clock, self._awaken)
         if upkeep:
             self.upkeep.start()
 
@@ -84,6 +85,46 @@ class LocalBroker:
         except StoreError as error:
             self.committer.stop(error)
             raise
+
+    def spill(self, transaction: Transaction) -> None:
+        """The publishes so far go to a segment; unless some must never be written, or overflow may have to look at them in the commit."""
+        rows = [publish for publish in transaction.publishes if publish.queues]
+        if (
+            not rows
+            or transaction.limited
+            or any(
+                (publish.message.properties and delivery_mode(publish.message.properties) == 1)
+                or not any(queue.written for queue in publish.queues)
+                for publish in rows
+            )
+        ):
+            return
+        info = self.append(to_batch([publish.message for publish in rows]))
+        masks: dict[Queue, np.ndarray[Any, np.dtype[np.bool_]]] = {}
+        for row, publish in enumerate(rows):
+            for queue in publish.queues:
+                if queue not in masks:
+                    masks[queue] = np.zeros(len(rows), dtype=np.bool_)
+                masks[queue][row] = True
+        expiring = any(publish.message.properties and publish.message.properties[0] & 1 for publish in rows)
+        selections = [(queue, select(mask)) for queue, mask in masks.items()]
+        transaction.spill(Spilled(info.batch_id, info.rows, info.size_bytes, selections, expiring))
+
+    def spill_full(self, transaction: Transaction) -> None:
+        """Keep memory flat while a transaction grows."""
+        if len(transaction.publishes) >= SPILL_ROWS or transaction.unspilled_bytes >= SPILL_BYTES:
+            self.spill(transaction)
+
+    def spill_large(self, transaction: Transaction) -> None:
+        """Before its commit: what is too much for the catalog goes to a segment."""
+        if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
+            self.spill(transaction)
+
+    def discard(self, dropped: Transaction) -> None:
+        """The bytes of a rolled-back transaction that are in a segment already."""
+        batch_ids = [spilled.batch_id for spilled in dropped.spilled]
+        if batch_ids:
+            self.run(lambda _state, change, _now: change.forgets.extend(batch_ids))
 
     def read_batch(self, batch_id: int) -> pa.RecordBatch:
         """A whole batch, wherever it is: segment, inbox or memory. May be called within a work. Raises CorruptSegment, DataLoss."""
@@ -124,13 +165,18 @@ class LocalBroker:
         if self._waiters:
             with self._grown:
                 self._grown.notify_all()
+        self._awaken()
         self.upkeep.look()
+
+    def _awaken(self) -> None:
+        if self.awaken is not None and (self.state.runnable or self.state.cancelled):
+            self.awaken()
 
     # -- what a user calls ----------------------------------------------------------------------------------------------
     def channel(self, *, connection: object = None, limits: Limits | None = None) -> LocalChannel:
         """A new channel. Exclusive queues belong to ``connection``; without one to the channel."""
         self.committer.check()
-        return LocalChannel(self, connection, limits or self._limits)
+        return LocalChannel(self, connection, limits or self.limits)
 
     def queues(self) -> list[QueueInfo]:
         with self.committer.lock:
@@ -243,7 +289,7 @@ class LocalChannel:
 
         def work(state: BrokerState, change: Change, _now: int) -> None:
             if passive:
-                state.queue(queue)
+                state.visible_to(queue, self._channel.connection)
             else:
                 state.declare_queue(
                     change,
@@ -301,38 +347,12 @@ class LocalChannel:
                 queues = self._state.route(exchange, routing_key, properties)
         if not queues and not mandatory:
             return False
-        single = channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)
-        if single is not None:
-            self._commit(single)
+        channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)
+        if channel.transactional:
+            self._broker.spill_full(channel.transaction)
         else:
-            transaction = channel.transaction
-            if len(transaction.publishes) >= SPILL_ROWS or transaction.unspilled_bytes >= SPILL_BYTES:
-                self._spill(transaction)
+            self._commit_single()
         return bool(queues)
-
-    def _spill(self, transaction: Transaction) -> None:
-        """The publishes so far go to a segment; unless some must never be written, or overflow may have to look at them in the commit."""
-        rows = [publish for publish in transaction.publishes if publish.queues]
-        if (
-            not rows
-            or transaction.limited
-            or any(
-                (publish.message.properties and delivery_mode(publish.message.properties) == 1)
-                or not any(queue.written for queue in publish.queues)
-                for publish in rows
-            )
-        ):
-            return
-        info = self._broker.append(to_batch([publish.message for publish in rows]))
-        masks: dict[Queue, np.ndarray[Any, np.dtype[np.bool_]]] = {}
-        for row, publish in enumerate(rows):
-            for queue in publish.queues:
-                if queue not in masks:
-                    masks[queue] = np.zeros(len(rows), dtype=np.bool_)
-                masks[queue][row] = True
-        expiring = any(publish.message.properties and publish.message.properties[0] & 1 for publish in rows)
-        selections = [(queue, select(mask)) for queue, mask in masks.items()]
-        transaction.spill(Spilled(info.batch_id, info.rows, info.size_bytes, selections, expiring))
 
     # -- deliveries -----------------------------------------------------------------------------------------------------
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
@@ -350,7 +370,7 @@ class LocalChannel:
         if delivery is not None and no_ack:
             found_at = channel.unacked.pop(delivery.tag)
             single = Transaction(channel.limits, 0)
-            single.settles.append(Settle(*found_at, "ack"))
+            single.settles.append(Settle(found_at.queue, found_at.offset, "ack"))
             self._commit(single)
         return delivery
 
@@ -365,9 +385,9 @@ class LocalChannel:
         self._settle(tag, "requeue" if requeue else "reject", False)
 
     def _settle(self, tag: int, outcome: Outcome, multiple: bool) -> None:
-        single = self._channel.settle(tag, outcome, multiple, self._clock())
-        if single is not None and single:
-            self._commit(single)
+        self._channel.settle(tag, outcome, multiple, self._clock())
+        if not self._channel.transactional:
+            self._commit_single()
 
     def recover(self) -> int:
         """Requeue what is delivered and not acked, also not in the open transaction; how many."""
@@ -398,8 +418,7 @@ class LocalChannel:
         try:
             if self._timed:
                 transaction.check_open_time(self._clock())
-            if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
-                self._spill(transaction)
+            self._broker.spill_large(transaction)
             self._commit(transaction)
         except TxmqError as error:
             self._end(f"its commit failed ({error.message})")
@@ -409,7 +428,7 @@ class LocalChannel:
     def tx_rollback(self) -> None:
         """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
         self._channel.check_transactional()
-        self._discard(self._channel.rollback(0))
+        self._broker.discard(self._channel.rollback(0))
 
     def prepare(self, xid: str) -> Literal["prepared", "read_only"]:
         """The transaction becomes durable under ``xid``, invisible, for any process to commit or roll back; the channel goes on.
@@ -441,15 +460,16 @@ class LocalChannel:
             dropped = channel.close(why)
             exclusive = [queue.name for queue in self._state.queues.values() if queue.exclusive and queue.connection is channel]
         if self._committer.failure is None:
-            self._discard(dropped)
+            self._broker.discard(dropped)
             for name in exclusive:
                 self._broker.run(lambda state, change, _now, name=name: state.delete_queue(change, name, connection=channel))  # type: ignore[misc]
 
-    def _discard(self, dropped: Transaction) -> None:
-        """The bytes of a rolled-back transaction that are in a segment already."""
-        batch_ids = [spilled.batch_id for spilled in dropped.spilled]
-        if batch_ids:
-            self._broker.run(lambda _state, change, _now: change.forgets.extend(batch_ids))
+    def _commit_single(self) -> None:
+        """Outside tx.select every publish and every ack is a transaction of its own, and raises what is wrong with it."""
+        single = self._channel.take()
+        single.atomic = True
+        if single:
+            self._commit(single)
 
     def _commit(self, transaction: Transaction) -> None:
         committed = self._committer.run(lambda state, change, now: state.commit_transaction(change, transaction, now))

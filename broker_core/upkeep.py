@@ -12,6 +12,7 @@ from collections.abc import Callable
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.transaction import to_batch
 from broker_core.committer import Committer
 from broker_core.errors import CorruptSegment, DataLoss, StoreError, StoreFailed
 from broker_core.store.port import Store
@@ -24,7 +25,12 @@ ALIVE = 0.3  # a segment with a smaller share of living rows is compacted
 
 
 class Upkeep:
-    def __init__(self, committer: Committer, state: BrokerState, store: Store, clock: Callable[[], int]) -> None:
+    """``expired`` is called after something has expired: consumers may have to be told, or given something."""
+
+    def __init__(
+        self, committer: Committer, state: BrokerState, store: Store, clock: Callable[[], int], expired: Callable[[], None]
+    ) -> None:
+        self._expired = expired
         self._committer = committer
         self._state = state
         self._store = store
@@ -35,14 +41,16 @@ class Upkeep:
         self._seen = (0, 0)  # rows of the open batch, and for how many ticks there were as many
         self._ticks = 0
         self._compacted: dict[int, int] = {}  # batch -> living rows when it was last written
+        self._planned = 0  # when the thread wakes by itself, in microseconds since the epoch
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._loop, name="txmq-upkeep", daemon=True)
         self._thread.start()
 
     def look(self) -> None:
-        """After a commit: wake the thread if something is full."""
-        if self._state.batches.full and not self._wake.is_set():
+        """After a commit: wake the thread if something is full, or expires before it would wake."""
+        state = self._state
+        if (state.batches.full or state.next_deadline < self._planned) and not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> None:
@@ -52,14 +60,22 @@ class Upkeep:
             self._thread.join()
 
     def _loop(self) -> None:
+        to_batch([])  # the first conversion makes pyarrow import pandas: half a second that no client should wait for
+        next_tick = 0
         while not self._ending:
-            woken = self._wake.wait(TICK_S)
+            now = self._clock()
+            self._planned = min(next_tick, self._state.next_deadline)
+            self._wake.wait(max(0, self._planned - now) / 1_000_000)
             self._wake.clear()
             if self._ending or self._committer.failure is not None:
                 return
             try:
-                if not woken:
+                now = self._clock()
+                if now >= next_tick:
+                    next_tick = now + int(TICK_S * 1_000_000)
                     self.tick()
+                elif now >= self._state.next_deadline:
+                    self.expire()
                 self.seal()
             except StoreFailed:
                 return  # every caller learns it from the committer
@@ -69,13 +85,24 @@ class Upkeep:
                 self._committer.stop(error)
                 return
 
-    def tick(self) -> None:
-        """Once a second: expire, close an idle open batch, forget, now and then compact."""
+    def expire(self) -> None:
+        """Messages whose time is over, and queues that nobody used for too long."""
         now = self._clock()
         with self._committer.lock:
-            due = [queue for queue in self._state.queues.values() if self._state.head_expired(queue, now)]
-        if due:
-            self._committer.run(lambda state, change, now: state.expire(change, now, due))
+            due = self._state.due(now)
+            unused = self._state.unused_queues(now)
+        if due or unused:
+
+            def work(state: BrokerState, change: Change, now: int) -> None:
+                state.expire(change, now, due)
+                state.delete_unused(change, unused)
+
+            self._committer.run(work)
+            self._expired()
+
+    def tick(self) -> None:
+        """Once a second: expire, close an idle open batch, forget, now and then compact."""
+        self.expire()
         self._close_idle()
         self._committer.run(lambda state, change, _now: state.batches.record(change))
         self._ticks += 1
@@ -119,6 +146,7 @@ class Upkeep:
                 return True
 
             if self._committer.run(work):  # 2.
+                failpoint.here("upkeep.seal.committed")
                 with self._committer.lock:  # 3.
                     self._state.batches.sealed(batch_id)
 

@@ -1,20 +1,48 @@
-"""Arguments of queues: which there are, what values they take, what they mean.
+"""Arguments of queues, exchanges and bindings: which there are, what values they take, when two declarations are the same.
 
-Not here: acting on them (``broker.py``). Invariant: a queue never has an argument that has no effect.
+Not here: acting on them (``messages.py``, ``dispatch.py``, ``topology.py``). Texts are RabbitMQ's, with advice of our own behind.
+Invariant: no queue and no exchange has an argument whose name starts with ``x-`` and that has no effect, but for those that only
+choose how RabbitMQ stores a queue (x-queue-type, -mode, -version). Other names are the client's own and are kept as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from broker_core.errors import OptionError, PreconditionFailed
+from broker_core.properties import Timestamp
 
-_NUMBERS = ("x-message-ttl", "x-max-length", "x-max-length-bytes")
-_TEXTS = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
-_OVERFLOWS = ("drop-head", "reject-publish")
 MAX_TEXT_BYTES = 255
-ALLOWED = (*_NUMBERS, "x-overflow", *_TEXTS)
+MAX_TIME_MS = 315_360_000_000  # ten years, RabbitMQ's limit
+MAX_PRIORITY = 255
+
+_TIMES = ("x-expires", "x-message-ttl")
+_INTEGERS = (*_TIMES, "x-max-length", "x-max-length-bytes", "x-max-priority", "x-queue-version", "x-delivery-limit")
+_CHOICES = {
+    "x-overflow": ("drop-head", "reject-publish", "reject-publish-dlx"),
+    "x-queue-mode": ("default", "lazy"),
+    "x-queue-type": ("classic", "quorum"),
+}
+_NOT_QUORUM = ("x-max-priority", "x-queue-mode", "x-queue-version")
+ALLOWED = (
+    "x-expires",
+    "x-message-ttl",
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-priority",
+    "x-overflow",
+    "x-queue-mode",
+    "x-queue-version",
+    "x-single-active-consumer",
+    "x-delivery-limit",
+    "x-queue-type",
+)
+EXCHANGE_ARGUMENTS = ("alternate-exchange",)
+_SIGNED_32 = range(-(1 << 31), 1 << 31)
 
 
 def check_text(kind: str, text: object) -> None:
@@ -29,56 +57,201 @@ def check_text(kind: str, text: object) -> None:
         raise OptionError(f"{kind} {text[:40]!r}... has {length} bytes, allowed are {MAX_TEXT_BYTES}")
 
 
-def check_binding(queue: str, arguments: Mapping[str, Any]) -> None:
-    """Raises PreconditionFailed for a value that cannot be kept."""
+def type_name(value: object) -> str:
+    """The AMQP type of a value, by RabbitMQ's names."""
+    match value:
+        case None:
+            return "void"
+        case bool():
+            return "bool"
+        case Timestamp():
+            return "timestamp"
+        case int():
+            return "signedint" if value in _SIGNED_32 else "long"
+        case float():
+            return "double"
+        case str():
+            return "longstr"
+        case bytes() | bytearray():
+            return "binary"
+        case Decimal():
+            return "decimal"
+        case Mapping():
+            return "table"
+        case list() | tuple():
+            return "array"
+    return type(value).__name__
+
+
+def same(one: object, other: object) -> bool:
+    """Equal in value and kind: true is not 1, all whole numbers are of one kind."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    return one == other
+
+
+def _check_kept(what: str, arguments: Mapping[str, Any]) -> None:
+    """Raises PreconditionFailed for a value that cannot be stored as it is."""
     for name, value in arguments.items():
-        if not isinstance(value, (str, int, float, type(None))):
+        if not _is_kept(value):
             raise PreconditionFailed(
-                f"invalid arg '{name}' in a binding of queue '{queue}': a {type(value).__name__} cannot be matched; "
-                "give text, a number or nothing"
+                f"invalid arg '{name}' for {what} in vhost '/': {{unacceptable_type,{type_name(value)}}}",
+                "give text, a number, true or false, nothing, or a table or an array of these",
             )
 
 
-def check_arguments(queue: str, arguments: Mapping[str, Any]) -> None:
-    """Raises PreconditionFailed that names the argument."""
+def _is_kept(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_kept(item) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_kept, value))
+    return value is None or isinstance(value, (str, int, float))
+
+
+def check_binding(destination: str, arguments: Mapping[str, Any]) -> None:
+    """``destination`` with its kind: "queue 'q'". Raises PreconditionFailed for a value that cannot be kept."""
+    _check_kept(f"a binding of {destination}", arguments)
+
+
+# -- queues ---------------------------------------------------------------------------------------------------------------
+
+
+def check_known(queue: str, arguments: Mapping[str, Any]) -> None:
+    """Raises PreconditionFailed for the name of an argument that would have no effect."""
+    for name in arguments:
+        if name.startswith("x-") and name not in ALLOWED:
+            raise PreconditionFailed(_not_of_type(queue, name, arguments), f"txmq knows {', '.join(ALLOWED)}")
+
+
+def check_arguments(
+    queue: str, arguments: Mapping[str, Any], *, durable: bool = True, exclusive: bool = False, auto_delete: bool = False
+) -> None:
+    """Of a new queue. Raises PreconditionFailed that names the argument, or the property that a quorum queue cannot have."""
+    check_known(queue, arguments)
+    _check_kept(f"queue '{queue}'", arguments)
+    if "x-queue-type" in arguments:
+        _check_choice(queue, "x-queue-type", arguments["x-queue-type"])
+    if arguments.get("x-queue-type") == "quorum":
+        _check_quorum(queue, arguments, durable, exclusive, auto_delete)
     for name, value in arguments.items():
-        if name in _NUMBERS:
-            valid = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            wanted = "a whole number, 0 or more"
-        elif name in _TEXTS:
-            valid, wanted = isinstance(value, str), "a string"
-        elif name == "x-overflow":
-            valid, wanted = value in _OVERFLOWS, " or ".join(_OVERFLOWS)
-        else:
-            raise PreconditionFailed(f"unknown argument '{name}' for queue '{queue}' in vhost '/': txmq knows {', '.join(ALLOWED)}")
-        if not valid:
-            raise PreconditionFailed(f"invalid arg '{name}' for queue '{queue}' in vhost '/': {value!r} is not {wanted}")
-    if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
-        raise PreconditionFailed(
-            f"invalid arg 'x-dead-letter-routing-key' for queue '{queue}' in vhost '/': it needs x-dead-letter-exchange too"
-        )
+        if name in _INTEGERS:
+            _check_integer(queue, name, value)
+        elif name in _CHOICES:
+            _check_choice(queue, name, value)
+        elif name == "x-dead-letter-exchange":
+            if not isinstance(value, str):
+                raise PreconditionFailed(f"invalid type '{type_name(value)}' for arg '{name}' in queue '{queue}' in vhost '/'", "give text")
+        elif name == "x-dead-letter-routing-key":
+            if not isinstance(value, str):
+                raise _unacceptable(queue, name, value, "give text")
+            if "x-dead-letter-exchange" not in arguments:
+                raise _invalid(queue, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too")
+        elif name == "x-single-active-consumer" and not isinstance(value, bool):
+            raise _unacceptable(queue, name, value, "give true or false")
+
+
+def _check_integer(queue: str, name: str, value: object) -> None:
+    if isinstance(value, (bool, Timestamp)) or not isinstance(value, int):
+        raise _invalid(queue, name, f'"expected integer, got {type_name(value)}"', "give a whole number")
+    if name == "x-queue-version":
+        if value not in (1, 2):
+            raise _invalid(queue, name, f"\"unsupported queue version '{value}'\"", "give 1 or 2")
+    elif value < 0:
+        raise _invalid(queue, name, f"{{value_negative,{value}}}", "give 0 or more")
+    elif value == 0 and name == "x-expires":
+        raise _invalid(queue, name, "{value_zero,0}", "give 1 or more milliseconds")
+    elif name in _TIMES and value > MAX_TIME_MS:
+        raise _invalid(queue, name, f"{{value_too_large,{value}}}", f"give at most {MAX_TIME_MS} milliseconds")
+    elif name == "x-max-priority" and value > MAX_PRIORITY:
+        raise _invalid(queue, name, f"{{max_value_exceeded,{value}}}", f"give at most {MAX_PRIORITY}")
+
+
+def _check_choice(queue: str, name: str, value: object) -> None:
+    choices = _CHOICES[name]
+    advice = f"give {' or '.join(choices)}"
+    if not isinstance(value, str):
+        raise _unacceptable(queue, name, value, advice)
+    if value not in choices:
+        kind = name.removeprefix("x-").replace("-", " ")
+        what = "invalid_overflow" if name == "x-overflow" else f"\"unsupported {kind} '{value}'\""
+        raise _invalid(queue, name, what, advice)
+
+
+def _check_quorum(queue: str, arguments: Mapping[str, Any], durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    for name in _NOT_QUORUM:
+        if name in arguments:
+            raise PreconditionFailed(_not_of_type(queue, name, arguments))
+    for name, wrong in (("non-durable", not durable), ("auto-delete", auto_delete), ("exclusive-owner", exclusive)):
+        if wrong:
+            raise PreconditionFailed(
+                f"invalid property '{name}' for queue '{queue}' in vhost '/'", "a quorum queue is durable, not exclusive, not auto-delete"
+            )
+
+
+def _not_of_type(queue: str, name: str, arguments: Mapping[str, Any]) -> str:
+    kind = "quorum" if arguments.get("x-queue-type") == "quorum" else "classic"
+    return f"invalid arg '{name}' for queue '{queue}' in vhost '/' of queue type rabbit_{kind}_queue"
+
+
+def _invalid(queue: str, name: str, what: str, advice: str) -> PreconditionFailed:
+    return PreconditionFailed(f"invalid arg '{name}' for queue '{queue}' in vhost '/': {what}", advice)
+
+
+def _unacceptable(queue: str, name: str, value: object, advice: str) -> PreconditionFailed:
+    return _invalid(queue, name, f"{{unacceptable_type,{type_name(value)}}}", advice)
+
+
+# -- exchanges ------------------------------------------------------------------------------------------------------------
+
+
+def check_exchange_arguments(exchange: str, arguments: Mapping[str, Any]) -> None:
+    """Raises PreconditionFailed that names the argument."""
+    _check_kept(f"exchange '{exchange}'", arguments)
+    for name, value in arguments.items():
+        if name in EXCHANGE_ARGUMENTS:
+            if not isinstance(value, str):
+                raise PreconditionFailed(
+                    f"invalid type '{type_name(value)}' for arg '{name}' in exchange '{exchange}' in vhost '/'",
+                    "give the name of an exchange",
+                )
+        elif name.startswith("x-"):
+            raise PreconditionFailed(
+                f"invalid arg '{name}' for exchange '{exchange}' in vhost '/': unknown argument",
+                f"txmq knows {', '.join(EXCHANGE_ARGUMENTS)}",
+            )
+
+
+# -- declared again -------------------------------------------------------------------------------------------------------
 
 
 def inequivalent(kind: str, name: str, wanted: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raises PreconditionFailed where a declaration differs from what exists."""
+    """Properties. Raises PreconditionFailed where a declaration differs from what exists."""
     for argument, value in wanted.items():
         if value != current[argument]:
-            raise _inequivalent(argument, kind, name, value, current[argument])
+            raise _inequivalent(kind, name, argument, f"'{_shown(value)}' but current is '{_shown(current[argument])}'")
 
 
-def inequivalent_arguments(kind: str, name: str, wanted: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    for argument in sorted({*wanted, *current}):
-        if wanted.get(argument) != current.get(argument):
-            raise _inequivalent(argument, kind, name, wanted.get(argument), current.get(argument))
+def inequivalent_arguments(
+    kind: str, name: str, wanted: Mapping[str, Any], current: Mapping[str, Any], compared: Sequence[str] = ALLOWED
+) -> None:
+    """Of ``compared`` each has to be the same in both, or in neither. Raises PreconditionFailed."""
+    for argument in compared:
+        missing = "classic" if argument == "x-queue-type" else None
+        value, existing = wanted.get(argument, missing), current.get(argument, missing)
+        if same(value, existing):
+            continue
+        if argument in wanted and argument in current:
+            text = f"'{_shown(value)}' but current is '{_shown(existing)}'"
+        elif argument in wanted:
+            text = f"the value '{_shown(value)}' of type '{type_name(value)}' but current is none"
+        else:
+            text = f"none but current is the value '{_shown(existing)}' of type '{type_name(existing)}'"
+        raise _inequivalent(kind, name, argument, text)
 
 
-def _inequivalent(argument: str, kind: str, name: str, wanted: Any, current: Any) -> PreconditionFailed:
-    return PreconditionFailed(
-        f"inequivalent arg '{argument}' for {kind} '{name}' in vhost '/': received {_shown(wanted)} but current is {_shown(current)}"
-    )
+def _inequivalent(kind: str, name: str, argument: str, text: str) -> PreconditionFailed:
+    return PreconditionFailed(f"inequivalent arg '{argument}' for {kind} '{name}' in vhost '/': received {text}")
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"'{str(value).lower() if isinstance(value, bool) else value}'"
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -140,8 +142,9 @@ class Batches:
         return batch.expiring
 
     def sealed(self, batch_id: int) -> None:
-        """The batch is in a segment now: its rows need no memory."""
-        self.by_id[batch_id].inbox = None
+        """The batch is in a segment now: its rows need no memory. It may have been forgotten since its seal was committed."""
+        if batch_id in self.by_id:
+            self.by_id[batch_id].inbox = None
         if batch_id in self.full:
             self.full.remove(batch_id)
 
@@ -161,6 +164,17 @@ class Batches:
     def forget_unpinned(self) -> None:
         """After loading: whatever no run and no part needs is dead."""
         self._dead.extend(batch.batch_id for batch in self.by_id.values() if batch.pins == 0 and batch.closed and batch.batch_id > 0)
+
+    def decode(self, batch_id: int, rows: range | npt.NDArray[np.int64], sequence: int, committed_at: int) -> list[InboxRow]:
+        """Rows of a stored batch. ``sequence`` and ``committed_at`` are the run's; sequence 0: they stand in the batch."""
+        stored = self._read(batch_id)
+        part = stored.slice(rows.start, len(rows)) if isinstance(rows, range) else stored.take(pa.array(rows))
+        count = part.num_rows
+        sequences: list[int] = part.column("commit_sequence").to_pylist() if not sequence else [sequence] * count
+        times: list[int] = part.column("committed_at").to_pylist() if not sequence else [committed_at] * count
+        columns = [part.column(name).to_pylist() for name in ("exchange", "routing_key", "properties", "body")]
+        numbers = rows if isinstance(rows, range) else rows.tolist()
+        return list(map(InboxRow._make, zip([batch_id] * count, numbers, sequences, times, *columns, [b""] * count, strict=True)))
 
     def row(self, batch_id: int, row: int) -> InboxRow:
         """One message of a batch. ``sequence`` 0: it stands in the run (a batch of one commit)."""

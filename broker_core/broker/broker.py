@@ -18,12 +18,15 @@ import pyarrow as pa
 from broker_core.broker.arguments import check_text
 from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.messages import ROUTE, Messages
+from broker_core.broker.dispatch import Dispatch
+from broker_core.broker.messages import ROUTE
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
     AttemptRecord,
     BindingRecord,
     ClaimRecord,
+    DeliveryRecord,
+    ExchangeBindingRecord,
     ExchangeRecord,
     HoleRecord,
     LedgerRecord,
@@ -39,7 +42,7 @@ from broker_core.broker.records import (
     ReleaseRecord,
     RunRecord,
 )
-from broker_core.broker.transaction import Settle, Spilled, State, Transaction
+from broker_core.broker.transaction import Spilled, State, Transaction
 from broker_core.errors import PreconditionFailed, ResourceLocked, TransactionState, UnknownTransaction
 from broker_core.message import Message
 
@@ -72,13 +75,17 @@ class Image(Protocol):
 
 
 class Committed(NamedTuple):
-    """What a commit answers: its sequence number (0: nothing was published), and mandatory messages that reach no queue any more."""
+    """What a commit answers: its sequence number (0: nothing was published), and mandatory messages that reach no queue any more.
+
+    ``rejected`` are places in ``publishes`` that a full queue refused, in a transaction that is not atomic.
+    """
 
     sequence: int
     returned: list[Message]
+    rejected: list[int] = []
 
 
-class BrokerState(Messages):
+class BrokerState(Dispatch):
     def __init__(self, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
         super().__init__(Batches(new_batch_id, read))
         self.latest_us = 0  # the latest commit time that was found while loading
@@ -109,8 +116,8 @@ class BrokerState(Messages):
             state._restore_exchange(exchange)
         for queue in by_class.get(QueueRecord, ()):
             state._restore_queue(queue)
-        for binding in by_class.get(BindingRecord, ()):
-            state.exchanges[binding.exchange].bind(state.queues[binding.queue], binding.routing_key, binding.arguments)
+        for binding in (*by_class.get(BindingRecord, ()), *by_class.get(ExchangeBindingRecord, ())):
+            state._restore_binding(binding)
         tables: tuple[tuple[type[Record], dict[Key, Any]], ...] = (
             (ClaimRecord, state.claims),
             (OriginRecord, state.origins),
@@ -141,6 +148,12 @@ class BrokerState(Messages):
         for progress in by_class.get(ProgressRecord, ()):
             if progress.queue_id in self.queues_by_id:
                 self.queues_by_id[progress.queue_id].restore_progress(progress, holes.get(progress.queue_id, []))
+        deliveries: dict[int, list[DeliveryRecord]] = {}
+        for delivery in by_class.get(DeliveryRecord, ()):
+            deliveries.setdefault(delivery.queue_id, []).append(delivery)
+        for queue_id, found in deliveries.items():
+            if queue_id in self.queues_by_id:
+                self.queues_by_id[queue_id].restore_counts(found)
         self._load_runs(by_class.get(RunRecord, []), image.inbox)
         self.latest_us = max(
             max((row.committed_at for row in image.inbox), default=0),
@@ -185,7 +198,7 @@ class BrokerState(Messages):
 
         Raises, with nothing changed, PreconditionFailed (overflow), TransactionState, CorruptSegment.
         """
-        if transaction.limited:
+        if transaction.limited and transaction.atomic:
             self.check_overflow(transaction.incoming())
         if transaction.xid and transaction.state is State.ACTIVE:
             self._check_new(transaction.xid)
@@ -194,44 +207,32 @@ class BrokerState(Messages):
                 self.fetch(queue, offset)  # raises now, before anything is changed, where its segment is damaged
         transaction.become(State.COMMITTED)
         returned: list[Message] = []
+        rejected: list[int] = []
         if transaction.spilled:
             returned += [publish.message for publish in transaction.mandatory if all(queue.deleted for queue in publish.queues)]
             for spilled in transaction.spilled:
-                self._enqueue_spilled(change, spilled, now)
+                self._enqueue_spilled(change, spilled, now, transaction.connection)
         if transaction.publishes:
-            returned += self.enqueue_rows(change, transaction.publishes, now)
+            returned += self.enqueue_rows(
+                change, transaction.publishes, now, atomic=transaction.atomic, rejected=rejected, connection=transaction.connection
+            )
         if transaction.settles:
             self._settle(change, transaction.settles, now)
         if transaction.xid:
             self.remember(change, OutcomeRecord(transaction.xid, "committed", now))
-        return Committed(change.sequence, returned)
+        return Committed(change.sequence, returned, rejected)
 
-    def _enqueue_spilled(self, change: Change, spilled: Spilled, now: int) -> None:
+    def _enqueue_spilled(self, change: Change, spilled: Spilled, now: int, connection: object) -> None:
         change.sequence = change.sequence or self.next_sequence()
         selections = {queue.queue_id: selection for queue, selection in spilled.selections if not queue.deleted}
         batch_id, rows, size_bytes, _, expiring = spilled
-        self.enqueue_batch(change, batch_id, rows, size_bytes, selections, change.sequence, now, expiring=expiring)
+        self.enqueue_batch(change, batch_id, rows, size_bytes, selections, change.sequence, now, expiring=expiring, connection=connection)
 
-    def _settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
-        queues: dict[Queue, None] = {}
-        for queue, offset, outcome in settles:
-            if queue.deleted:
-                continue
-            if outcome == "ack":
-                queue.settle_held(offset)
-            elif outcome == "requeue":
-                queue.requeue(offset)
-            else:
-                self._discard(change, queue, offset, "rejected", now)
-            queues[queue] = None
-        for queue in queues:
-            queue.record(change)
-
-    def requeue(self, settles: Iterable[tuple[Queue, int]]) -> None:
-        """Deliveries that nobody holds any more. Not durable: after a restart they count as redelivered anyway."""
-        for queue, offset in settles:
-            if not queue.deleted:
-                queue.requeue(offset)
+    def delete_abandoned(self, change: Change) -> None:
+        """Auto-delete queues whose last consumer has gone. One that an app owns, or that is consumed again, stays."""
+        abandoned = list(self.abandoned)
+        self.abandoned.clear()
+        self.delete_unused(change, abandoned)
 
     def prepare(self, change: Change, transaction: Transaction, xid: str, now: int) -> Literal["prepared", "read_only"]:
         """Durable, invisible, transferable (XA). Nothing to do: read-only, and the transaction is over."""
@@ -266,7 +267,7 @@ class BrokerState(Messages):
             return
         transaction = self.prepared[xid]
         transaction.become(State.ROLLED_BACK)
-        self.requeue((queue, offset) for queue, offset, _ in transaction.settles)
+        self.requeue(((queue, offset) for queue, offset, _ in transaction.settles), change)
         self.remember(change, OutcomeRecord(xid, "rolled_back", now))
         self._forget_prepared(change, xid)
 
@@ -315,6 +316,15 @@ class BrokerState(Messages):
             raise ResourceLocked(
                 f"queue '{queue.name}' belongs to app '{queue.owner}', not to '{app_id}'; "
                 f"`txmq release {queue.owner} {queue.name}` takes it from a pipeline that will not come back"
+            )
+        if queue.consumers:
+            raise ResourceLocked(
+                f"queue '{queue.name}' cannot be owned by app '{app_id}': it has {len(queue.consumers)} consumers; let them cancel first"
+            )
+        if queue.consumers:
+            raise ResourceLocked(
+                f"queue '{queue.name}' cannot be owned by app '{app_id}': {len(queue.consumers)} consumers are subscribed to it; "
+                "cancel them first, or give the stream a queue of its own"
             )
         if queue.held:
             raise ResourceLocked(

@@ -1,25 +1,32 @@
-"""A channel: delivery tags, what its consumer holds, and its transaction.
+"""A channel: delivery tags, its consumers and what they hold, and its transaction.
 
-Pure: what has to be durable comes out as a :class:`Transaction` that the caller commits (``local.py``); outside tx.select every
-publish and every ack is a transaction of one. Errors are AMQP channel exceptions.
+Pure. Publishes and settlings are gathered in ``transaction``, always: under tx.select until tx.commit, otherwise until the shell
+takes them (``take``) and commits them when it likes, in this order. Errors are AMQP channel exceptions.
 
-Invariant: tags count from 1 and are never used twice. A tag is in ``unacked`` from its delivery until its settling is committed
-(in a transaction) or sent to the committer (outside one); ``marked`` names those of them that the open transaction settles.
+Invariant: tags count from 1 and are never used twice. A tag is in ``unacked`` (in tag order) from its delivery until it is settled;
+one that the open tx settles is in ``marked`` until commit, and comes back by rollback. Credit comes back when the tag leaves both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.consumer import Cancelled, Consumer, Send
+from broker_core.broker.consumer import Unacked as Unacked
+from broker_core.broker.dispatch import with_delivery_count
 from broker_core.broker.exchange import Queues
+from broker_core.broker.messages import EXPIRATION, check_expiration
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
-from broker_core.errors import PreconditionFailed, TransactionState
+from broker_core.errors import NotAllowed, PreconditionFailed, TransactionState
 from broker_core.message import Delivery, Message
-from broker_core.properties import expiration
 
 
 class Channel:
-    """``connection`` tells whose exclusive queues it may use."""
+    """``connection`` tells whose exclusive queues it may use, and whose messages a no-local consumer does not get."""
 
     def __init__(self, state: BrokerState, *, connection: object = None, limits: Limits | None = None) -> None:
         self._state = state
@@ -28,20 +35,32 @@ class Channel:
         self.transactional = False
         self.confirming = False
         self.closed = ""  # why, once it is
-        self.transaction = Transaction(self.limits, 0)
-        self.unacked: dict[int, tuple[Queue, int]] = {}
-        self.marked: dict[int, Outcome] = {}
-        self._next_tag = 1
+        self.transaction = self._begin(0)
+        self.unacked: dict[int, Unacked] = {}
+        self.marked: dict[int, tuple[Unacked, Outcome]] = {}
+        self.consumers: dict[str, Consumer] = {}
+        self.prefetch = 0  # of all consumers together; 0: no limit
+        self.consuming = 0  # deliveries that count against it
+        self._default_prefetch = 0  # of a consumer that is made from now on
+        self.last_tag = 0
+        self._lowest = 1  # no tag below is in ``unacked``
+
+    def _begin(self, now_us: int) -> Transaction:
+        transaction = Transaction(self.limits, now_us)
+        transaction.atomic = self.transactional
+        transaction.connection = self.connection
+        return transaction
 
     # -- modes ----------------------------------------------------------------------------------------------------------
     def tx_select(self, now_us: int) -> None:
-        """May be repeated. Raises PreconditionFailed on a channel that confirms."""
+        """May be repeated. What is gathered until now has to be taken first. Raises PreconditionFailed on a channel that confirms."""
         self.check_open()
         if self.confirming:
             raise PreconditionFailed("cannot switch from confirm to tx mode")
         if not self.transactional:
+            assert not self.transaction, "take() what was gathered before the mode changes"
             self.transactional = True
-            self.transaction = Transaction(self.limits, now_us)
+            self.transaction = self._begin(now_us)
 
     def confirm_select(self) -> None:
         """Raises PreconditionFailed on a transactional channel."""
@@ -57,25 +76,97 @@ class Channel:
     def check_transactional(self) -> None:
         self.check_open()
         if not self.transactional:
-            raise PreconditionFailed("channel is not transactional: call tx_select first")
+            raise PreconditionFailed("channel is not transactional", "call tx_select first")
 
     # -- publishing -----------------------------------------------------------------------------------------------------
-    def publish(self, message: Message, queues: Queues, mandatory: bool, now_us: int) -> Transaction | None:
-        """``queues`` is where it is routed now; a transaction to commit at once, or None where it waits for tx_commit."""
-        if message.properties:
-            text = expiration(message.properties)
-            if text is not None and not text.isdecimal():
-                raise PreconditionFailed(f"invalid expiration {text!r}: give milliseconds as a whole number, 0 or more")
-        if self.transactional:
-            if not self.transaction:
-                self.transaction.opened_us = now_us
-            self.transaction.publish(message, queues, mandatory)
-            return None
-        single = Transaction(self.limits, now_us)
-        single.publish(message, queues, mandatory)
-        return single
+    def publish(self, message: Message, queues: Queues, mandatory: bool, now_us: int) -> None:
+        """``queues`` is where it is routed now. Raises PreconditionFailed (expiration), TransactionTooLarge."""
+        if message.properties and message.properties[0] & EXPIRATION:
+            check_expiration(message.properties)
+        transaction = self.transaction
+        if not transaction:
+            transaction.opened_us = now_us
+        transaction.publish(message, queues, mandatory)
+
+    def take(self) -> Transaction:
+        """Outside tx.select: what was gathered since the last call, to be committed. Empty (false) where there is nothing."""
+        assert not self.transactional
+        taken = self.transaction
+        self.transaction = self._begin(0)
+        return taken
+
+    # -- consumers ------------------------------------------------------------------------------------------------------
+    def qos(self, prefetch: int, global_: bool) -> None:
+        """``global_`` False: for each consumer made from now on; True: for all of the channel together. 0: no limit."""
+        self.check_open()
+        if not global_:
+            self._default_prefetch = prefetch
+            return
+        self.prefetch = prefetch
+        for consumer in self.consumers.values():
+            self._state.wake(consumer.queue)
+
+    def consume(
+        self,
+        queue: Queue,
+        tag: str,
+        send: Send,
+        cancelled: Cancelled,
+        *,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        no_local: bool = False,
+        priority: int = 0,
+        prefetch: int | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Consumer:
+        """``prefetch`` None: what basic.qos said. Raises NotAllowed (a tag that is in use), AccessRefused (exclusive), ResourceLocked."""
+        self.check_open()
+        if tag in self.consumers:
+            raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+        self._state.usable(queue.name, self.connection)
+        consumer = Consumer(
+            self,
+            queue,
+            tag,
+            send,
+            cancelled,
+            no_ack=no_ack,
+            exclusive=exclusive,
+            no_local=no_local,
+            priority=priority,
+            prefetch=self._default_prefetch if prefetch is None else prefetch,
+            arguments=arguments,
+        )
+        queue.consumers.add(consumer)
+        self.consumers[tag] = consumer
+        self._state.wake(queue)
+        return consumer
+
+    def cancel(self, tag: str) -> Consumer | None:
+        """What it holds stays with the channel, and unacked. None: there is no such consumer.
+
+        An auto-delete queue that has no consumer any more is in ``state.abandoned``.
+        """
+        consumer = self.consumers.pop(tag, None)
+        if consumer is not None:
+            queue = consumer.queue
+            queue.consumers.remove(consumer)
+            self._state.wake(queue)  # another one may be the active one now
+            if queue.auto_delete and not queue.consumers:
+                self._state.abandoned.append(queue)
+        return consumer
 
     # -- deliveries -----------------------------------------------------------------------------------------------------
+    def next_tag(self) -> int:
+        self.last_tag += 1
+        return self.last_tag
+
+    def forget(self, tag: int) -> tuple[Queue, int]:
+        """A delivery that is settled as soon as it is made (no_ack): the caller settles the entry."""
+        delivery = self.unacked.pop(tag)
+        return delivery.queue, delivery.offset
+
     def get(self, queue: Queue) -> Delivery | None:
         """The next message, held until it is settled or requeued."""
         offset = queue.head(queue.visible_end)
@@ -83,65 +174,105 @@ class Channel:
             return None
         row = self._state.fetch(queue, offset)  # before it is taken: a damaged segment must not lose it
         queue.take()
-        tag = self._next_tag
-        self._next_tag = tag + 1
-        self.unacked[tag] = (queue, offset)
+        tag = self.next_tag()
+        self.unacked[tag] = Unacked(queue, offset, None)
+        if queue.counts is not None:
+            row = with_delivery_count(row, queue.counts.get(offset, 0))
         message = Message(row.body, row.routing_key, row.exchange, row.properties)
         return Delivery(tag, queue.name, offset, queue.was_sent(offset), row.committed_at, message)
 
-    def settle(self, tag: int, outcome: Outcome, multiple: bool, now_us: int) -> Transaction | None:
-        """Ack, reject or requeue one tag, or all up to it (0: all). A transaction to commit at once, or None.
+    def settle(self, tag: int, outcome: Outcome, multiple: bool, now_us: int) -> None:
+        """Ack, reject or requeue one tag, or all up to it (0: all).
 
         Raises PreconditionFailed for a tag that is unknown or settled, also in the open transaction.
         """
         self.check_open()
-        if multiple:
-            tags = [held for held in self.unacked if (held <= tag or tag == 0) and held not in self.marked]
-            unknown = tag != 0 and tag not in tags
-        else:
-            tags = [tag]
-            unknown = tag not in self.unacked or tag in self.marked
-        if unknown:
+        unacked = self.unacked
+        if tag not in unacked and not (multiple and tag == 0):
             raise PreconditionFailed(f"unknown delivery tag {tag}")
+        if not multiple:
+            tags: list[int] = [tag]
+        elif tag == 0:
+            tags = list(unacked)
+            self._lowest = self.last_tag + 1
+        else:
+            tags = [held for held in range(self._lowest, tag + 1) if held in unacked]
+            self._lowest = tag + 1
+        transaction = self.transaction
+        if not transaction:
+            transaction.opened_us = now_us
+        settles = transaction.settles
         if self.transactional:
-            if not self.transaction:
-                self.transaction.opened_us = now_us
             for held in tags:
-                self.marked[held] = outcome
-                self.transaction.settles.append(Settle(*self.unacked[held], outcome))
-            return None
-        single = Transaction(self.limits, now_us)
-        single.settles = [Settle(*self.unacked.pop(held), outcome) for held in tags]
-        return single
+                found = unacked.pop(held)
+                self.marked[held] = (found, outcome)
+                settles.append(Settle(found.queue, found.offset, outcome))
+            return
+        for held in tags:
+            found = unacked.pop(held)
+            settles.append(Settle(found.queue, found.offset, outcome))
+            if found.consumer is not None:
+                self._return_credit(found.consumer)
 
-    def recover(self) -> int:
+    def _return_credit(self, consumer: Consumer) -> None:
+        consumer.unacked -= 1
+        if consumer.parked:
+            consumer.parked = False
+            self._state.wake(consumer.queue)
+        if self.prefetch and self.consuming >= self.prefetch:
+            for other in self.consumers.values():
+                if other.parked:
+                    other.parked = False
+                    self._state.wake(other.queue)
+        self.consuming -= 1
+
+    def recover(self, change: Change | None = None) -> int:
         """Requeue what is delivered and not settled, except what the open transaction settles; how many."""
         self.check_open()
-        tags = [tag for tag in self.unacked if tag not in self.marked]
-        self._state.requeue([self.unacked.pop(tag) for tag in tags])
-        return len(tags)
+        count = len(self.unacked)
+        self._give_back(change)
+        return count
+
+    def _give_back(self, change: Change | None) -> None:
+        deliveries, self.unacked = self.unacked, {}
+        self._lowest = self.last_tag + 1
+        for delivery in deliveries.values():
+            if delivery.consumer is not None:
+                self._return_credit(delivery.consumer)
+        self._state.requeue(((delivery.queue, delivery.offset) for delivery in deliveries.values()), change)
 
     # -- the transaction ------------------------------------------------------------------------------------------------
     def finish(self, now_us: int) -> None:
-        """The open transaction was committed or prepared: its deliveries are not this channel's any more."""
-        for tag in self.marked:
-            del self.unacked[tag]
-        self.marked.clear()
-        self.transaction = Transaction(self.limits, now_us)
+        """The open transaction was committed or prepared: its deliveries are not this channel's any more, their credit is back."""
+        marked, self.marked = self.marked, {}
+        for delivery, _ in marked.values():
+            if delivery.consumer is not None:
+                self._return_credit(delivery.consumer)
+        self.transaction = self._begin(now_us)
 
     def rollback(self, now_us: int) -> Transaction:
         """Publishes are dropped; acked tags are unacked again, and not redelivered. The dropped transaction."""
         dropped = self.transaction
         if dropped.state is State.ACTIVE:
             dropped.become(State.ROLLED_BACK)
-        self.marked.clear()
-        self.transaction = Transaction(self.limits, now_us)
+        if self.marked:
+            for tag, (delivery, _) in self.marked.items():
+                self.unacked[tag] = delivery
+            self.unacked = dict(sorted(self.unacked.items()))
+            self._lowest = next(iter(self.unacked))
+            self.marked.clear()
+        self.transaction = self._begin(now_us)
         return dropped
 
-    def close(self, why: str = "it was closed") -> Transaction:
-        """Roll back and requeue everything, acked in the transaction or not, as redelivered. The dropped transaction."""
+    def close(self, why: str = "it was closed", change: Change | None = None) -> Transaction:
+        """Cancel its consumers, roll back, and requeue everything, acked in the transaction or not, as redelivered.
+
+        Outside tx.select ``take`` what was gathered first. The dropped transaction.
+        """
+        assert self.transactional or not self.transaction, "take() what was gathered before the channel closes"
+        for tag in list(self.consumers):
+            self.cancel(tag)
         dropped = self.rollback(0)
-        self._state.requeue(list(self.unacked.values()))
-        self.unacked.clear()
+        self._give_back(change)
         self.closed = self.closed or why
         return dropped

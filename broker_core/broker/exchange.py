@@ -1,41 +1,50 @@
 """Exchanges and bindings: which queues a message goes to. Pure routing; nothing is enqueued here.
 
-Source: AMQP 0-9-1, 3.1.3 (exchange types); ``x-match`` with ``all-with-x`` and ``any-with-x`` as RabbitMQ has them.
-Invariant: ``cache`` holds only results of the bindings as they are; every change of a binding empties it.
+Source: AMQP 0-9-1, 3.1.3 (exchange types); RabbitMQ's bindings from exchange to exchange, alternate exchanges, and ``x-match`` with
+``all-with-x`` and ``any-with-x``.
+Invariant: ``cache`` holds only results of the bindings as they are, here and in all exchanges that are reached from here: a change
+empties the caches of the exchange and of all that lead to it (``upstream``). An exchange from which a headers exchange is reached
+caches nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from broker_core.broker.arguments import same, type_name
 from broker_core.broker.queue import Queue
 from broker_core.errors import PreconditionFailed
 from broker_core.properties import Properties
 
 Queues = tuple[Queue, ...]
+BindingKey = tuple[bool, str, str, str]  # to an exchange?, its or the queue's name, routing key, arguments
 _CACHED_KEYS = 65_536
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 _NO_QUEUES: Queues = ()
 
 
 class Binding(NamedTuple):
-    queue: Queue
+    destination: Queue | Exchange
     routing_key: str
     arguments: dict[str, Any]
 
 
 def canonical(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(arguments, sort_keys=True, default=repr)
+    return json.dumps(arguments, sort_keys=True, default=repr) if arguments else "{}"
+
+
+def _key(destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> BindingKey:
+    return (isinstance(destination, Exchange), destination.name, routing_key, canonical(arguments))
 
 
 class Exchange:
     """What all types share. A subclass tells how its bindings match."""
 
     type: ClassVar[str] = ""
-    by_headers: ClassVar[bool] = False
+    matches_headers: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -51,39 +60,100 @@ class Exchange:
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments = arguments or {}
-        self.bindings: dict[tuple[str, str, str], Binding] = {}
+        self.bindings: dict[BindingKey, Binding] = {}
         self.cache: dict[str, Queues] = {}
+        self.alternate: Exchange | None = None  # where a message goes that no binding here matches
+        self.upstream: set[Exchange] = set()  # those with a binding or an alternate to this one
+        self._by_destination: dict[Destination, dict[BindingKey, Binding]] = {}
+        self._downstream: set[Exchange] = set()  # those that bindings lead to
+        self._by_headers: bool | None = None  # None: not known
 
-    def bind(self, queue: Queue, routing_key: str, arguments: dict[str, Any]) -> bool:
-        """Whether the binding is new."""
-        key = (queue.name, routing_key, canonical(arguments))
+    # -- bindings -------------------------------------------------------------------------------------------------------
+    def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
+        """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
+
+    def bind(self, destination: Destination, routing_key: str, arguments: dict[str, Any]) -> bool:
+        """Whether the binding is new. Raises as ``check``."""
+        self.check(destination, arguments)
+        key = _key(destination, routing_key, arguments)
         if key in self.bindings:
             return False
-        self.bindings[key] = Binding(queue, routing_key, arguments)
-        self._changed()
+        self.bindings[key] = binding = Binding(destination, routing_key, arguments)
+        self._by_destination.setdefault(destination, {})[key] = binding
+        self._added(key, binding)
+        if isinstance(destination, Exchange):
+            destination.upstream.add(self)
+            self._downstream.add(destination)
+        self.changed()
         return True
 
-    def unbind(self, queue: Queue, routing_key: str, arguments: dict[str, Any]) -> bool:
-        """Whether there was such a binding."""
-        found = self.bindings.pop((queue.name, routing_key, canonical(arguments)), None)
-        self._changed()
-        return found is not None
+    def is_bound(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
+        return _key(destination, routing_key, arguments) in self.bindings
 
-    def unbind_all(self, queue: Queue) -> list[Binding]:
-        """Take away every binding of a queue that is deleted."""
-        gone = {key: binding for key, binding in self.bindings.items() if binding.queue is queue}
-        for key in gone:
+    def unbind(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether there was such a binding."""
+        key = _key(destination, routing_key, arguments)
+        if key not in self.bindings:
+            return False
+        found = self._by_destination[destination]
+        self._removed(key, found.pop(key))
+        del self.bindings[key]
+        if not found:
+            self._forget(destination)
+        self.changed()
+        return True
+
+    def unbind_all(self, destination: Destination) -> list[Binding]:
+        """Take away every binding of a queue or an exchange that is deleted."""
+        gone = self._by_destination.get(destination)
+        if gone is None:
+            return []
+        for key, binding in gone.items():
             del self.bindings[key]
-        if gone:
-            self._changed()
+            self._removed(key, binding)
+        self._forget(destination)
+        self.changed()
         return list(gone.values())
 
+    def divert(self, alternate: Exchange | None) -> None:
+        """``alternate`` gets what no binding here matches."""
+        before, self.alternate = self.alternate, alternate
+        if before is not None and before not in self._downstream:
+            before.upstream.discard(self)
+        if alternate is not None:
+            alternate.upstream.add(self)
+        self.changed()
+
+    def _forget(self, destination: Destination) -> None:
+        del self._by_destination[destination]
+        if isinstance(destination, Exchange):
+            self._downstream.discard(destination)
+            if destination is not self.alternate:
+                destination.upstream.discard(self)
+
+    def changed(self) -> None:
+        """Routes from here, and from wherever leads here, are not what they were."""
+        self._rebuild()
+        self.cache = {}
+        self._by_headers = None
+        if not self.upstream:
+            return
+        seen = {self}
+        pending = list(self.upstream)
+        while pending:
+            exchange = pending.pop()
+            if exchange not in seen:
+                seen.add(exchange)
+                exchange.cache = {}
+                exchange._by_headers = None
+                pending.extend(exchange.upstream)
+
+    # -- routing --------------------------------------------------------------------------------------------------------
     def route(self, routing_key: str, properties: bytes = b"") -> Queues:
         """The queues, each once, in order of queue id."""
         found = self.cache.get(routing_key)
         if found is None:
-            matched = {queue.queue_id: queue for queue in self._match(routing_key, properties)}
-            found = tuple(matched[queue_id] for queue_id in sorted(matched))
+            found = self._reached(routing_key, properties)
             if not self.by_headers:
                 if len(self.cache) >= _CACHED_KEYS:
                     self.cache = {}
@@ -94,11 +164,61 @@ class Exchange:
         """What ``route`` would say, where that is known without looking at bindings. Safe beside changes of the bindings."""
         return self.cache.get(routing_key)
 
-    def _changed(self) -> None:
-        self.cache = {}
+    @property
+    def by_headers(self) -> bool:
+        """Whether a message's headers have a say in where it goes from here."""
+        if self._by_headers is None:
+            seen: set[Exchange] = {self}
+            pending = [self]
+            while pending:
+                found = pending.pop()._next() - seen
+                seen |= found
+                pending += found
+            self._by_headers = any(exchange.matches_headers for exchange in seen)
+        return self._by_headers
 
-    def _match(self, routing_key: str, properties: bytes) -> list[Queue]:
+    @property
+    def by_key(self) -> bool:
+        """Whether its routing key has."""
+        return not self.matches_headers or bool(self._next())
+
+    def _next(self) -> set[Exchange]:
+        """The exchanges that a message may go to from here."""
+        return self._downstream if self.alternate is None else self._downstream | {self.alternate}
+
+    def _reached(self, routing_key: str, properties: bytes) -> Queues:
+        queues: dict[int, Queue] = {}
+        seen: set[Exchange] = {self}
+        pending: list[Exchange] = [self]
+        while pending:
+            exchange = pending.pop()
+            matched = exchange._match(routing_key, properties)
+            if not matched and exchange.alternate is not None:
+                matched = [exchange.alternate]
+            for destination in matched:
+                if isinstance(destination, Queue):
+                    queues[destination.queue_id] = destination
+                elif destination not in seen:
+                    seen.add(destination)
+                    pending.append(destination)
+        return tuple(queues[queue_id] for queue_id in sorted(queues))
+
+    # -- what a type has of its own -------------------------------------------------------------------------------------
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        """The destinations of the bindings that match, in any order, some perhaps twice."""
         raise NotImplementedError
+
+    def _added(self, key: BindingKey, binding: Binding) -> None:
+        """An index takes the binding in."""
+
+    def _removed(self, key: BindingKey, binding: Binding) -> None:
+        """An index lets it go."""
+
+    def _rebuild(self) -> None:
+        """What is made of all bindings together is to be made anew."""
+
+
+Destination = Queue | Exchange
 
 
 class DefaultExchange(Exchange):
@@ -118,25 +238,42 @@ class DefaultExchange(Exchange):
         queue = self._queues.get(routing_key)
         return _NO_QUEUES if queue is None else (queue,)
 
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        return self.route(routing_key)
+
 
 class DirectExchange(Exchange):
     type = "direct"
 
-    def _match(self, routing_key: str, properties: bytes) -> list[Queue]:
-        return [binding.queue for binding in self.bindings.values() if binding.routing_key == routing_key]
+    def __init__(self, name: str, **properties: Any) -> None:
+        super().__init__(name, **properties)
+        self._index: dict[str, dict[BindingKey, Destination]] = {}
+
+    def _added(self, key: BindingKey, binding: Binding) -> None:
+        self._index.setdefault(binding.routing_key, {})[key] = binding.destination
+
+    def _removed(self, key: BindingKey, binding: Binding) -> None:
+        found = self._index[binding.routing_key]
+        del found[key]
+        if not found:
+            del self._index[binding.routing_key]
+
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        found = self._index.get(routing_key)
+        return list(found.values()) if found else ()
 
 
 class FanoutExchange(Exchange):
     type = "fanout"
 
-    def _match(self, routing_key: str, properties: bytes) -> list[Queue]:
-        return [binding.queue for binding in self.bindings.values()]
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
+        return list(self._by_destination)
 
 
 @dataclass(slots=True)
 class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
-    queues: list[Queue] = field(default_factory=list)
+    destinations: list[Destination] = field(default_factory=list)
 
 
 class TopicExchange(Exchange):
@@ -148,24 +285,23 @@ class TopicExchange(Exchange):
         super().__init__(name, **properties)
         self._root: _Node | None = None
 
-    def _changed(self) -> None:
-        super()._changed()
+    def _rebuild(self) -> None:
         self._root = None
 
     def _trie(self) -> _Node:
         root = _Node()
         for binding in self.bindings.values():
             node = root
-            for word in binding.routing_key.split("."):
+            for word in _words(binding.routing_key):
                 node = node.children.setdefault(word, _Node())
-            node.queues.append(binding.queue)
+            node.destinations.append(binding.destination)
         return root
 
-    def _match(self, routing_key: str, properties: bytes) -> list[Queue]:
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
         if self._root is None:
             self._root = self._trie()
-        words = routing_key.split(".")
-        found: list[Queue] = []
+        words = _words(routing_key)
+        found: list[Destination] = []
         seen: set[tuple[int, int]] = set()
         pending = [(self._root, 0)]
         while pending:
@@ -174,7 +310,7 @@ class TopicExchange(Exchange):
                 continue
             seen.add((id(node), at))
             if at == len(words):
-                found.extend(node.queues)
+                found.extend(node.destinations)
             else:
                 for word in {words[at], "*"} - {"#"}:
                     if word in node.children:
@@ -185,29 +321,35 @@ class TopicExchange(Exchange):
         return found
 
 
+def _words(key: str) -> list[str]:
+    """An empty key has no words."""
+    return key.split(".") if key else []
+
+
 class HeadersExchange(Exchange):
     """Bindings match the message's headers, by ``x-match``; the routing key plays no part."""
 
     type = "headers"
-    by_headers = True
+    matches_headers = True
 
-    def bind(self, queue: Queue, routing_key: str, arguments: dict[str, Any]) -> bool:
-        if arguments.get("x-match", "all") not in _MATCHES:
-            raise PreconditionFailed(
-                f"invalid x-match {arguments['x-match']!r} in a binding of queue '{queue.name}': use one of {', '.join(_MATCHES)}"
-            )
-        return super().bind(queue, routing_key, arguments)
+    def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
+        match = arguments.get("x-match", "all")
+        expected = f"expected {', '.join(_MATCHES[:-1])}, or {_MATCHES[-1]}"
+        if not isinstance(match, str):
+            raise PreconditionFailed(f"Invalid x-match field type {type_name(match)} (value {match}); expected longstr", expected)
+        if match not in _MATCHES:
+            raise PreconditionFailed(f'Invalid x-match field value <<"{match}">>; {expected}')
 
-    def _match(self, routing_key: str, properties: bytes) -> list[Queue]:
+    def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
         headers = (Properties.decode(properties).headers or {}) if properties else {}
-        return [binding.queue for binding in self.bindings.values() if _headers_match(binding.arguments, headers)]
+        return [binding.destination for binding in self.bindings.values() if _headers_match(binding.arguments, headers)]
 
 
 def _headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
     match = arguments.get("x-match", "all")
     with_x = match.endswith("-with-x")
     wanted = [(name, value) for name, value in arguments.items() if name != "x-match" and (with_x or not name.startswith("x-"))]
-    matched = (name in headers and (value is None or headers[name] == value) for name, value in wanted)
+    matched = (name in headers and (value is None or same(headers[name], value)) for name, value in wanted)
     return all(matched) if match.startswith("all") else any(matched)
 
 

@@ -11,16 +11,17 @@ from collections.abc import Iterable, Iterator
 
 
 class IntervalSet:
-    __slots__ = ("_ends", "_starts")
+    __slots__ = ("_ends", "_starts", "total")
 
     def __init__(self, intervals: Iterable[tuple[int, int] | list[int]] = ()) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
+        self.total = 0  # how many integers
         for start, end in intervals:
             self.add(start, end)
 
     def __len__(self) -> int:
-        """How many intervals, not how many integers (see :meth:`measure`)."""
+        """How many intervals, not how many integers (see ``total`` and :meth:`measure`)."""
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -37,8 +38,10 @@ class IntervalSet:
         high = bisect_right(self._starts, end)
         absorbed = self._starts[low:high]
         if absorbed:
+            self.total -= sum(self._ends[low:high]) - sum(absorbed)
             start = min(start, absorbed[0])
             end = max(end, self._ends[high - 1])
+        self.total += end - start
         self._starts[low:high] = [start]
         self._ends[low:high] = [end]
         return start, end, absorbed
@@ -58,6 +61,7 @@ class IntervalSet:
         if self._ends[high - 1] > end:
             starts.append(end)
             ends.append(self._ends[high - 1])
+        self.total += sum(ends) - sum(starts) - sum(self._ends[low:high]) + sum(self._starts[low:high])
         self._starts[low:high] = starts
         self._ends[low:high] = ends
 
@@ -103,6 +107,15 @@ class IntervalSet:
         """The first integer at or above ``offset`` that is not in the set."""
         at = bisect_right(self._starts, offset) - 1
         return self._ends[at] if at >= 0 and offset < self._ends[at] else offset
+
+    def first(self) -> tuple[int, int]:
+        """The lowest interval of a set that is not empty."""
+        return self._starts[0], self._ends[0]
+
+    def next_start(self, start: int, end: int) -> int:
+        """Where the first interval above ``start`` begins, or ``end`` where none does before it."""
+        at = bisect_right(self._starts, start)
+        return self._starts[at] if at < len(self._starts) and self._starts[at] < end else end
 
     def end(self) -> int:
         """One above the greatest member; 0 for the empty set."""

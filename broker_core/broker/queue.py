@@ -11,8 +11,7 @@ catalog when all its entries are deletable: settled in an unowned queue, below `
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Sequence
-from heapq import heappop, heappush
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,80 +19,15 @@ import numpy.typing as npt
 
 from broker_core.broker.batch import Batch, Batches
 from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.consumer import Consumers
 from broker_core.broker.interval import IntervalSet
-from broker_core.broker.records import HoleRecord, ProgressRecord, RunRecord
+from broker_core.broker.rank import Ranks
+from broker_core.broker.records import DeliveryRecord, HoleRecord, ProgressRecord, RunRecord
+from broker_core.broker.run import Run as Run
 
+_BLOCK_ROWS = 256
+_BLOCK_BYTES = 1024 * 1024
 _FIRST_RUNS_KEPT = 1024  # so many dead slots at the front of the run list before it is cut
-
-
-class Run:
-    """``count`` offsets from ``first`` on, naming rows of one batch in the same order (see RunRecord).
-
-    A clipped run (``Queue.runs_between``) skips the first ``skip`` set bits of its bitmap.
-    """
-
-    __slots__ = ("batch", "bitmap", "committed_at", "count", "first", "recorded", "row", "sequence", "skip")
-
-    def __init__(self, first: int, count: int, batch: Batch, row: int, bitmap: bytes | bytearray, sequence: int, committed_at: int) -> None:
-        self.first = first
-        self.count = count
-        self.batch = batch
-        self.row = row
-        self.bitmap = bitmap
-        self.sequence = sequence  # 0: stands in the batch, row by row
-        self.committed_at = committed_at
-        self.skip = 0
-        self.recorded = False  # a RunRecord of it is in the catalog
-
-    @property
-    def end(self) -> int:
-        return self.first + self.count
-
-    @property
-    def batch_id(self) -> int:
-        return self.batch.batch_id
-
-    @property
-    def size_bytes(self) -> int:
-        """Bodies of the run, about: its share of the batch."""
-        return self.batch.size_bytes * self.count // max(1, self.batch.rows)
-
-    def rows(self) -> range | npt.NDArray[np.int64]:
-        """Row numbers in offset order: a range where they are contiguous, otherwise an array."""
-        if not self.bitmap:
-            return range(self.row, self.row + self.count)
-        bits = np.unpackbits(np.frombuffer(bytes(self.bitmap), dtype=np.uint8), bitorder="little")
-        return np.flatnonzero(bits)[self.skip : self.skip + self.count].astype(np.int64) + self.row
-
-    def clip(self, start: int, end: int) -> Run:
-        """A copy of the part within [start, end)."""
-        start, end = max(start, self.first), min(end, self.end)
-        ahead = start - self.first
-        clipped = Run(start, end - start, self.batch, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
-        if self.bitmap:
-            clipped.skip = self.skip + ahead
-        else:
-            clipped.row += ahead
-        return clipped
-
-    def record(self, queue_id: int) -> RunRecord:
-        return RunRecord(queue_id, self.first, self.count, self.batch_id, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
-
-    def extend(self, row: int) -> None:
-        """One more row, above all rows so far. A gap turns the run into a bitmap."""
-        if not self.bitmap:
-            if row == self.row + self.count:
-                self.count += 1
-                return
-            whole, rest = divmod(self.count, 8)
-            self.bitmap = bytearray(b"\xff" * whole + bytes([(1 << rest) - 1] if rest else []))
-        bit = row - self.row
-        bitmap = self.bitmap
-        assert isinstance(bitmap, bytearray)
-        if bit >> 3 >= len(bitmap):
-            bitmap.extend(bytes((bit >> 3) + 1 - len(bitmap)))
-        bitmap[bit >> 3] |= 1 << (bit & 7)
-        self.count += 1
 
 
 class Queue:
@@ -111,14 +45,20 @@ class Queue:
         self.queue_id = queue_id
         self.name = name
         self.durable = durable
-        self.durable = durable
         self.exclusive = exclusive
         self.auto_delete = auto_delete
         self.arguments = arguments or {}
         self.connection: object = None  # of an exclusive queue
         self.written = durable and not exclusive  # an exclusive queue ends with its connection: nothing of it is worth a record
         self.deleted = False
+        self.consumers = Consumers(self, single=bool(self.arguments.get("x-single-active-consumer")))
+        self.used_at_us = 0  # last declared, consumed or got from (x-expires)
         self.limited = not self.arguments.keys().isdisjoint(("x-max-length", "x-max-length-bytes"))
+        self.refuses = self.limited and str(self.arguments.get("x-overflow")).startswith("reject-publish")
+        self.ttl_ms: int | None = self.arguments.get("x-message-ttl")
+        self.timed = self.ttl_ms is not None  # some message that came since the start may expire
+        self.hasty = self.ttl_ms == 0  # what no consumer takes at once has expired
+        self.offered = 0  # entries below were visible when consumers were looked at, for the same reason
         self.dead_letters = "x-dead-letter-exchange" in self.arguments
         self.owner = ""  # app_id that holds the claim (protocol S6)
         self.acked = 0
@@ -129,18 +69,26 @@ class Queue:
         self.dispatched_below = 0  # nothing at or above was ever handed out
         self.held: set[int] = set()
         self.sizes: dict[int, int] | None = None  # body sizes of unsettled entries, only under x-max-length-bytes
-        self.sizes_sum = 0
+        self.sizes_sum = self.held_bytes = 0  # of all of these, and of the held ones
         self._batches = batches
+        self.delivery_limit: int | None = self.arguments.get("x-delivery-limit")
+        counted = self.delivery_limit is not None or self.arguments.get("x-queue-type") == "quorum"
+        self.counts: dict[int, int] | None = {} if counted else None  # how often an entry was given back
+        self.publishers: dict[int, object] | None = None  # connections of unsettled entries, since a no-local consumer came
+        self.ranks = Ranks(self.arguments["x-max-priority"]) if self.arguments.get("x-max-priority") else None
         self._holes = IntervalSet()
         self._sent = IntervalSet()  # may have been handed out before
         self._runs: list[Run] = []
         self._firsts: list[int] = []
         self._front = 0  # runs before it are gone
         self._cursor = 0
-        self._requeued: list[int] = []  # heap
+        self._requeued = IntervalSet()  # all below the cursor; what was settled meanwhile is skipped
+        self._held_ahead = 0  # nothing at or above both this and the cursor is held
         self._selected: tuple[Run, int, npt.NDArray[np.int64]] | None = None
+        self._decoded: tuple[int, list[InboxRow]] = (0, [])  # consecutive stored entries, from an offset on
         self._progress_dirty = False
         self._hole_changes: dict[int, int | None] = {}
+        self._count_changes: set[int] = set()
         self._dropped: list[int] = []
 
     # -- the log --------------------------------------------------------------------------------------------------------
@@ -247,11 +195,48 @@ class Queue:
         run = self._runs[bisect_right(self._firsts, offset) - 1]
         if not run.bitmap:
             return run, run.row + offset - run.first
+        if run.numbers is not None:
+            return run, run.numbers[offset - run.first]
         if self._selected is None or self._selected[0] is not run or self._selected[1] != run.count:
             rows = run.rows()
             assert not isinstance(rows, range)
             self._selected = (run, run.count, rows)
         return run, int(self._selected[2][offset - run.first])
+
+    def rows(self, start: int, end: int) -> list[InboxRow]:
+        """Messages from ``start`` on, at most up to ``end``: at least one, fewer than asked where they are stored elsewhere or large.
+
+        Raises CorruptSegment, DataLoss.
+        """
+        run, row = self.locate(start)
+        end = min(end, run.first + run.count)
+        inbox = run.batch.inbox
+        if inbox is None:
+            return self._stored(run, row, start, end)
+        if not run.bitmap:
+            return inbox[row : row + end - start]
+        if run.numbers is not None:
+            return [inbox[number] for number in run.numbers[start - run.first : end - run.first]]
+        return [inbox[self.locate(offset)[1]] for offset in range(start, end)]
+
+    def _stored(self, run: Run, row: int, start: int, end: int) -> list[InboxRow]:
+        """Entries in a segment are decoded in blocks; a block is kept until its last row is asked for."""
+        first, rows = self._decoded
+        if not first <= start < first + len(rows):
+            average = max(1, run.batch.size_bytes // max(1, run.batch.rows))
+            first, count = start, min(run.end - start, _BLOCK_ROWS, max(1, _BLOCK_BYTES // average))
+            numbers: range | npt.NDArray[np.int64] = range(row, row + count)
+            if run.numbers is not None:
+                numbers = np.array(run.numbers[start - run.first : start - run.first + count], np.int64)
+            elif run.bitmap:
+                assert self._selected is not None  # by ``locate``
+                numbers = self._selected[2][start - run.first : start - run.first + count]
+            rows = self._batches.decode(run.batch_id, numbers, run.sequence, run.committed_at)
+            self._decoded = (first, rows)
+        found = rows[start - first : end - first]
+        if start + len(found) == first + len(rows):
+            self._decoded = (0, [])
+        return found
 
     # -- settled --------------------------------------------------------------------------------------------------------
     def first_unsettled(self) -> int:
@@ -281,6 +266,8 @@ class Queue:
             return
         if self.sizes is not None:
             self.sizes_sum -= sum(self.sizes.pop(offset, 0) for offset in range(start, end))
+        if self.counts or self.publishers or self.ranks is not None:
+            self._forget_entries(start, end)
         self._progress_dirty = True
         if start == self.floor and not len(self._holes):
             self.floor = end
@@ -295,6 +282,16 @@ class Queue:
                 self._hole_changes[low] = high
         if not self.owner:
             self._free(start, end)
+
+    def _forget_entries(self, start: int, end: int) -> None:
+        """What was remembered of entries that are settled now."""
+        for offset in range(start, end):
+            if self.counts and self.counts.pop(offset, 0):
+                self._count_changes.add(offset)
+            if self.publishers:
+                self.publishers.pop(offset, None)
+            if self.ranks is not None:
+                self.ranks.forget(offset)
 
     def ack_to(self, offset: int) -> None:
         """Everything below ``offset`` is settled and may be deleted: the source has acked it and the range after it (S5)."""
@@ -351,7 +348,7 @@ class Queue:
         self._sent.add(self.floor, max(self.floor, self.claimed_end))
         self.owner = ""
         self.acked = self.claimed_end = self.floor
-        self._cursor, self._requeued = self.floor, []
+        self._cursor, self._requeued = self.floor, IntervalSet()
         self._progress_dirty = True
         self._free(0, self.next_offset)
 
@@ -366,6 +363,8 @@ class Queue:
     @property
     def messages(self) -> int:
         """Committed and not settled."""
+        if self.visible_end == self.next_offset:  # every hole is below
+            return self.visible_end - self.floor - self._holes.total
         return max(0, self.visible_end - self.floor - self._holes.measure(self.floor, self.visible_end))
 
     @property
@@ -376,61 +375,145 @@ class Queue:
     @property
     def ready(self) -> int:
         """Entries that overflow may drop: neither settled, held nor claimed; those of the commit in hand count."""
-        start = max(self.floor, self.claimed_end) if self.owner else self.floor
+        if not self.owner:
+            return self.next_offset - self.floor - self._holes.total - len(self.held)
+        start = max(self.floor, self.claimed_end)
         return self.next_offset - start - self._holes.measure(start, self.next_offset) - len(self.held)
 
     # -- dispatch -------------------------------------------------------------------------------------------------------
     def head(self, end: int) -> int | None:
-        """The next ready offset below ``end``, requeued ones first; it stays where it is."""
-        while self._requeued:
-            offset = self._requeued[0]
-            if offset not in self.held and not self.is_settled(offset):
-                if self.owner and offset < self.claimed_end:
-                    break
-                return offset if offset < end else None
-            heappop(self._requeued)
-        cursor = max(self._cursor, self.floor, self.claimed_end if self.owner else 0)
-        while cursor < end:
-            if cursor in self.held:
-                cursor += 1
-                continue
-            after = self._holes.first_outside(cursor)
-            if after == cursor:
-                return cursor
-            cursor = after
+        """The next ready offset below ``end``, requeued ones first, or by priority; it stays where it is. Raises CorruptSegment."""
+        start = self.claimed_end if self.owner else self.floor
+        if self.ranks is not None and not self.owner:
+            offset = self.ranks.best(self)
+            return offset if offset is not None else self.first_ready(max(self.visible_end, start), end)
+        requeued = self._requeued
+        while len(requeued):
+            low, high = requeued.first()
+            offset = self.first_ready(max(low, start), min(high, end))
+            if offset is not None:
+                return offset
+            if high > end:
+                return None
+            requeued.drop_below(high)
+        return self.first_ready(max(self._cursor, start), end)
+
+    def first_ready(self, start: int, end: int) -> int | None:
+        """The first offset of [start, end) that is neither settled nor held."""
+        while start < end:
+            after = self._holes.first_outside(start)
+            if after == start:
+                if start not in self.held:
+                    return start
+                after = start + 1
+            start = after
         return None
+
+    def take_block(self, limit: int, end: int | None = None) -> Sequence[int]:
+        """At most ``limit`` of the next ready entries (below ``end``, or visible), taken out: hold them, or give them back (``untake``).
+
+        A range of consecutive offsets, or a list in order of priority; empty where nothing is ready.
+        """
+        end = self.visible_end if end is None else end
+        if self.ranks is not None and not self.owner:
+            return self.ranks.take(self, limit, end)
+        first = self.head(end)
+        if first is None:
+            return ()
+        stop = min(end, first + limit)
+        if len(self._requeued) and self._requeued.contains(first):
+            stop = min(stop, self._requeued.first()[1])
+        if len(self._holes):
+            stop = min(stop, self._holes.next_start(first, stop))
+        if first < self._held_ahead:
+            stop = next((offset for offset in range(first, stop) if offset in self.held), stop)
+        if first < self._cursor:
+            self._requeued.drop_below(stop)
+        else:
+            self._cursor = stop
+        return range(first, stop)
+
+    def untake(self, offsets: Sequence[int]) -> None:
+        """The last ones of a taken block, which nobody got: they are the next ones again."""
+        if not offsets:
+            return
+        if self.ranks is not None:
+            for offset in offsets:
+                if offset < self.ranks.below:
+                    self.ranks.push(offset)
+        elif offsets[-1] + 1 == self._cursor and offsets[-1] - offsets[0] + 1 == len(offsets):
+            self._cursor = offsets[0]
+        else:
+            for offset in offsets:
+                self._requeued.add(offset, offset + 1)
 
     def take(self) -> int | None:
         """Hand out the next ready, visible entry; the caller holds it until it settles or requeues it."""
-        offset = self.head(self.visible_end)
-        if offset is None:
+        taken = self.take_block(1)
+        if not taken:
             return None
-        if self._requeued and self._requeued[0] == offset:
-            heappop(self._requeued)
-        else:
-            self._cursor = offset + 1
-        self.hold(offset)
-        return offset
+        self.hold_all(taken)
+        return taken[0]
 
     def hold(self, offset: int) -> None:
-        self.held.add(offset)
-        if offset >= self.dispatched_below:
-            self.dispatched_below = offset + 1
+        """An entry that may be anywhere (of a prepared transaction, while loading)."""
+        self.hold_all((offset,))
+        self._held_ahead = max(self._held_ahead, offset + 1)
+
+    def hold_all(self, offsets: Sequence[int]) -> None:
+        """A block that was taken is handed out."""
+        self.held.update(offsets)
+        if self.sizes is not None:
+            self.held_bytes += sum(self.sizes.get(offset, 0) for offset in offsets)
+        end = (offsets[-1] if self.ranks is None else max(offsets)) + 1
+        if end > self.dispatched_below:
+            self.dispatched_below = end
 
     def was_sent(self, offset: int) -> bool:
         """Whether a delivery of it has to say redelivered."""
         return self._sent.contains(offset)
 
+    def none_sent(self, start: int, end: int) -> bool:
+        """Whether no entry of [start, end) was ever handed out."""
+        return self._sent.next_start(start, end) == end and not self._sent.contains(start)
+
     def requeue(self, offset: int) -> None:
         """A held entry is ready again, at its old place, and any later delivery of it says redelivered."""
-        self.held.discard(offset)
-        if not self.is_settled(offset):
-            self._sent.add(offset, offset + 1)
-            heappush(self._requeued, offset)
+        self._let_go(offset)
+        if self.is_settled(offset):
+            return
+        self._sent.add(offset, offset + 1)
+        if self.counts is not None:
+            self.counts[offset] = self.counts.get(offset, 0) + 1
+            self._count_changes.add(offset)
+        if self.ranks is not None:
+            if offset < self.ranks.below:
+                self.ranks.push(offset)
+        elif offset < self._cursor:  # otherwise the cursor comes to it
+            self._requeued.add(offset, offset + 1)
+
+    def over_limit(self, offset: int) -> bool:
+        """Whether it was given back more often than x-delivery-limit allows."""
+        return self.delivery_limit is not None and self.counts is not None and self.counts.get(offset, 0) > self.delivery_limit
+
+    def _let_go(self, offset: int) -> None:
+        if offset in self.held:
+            self.held.discard(offset)
+            if self.sizes is not None:
+                self.held_bytes -= self.sizes.get(offset, 0)
 
     def settle_held(self, offset: int) -> None:
-        self.held.discard(offset)
+        self._let_go(offset)
         self.settle(offset, offset + 1)
+
+    def settle_range(self, start: int, end: int) -> None:
+        """The same for consecutive entries."""
+        if end == start + 1 or self.sizes is not None:
+            for offset in range(start, end):
+                self._let_go(offset)
+        else:
+            self.held.difference_update(range(start, end))
+        self.settle(start, end)
 
     def ready_offsets(self) -> list[list[int]]:
         """Visible entries that a purge takes: neither settled nor held."""
@@ -482,13 +565,35 @@ class Queue:
         if self._dropped:
             change.drops.extend((RunRecord, (self.queue_id, first)) for first in self._dropped)
             self._dropped.clear()
+        if self._count_changes:
+            if self.written:
+                for offset in self._count_changes:
+                    count = self.counts.get(offset, 0) if self.counts else 0
+                    if count:
+                        change.puts.append(DeliveryRecord(self.queue_id, offset, count))
+                    else:
+                        change.drops.append((DeliveryRecord, (self.queue_id, offset)))
+            self._count_changes.clear()
         self._batches.record(change)
+
+    def restore_counts(self, deliveries: Iterable[DeliveryRecord]) -> None:
+        """While loading, after the progress."""
+        if self.counts is not None:
+            self.counts.update((delivery.offset, delivery.count) for delivery in deliveries if not self.is_settled(delivery.offset))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it counted deliveries that are not in the catalog yet."""
+        return bool(self._count_changes)
 
     def progress(self) -> ProgressRecord:
         return ProgressRecord(self.queue_id, self.owner, self.floor, self.acked, self.next_offset, self.dispatched_below)
 
     def forget_runs(self) -> None:
         """The queue is deleted: nothing of it is needed."""
+        if self.counts:
+            self._count_changes.update(self.counts)
+            self.counts.clear()
         for run in self._runs[self._front :]:
             self._drop(run)
         self._runs, self._firsts, self._front = [], [], 0

@@ -62,6 +62,17 @@ class BindingRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangeBindingRecord(Record):
+    """From exchange ``source`` to exchange ``destination``."""
+
+    TABLE, KEY = "exchange_binding", ("source", "destination", "routing_key", "arguments")
+    source: str
+    destination: str
+    routing_key: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressRecord(Record):
     """How far a queue is: everything below ``floor`` is settled, everything below ``acked`` may be deleted."""
 
@@ -82,6 +93,16 @@ class HoleRecord(Record):
     queue_id: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRecord(Record):
+    """How often an entry came back from a consumer (x-delivery-limit); only while it is not settled, and only once it did."""
+
+    TABLE, KEY = "delivery", ("queue_id", "offset")
+    queue_id: int
+    offset: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +272,10 @@ RECORDS: tuple[type[Record], ...] = (
     ExchangeRecord,
     QueueRecord,
     BindingRecord,
+    ExchangeBindingRecord,
     ProgressRecord,
     HoleRecord,
+    DeliveryRecord,
     RunRecord,
     ClaimRecord,
     OriginRecord,

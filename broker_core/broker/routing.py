@@ -46,7 +46,7 @@ def find_exchange(exchanges: Mapping[str, Exchange], name: str) -> Exchange:
     """Raises ExchangeNotFound; AccessRefused for an internal one."""
     exchange = exchanges.get(name)
     if exchange is None:
-        raise ExchangeNotFound(f"no exchange '{name}' in vhost '/': declare it before you publish to it")
+        raise ExchangeNotFound(f"no exchange '{name}' in vhost '/'", "declare it before you publish to it")
     if exchange.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{name}' in vhost '/'")
     return exchange
@@ -94,6 +94,24 @@ def _encoded(column: pa.Array) -> pa.DictionaryArray:
     return column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
 
 
+def _distinct(
+    exchange: Exchange, among: npt.NDArray[np.int64] | None, routing_keys: pa.Array, properties: pa.Array
+) -> tuple[npt.NDArray[np.int64], list[tuple[str, bytes]]]:
+    """What ``exchange`` looks at in the rows ``among``: each distinct (routing key, properties), and for each row which it has."""
+    by_key, by_headers = exchange.by_key, exchange.by_headers
+    columns = ([routing_keys] if by_key else []) + ([properties] if by_headers else [])
+    encoded = [_encoded(column if among is None else column.take(pa.array(among))) for column in columns]
+    codes = [column.indices.to_numpy(zero_copy_only=False) for column in encoded]
+    values = [column.dictionary.to_pylist() for column in encoded]
+    if not by_headers:
+        return codes[0], [(key, b"") for key in values[0]]
+    if not by_key:
+        return codes[0], [("", value) for value in values[0]]
+    width = len(values[1])
+    pairs, inverse = np.unique(codes[0].astype(np.int64) * width + codes[1], return_inverse=True)
+    return inverse, [(values[0][pair // width], values[1][pair % width]) for pair in pairs.tolist()]
+
+
 def _route_rows(
     exchange: Exchange,
     among: npt.NDArray[np.int64] | None,
@@ -103,14 +121,11 @@ def _route_rows(
     reached: npt.NDArray[np.bool_],
 ) -> None:
     """Route the rows ``among`` (None: all) through one exchange; sets their bits in ``masks`` and ``reached``."""
-    column = properties if exchange.by_headers else routing_keys
-    encoded = _encoded(column if among is None else column.take(pa.array(among)))
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    values = encoded.dictionary.to_pylist()
+    codes, values = _distinct(exchange, among, routing_keys, properties)
     tables: dict[int, npt.NDArray[np.bool_]] = {}
     any_queue = np.zeros(len(values), dtype=np.bool_)
     for code, value in enumerate(values):
-        for queue in exchange.route("", value) if exchange.by_headers else exchange.route(value):
+        for queue in exchange.route(*value):
             table = tables.get(queue.queue_id)
             if table is None:
                 table = tables[queue.queue_id] = np.zeros(len(values), dtype=np.bool_)

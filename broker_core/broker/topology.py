@@ -1,25 +1,56 @@
-"""Exchanges, queues and bindings: declaring, binding, deleting.
+"""Exchanges, queues and bindings: declaring, binding, deleting, and who goes by itself (auto-delete, x-expires).
 
-Not here: messages. Every operation checks first, then changes memory and fills the change; texts follow RabbitMQ's.
-Invariant: a durable queue, a durable exchange and a binding between two durable ones each have a record; nothing else has.
+Not here: messages. Every operation checks first, then changes memory and fills the change; codes and texts are RabbitMQ's.
+Invariant: a durable queue, a durable exchange and a binding between two durable ones each have a record; nothing else has. An
+auto-delete exchange that has had a binding since the broker started has one now.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 
-from broker_core.broker.arguments import check_arguments, check_binding, check_text, inequivalent, inequivalent_arguments
+from broker_core.broker.arguments import (
+    EXCHANGE_ARGUMENTS,
+    check_arguments,
+    check_binding,
+    check_exchange_arguments,
+    check_known,
+    check_text,
+    inequivalent,
+    inequivalent_arguments,
+)
 from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change
-from broker_core.broker.exchange import EXCHANGE_TYPES, Binding, DefaultExchange, Exchange, Queues
+from broker_core.broker.consumer import Consumer
+from broker_core.broker.exchange import EXCHANGE_TYPES, Binding, DefaultExchange, Destination, Exchange, Queues
 from broker_core.broker.queue import Queue
-from broker_core.broker.records import BindingRecord, ExchangeRecord, HoleRecord, ProgressRecord, QueueRecord
+from broker_core.broker.records import (
+    BindingRecord,
+    DeliveryRecord,
+    ExchangeBindingRecord,
+    ExchangeRecord,
+    HoleRecord,
+    ProgressRecord,
+    QueueRecord,
+    Record,
+)
 from broker_core.broker.routing import Routed, find_exchange, route_column
-from broker_core.errors import AccessRefused, ExchangeNotFound, PreconditionFailed, QueueNotFound, ResourceLocked
+from broker_core.errors import AccessRefused, CommandInvalid, ExchangeNotFound, PreconditionFailed, QueueNotFound, ResourceLocked
 
-_PREDECLARED = {"amq.direct": "direct", "amq.fanout": "fanout", "amq.topic": "topic", "amq.headers": "headers", "amq.match": "headers"}
+TRACE_EXCHANGE = "amq.rabbitmq.trace"
+_PREDECLARED = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+    TRACE_EXCHANGE: "topic",
+}
+_RESERVED = "amq."
+_DEFAULT_REFUSED = "operation not permitted on the default exchange"
 
 
 class Topology:
@@ -28,8 +59,13 @@ class Topology:
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
+        self.cancelled: list[Consumer] = []  # their queue is deleted; the shell tells them and empties the list
+        self._last_queue_id = 0
+        self._alternates: dict[str, dict[Exchange, None]] = {}  # exchange name -> those that name it as their alternate
+        self._leased: dict[Queue, None] = {}  # with x-expires
+        self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for name, kind in _PREDECLARED.items():
-            self.exchanges[name] = EXCHANGE_TYPES[kind](name)
+            self._add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE))
         self.sequence = 0
 
     def next_sequence(self) -> int:
@@ -42,14 +78,16 @@ class Topology:
         """Raises QueueNotFound."""
         queue = self.queues.get(name)
         if queue is None:
-            raise QueueNotFound(f"no queue '{name}' in vhost '/': declare it first")
+            raise QueueNotFound(f"no queue '{name}' in vhost '/'", "declare it first")
         return queue
 
     def exchange(self, name: str) -> Exchange:
-        """Raises ExchangeNotFound."""
+        """One that a client may look at or bind. Raises AccessRefused (the default exchange), ExchangeNotFound."""
+        if name == "":
+            raise AccessRefused(_DEFAULT_REFUSED)
         exchange = self.exchanges.get(name)
         if exchange is None:
-            raise ExchangeNotFound(f"no exchange '{name}' in vhost '/': declare it first")
+            raise ExchangeNotFound(f"no exchange '{name}' in vhost '/'", "declare it first")
         return exchange
 
     def route(self, exchange: str, routing_key: str, properties: bytes = b"") -> Queues:
@@ -60,17 +98,31 @@ class Topology:
         """The queues of many messages, each distinct key routed once."""
         return route_column(self.exchanges, exchange, routing_keys, properties)
 
+    def visible_to(self, name: str, connection: object) -> Queue:
+        """A queue that is no other connection's exclusive one. Raises QueueNotFound, ResourceLocked."""
+        queue = self.queue(name)
+        _check_exclusive(queue, connection)
+        return queue
+
     def usable(self, name: str, connection: object = None) -> Queue:
-        """A queue that a channel may get from, purge or delete. Raises QueueNotFound, ResourceLocked."""
+        """A queue that a channel may consume, get from, purge or delete. Raises QueueNotFound, ResourceLocked."""
         queue = self.queue(name)
         if queue.owner:
             raise ResourceLocked(
-                f"queue '{name}' belongs to app '{queue.owner}': only its stream consumes it; "
-                f"`txmq release {queue.owner} {name}` takes it from a pipeline that will not come back"
+                f"queue '{name}' belongs to app '{queue.owner}'",
+                f"only its stream consumes it; `txmq release {queue.owner} {name}` takes it from a pipeline that will not come back",
             )
-        if queue.exclusive and queue.connection is not connection:
-            raise ResourceLocked(f"cannot obtain exclusive access to locked queue '{name}' in vhost '/': it belongs to another connection")
+        _check_exclusive(queue, connection)
         return queue
+
+    def queue_counts(self, name: str) -> tuple[int, int]:
+        """Messages that are ready, and consumers. Raises QueueNotFound."""
+        queue = self.queue(name)
+        return queue.messages - queue.unacknowledged, len(queue.consumers)
+
+    def exclusive_queues(self, connection: object) -> list[Queue]:
+        """Those that end with the connection."""
+        return list(self._exclusive.get(connection, ()))
 
     # -- exchanges ------------------------------------------------------------------------------------------------------
     def declare_exchange(
@@ -84,41 +136,85 @@ class Topology:
         internal: bool = False,
         arguments: dict[str, Any] | None = None,
     ) -> Exchange:
-        """Raises PreconditionFailed (other properties, unknown type or argument), AccessRefused (reserved names)."""
+        """Raises CommandInvalid (unknown type), AccessRefused (reserved names), PreconditionFailed (other properties, wrong argument)."""
+        if type not in EXCHANGE_TYPES:
+            raise CommandInvalid(
+                f"unknown exchange type '{type}'" if type else "invalid exchange type ''", f"use one of {', '.join(EXCHANGE_TYPES)}"
+            )
         if name == "":
-            raise AccessRefused("operation not permitted on the default exchange")
+            raise AccessRefused(_DEFAULT_REFUSED)
+        arguments = dict(arguments or {})
         existing = self.exchanges.get(name)
-        wanted = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
         if existing is not None:
+            wanted = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
             inequivalent("exchange", name, wanted, {key: getattr(existing, key) for key in wanted})
-            inequivalent_arguments("exchange", name, arguments or {}, existing.arguments)
+            inequivalent_arguments("exchange", name, arguments, existing.arguments, EXCHANGE_ARGUMENTS)
+            check_exchange_arguments(name, arguments)
             return existing
         check_text("the name of an exchange", name)
-        if name.startswith("amq."):
+        if name.startswith(_RESERVED):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        if type not in EXCHANGE_TYPES:
-            raise PreconditionFailed(f"invalid exchange type '{type}' for exchange '{name}': use one of {', '.join(EXCHANGE_TYPES)}")
-        if arguments:
-            raise PreconditionFailed(f"unknown argument '{min(arguments)}' for exchange '{name}' in vhost '/': txmq knows none")
-        exchange = self.exchanges[name] = EXCHANGE_TYPES[type](name, durable=durable, auto_delete=auto_delete, internal=internal)
+        check_exchange_arguments(name, arguments)
+        exchange = EXCHANGE_TYPES[type](name, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments)
+        self._add_exchange(exchange)
         if durable:
-            change.puts.append(ExchangeRecord(name, type, durable, auto_delete, internal, {}))
+            change.puts.append(ExchangeRecord(name, type, durable, auto_delete, internal, arguments))
         return exchange
 
+    def _add_exchange(self, exchange: Exchange) -> None:
+        self.exchanges[exchange.name] = exchange
+        alternate = exchange.arguments.get("alternate-exchange")
+        if alternate is not None:
+            self._alternates.setdefault(alternate, {})[exchange] = None
+            exchange.divert(self.exchanges.get(alternate))
+        for other in self._alternates.get(exchange.name, ()):
+            other.divert(exchange)
+
     def delete_exchange(self, change: Change, name: str, *, if_unused: bool = False) -> None:
-        """Deleting what does not exist is fine. Raises AccessRefused (reserved names), PreconditionFailed (in use)."""
-        if name == "" or name in _PREDECLARED:
-            raise AccessRefused(f"operation not permitted on exchange '{name}': it is part of the broker")
+        """Deleting what does not exist is fine. Raises AccessRefused (reserved names), PreconditionFailed (it has bindings to others)."""
+        if name == "":
+            raise AccessRefused(_DEFAULT_REFUSED)
+        if name.startswith(_RESERVED):
+            raise AccessRefused(f"deletion of system exchange '{name}' in vhost '/' not allowed", "it is part of the broker")
         exchange = self.exchanges.get(name)
         if exchange is None:
             return
         if if_unused and exchange.bindings:
-            raise PreconditionFailed(f"exchange '{name}' in vhost '/' in use: it has {len(exchange.bindings)} bindings")
-        del self.exchanges[name]
-        for binding in exchange.bindings.values():
-            self._drop_binding(change, exchange, binding)
-        if exchange.durable:
-            change.drops.append((ExchangeRecord, (name,)))
+            raise PreconditionFailed(f"exchange '{name}' in vhost '/' in use", f"it has {len(exchange.bindings)} bindings")
+        self._remove_exchanges(change, [exchange])
+
+    def _remove_exchanges(self, change: Change, pending: list[Exchange]) -> None:
+        """Remove them, and the auto-delete exchanges that lose their last binding by it."""
+        while pending:
+            exchange = pending.pop()
+            if self.exchanges.get(exchange.name) is not exchange:
+                continue
+            del self.exchanges[exchange.name]
+            for binding in list(exchange.bindings.values()):
+                exchange.unbind(*binding)
+                self._drop_binding(change, exchange, binding)
+            pending += self._unbind_everywhere(change, exchange, list(exchange.upstream))
+            exchange.divert(None)
+            alternate = exchange.arguments.get("alternate-exchange")
+            if alternate is not None:
+                del self._alternates[alternate][exchange]
+                if not self._alternates[alternate]:
+                    del self._alternates[alternate]
+            for other in self._alternates.get(exchange.name, ()):
+                other.divert(None)
+            if exchange.durable:
+                change.drops.append((ExchangeRecord, (exchange.name,)))
+
+    def _unbind_everywhere(self, change: Change, destination: Destination, sources: Iterable[Exchange]) -> list[Exchange]:
+        """Drop the bindings from ``sources`` to something that goes; the auto-delete exchanges that have none left."""
+        unused: list[Exchange] = []
+        for source in sources:
+            gone = source.unbind_all(destination)
+            for binding in gone:
+                self._drop_binding(change, source, binding)
+            if gone and source.auto_delete and not source.bindings:
+                unused.append(source)
+        return unused
 
     # -- queues ---------------------------------------------------------------------------------------------------------
     def declare_queue(
@@ -132,28 +228,28 @@ class Topology:
         arguments: dict[str, Any] | None = None,
         connection: object = None,
     ) -> Queue:
-        """Raises PreconditionFailed (other properties, unknown argument), ResourceLocked (another connection's)."""
-        wanted = {"durable": durable, "exclusive": exclusive, "auto_delete": auto_delete}
+        """Raises PreconditionFailed (other properties, wrong or unknown argument), ResourceLocked (another connection's)."""
+        arguments = dict(arguments or {})
         existing = self.queues.get(name)
         if existing is not None:
-            if existing.exclusive and existing.connection is not connection:
-                raise ResourceLocked(
-                    f"cannot obtain exclusive access to locked queue '{name}' in vhost '/': it belongs to another connection"
-                )
+            if existing.exclusive != exclusive or (exclusive and existing.connection is not connection):
+                raise _locked(existing)
+            wanted = {"durable": durable and not exclusive, "auto_delete": auto_delete}
             inequivalent("queue", name, wanted, {key: getattr(existing, key) for key in wanted})
-            inequivalent_arguments("queue", name, arguments or {}, existing.arguments)
+            inequivalent_arguments("queue", name, arguments, existing.arguments)
+            check_known(name, arguments)
             return existing
         check_text("the name of a queue", name)
-        check_arguments(name, arguments or {})
+        check_arguments(name, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         # the commit sequence never falls, not even over restarts: an id from it is never used again
         change.sequence = change.sequence or self.next_sequence()
-        queue_id = max(change.sequence, max(self.queues_by_id, default=0) + 1)
+        queue_id = max(change.sequence, self._last_queue_id + 1)
         self.sequence = change.sequence = max(queue_id, change.sequence)
-        # an exclusive queue ends with its connection, so a restart has none to bring back
-        queue = Queue(
-            queue_id, name, self.batches, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=dict(arguments or {})
-        )
-        queue.connection = connection
+        durable = durable and not exclusive  # an exclusive one ends with its connection: a restart has none to bring back
+        queue = Queue(queue_id, name, self.batches, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments)
+        if exclusive:
+            queue.connection = connection
+            self._exclusive.setdefault(connection, {})[queue] = None
         self._add(queue)
         if queue.written:
             change.puts.append(QueueRecord(queue_id, name, durable, exclusive, auto_delete, queue.arguments))
@@ -162,32 +258,72 @@ class Topology:
     def _add(self, queue: Queue) -> None:
         self.queues[queue.name] = queue
         self.queues_by_id[queue.queue_id] = queue
+        self._last_queue_id = max(self._last_queue_id, queue.queue_id)
+        self.exchanges[""].changed()
+        if "x-expires" in queue.arguments:
+            self._leased[queue] = None
+
+    def touch(self, queue: Queue, now: int) -> None:
+        """It is used (declared, consumed or got from) at ``now``, in microseconds since the epoch: its x-expires starts again."""
+        queue.used_at_us = now
+
+    def unused_queues(self, now: int) -> list[Queue]:
+        """Those whose x-expires is over, for ``delete_unused``. Never one with consumers or an owner, or before it was looked at once."""
+        due: list[Queue] = []
+        for queue in self._leased:
+            if queue.consumers or queue.owner:
+                queue.used_at_us = 0  # the time starts when they have gone
+            elif not queue.used_at_us:
+                queue.used_at_us = now
+            elif queue.used_at_us + queue.arguments["x-expires"] * 1000 <= now:
+                due.append(queue)
+        return due
 
     def delete_queue(self, change: Change, name: str, *, if_unused: bool = False, if_empty: bool = False, connection: object = None) -> int:
-        """How many messages went with it; 0 for a queue that does not exist. Raises ResourceLocked, PreconditionFailed."""
+        """How many ready messages went with it; 0 for a queue that does not exist. Raises ResourceLocked, PreconditionFailed.
+
+        Its consumers are in ``cancelled`` then.
+        """
         if name not in self.queues:
             return 0
         queue = self.usable(name, connection)
-        messages = queue.messages
-        if if_unused and queue.held:
-            raise PreconditionFailed(f"queue '{name}' in vhost '/' in use: channels hold {len(queue.held)} of its messages")
+        messages, consumers = self.queue_counts(name)
+        if if_unused and consumers:
+            raise PreconditionFailed(f"queue '{name}' in vhost '/' in use", f"it has {consumers} consumers")
         if if_empty and messages:
-            raise PreconditionFailed(f"queue '{name}' in vhost '/' not empty: it holds {messages} messages")
-        del self.queues[name], self.queues_by_id[queue.queue_id]
+            raise PreconditionFailed(f"queue '{name}' in vhost '/' not empty", f"it holds {messages} messages")
+        self._remove_queue(change, queue)
+        return messages
+
+    def delete_unused(self, change: Change, queues: Iterable[Queue]) -> None:
+        """Delete those that still have neither consumers nor an owner: they expired, or their last consumer has gone (auto-delete)."""
+        for queue in queues:
+            if not (queue.deleted or queue.consumers or queue.owner):
+                self._remove_queue(change, queue)
+
+    def _remove_queue(self, change: Change, queue: Queue) -> None:
+        del self.queues[queue.name], self.queues_by_id[queue.queue_id]
         queue.deleted = True
-        for exchange in self.exchanges.values():
-            for binding in exchange.unbind_all(queue):
-                self._drop_binding(change, exchange, binding)
+        self.exchanges[""].changed()
+        self._leased.pop(queue, None)
+        if queue.exclusive:
+            of_connection = self._exclusive[queue.connection]
+            del of_connection[queue]
+            if not of_connection:
+                del self._exclusive[queue.connection]
+        self.cancelled += queue.consumers.clear()
+        self._remove_exchanges(change, self._unbind_everywhere(change, queue, self.exchanges.values()))
         holes = queue.settled_within(queue.floor, queue.next_offset)
         queue.forget_runs()
         queue.record(change)
         if queue.written:
             change.puts[:] = [
-                put for put in change.puts if not (isinstance(put, (ProgressRecord, HoleRecord)) and put.queue_id == queue.queue_id)
+                put
+                for put in change.puts
+                if not (isinstance(put, (ProgressRecord, HoleRecord, DeliveryRecord)) and put.queue_id == queue.queue_id)
             ]
             change.drops.extend((HoleRecord, (queue.queue_id, start)) for start, _ in holes)
             change.drops += [(ProgressRecord, (queue.queue_id,)), (QueueRecord, (queue.queue_id,))]
-        return messages
 
     # -- bindings -------------------------------------------------------------------------------------------------------
     def bind(
@@ -200,12 +336,37 @@ class Topology:
         *,
         connection: object = None,
     ) -> None:
-        """Binding twice is fine. Raises QueueNotFound, ExchangeNotFound, AccessRefused (default exchange), PreconditionFailed."""
-        target, source = self._pair(queue, exchange, connection)
+        """Binding twice is fine.
+
+        Raises AccessRefused (default exchange), ExchangeNotFound, QueueNotFound, ResourceLocked, PreconditionFailed (arguments).
+        """
+        source = self.exchange(exchange)
+        self._bind(change, source, self.visible_to(queue, connection), routing_key, arguments or {})
+
+    def bind_exchange(
+        self, change: Change, destination: str, source: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+    ) -> None:
+        """What ``source`` matches goes on to ``destination``; cycles are fine.
+
+        Raises AccessRefused (default exchange), ExchangeNotFound, PreconditionFailed (arguments).
+        """
+        if destination == "":
+            raise AccessRefused(_DEFAULT_REFUSED)
+        found = self.exchange(source)
+        self._bind(change, found, self.exchange(destination), routing_key, arguments or {})
+
+    def _bind(self, change: Change, source: Exchange, target: Destination, routing_key: str, arguments: dict[str, Any]) -> None:
         check_text("a routing key", routing_key)
-        check_binding(queue, arguments or {})
-        if source.bind(target, routing_key, arguments or {}) and source.durable and target.written:
-            change.puts.append(BindingRecord(exchange, queue, routing_key, arguments or {}))
+        kind = "queue" if isinstance(target, Queue) else "exchange"
+        check_binding(f"{kind} '{target.name}'", arguments)
+        if source.bind(target, routing_key, arguments) and _is_written(source, target):
+            names = (source.name, target.name)
+            record: Record = (
+                BindingRecord(*names, routing_key, arguments)
+                if isinstance(target, Queue)
+                else ExchangeBindingRecord(*names, routing_key, arguments)
+            )
+            change.puts.append(record)
 
     def unbind(
         self,
@@ -217,27 +378,42 @@ class Topology:
         *,
         connection: object = None,
     ) -> None:
-        """Unbinding what is not bound is fine."""
-        target, source = self._pair(queue, exchange, connection)
-        if source.unbind(target, routing_key, arguments or {}):
-            self._drop_binding(change, source, Binding(target, routing_key, arguments or {}))
-
-    def _pair(self, queue: str, exchange: str, connection: object) -> tuple[Queue, Exchange]:
-        target, source = self.queue(queue), self.exchange(exchange)
+        """Unbinding what is not bound, or not there, is fine. Raises AccessRefused (default exchange), ResourceLocked."""
         if exchange == "":
-            raise AccessRefused("operation not permitted on the default exchange")
-        if target.exclusive and target.connection is not connection:
-            raise ResourceLocked(f"cannot obtain exclusive access to locked queue '{queue}' in vhost '/': it belongs to another connection")
-        return target, source
+            raise AccessRefused(_DEFAULT_REFUSED)
+        source, target = self.exchanges.get(exchange), self.queues.get(queue)
+        if source is not None and target is not None and source.is_bound(target, routing_key, arguments or {}):
+            _check_exclusive(target, connection)
+            self._unbind(change, source, target, routing_key, arguments or {})
 
-    def _drop_binding(self, change: Change, exchange: Exchange, binding: Binding) -> None:
-        if exchange.durable and binding.queue.written:
-            change.drops.append((BindingRecord, (exchange.name, binding.queue.name, binding.routing_key, binding.arguments)))
+    def unbind_exchange(
+        self, change: Change, destination: str, source: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+    ) -> None:
+        """Unbinding what is not bound, or not there, is fine. Raises AccessRefused (default exchange)."""
+        if "" in (destination, source):
+            raise AccessRefused(_DEFAULT_REFUSED)
+        found, target = self.exchanges.get(source), self.exchanges.get(destination)
+        if found is not None and target is not None:
+            self._unbind(change, found, target, routing_key, arguments or {})
+
+    def _unbind(self, change: Change, source: Exchange, target: Destination, routing_key: str, arguments: dict[str, Any]) -> None:
+        if source.unbind(target, routing_key, arguments):
+            self._drop_binding(change, source, Binding(target, routing_key, arguments))
+            if source.auto_delete and not source.bindings:
+                self._remove_exchanges(change, [source])
+
+    def _drop_binding(self, change: Change, source: Exchange, binding: Binding) -> None:
+        target = binding.destination
+        if _is_written(source, target):
+            kind = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
+            change.drops.append((kind, (source.name, target.name, binding.routing_key, binding.arguments)))
 
     # -- loading --------------------------------------------------------------------------------------------------------
     def _restore_exchange(self, record: ExchangeRecord) -> None:
-        self.exchanges[record.name] = EXCHANGE_TYPES[record.type](
-            record.name, durable=record.durable, auto_delete=record.auto_delete, internal=record.internal, arguments=record.arguments
+        self._add_exchange(
+            EXCHANGE_TYPES[record.type](
+                record.name, durable=record.durable, auto_delete=record.auto_delete, internal=record.internal, arguments=record.arguments
+            )
         )
 
     def _restore_queue(self, record: QueueRecord) -> None:
@@ -252,3 +428,26 @@ class Topology:
                 arguments=record.arguments,
             )
         )
+
+    def _restore_binding(self, record: BindingRecord | ExchangeBindingRecord) -> None:
+        if isinstance(record, BindingRecord):
+            self.exchanges[record.exchange].bind(self.queues[record.queue], record.routing_key, record.arguments)
+        else:
+            self.exchanges[record.source].bind(self.exchanges[record.destination], record.routing_key, record.arguments)
+
+
+def _is_written(source: Exchange, target: Destination) -> bool:
+    return source.durable and (target.written if isinstance(target, Queue) else target.durable)
+
+
+def _check_exclusive(queue: Queue, connection: object) -> None:
+    """Raises ResourceLocked."""
+    if queue.exclusive and queue.connection is not connection:
+        raise _locked(queue)
+
+
+def _locked(queue: Queue) -> ResourceLocked:
+    return ResourceLocked(
+        f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '/'. It could be originally declared on another"
+        " connection or the exclusive property value does not match that of the original declaration."
+    )

@@ -80,9 +80,15 @@ class Limits:
 
 
 class Transaction:
-    """``xid`` is "" for a transaction without a name; a commit token is the xid of a one-phase commit."""
+    """``xid`` is "" for a transaction without a name; a commit token is the xid of a one-phase commit.
+
+    One that is not ``atomic`` is what a channel gathered outside tx.select: each of its publishes stands for itself.
+    ``connection`` is the one that published, for consumers that do not want their own connection's messages.
+    """
 
     __slots__ = (
+        "atomic",
+        "connection",
         "limited",
         "limits",
         "mandatory",
@@ -99,6 +105,8 @@ class Transaction:
 
     def __init__(self, limits: Limits, opened_us: int, xid: str = "") -> None:
         self.xid = xid
+        self.atomic = True
+        self.connection: object = None
         self.state = State.ACTIVE
         self.limits = limits
         self.opened_us = opened_us

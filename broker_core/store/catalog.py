@@ -28,7 +28,8 @@ from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.segment import Place
 
-FORMAT = 1
+FORMAT = 2
+_SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS  # of an open batch
 PAGE_BYTES = 1024  # a commit of one message writes one page: small ones cost SQLite less to checksum and write
@@ -38,6 +39,12 @@ _LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
 
 def _text(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+def _added() -> dict[int, str]:
+    """By format, what it added to the catalog of the one before."""
+    parts = _SINCE_FORMAT.split(_text("catalog.sql"))
+    return {int(number): script for number, script in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 QUERIES: dict[str, str] = {
@@ -120,7 +127,10 @@ class Catalog:
     """One connection to the catalog at ``path``, which must exist."""
 
     def __init__(self, path: Path, *, log: bool = True) -> None:
-        """``log`` False leaves the journal as it is. Raises sqlite3.Error, CorruptCatalog, DataDirectoryFormat."""
+        """``log`` False leaves the journal as it is. A catalog of an older format is upgraded, at once or not at all.
+
+        Raises sqlite3.Error, CorruptCatalog, DataDirectoryFormat.
+        """
         self.path = path
         self._meta: Meta | None = None
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=1.0)
@@ -149,6 +159,19 @@ class Catalog:
             self._execute("PRAGMA journal_mode = WAL")
         for pragma in ("synchronous = FULL", f"wal_autocheckpoint = {_CHECKPOINT_PAGES}", "secure_delete = OFF", "temp_store = MEMORY"):
             self._execute(f"PRAGMA {pragma}")
+        if found < FORMAT:
+            self._upgrade()
+
+    def _upgrade(self) -> None:
+        meta = self.meta()
+        self._execute("BEGIN IMMEDIATE")
+        for number, script in sorted(_added().items()):
+            if number > meta.format:
+                for statement in script.split(";"):
+                    self._execute(statement)
+        self.set_meta(format=FORMAT)
+        failpoint.here("store.recovery.upgraded")
+        self._execute("COMMIT")
 
     def lay_out_log(self) -> None:
         """Give the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros after the last frame."""

@@ -140,3 +140,16 @@ CREATE TABLE outcome (
   xid TEXT, state TEXT, decided_at INTEGER, guard INTEGER,
   PRIMARY KEY (xid)
 ) WITHOUT ROWID;
+
+-- What follows came with format 2; a catalog of format 1 is given it when it is opened.
+
+CREATE TABLE exchange_binding (
+  source TEXT, destination TEXT, routing_key TEXT, arguments TEXT, guard INTEGER,
+  PRIMARY KEY (source, destination, routing_key, arguments)
+) WITHOUT ROWID;
+
+-- no row -> came back from a consumer -> came back again (put again) -> dropped when it is settled.
+CREATE TABLE delivery (
+  queue_id INTEGER, "offset" INTEGER, count INTEGER, guard INTEGER,
+  PRIMARY KEY (queue_id, "offset")
+) WITHOUT ROWID;

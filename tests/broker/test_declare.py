@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from broker_core import errors
@@ -56,34 +54,6 @@ def test_a_message_is_never_dead_lettered_back_into_the_same_queue_without_a_rej
 
 
 # -- declaring --------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"x-queue-mode": "lazy"}, "unknown argument 'x-queue-mode' for queue 'q'"),
-        ({"x-message-ttl": -1}, "invalid arg 'x-message-ttl' for queue 'q' in vhost '/': -1"),
-        ({"x-max-length": "3"}, "invalid arg 'x-max-length'"),
-        ({"x-overflow": "sometimes"}, "invalid arg 'x-overflow'.*drop-head or reject-publish"),
-        ({"x-dead-letter-routing-key": "k"}, "it needs x-dead-letter-exchange"),
-    ],
-)
-def test_an_argument_that_would_have_no_effect_is_refused_and_named(node: Node, arguments: dict[str, Any], text: str) -> None:
-    with node.channel() as channel, pytest.raises(errors.PreconditionFailed, match=text):
-        channel.queue_declare("q", arguments=arguments)
-    assert node.broker.queues() == []
-
-
-def test_a_queue_declared_again_with_other_properties_is_refused_in_rabbitmqs_words(node: Node) -> None:
-    with node.channel() as channel:
-        channel.queue_declare("q", arguments={"x-max-length": 5})
-        channel.queue_declare("q", arguments={"x-max-length": 5})
-        with pytest.raises(
-            errors.PreconditionFailed, match="inequivalent arg 'durable' for queue 'q' in vhost '/': received 'false' but current is 'true'"
-        ):
-            channel.queue_declare("q", durable=False, arguments={"x-max-length": 5})
-        with pytest.raises(errors.PreconditionFailed, match=r"inequivalent arg 'x-max-length' .*: received none but current is '5'"):
-            channel.queue_declare("q")
 
 
 def test_a_server_named_and_an_exclusive_queue(node: Node) -> None:

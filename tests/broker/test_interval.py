@@ -27,6 +27,7 @@ def test_interval_set_agrees_with_a_plain_set_after_any_history(steps: list[tupl
             found.drop_below(start)
             model = {member for member in model if member >= start}
         pairs = list(found)
+        assert found.total == len(model)
         assert {member for low, high in pairs for member in range(low, high)} == model
         assert all(low < high for low, high in pairs)
         assert all(before[1] < after[0] for before, after in pairwise(pairs)), "disjoint, and never touching"
@@ -39,4 +40,6 @@ def test_interval_set_agrees_with_a_plain_set_after_any_history(steps: list[tupl
     assert found.covers(start, end) == (set(range(start, end)) <= model)
     assert found.contains(start) == (start in model)
     assert found.first_outside(start) == min(set(range(start, 100)) - model)
+    assert found.next_start(start, 60) == min((low for low, _ in found if low > start), default=60)
+    assert not len(found) or found.first() == next(iter(found))
     assert found.end() == max(model, default=-1) + 1

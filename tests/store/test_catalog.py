@@ -10,13 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.records import RECORDS, HoleRecord, Record, RunRecord
+from broker_core.broker.records import (
+    RECORDS,
+    BindingRecord,
+    DeliveryRecord,
+    ExchangeBindingRecord,
+    ExchangeRecord,
+    HoleRecord,
+    ProgressRecord,
+    QueueRecord,
+    Record,
+    RunRecord,
+)
 from broker_core.errors import CorruptCatalog, DataDirectoryFormat, StoreError
 from broker_core.store.catalog import FORMAT, PAGE_BYTES
-from broker_core.store.codec import guard, guarded_inbox, sql_types
+from broker_core.store.codec import encode, guard, guarded_inbox, sql_types
 from broker_core.store.durable import DurableStore
 from broker_core.store.verify import verify
+
+FORMAT_1 = Path(__file__).with_name("catalog_format_1.sql")
 
 
 def filled(path: Path) -> Path:
@@ -128,6 +142,87 @@ def test_a_newer_format_is_refused_and_says_what_to_install(tmp_path: Path) -> N
         DurableStore(tmp_path / "data")
     with pytest.raises(DataDirectoryFormat):
         verify(tmp_path / "data")
+
+
+def format_1(path: Path) -> list[Record]:
+    """A data directory as format 1 left it; what it holds."""
+    records: list[Record] = [
+        ExchangeRecord("e", "topic", True, False, False, {}),
+        QueueRecord(1, "q", True, False, False, {"x-max-length": 5}),
+        BindingRecord("e", "q", "k", {"a": 1}),
+        ProgressRecord(1, "", 2, 2, 7, 3),
+        HoleRecord(1, 4, 5),
+    ]
+    path.mkdir()
+    (path / "lock").write_text("1 host\n")
+    (path / "segments").mkdir()
+    connection = sqlite3.connect(path / "catalog.db", isolation_level=None)
+    connection.executescript(f"PRAGMA page_size = {PAGE_BYTES};" + FORMAT_1.read_text())
+    for table, rows in {
+        "meta": [(1, 9, 4, 1, 1)],
+        "inbox": [(1 << 20, 9, 1, "", "q", b"", b"body", bytes(16))],
+        **{record.TABLE: [encode(record)] for record in records},
+    }.items():
+        for row in rows:
+            values = ((1, *row) if table == "meta" else row) + (guard(row),)
+            connection.execute(f'INSERT INTO "{table}" VALUES ({", ".join("?" * len(values))})', values)
+    connection.close()
+    return records
+
+
+NEW_IN_2: list[Record] = [ExchangeBindingRecord("e", "f", "k", {"a": 1}), DeliveryRecord(1, 5, 2)]
+
+
+def test_a_directory_of_format_1_is_upgraded_in_place_with_all_that_it_holds_and_stays_so(tmp_path: Path) -> None:
+    held = format_1(tmp_path / "data")
+    assert verify(tmp_path / "data").ok
+    store = DurableStore(tmp_path / "data")
+    image = store.load()
+    assert image.records == held and image.sequence == 9 and image.clean
+    assert [row.body for row in image.inbox] == [b"body"]
+    store.commit([Change(puts=NEW_IN_2)])
+    store.close()
+    store = DurableStore(tmp_path / "data")
+    assert sorted(store.load().records, key=repr) == sorted([*held, *NEW_IN_2], key=repr)
+    store.close()
+    assert verify(tmp_path / "data").ok
+    connection = sqlite3.connect(tmp_path / "data" / "catalog.db")
+    upgraded = connection.execute("SELECT format, (SELECT group_concat(name) FROM sqlite_schema) FROM meta").fetchone()
+    connection.close()
+    DurableStore(tmp_path / "new").close()
+    connection = sqlite3.connect(tmp_path / "new" / "catalog.db")
+    assert upgraded == connection.execute("SELECT format, (SELECT group_concat(name) FROM sqlite_schema) FROM meta").fetchone()
+    connection.close()
+
+
+def test_an_upgrade_that_a_crash_interrupts_leaves_format_1_whole_and_the_next_opening_does_it(tmp_path: Path) -> None:
+    held = format_1(tmp_path / "data")
+    failpoint.arm("store.recovery.upgraded", "raise")
+    try:
+        with pytest.raises(StoreError):
+            DurableStore(tmp_path / "data")
+    finally:
+        failpoint.disarm()
+    connection = sqlite3.connect(tmp_path / "data" / "catalog.db")
+    assert connection.execute("SELECT format FROM meta").fetchone() == (1,)
+    assert "delivery" not in {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    connection.close()
+    store = DurableStore(tmp_path / "data")
+    assert store.load().records == held
+    store.close()
+
+
+def test_a_damaged_catalog_of_format_1_is_refused_and_not_upgraded(tmp_path: Path) -> None:
+    format_1(tmp_path / "data")
+    connection = sqlite3.connect(tmp_path / "data" / "catalog.db")
+    connection.execute("UPDATE meta SET sequence = 8")
+    connection.commit()
+    connection.close()
+    with pytest.raises(CorruptCatalog, match="the row of table meta does not match its checksum"):
+        DurableStore(tmp_path / "data")
+    connection = sqlite3.connect(tmp_path / "data" / "catalog.db")
+    assert connection.execute("SELECT format FROM meta").fetchone() == (1,)
+    connection.close()
 
 
 def test_a_crash_while_the_catalog_is_first_made_leaves_a_directory_that_opens(tmp_path: Path) -> None:

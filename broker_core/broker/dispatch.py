@@ -1,0 +1,272 @@
+"""Dispatch: ready entries go to consumers that have credit; and settling, by which they end or come back.
+
+Pure: called with the state lock held, by one thread. Not here: who consumes (``consumer.py``), what a channel holds
+(``channel.py``), bytes (the shell's ``send``). What has to be durable comes out in :class:`Dispatched`.
+
+Invariant: a queue with consumers that could be given something is in ``runnable``: it is woken whenever entries become visible or
+ready again, a consumer comes or goes, or credit comes back. An entry is read before it is handed out, so a damaged segment loses
+nothing. A consumer is never given more than its credit, nor anything while a consumer of higher priority has credit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from broker_core.broker.batch import Batches
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.consumer import Consumer, Unacked
+from broker_core.broker.messages import EXPIRATION, Messages, own_time_to_live_ms
+from broker_core.broker.queue import Queue
+from broker_core.broker.transaction import Settle
+from broker_core.errors import RemoteProtocolError, StoreError
+from broker_core.properties import Long, rewrite
+
+BUDGET = 4096  # messages of one call
+SLICE = 256  # messages of one queue before the next one has its turn
+PIECE = 4  # messages for which it is worth to serve consumers one after the other instead of in turns
+
+_new = tuple.__new__  # a third of the time of a NamedTuple's own
+
+
+class Dispatched(NamedTuple):
+    """``settles`` (of consumers that do not ack) belong into a commit soon; ``due`` go on after ``expire(change, now, due)``.
+
+    The consumers of ``failed``, whose messages cannot be read, are in ``cancelled``; the queue stays as it is.
+    """
+
+    sent: int
+    settles: list[Settle]
+    due: list[Queue]
+    failed: list[tuple[Queue, StoreError]]
+
+
+class Dispatch(Messages):
+    def __init__(self, batches: Batches) -> None:
+        super().__init__(batches)
+        self.abandoned: list[Queue] = []  # auto-delete queues whose last consumer has gone: the shell deletes them
+
+    # -- settling -------------------------------------------------------------------------------------------------------
+    def _settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
+        """All of them in order; acks of consecutive entries in one step."""
+        queues: dict[Queue, None] = {}
+        at, count = 0, len(settles)
+        while at < count:
+            queue, offset, outcome = settles[at]
+            at += 1
+            if queue.deleted:
+                continue
+            queues[queue] = None
+            if outcome == "ack":
+                end = offset + 1
+                while at < count and settles[at] == (queue, end, "ack"):
+                    end += 1
+                    at += 1
+                queue.settle_range(offset, end)
+            elif outcome == "requeue":
+                queue.requeue(offset)
+                self.wake(queue)
+            else:
+                self._discard(change, queue, offset, "rejected", now)
+        for queue in queues:
+            queue.record(change)
+
+    def requeue(self, settles: Iterable[tuple[Queue, int]], change: Change | None = None) -> None:
+        """Deliveries that nobody holds any more. Durable is only how often they came back; without ``change`` later."""
+        queues: dict[Queue, None] = {}
+        for queue, offset in settles:
+            if not queue.deleted:
+                queue.requeue(offset)
+                queues[queue] = None
+        for queue in queues:
+            self.wake(queue)
+            if change is not None and queue.has_news:
+                queue.record(change)
+
+    # -- dispatch -------------------------------------------------------------------------------------------------------
+    def dispatch(self, now_us: int, budget: int = BUDGET) -> Dispatched:
+        """Send until nothing is runnable or ``budget`` messages are sent: ``runnable`` says whether to call again."""
+        settles: list[Settle] = []
+        due: list[Queue] = []
+        failed: list[tuple[Queue, StoreError]] = []
+        sent = 0
+        while self.runnable and sent < budget:
+            queue = next(iter(self.runnable))
+            del self.runnable[queue]
+            if queue.deleted or queue.owner:
+                continue
+            try:
+                sent += self._dispatch_queue(queue, now_us, min(SLICE, budget - sent), settles, due)
+            except StoreError as error:
+                failed.append((queue, error))
+                self.cancelled += queue.consumers.clear()
+        return Dispatched(sent, settles, due, failed)
+
+    def _dispatch_queue(self, queue: Queue, now_us: int, limit: int, settles: list[Settle], due: list[Queue]) -> int:
+        consumers = queue.consumers
+        sent = 0
+        while True:
+            ready = consumers.ready()
+            if not ready:
+                break
+            if sent >= limit:
+                self.runnable[queue] = None  # behind the others
+                return sent
+            if queue.publishers is None:
+                credit = ready[0].credit if len(ready) == 1 else sum(consumer.credit for consumer in ready)
+                if 1 < len(ready) <= credit // PIECE and credit <= queue.messages - len(queue.held):
+                    # There is enough for all: each gets what it has credit for, in one piece, so that it acks consecutive entries.
+                    queue.consumers.turn(ready[0])
+                    ready = ready[:1]
+                    credit = ready[0].credit
+                block = queue.take_block(min(limit - sent, credit))
+                if not block:
+                    break
+                rows, whole = self._read(queue, block, now_us)
+                if len(ready) == 1:
+                    given = self._give_one(queue, ready[0], block, rows, settles)
+                else:
+                    given = self._give_round(queue, ready, block, rows, settles)
+                queue.untake(block[given:])
+                if not whole and given == len(rows):
+                    due.append(queue)
+                    return sent + given
+            else:
+                given, late = self._give_others(queue, ready, limit - sent, now_us, settles)
+                if late:
+                    due.append(queue)
+                    return sent + given
+                if not given:
+                    break
+            sent += given
+        if queue.hasty:
+            queue.offered = queue.visible_end
+            if self.head_expired(queue, now_us):
+                due.append(queue)
+        return sent
+
+    def _read(self, queue: Queue, block: Sequence[int], now_us: int) -> tuple[list[InboxRow], bool]:
+        """Messages of the first entries of a taken block; False where the next one has to be expired first."""
+        try:
+            if isinstance(block, range):  # as many as one run holds
+                rows = queue.rows(block.start, block.stop)
+                expiring = queue.ttl_ms is not None or self.batches.may_expire(queue.locate(block.start)[0].batch)
+            else:
+                rows = [queue.rows(offset, offset + 1)[0] for offset in block]
+                expiring = True
+        except BaseException:
+            queue.untake(block)
+            raise
+        if queue.counts is not None:
+            for at, offset in enumerate(block[: len(rows)]):
+                if queue.over_limit(offset):
+                    return rows[:at], False
+                rows[at] = with_delivery_count(rows[at], queue.counts.get(offset, 0))
+        if expiring:
+            for at, row in enumerate(rows):
+                if _is_late(queue, block[at], row, now_us):
+                    return rows[:at], False
+        return rows, True
+
+    def _give_one(self, queue: Queue, consumer: Consumer, block: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
+        """To one consumer, as long as it can be written to; how many. The hot path."""
+        channel, send = consumer.channel, consumer.send
+        first_tag = tag = channel.last_tag
+        fresh = isinstance(block, range) and queue.none_sent(block.start, block.stop)
+        was_sent = queue.was_sent
+        if consumer.no_ack:
+            for offset, row in zip(block, rows):
+                if not consumer.writable:
+                    break
+                tag += 1
+                settles.append(_new(Settle, (queue, offset, "ack")))
+                send(consumer, tag, not fresh and was_sent(offset), row)
+        else:
+            unacked = channel.unacked
+            for offset, row in zip(block, rows):
+                if not consumer.writable:
+                    break
+                tag += 1
+                unacked[tag] = _new(Unacked, (queue, offset, consumer))
+                send(consumer, tag, not fresh and was_sent(offset), row)
+        channel.last_tag = tag
+        given = tag - first_tag
+        if given:
+            queue.hold_all(block[:given])
+            if not consumer.no_ack:
+                consumer.unacked += given
+                channel.consuming += given
+        return given
+
+    def _give_round(self, queue: Queue, ready: list[Consumer], block: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
+        """One message to each in turn, as long as they have credit; how many. The same as ``_give_one`` for each, only faster."""
+        given = 0
+        turns = deque(ready)
+        last = ready[0]
+        for offset, row in zip(block, rows):
+            while turns and not turns[0].credit:
+                turns.popleft().parked = True
+            if not turns:
+                break
+            consumer = last = turns[0]
+            turns.rotate(-1)
+            channel = consumer.channel
+            tag = channel.last_tag = channel.last_tag + 1
+            if consumer.no_ack:
+                settles.append(_new(Settle, (queue, offset, "ack")))
+            else:
+                channel.unacked[tag] = _new(Unacked, (queue, offset, consumer))
+                consumer.unacked += 1
+                channel.consuming += 1
+            consumer.send(consumer, tag, queue.was_sent(offset), row)
+            given += 1
+        if given:
+            queue.hold_all(block[:given])
+            queue.consumers.turn(last)
+        return given
+
+    def _give_others(self, queue: Queue, ready: list[Consumer], limit: int, now_us: int, settles: list[Settle]) -> tuple[int, bool]:
+        """As ``_give_round``, where somebody does not want what his own connection published: that goes to the others, or stays."""
+        aside: list[int] = []
+        given = 0
+        publishers = queue.publishers or {}
+        try:
+            while given < limit and ready and (block := queue.take_block(1)):
+                rows, whole = self._read(queue, block, now_us)
+                if not whole:
+                    queue.untake(block)
+                    return given, True
+                publisher = publishers.get(block[0], self)
+                ready = [consumer for consumer in ready if consumer.credit]
+                consumer = next((one for one in ready if not (one.no_local and one.channel.connection is publisher)), None)
+                if consumer is None:
+                    aside.append(block[0])
+                    continue
+                given += self._give_one(queue, consumer, block, rows, settles)
+                queue.consumers.turn(consumer)
+                ready.remove(consumer)
+                ready.append(consumer)
+        finally:
+            queue.untake(aside)
+        return given, False
+
+
+def _is_late(queue: Queue, offset: int, row: InboxRow, now_us: int) -> bool:
+    """Whether its time to live is over. With none at all it is over as soon as consumers had their chance."""
+    ttl_ms = queue.ttl_ms
+    if row.properties and row.properties[0] & EXPIRATION:
+        own_ms = own_time_to_live_ms(row.properties)
+        if own_ms is not None and (ttl_ms is None or own_ms < ttl_ms):
+            ttl_ms = own_ms
+    if ttl_ms is None or row.committed_at + ttl_ms * 1000 > now_us:
+        return False
+    return ttl_ms > 0 or offset < queue.offered
+
+
+def with_delivery_count(row: InboxRow, count: int) -> InboxRow:
+    """The message as it goes out: its header ``x-delivery-count`` says how often it was given back."""
+    try:
+        return row._replace(properties=rewrite(row.properties, {"x-delivery-count": Long(count)}))
+    except RemoteProtocolError:
+        return row  # it goes as it came

@@ -1,0 +1,80 @@
+"""The order of a queue with priorities: highest first, then by offset.
+
+Not here: what is settled or held (``queue.py``): such entries may stand in the heap and are passed over.
+Invariant: every entry below ``below`` that is ready is in the heap, perhaps more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from broker_core.errors import RemoteProtocolError
+from broker_core.properties import priority
+
+if TYPE_CHECKING:
+    from broker_core.broker.queue import Queue
+
+
+class Ranks:
+    """``highest`` is x-max-priority: a message with a higher priority has this one; one without has 0."""
+
+    __slots__ = ("_heap", "_of", "below", "highest")
+
+    def __init__(self, highest: int) -> None:
+        self.highest = highest
+        self.below = 0
+        self._heap: list[tuple[int, int]] = []  # (-priority, offset)
+        self._of: dict[int, int] = {}  # priorities above 0 of entries that are not settled
+
+    def add(self, start: int, properties: list[bytes]) -> None:
+        """Consecutive entries that became visible."""
+        for offset, encoded in enumerate(properties, start):
+            rank = min(_priority(encoded), self.highest)
+            if rank:
+                self._of[offset] = rank
+            heappush(self._heap, (-rank, offset))
+
+    def push(self, offset: int) -> None:
+        """An entry that is ready again."""
+        heappush(self._heap, (-self._of.get(offset, 0), offset))
+
+    def best(self, queue: Queue) -> int | None:
+        """The next visible entry, which stays where it is. Raises CorruptSegment, DataLoss."""
+        if self.below < queue.visible_end:
+            for start, end in queue.unsettled_within(max(self.below, queue.floor), queue.visible_end):
+                while start < end:
+                    rows = queue.rows(start, end)
+                    self.add(start, [row.properties for row in rows])
+                    start += len(rows)
+                    self.below = start  # should the next rows be damaged, these are not added twice
+            self.below = queue.visible_end
+        heap = self._heap
+        while heap and (heap[0][1] in queue.held or queue.is_settled(heap[0][1])):
+            heappop(heap)
+        return heap[0][1] if heap else None
+
+    def take(self, queue: Queue, limit: int, end: int) -> Sequence[int]:
+        """As ``Queue.take_block``. Of what is not visible yet (of the commit in hand) it gives the oldest, one at a time."""
+        taken: list[int] = []
+        while len(taken) < limit and (offset := self.best(queue)) is not None:
+            heappop(self._heap)
+            taken.append(offset)
+        if not taken and end > queue.visible_end:
+            first = queue.first_ready(max(queue.visible_end, queue.floor), end)
+            return () if first is None else [first]
+        return taken
+
+    def forget(self, offset: int) -> None:
+        """It is settled."""
+        self._of.pop(offset, None)
+
+
+def _priority(encoded: bytes) -> int:
+    if not encoded:
+        return 0
+    try:
+        return priority(encoded) or 0
+    except RemoteProtocolError:
+        return 0  # it was taken in as it is

@@ -1,0 +1,87 @@
+"""A run: consecutive offsets of a queue that name rows of one batch.
+
+Not here: the log that runs make up, and which of their entries are settled (``queue.py``).
+Invariant: offsets and rows of a run are in the same order; a run that grows keeps its rows as numbers beside the bitmap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from broker_core.broker.batch import Batch
+from broker_core.broker.records import RunRecord
+
+
+class Run:
+    """``count`` offsets from ``first`` on, naming rows of one batch in the same order (see RunRecord).
+
+    A clipped run (``Queue.runs_between``) skips the first ``skip`` set bits of its bitmap.
+    """
+
+    __slots__ = ("batch", "bitmap", "committed_at", "count", "first", "numbers", "recorded", "row", "sequence", "skip")
+
+    def __init__(self, first: int, count: int, batch: Batch, row: int, bitmap: bytes | bytearray, sequence: int, committed_at: int) -> None:
+        self.first = first
+        self.count = count
+        self.batch = batch
+        self.row = row
+        self.bitmap = bitmap
+        self.sequence = sequence  # 0: stands in the batch, row by row
+        self.committed_at = committed_at
+        self.skip = 0
+        self.numbers: list[int] | None = None  # what the bitmap says, of a run that grows
+        self.recorded = False  # a RunRecord of it is in the catalog
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
+    def batch_id(self) -> int:
+        return self.batch.batch_id
+
+    @property
+    def size_bytes(self) -> int:
+        """Bodies of the run, about: its share of the batch."""
+        return self.batch.size_bytes * self.count // max(1, self.batch.rows)
+
+    def rows(self) -> range | npt.NDArray[np.int64]:
+        """Row numbers in offset order: a range where they are contiguous, otherwise an array."""
+        if not self.bitmap:
+            return range(self.row, self.row + self.count)
+        bits = np.unpackbits(np.frombuffer(bytes(self.bitmap), dtype=np.uint8), bitorder="little")
+        return np.flatnonzero(bits)[self.skip : self.skip + self.count].astype(np.int64) + self.row
+
+    def clip(self, start: int, end: int) -> Run:
+        """A copy of the part within [start, end)."""
+        start, end = max(start, self.first), min(end, self.end)
+        ahead = start - self.first
+        clipped = Run(start, end - start, self.batch, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
+        if self.bitmap:
+            clipped.skip = self.skip + ahead
+        else:
+            clipped.row += ahead
+        return clipped
+
+    def record(self, queue_id: int) -> RunRecord:
+        return RunRecord(queue_id, self.first, self.count, self.batch_id, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
+
+    def extend(self, row: int) -> None:
+        """One more row, above all rows so far. A gap turns the run into a bitmap."""
+        if not self.bitmap:
+            if row == self.row + self.count:
+                self.count += 1
+                return
+            self.numbers = list(range(self.row, self.row + self.count))
+            whole, rest = divmod(self.count, 8)
+            self.bitmap = bytearray(b"\xff" * whole + bytes([(1 << rest) - 1] if rest else []))
+        bit = row - self.row
+        bitmap = self.bitmap
+        assert isinstance(bitmap, bytearray)
+        if bit >> 3 >= len(bitmap):
+            bitmap.extend(bytes((bit >> 3) + 1 - len(bitmap)))
+        bitmap[bit >> 3] |= 1 << (bit & 7)
+        assert self.numbers is not None
+        self.numbers.append(row)
+        self.count += 1
