@@ -22,6 +22,8 @@ from urllib.parse import unquote, urlsplit
 from broker_core import errors
 
 DEFAULT_PORT = 5673
+DEFAULT_AMQP = "127.0.0.1:5672"
+NO_AMQP = "none"
 IDLE_TIMEOUT_S = 60
 START_TIMEOUT_S = 60.0
 LOCKED_TIMEOUT_S = 15.0  # for a process that holds the data directory: it is about to listen, or about to end
@@ -230,7 +232,8 @@ def _start(directory: str, answers: Callable[[Endpoint], bool], deadline: float)
 def _spawn(directory: str, log: str) -> int:
     """Start the broker in a session of its own: it outlives us, and is not killed with us."""
     command = [
-        sys.executable, "-m", "txmq", "serve", "--data", directory, "--listen", "127.0.0.1:0", "--idle-timeout", str(IDLE_TIMEOUT_S),
+        sys.executable, "-m", "txmq", "serve", "--data", directory, "--listen", "127.0.0.1:0", "--amqp", NO_AMQP,
+        "--idle-timeout", str(IDLE_TIMEOUT_S),
     ]  # fmt: skip
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:

@@ -1,4 +1,4 @@
-"""The composition root: a broker opened in this process, and ``txmq serve``.
+"""The composition root: a broker opened in this process, its doors (Flight, AMQP), and ``txmq serve``.
 
 Not here: finding or starting the broker of a data directory from outside (``endpoint.py``).
 
@@ -18,11 +18,14 @@ from pathlib import Path
 from types import FrameType
 
 from broker_core import endpoint, errors, failpoint, flight
+from broker_core.broker.transaction import Limits
 from broker_core.embedded import EmbeddedEngine
 from broker_core.endpoint import Endpoint
 from broker_core.engine import PreparedInfo, QueueInfo
 from broker_core.local import LocalBroker, LocalChannel
+from broker_core.server.amqp import AmqpOptions, AmqpServer
 from broker_core.server.flight import FlightServer, committed
+from broker_core.server.handler import Handler
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
@@ -37,14 +40,25 @@ class Broker:
     ...     channel.tx_select()
     """
 
-    def __init__(self, store: Store, directory: str = "", *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: str = "",
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        amqp: Sequence[str] = (),
+        amqp_options: AmqpOptions | None = None,
+        handlers: Sequence[Handler] = (),
+        limits: Limits | None = None,
+    ) -> None:
         """Use :meth:`open` or :meth:`memory`."""
         self._directory = directory
         self._closed = False
         with contextlib.ExitStack() as undo:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
-            self._local = LocalBroker(store)
+            self._local = LocalBroker(store, limits=limits)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             self._engine = EmbeddedEngine(self._local, store.adopt if isinstance(store, DurableStore) else None)
@@ -53,24 +67,40 @@ class Broker:
             self._server = _listen(self._engine, self._local, hello, host, port)
             self.host, self.port = host, self._server.port
             undo.callback(self._server.stop)
+            self._amqp = AmqpServer(self._local, amqp, handlers=handlers, options=amqp_options, directory=directory) if amqp else None
+            if self._amqp is not None:
+                self._amqp.start()
+                undo.callback(self._amqp.stop)
             failpoint.here("launcher.open.listening")
             if directory:
                 endpoint.write_endpoint(directory, Endpoint(_reachable(host), self.port, os.getpid(), self._id))
             undo.pop_all()
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str], *, host: str = "127.0.0.1", port: int = 0) -> Broker:
-        """The broker of a data directory, created if missing.
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        amqp: Sequence[str] = (),
+        amqp_options: AmqpOptions | None = None,
+        handlers: Sequence[Handler] = (),
+        limits: Limits | None = None,
+    ) -> Broker:
+        """The broker of a data directory, created if missing. ``limits`` are those of one transaction.
+
+        ``amqp``: HOST:PORT each where AMQP 0-9-1 clients are taken; ``handlers`` stand in their way (docs/handlers.md).
 
         Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog, ConnectionFailed (the port is taken).
         """
         path = os.path.abspath(os.fspath(directory))
-        return cls(DurableStore(path), path, host=host, port=port)
+        return cls(DurableStore(path), path, host=host, port=port, amqp=amqp, amqp_options=amqp_options, handlers=handlers, limits=limits)
 
     @classmethod
-    def memory(cls) -> Broker:
+    def memory(cls, *, amqp: Sequence[str] = (), amqp_options: AmqpOptions | None = None, handlers: Sequence[Handler] = ()) -> Broker:
         """A broker that keeps nothing: for tests."""
-        return cls(MemoryStore())
+        return cls(MemoryStore(), amqp=amqp, amqp_options=amqp_options, handlers=handlers)
 
     @property
     def engine(self) -> EmbeddedEngine:
@@ -81,8 +111,23 @@ class Broker:
         return f"txmq://{endpoint.bracketed(_reachable(self.host))}:{self.port}"
 
     @property
+    def amqp_urls(self) -> list[str]:
+        """Where AMQP clients connect to."""
+        return [f"amqp://{address}" for address in (self._amqp.addresses if self._amqp is not None else ())]
+
+    @property
     def server(self) -> FlightServer:
         return self._server
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nobody has asked for anything, by any door."""
+        return min(self._server.idle_s(), self._amqp.idle_s() if self._amqp is not None else float("inf"))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the store has failed: nothing is committed any more, open the broker again."""
+        return self._local.committer.failure is not None
 
     def channel(self) -> LocalChannel:
         return self._local.channel()
@@ -113,7 +158,9 @@ class Broker:
         self._closed = True
         if self._directory:  # 1. nobody new finds us
             endpoint.remove_endpoint(self._directory, os.getpid())
-        self._server.stop()  # 2. nobody is served
+        if self._amqp is not None:
+            self._amqp.stop()  # 2. nobody is served
+        self._server.stop()
         self._local.close()  # 3. what is committed is on the disk; the lock is free
 
     def __enter__(self) -> Broker:
@@ -132,6 +179,24 @@ def _listen(engine: EmbeddedEngine, local: LocalBroker, hello: flight.Hello, hos
         ) from error
 
 
+def read_users(path: str) -> dict[str, str]:
+    """A file with NAME:PASSWORD on each line. Raises OptionError."""
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.OptionError(f"the users file {path} cannot be read: {error}") from error
+    users: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            name, colon, password = line.partition(":")
+            if not name or not colon:
+                raise errors.OptionError(f"line {number} of the users file {path} is not NAME:PASSWORD")
+            users[name] = password
+    if not users:
+        raise errors.OptionError(f"the users file {path} names nobody: give a line NAME:PASSWORD for each user")
+    return users
+
+
 def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
@@ -147,11 +212,20 @@ def _data_id(directory: str) -> str:
     return endpoint.read_id(directory)
 
 
-def serve(directory: str, *, listen: str = f"127.0.0.1:{endpoint.DEFAULT_PORT}", idle_timeout_s: float | None = None) -> int:
+def serve(
+    directory: str,
+    *,
+    listen: str = f"127.0.0.1:{endpoint.DEFAULT_PORT}",
+    amqp: Sequence[str] = (),
+    amqp_options: AmqpOptions | None = None,
+    handlers: Sequence[Handler] = (),
+    limits: Limits | None = None,
+    idle_timeout_s: float | None = None,
+) -> int:
     """Run the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``; the exit code.
 
-    Prints ``ready txmq://HOST:PORT`` when it takes connections. When the store has failed it ends with code 1, so that whoever
-    needs the broker starts it again, from what is on the disk.
+    Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it takes connections. When the store has failed it ends with code 1, so
+    that whoever needs the broker starts it again, from what is on the disk.
     """
     host, port = endpoint.parse_listen(listen)
     ending = threading.Event()
@@ -161,15 +235,15 @@ def serve(directory: str, *, listen: str = f"127.0.0.1:{endpoint.DEFAULT_PORT}",
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    with Broker.open(directory, host=host, port=port) as broker:
-        print(f"ready txmq://{endpoint.bracketed(host)}:{broker.port}", flush=True)
+    with Broker.open(directory, host=host, port=port, amqp=amqp, amqp_options=amqp_options, handlers=handlers, limits=limits) as broker:
+        print("ready", f"txmq://{endpoint.bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
         while not ending.wait(LOOK_S):
-            if broker.server.failed.is_set():
+            if broker.server.failed.is_set() or broker.failed:
                 print("the store has failed; the broker ends and must be started again", file=sys.stderr, flush=True)
                 return 1
-            if idle_timeout_s is not None and broker.server.idle_s() > idle_timeout_s:
+            if idle_timeout_s is not None and broker.idle_s > idle_timeout_s:
                 break
     return 0
 
 
-__all__: Sequence[str] = ["Broker", "serve"]
+__all__: Sequence[str] = ["Broker", "read_users", "serve"]

@@ -340,7 +340,18 @@ class Demo:
         self.url = f"txmq://127.0.0.1:{free_port()}"
         me = [sys.executable, os.path.abspath(__file__)]
         where = ["--url", self.url, "--dir", str(folder)]
-        serve = [sys.executable, "-m", "txmq", "serve", "--data", str(folder / "data"), "--listen", self.url.removeprefix("txmq://")]
+        serve = [
+            sys.executable,
+            "-m",
+            "txmq",
+            "serve",
+            "--data",
+            str(folder / "data"),
+            "--listen",
+            self.url.removeprefix("txmq://"),
+            "--amqp",
+            "none",
+        ]
         self.broker = Part("broker", serve, folder / "broker.log")
         self.jobs = {
             name: Part(name, [*me, name.replace(" ", "_"), *where], folder / f"{name.replace(' ', '-')}.log") for name in ("job 1", "job 2")

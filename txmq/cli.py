@@ -76,7 +76,22 @@ def _add_serve(commands: Any) -> None:
         "--listen", metavar="HOST:PORT", default=f"127.0.0.1:{endpoint.DEFAULT_PORT}", help="port 0 takes a free one; default %(default)s"
     )
     serve.add_argument(
-        "--idle-timeout", metavar="SECONDS", type=_seconds, default=None, help="end when nothing was asked for so long; default: never"
+        "--amqp",
+        metavar="HOST:PORT",
+        action="append",
+        default=[],
+        help=f"take AMQP 0-9-1 clients there; may be repeated; '{endpoint.NO_AMQP}' takes none; default {endpoint.DEFAULT_AMQP}",
+    )
+    serve.add_argument(
+        "--users", metavar="FILE", help="who may connect by AMQP, one NAME:PASSWORD a line; default: guest:guest, from this host only"
+    )
+    serve.add_argument("--trace", action="store_true", help="copy every message to the exchange amq.rabbitmq.trace")
+    serve.add_argument("--publish-rate", metavar="N", type=_above_zero, help="messages a second that one AMQP connection may publish")
+    serve.add_argument("--transaction-messages", metavar="N", type=_count, help="a larger transaction is refused; default 10 million")
+    serve.add_argument("--transaction-bytes", metavar="N", type=_count, help="a larger transaction is refused; default 8 GiB")
+    serve.add_argument("--transaction-time", metavar="SECONDS", type=_above_zero, help="a longer one is rolled back; default: never")
+    serve.add_argument(
+        "--idle-timeout", metavar="SECONDS", type=_above_zero, default=None, help="end when nothing was asked for so long; default: never"
     )
 
 
@@ -138,7 +153,7 @@ def _add_messages(commands: Any) -> None:
     )
 
 
-def _seconds(text: str) -> float:
+def _above_zero(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError("must be above 0")
@@ -166,9 +181,29 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from broker_core.launcher import serve  # the broker itself: no other command needs it
+    # the broker itself: no other command needs it
+    from broker_core.broker.transaction import Limits
+    from broker_core.launcher import read_users, serve
+    from broker_core.server.amqp import AmqpOptions
+    from broker_core.server.handler import Handler
+    from broker_core.server.rate_limit import PublishRateLimit
+    from broker_core.server.trace import Tracer
 
-    return serve(options.data, listen=options.listen, idle_timeout_s=options.idle_timeout)
+    handlers: list[Handler] = []
+    if options.trace:
+        handlers.append(Tracer())
+    if options.publish_rate is not None:
+        handlers.append(PublishRateLimit(options.publish_rate))
+    limits = {"messages": options.transaction_messages, "size_bytes": options.transaction_bytes, "open_s": options.transaction_time}
+    return serve(
+        options.data,
+        listen=options.listen,
+        amqp=() if endpoint.NO_AMQP in options.amqp else options.amqp or (endpoint.DEFAULT_AMQP,),
+        amqp_options=AmqpOptions(users=read_users(options.users)) if options.users else None,
+        handlers=handlers,
+        limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
+        idle_timeout_s=options.idle_timeout,
+    )
 
 
 def _client(options: argparse.Namespace, *, create: bool = False) -> BrokerClient:

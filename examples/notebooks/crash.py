@@ -31,7 +31,7 @@ folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
 
 def start_broker(listen="127.0.0.1:0", failpoints=""):
     process = subprocess.Popen(
-        [sys.executable, "-m", "txmq", "serve", "--data", str(folder / "data"), "--listen", listen],
+        [sys.executable, "-m", "txmq", "serve", "--data", str(folder / "data"), "--listen", listen, "--amqp", "none"],
         env={**os.environ, "TXMQ_FAILPOINTS": failpoints},
         stdout=subprocess.PIPE,
         text=True,

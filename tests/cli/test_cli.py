@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,13 +178,18 @@ def test_verify_says_whether_everything_holds(tmp_path: Path, capsys: pytest.Cap
 
 def test_serve_prints_one_ready_line_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "txmq", "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    command += ["--amqp", "127.0.0.1:0", "--amqp", "[::1]:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         ready = process.stdout.readline()
         found = endpoint.read_endpoint(str(tmp_path / "data"))
-        assert found is not None
-        assert (ready, found.pid) == (f"ready txmq://127.0.0.1:{found.port}\n", process.pid)
+        if found is None or not re.fullmatch(
+            rf"ready txmq://127\.0\.0\.1:{found.port} amqp://127\.0\.0\.1:\d+ amqp://\[::1\]:\d+\n", ready
+        ):
+            process.kill()
+            raise AssertionError(ready)
+        assert found.pid == process.pid
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0
         assert (process.stdout.read(), process.stderr.read()) == ("", "")
@@ -191,7 +197,7 @@ def test_serve_prints_one_ready_line_and_ends_cleanly_on_sigterm(tmp_path: Path)
 
 
 def test_serve_on_a_taken_port_is_one_clear_error(broker: Broker, tmp_path: Path) -> None:
-    taken = _txmq("serve", "--data", str(tmp_path / "other"), "--listen", f"127.0.0.1:{broker.port}")
+    taken = _txmq("serve", "--data", str(tmp_path / "other"), "--listen", f"127.0.0.1:{broker.port}", "--amqp", "none")
     assert taken.returncode == 1
     assert f"[TXMQ_CONNECTION] cannot listen on 127.0.0.1:{broker.port}" in taken.stderr
     assert taken.stderr.count("\n") == 1

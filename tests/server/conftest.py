@@ -42,7 +42,19 @@ class Served:
         return self._process.pid
 
     def start(self, failpoints: str = "", *more: str) -> Served:
-        command = [sys.executable, "-m", "txmq", "serve", "--data", str(self.directory), "--listen", f"127.0.0.1:{self.port}", *more]
+        command = [
+            sys.executable,
+            "-m",
+            "txmq",
+            "serve",
+            "--data",
+            str(self.directory),
+            "--listen",
+            f"127.0.0.1:{self.port}",
+            "--amqp",
+            "none",
+            *more,
+        ]
         environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
         assert self._process.stdout is not None

@@ -281,7 +281,7 @@ def test_data_directory_in_use_is_refused_and_names_the_owner(served: Served) ->
     served.start()
     with pytest.raises(errors.DataDirectoryLocked, match=f"in use by process {served.pid}"):
         Broker.open(served.directory)
-    command = [sys.executable, "-m", "txmq", "serve", "--data", str(served.directory), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "txmq", "serve", "--data", str(served.directory), "--listen", "127.0.0.1:0", "--amqp", "none"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 1
     assert second.stdout == ""

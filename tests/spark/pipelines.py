@@ -46,7 +46,7 @@ class Served:
     def start(self, failpoints: str = "") -> None:
         """On the same port as before, with other failpoints."""
         environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
-        command = [sys.executable, "-m", "txmq", "serve", "--data", str(self._data), "--listen", self._listen]
+        command = [sys.executable, "-m", "txmq", "serve", "--data", str(self._data), "--listen", self._listen, "--amqp", "none"]
         self._close_output()
         with (self._data.parent / "broker.err").open("a") as errors:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT)

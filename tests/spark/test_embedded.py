@@ -37,7 +37,7 @@ def data(tmp_path: Path) -> Iterator[str]:
 def serve(directory: str, failpoint: str) -> subprocess.Popen[str]:
     """The broker of ``directory``, until it reaches ``failpoint``; its successor, started by a client, has none."""
     environment = {**os.environ, "TXMQ_FAILPOINTS": f"{failpoint}=kill"}
-    command = [sys.executable, "-m", "txmq", "serve", "--data", directory, "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "txmq", "serve", "--data", directory, "--listen", "127.0.0.1:0", "--amqp", "none"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("ready ")

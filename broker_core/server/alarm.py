@@ -1,0 +1,64 @@
+"""Alarms: when the broker runs out of disk or memory, publishers are stopped, and told so if they understand it.
+
+Not here: what happens to a connection then (``Connection.guard``).
+Source: RabbitMQ's connection.blocked, also its reasons. Invariant: looking costs nothing that grows with messages or connections.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from broker_core.local import LocalBroker
+
+MiB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmLimits:
+    """Publishers are stopped below ``disk_free_bytes``, or above so many bytes of bodies in memory.
+
+    ``memory_bytes`` counts transient messages and those in queues that are not durable; ``unsealed_bytes`` what small commits have
+    written and the background has not yet moved into a segment.
+    """
+
+    disk_free_bytes: int = 50 * MiB
+    memory_bytes: int = 1024 * MiB
+    unsealed_bytes: int = 512 * MiB
+
+
+class Alarm:
+    """``directory`` "": a broker without files."""
+
+    def __init__(self, broker: LocalBroker, directory: str, limits: AlarmLimits) -> None:
+        self._broker = broker
+        self._directory = directory
+        self._limits = limits
+
+    def reason(self) -> str:
+        """Why publishers have to wait, as RabbitMQ says it; "" where they need not."""
+        low = []
+        if self._memory_low():
+            low.append("memory")
+        if self._directory and self._disk_low():
+            low.append("disk")
+        return f"low on {' & '.join(low)}" if low else ""
+
+    def _disk_low(self) -> bool:
+        try:
+            found = os.statvfs(self._directory)
+        except OSError:
+            return False  # the next commit finds out what is wrong with it
+        return found.f_bavail * found.f_frsize < self._limits.disk_free_bytes
+
+    def _memory_low(self) -> bool:
+        memory = unsealed = 0
+        with self._broker.committer.lock:
+            for batch in self._broker.state.batches.by_id.values():
+                if batch.inbox is None:
+                    continue
+                if batch.batch_id < 0:
+                    memory += batch.size_bytes
+                else:
+                    unsealed += batch.size_bytes
+        return memory > self._limits.memory_bytes or unsealed > self._limits.unsealed_bytes

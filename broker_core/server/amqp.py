@@ -1,0 +1,258 @@
+"""The AMQP 0-9-1 server: listeners, the event loop in its one thread, and what is done for all connections once in a while.
+
+Not here: one connection (``amqp_connection.py``), one channel (``session.py``), commits and dispatch (``commit_queue.py``).
+
+Invariant: connections, sessions and ``commits`` live in the loop's thread. Other threads call ``start``, ``stop``, ``idle_s`` and
+``addresses``, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from broker_core.endpoint import bracketed
+from broker_core.errors import ConnectionForced, OptionError
+from broker_core.local import LocalBroker
+from broker_core.message import MAX_BODY_BYTES
+from broker_core.server.alarm import Alarm, AlarmLimits
+from broker_core.server.amqp_connection import Connection
+from broker_core.server.commit_queue import CommitQueue
+from broker_core.server.handler import Handler, Handlers
+
+logger = logging.getLogger("txmq.amqp")
+
+BACKLOG = 1024  # connections that wait for accept
+SWEEP_S = 0.5
+STOP_S = 1.0  # for clients to answer connection.close
+
+
+@dataclass(frozen=True, slots=True)
+class AmqpOptions:
+    """``users``: name -> password. ``loopback_users`` may only come from this host. ``heartbeat_s`` 0: none is asked for."""
+
+    users: Mapping[str, str] = field(default_factory=lambda: {"guest": "guest"}, repr=False)
+    loopback_users: frozenset[str] = frozenset({"guest"})
+    channel_max: int = 2047
+    frame_max: int = 131_072
+    heartbeat_s: int = 60
+    handshake_timeout_s: float = 10.0
+    close_timeout_s: float = 10.0  # for the answer to connection.close, and for the last bytes to leave
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_pending_bytes: int = 2 * MAX_BODY_BYTES  # content in assembly on one connection
+    alarms: AlarmLimits = field(default_factory=AlarmLimits)
+    cluster_name: str = "txmq"
+
+
+class AmqpServer:
+    """``listeners``: "HOST:PORT", IPv6 in brackets, port 0 for a free one. ``directory``: whose free disk is watched; "": none."""
+
+    def __init__(
+        self,
+        broker: LocalBroker,
+        listeners: Sequence[str],
+        *,
+        handlers: Sequence[Handler] = (),
+        options: AmqpOptions | None = None,
+        directory: str = "",
+    ) -> None:
+        self.broker = broker
+        self.handlers = Handlers(handlers)
+        self.options = options or AmqpOptions()
+        self.connections: set[Connection] = set()
+        self.addresses: list[str] = []  # what is listened on, once started
+        self.alarm = ""  # why publishers have to wait
+        self.stopping = False
+        self.loop: asyncio.AbstractEventLoop
+        self.commits: CommitQueue
+        self._listeners = [(text, *parse_listener(text)) for text in listeners]
+        self._alarm = Alarm(broker, directory, self.options.alarms)
+        self._thread: threading.Thread | None = None
+        self._servers: list[asyncio.AbstractServer] = []
+        self._unwritten: list[Connection] = []
+        self._flushes = False  # at the end of this tick
+        self._idle_since: float | None = time.monotonic()
+        self._empty: asyncio.Event
+
+    # -- from any thread ------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Listen and serve in a thread of its own. Raises OptionError where an address cannot be had."""
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="txmq-amqp", daemon=True)
+        self._thread.start()
+        try:
+            started.result()
+        except BaseException:
+            self._thread.join()
+            self._thread = None
+            raise
+
+    def stop(self) -> None:
+        """Say connection.close 320 to every client, close, and end the thread. Twice is fine."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        thread.join()
+
+    def idle_s(self) -> float:
+        """Seconds since the last connection went; 0 while there is one."""
+        since = self._idle_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    # -- the thread -----------------------------------------------------------------------------------------------------
+    def _run(self, started: Future[None]) -> None:
+        loop = self.loop = _new_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            try:
+                loop.run_until_complete(self._listen())
+            except BaseException as error:
+                started.set_exception(error)
+                return
+            started.set_result(None)
+            loop.run_forever()
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    async def _listen(self) -> None:
+        _allow_many_sockets()
+        self.commits = CommitQueue(self.loop, self.broker)
+        self.commits.answered = self.flush
+        self._empty = asyncio.Event()
+        opened: list[socket.socket] = []
+        try:
+            for listener in self._listeners:
+                opened.append(_listening(*listener))
+        except BaseException:
+            for each in opened:
+                each.close()
+            self.commits.close()
+            raise
+        for each in opened:
+            self._servers.append(await self.loop.create_server(lambda: Connection(self), sock=each, backlog=BACKLOG))
+            host, port = each.getsockname()[:2]
+            self.addresses.append(f"{bracketed(host)}:{port}")
+        self.loop.call_later(SWEEP_S, self._sweep)
+
+    async def _end(self) -> None:
+        self.stopping = True
+        for server in self._servers:
+            server.close()
+        for connection in list(self.connections):
+            connection.fail(0, ConnectionForced("broker is shutting down"))
+        await self._gone(STOP_S)
+        for connection in list(self.connections):
+            connection.abort("the broker is shutting down and it did not answer")
+        await self._gone(STOP_S)
+        while not self.commits.idle:  # what sessions asked for when they ended
+            await asyncio.sleep(0.001)
+        self.commits.close()
+
+    async def _gone(self, timeout_s: float) -> None:
+        if self.connections:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), timeout_s)
+
+    # -- what connections tell ------------------------------------------------------------------------------------------
+    def opened(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        self._idle_since = None
+        self._empty.clear()
+        if self.alarm:
+            connection.guard(self.alarm)
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._idle_since = time.monotonic()
+            self._empty.set()
+
+    def unwritten(self, connection: Connection) -> None:
+        """It has something to write, which is done at the end of the tick."""
+        if not self._flushes:
+            self._flushes = True
+            self.loop.call_soon(self._flush)
+        self._unwritten.append(connection)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what all connections have gathered. Also called when commits are answered: nobody then waits for another tick."""
+        unwritten, self._unwritten = self._unwritten, []
+        for connection in unwritten:
+            connection.flush()
+
+    # -- once in a while ------------------------------------------------------------------------------------------------
+    def _sweep(self) -> None:
+        if self.stopping:
+            return
+        try:
+            self._look_for_alarms()
+            now = time.monotonic()
+            for connection in list(self.connections):
+                connection.sweep(now)
+        finally:
+            self.loop.call_later(SWEEP_S, self._sweep)
+
+    def _look_for_alarms(self) -> None:
+        reason = self._alarm.reason()
+        if bool(reason) == bool(self.alarm):
+            return
+        self.alarm = reason
+        logger.warning("publishers have to wait: %s" if reason else "publishers may go on%s", reason)
+        for connection in list(self.connections):
+            if reason:
+                connection.guard(reason)
+            else:
+                connection.unguard()
+
+
+def parse_listener(text: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT". Raises OptionError."""
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or (":" in bare and bare == host) or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise OptionError(f"AMQP listener {text!r} must be HOST:PORT, for example 127.0.0.1:5672 or [::1]:5672, with port 0 for a free one")
+    return bare, int(port)
+
+
+def _listening(text: str, host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OptionError(
+            f"cannot listen on {text} for AMQP ({error.strerror or error}); choose another address, or port 0 for a free one"
+        ) from error
+    made.setblocking(False)
+    return made
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _allow_many_sockets() -> None:
+    """Thousands of idle clients are ordinary, and a soft limit of 1,024 files is too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

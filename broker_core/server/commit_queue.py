@@ -1,0 +1,188 @@
+"""The commits of one event loop: what its connections ask for in one tick is one group commit, on the loop's own thread.
+
+Not here: how a group commits (``committer.py``), and what a session asks for (``session.py``).
+
+A tick, in this order:
+1. gather: every session that gathered publishes or acks hands them over as one work
+2. commit: the loop's thread leads the group, unless another thread leads; then it goes on, and is called when the group is done
+3. answer: in the order of asking; a session goes on with the commands that came meanwhile
+4. dispatch: what became visible or free goes to consumers
+
+Invariant: everything here runs in the thread of the loop, but ``awaken``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.queue import Queue
+from broker_core.broker.transaction import Settle, Transaction
+from broker_core.committer import Waiting, Work
+from broker_core.local import LocalBroker
+
+logger = logging.getLogger("txmq.amqp")
+
+DISPATCH_BUDGET = 1024  # messages, before the loop looks at its sockets again
+
+Then = Callable[[Any, BaseException | None], None]
+
+
+class Gathering(Protocol):
+    """A session that holds publishes or acks which nobody has asked to commit yet."""
+
+    def hand_over(self) -> None: ...
+
+
+class _Gate:
+    """Opens in the loop's thread."""
+
+    __slots__ = ("_loop", "_opened", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, opened: Callable[[Waiting], None], waiting: Waiting) -> None:
+        self._loop = loop
+        self._opened = opened
+        self._waiting = waiting
+
+    def release(self) -> None:
+        self._loop.call_soon_threadsafe(self._opened, self._waiting)
+
+
+class CommitQueue:
+    """``submit`` and ``gather`` during a tick; the answers come after it. ``idle`` is set while nothing waits for an answer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, broker: LocalBroker) -> None:
+        self._loop = loop
+        self._broker = broker
+        self._state = broker.state
+        self._scheduled = False
+        self._awakened = False
+        self._group: list[tuple[Work[Any], Then]] = []
+        self._gathering: list[Gathering] = []
+        self._settles: list[Settle] = []
+        self._elsewhere: dict[Waiting, Then] = {}  # in a group that another thread leads
+        self._thread = threading.get_ident()
+        broker.awaken = self.awaken
+        self.answered: Callable[[], None] | None = None  # called when a tick is over: what it answered may be written
+
+    # -- asking ---------------------------------------------------------------------------------------------------------
+    def submit(self, work: Work[Any], then: Then) -> None:
+        """``then(answer, error)`` once all that ``work`` changed is durable, or it has failed."""
+        self._group.append((work, then))
+        if not self._scheduled:
+            self._schedule()
+
+    def gather(self, session: Gathering) -> None:
+        """Call ``session.hand_over()`` at the end of this tick."""
+        self._gathering.append(session)
+        if not self._scheduled:
+            self._schedule()
+
+    def settle(self, settles: list[Settle]) -> None:
+        """Deliveries that count as acknowledged when they are sent."""
+        self._settles += settles
+        if not self._scheduled:
+            self._schedule()
+
+    def wake(self) -> None:
+        """Consumers may take more: dispatch at the end of this tick."""
+        self._awakened = False
+        if not self._scheduled:
+            self._schedule()
+
+    def awaken(self) -> None:
+        """The same, from any thread."""
+        if threading.get_ident() != self._thread and not self._awakened:
+            self._awakened = True
+            self._loop.call_soon_threadsafe(self.wake)
+
+    @property
+    def idle(self) -> bool:
+        return not (self._group or self._gathering or self._settles or self._elsewhere)
+
+    def close(self) -> None:
+        """No other thread calls the loop from now on."""
+        if self._broker.awaken == self.awaken:
+            self._broker.awaken = None
+
+    # -- a tick ---------------------------------------------------------------------------------------------------------
+    def _schedule(self) -> None:
+        self._scheduled = True
+        self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._scheduled = False
+        if self._gathering:  # 1. gather
+            gathering, self._gathering = self._gathering, []
+            for session in gathering:
+                session.hand_over()
+        if self._settles:
+            self._submit_settles()
+        if self._group:
+            group, self._group = self._group, []
+            waiting = [Waiting(work) for work, _ in group]
+            if self._broker.committer.submit(waiting, self._gate):  # 2. commit
+                for entry, (_, then) in zip(waiting, group, strict=True):  # 3. answer
+                    _answer(entry, then)
+            else:
+                self._elsewhere.update((entry, then) for entry, (_, then) in zip(waiting, group, strict=True))
+        if self._state.runnable or self._state.cancelled:
+            self._dispatch()  # 4. dispatch
+        if self.answered is not None:
+            self.answered()
+
+    def _submit_settles(self) -> None:
+        transaction = Transaction(self._broker.limits, 0)
+        transaction.settles, self._settles = self._settles, []
+        self.submit(lambda state, change, now: state.commit_transaction(change, transaction, now), _ignore)
+
+    def _gate(self, waiting: Waiting) -> _Gate:
+        return _Gate(self._loop, self._opened, waiting)
+
+    def _opened(self, waiting: Waiting) -> None:
+        """Another thread has committed it, or handed the lead to it."""
+        if not waiting.done:
+            self._broker.committer.lead(waiting)
+        _answer(waiting, self._elsewhere.pop(waiting))
+        self.wake()
+
+    def _dispatch(self) -> None:
+        with self._broker.committer.lock:
+            dispatched = self._state.dispatch(self._broker.clock(), DISPATCH_BUDGET)
+            cancelled, self._state.cancelled = self._state.cancelled, []
+            # a queue that cannot be read stays as it is for whoever repairs it; its consumers learn that they get nothing any more
+            for queue, _ in dispatched.failed:
+                cancelled += queue.consumers.clear()
+        for consumer in cancelled:
+            consumer.cancelled(consumer)
+        if dispatched.settles:
+            self.settle(dispatched.settles)
+        if dispatched.due:
+            self._expire(dispatched.due)
+        if self._state.runnable:
+            self.wake()
+
+    def _expire(self, due: list[Queue]) -> None:
+        def work(state: BrokerState, change: Change, now: int) -> None:
+            state.expire(change, now, due)
+            for queue in due:
+                state.wake(queue)
+
+        self.submit(work, _ignore)
+
+
+def _answer(waiting: Waiting, then: Then) -> None:
+    """One answer that goes wrong does not keep the others from theirs."""
+    try:
+        then(waiting.answer, waiting.error)
+    except Exception:
+        logger.exception("an answer to a commit failed")
+
+
+def _ignore(_answer: object, _error: BaseException | None) -> None:
+    """A broker that has stopped tells so to everybody who asks for something."""

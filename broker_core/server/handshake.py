@@ -1,0 +1,90 @@
+"""What client and server agree on before a connection is open: who they are, login, and limits (specification 2.2.4).
+
+Not here: the order of the steps (``amqp/v0_9_1/states.py``). Invariant: a client that is refused never learns which of user, password
+or address was wrong; the log does.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import platform
+from typing import TYPE_CHECKING
+
+from broker_core.amqp.v0_9_1 import sasl
+from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk, ConnectionTuneOk
+from broker_core.errors import CommandInvalid, ConnectionAccessRefused, NotAllowed
+
+if TYPE_CHECKING:
+    from broker_core.server.amqp import AmqpOptions
+
+logger = logging.getLogger("txmq.amqp")
+
+VERSION = "3.12.0"  # clients look at it to know what a RabbitMQ can do
+FRAME_MIN = 4096
+CAPABILITIES = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "consumer_priorities": True,
+    "authentication_failure_close": True,
+    "per_consumer_qos": True,
+    "direct_reply_to": False,
+}
+_MECHANISMS = {"PLAIN": sasl.plain, "AMQPLAIN": sasl.amqplain}
+
+
+def start(options: AmqpOptions) -> ConnectionStart:
+    """The first thing that a client hears."""
+    properties = {
+        "product": "txmq",
+        "version": VERSION,
+        "platform": f"Python {platform.python_version()}",
+        "copyright": "none",
+        "information": "AMQP 0-9-1 as RabbitMQ speaks it",
+        "cluster_name": options.cluster_name,
+        "capabilities": CAPABILITIES,
+    }
+    return ConnectionStart(0, 9, properties, " ".join(_MECHANISMS).encode(), b"en_US")
+
+
+def login(method: ConnectionStartOk, options: AmqpOptions, connection: str, loopback: bool) -> str:
+    """The user. ``loopback``: the client is on this host. Raises CommandInvalid, MethodSyntaxError, ConnectionAccessRefused."""
+    read = _MECHANISMS.get(method.mechanism)
+    if read is None:
+        raise CommandInvalid(f"unknown authentication mechanism '{method.mechanism}'", f"use {' or '.join(_MECHANISMS)}")
+    user, password = read(method.response)
+    refusal = _refusal(user, password, options, loopback)
+    if refusal:
+        logger.warning("connection %s: login of %r is refused: %s", connection, user, refusal)
+        raise ConnectionAccessRefused(
+            f"Login was refused using authentication mechanism {method.mechanism}. For details see the broker logfile."
+        )
+    return user
+
+
+def _refusal(user: str, password: str, options: AmqpOptions, loopback: bool) -> str:
+    """Why the user may not come in; "" where it may."""
+    known = options.users.get(user)
+    same = hmac.compare_digest((known or "").encode(), password.encode(errors="surrogateescape"))
+    if known is None or not same:
+        return "unknown user or wrong password"
+    if user in options.loopback_users and not loopback:
+        return "this user can only connect from the host of the broker"
+    return ""
+
+
+def check_tuned(method: ConnectionTuneOk, options: AmqpOptions) -> None:
+    """Raises NotAllowed for a limit that is not within what was offered, as RabbitMQ says it."""
+    _check_limit("frame_max", method.frame_max, options.frame_max, FRAME_MIN)
+    _check_limit("channel_max", method.channel_max, options.channel_max, 1)
+
+
+def _check_limit(name: str, wanted: int, most: int, least: int) -> None:
+    shown = f"{wanted} (no limit)" if name == "channel_max" and wanted == 0 else str(wanted)
+    if wanted and wanted < least:
+        raise NotAllowed(f"negotiated {name} = {shown} is lower than the minimum allowed value ({least})")
+    if most and (not wanted or wanted > most):
+        raise NotAllowed(f"negotiated {name} = {shown} is higher than the maximum allowed value ({most})")

@@ -1,0 +1,116 @@
+"""A handler that publishes a copy of every message that comes in or goes out: RabbitMQ's firehose.
+
+Copies go to the topic exchange ``amq.rabbitmq.trace``, with routing key ``publish.EXCHANGE`` or ``deliver.QUEUE``, the body as it is,
+and headers that say whose message it is (``_headers``). Bind a queue to see them. Not here: that exchange (``topology.py``).
+
+Invariant: a copy is never traced itself, and tracing changes nothing of what it traces. A message that a session then refuses was
+traced all the same; copies are transient and are routed when the loop's tick ends.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.amqp.v0_9_1.methods import BasicDeliver, BasicGetOk, BasicPublish
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.transaction import Transaction
+from broker_core.message import Message
+from broker_core.properties import NAMES, Properties, Timestamp
+from broker_core.server.amqp import AmqpServer
+from broker_core.server.handler import Handler
+from broker_core.server.session import Session
+
+EXCHANGE = "amq.rabbitmq.trace"
+
+
+class _Copy(NamedTuple):
+    """One traced message. ``published``: it came in."""
+
+    routing_key: str
+    published: bool
+    exchange: str
+    original_key: str
+    headers: dict[str, Any]
+    properties: bytes
+    body: bytes
+
+
+class Tracer(Handler):
+    """Of one server. ``node``: what the header of this name says."""
+
+    def __init__(self, node: str = "txmq") -> None:
+        self._node = node
+        self._server: AmqpServer | None = None
+        self._copies: list[_Copy] = []
+
+    def session_in(self, session: Session, command: Command) -> Command | None:
+        method = command.method
+        if type(method) is BasicPublish and method.exchange != EXCHANGE:
+            key = f"publish.{method.exchange}"
+            self._trace(session, _Copy(key, True, method.exchange, method.routing_key, {}, command.properties, command.body))
+        return command
+
+    def session_out(self, session: Session, command: Command, queue: str) -> Command | None:
+        method = command.method
+        if isinstance(method, (BasicDeliver, BasicGetOk)) and method.exchange != EXCHANGE:
+            key, more = f"deliver.{queue}", {"redelivered": int(method.redelivered)}
+            self._trace(session, _Copy(key, False, method.exchange, method.routing_key, more, command.properties, command.body))
+        return command
+
+    def _trace(self, session: Session, copy: _Copy) -> None:
+        connection = session.connection
+        copy.headers.update(vhost="/", connection=connection.name, channel=session.number, user=connection.user)
+        if not self._copies:
+            self._server = connection.server
+            self._server.commits.gather(self)
+        self._copies.append(copy)
+
+    def hand_over(self) -> None:
+        """The tick ends, and nobody holds the lock of the state: route what was traced, and commit it."""
+        copies, self._copies = self._copies, []
+        server = self._server
+        assert server is not None
+        transaction = Transaction(server.broker.limits, 0)
+        transaction.atomic = False
+        with server.broker.committer.lock:
+            for copy in copies:
+                self._publish(server.broker.state, transaction, copy)
+        if transaction:
+            server.commits.submit(partial(_commit, transaction), _ignore)
+
+    def _publish(self, state: BrokerState, transaction: Transaction, copy: _Copy) -> None:
+        trace, source = state.exchanges.get(EXCHANGE), state.exchanges.get(copy.exchange)
+        queues = trace.route(copy.routing_key, b"") if trace is not None else ()
+        if not queues or source is None:
+            return
+        headers = {
+            "exchange_name": copy.exchange,
+            "routing_keys": [copy.original_key],
+            "properties": _table(copy.properties),
+            "node": self._node,
+            **copy.headers,
+        }
+        if copy.published:
+            headers["routed_queues"] = [queue.name for queue in source.route(copy.original_key, copy.properties)]
+        properties = Properties(headers=headers, delivery_mode=1).encode()
+        transaction.publish(Message(copy.body, copy.routing_key, EXCHANGE, properties), queues, False)
+
+
+def _table(properties: bytes) -> dict[str, Any]:
+    """Those that a message has, by their names."""
+    decoded = Properties.decode(properties)
+    found = {name: getattr(decoded, name) for name in NAMES}
+    if found["timestamp"] is not None:
+        found["timestamp"] = Timestamp(found["timestamp"])
+    return {name: value for name, value in found.items() if value is not None and (name != "headers" or value)}
+
+
+def _commit(transaction: Transaction, state: BrokerState, change: Change, now_us: int) -> None:
+    state.commit_transaction(change, transaction, now_us)
+
+
+def _ignore(_answer: object, _error: BaseException | None) -> None:
+    """A broker that has stopped tells so to those who wait for an answer."""

@@ -1,0 +1,63 @@
+"""Named transactions for AMQP clients: what is published to ``amq.transaction`` speaks of a transaction, and is no message.
+
+AMQP 0-9-1 has no method for prepared transactions, and every client has ``basic.publish`` and ``basic.get``. So:
+
+    publish(exchange="amq.transaction", routing_key="token",    body=b"order-7")   then tx.commit: committed under this token
+    publish(exchange="amq.transaction", routing_key="prepare",  body=b"order-7")   then tx.commit: prepared, not committed (XA)
+    publish(exchange="amq.transaction", routing_key="commit",   body=b"order-7")   decide a prepared transaction, from any
+    publish(exchange="amq.transaction", routing_key="rollback", body=b"order-7")   connection, on a channel without tx
+    get(queue="amq.transaction.order-7", no_ack)   "was it committed?": prepared, committed, rolled_back, or empty: never heard of it
+
+A decision is durable when it is confirmed (confirm.select), or when any later command of the channel is answered.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker_core.broker.arguments import check_text
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.errors import OptionError, PreconditionFailed
+
+NAME = "amq.transaction"
+QUEUE_PREFIX = "amq.transaction."
+_VERBS = ("token", "prepare", "commit", "rollback")
+
+
+class Named(NamedTuple):
+    """What the open transaction of a channel will be called, at its commit or when it is prepared."""
+
+    token: str = ""
+    prepare: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.token or self.prepare)
+
+    def with_name(self, verb: str, xid: str) -> Named:
+        """Raises PreconditionFailed where it has a name already."""
+        if self:
+            raise PreconditionFailed(f"the transaction is named '{self.token or self.prepare}' already, it cannot be named '{xid}'")
+        return Named(token=xid) if verb == "token" else Named(prepare=xid)
+
+
+def parse(verb: str, body: bytes) -> tuple[str, str]:
+    """The verb and the xid. Raises PreconditionFailed."""
+    if verb not in _VERBS:
+        raise PreconditionFailed(f"unknown routing key '{verb}' for exchange '{NAME}'", f"use one of {', '.join(_VERBS)}")
+    try:
+        xid = body.decode()
+        check_text("an xid", xid)
+    except (UnicodeDecodeError, OptionError):
+        raise PreconditionFailed(f"an xid is UTF-8 text of at most 255 bytes, not {body[:40]!r}") from None
+    if not xid:
+        raise PreconditionFailed("an empty body names no transaction", "publish the xid as the body")
+    return verb, xid
+
+
+def decide(verb: str, xid: str, state: BrokerState, change: Change, now_us: int) -> None:
+    """Commit or roll back what is prepared; twice is fine. Raises UnknownTransaction, TransactionState, PreconditionFailed."""
+    if verb == "commit":
+        state.commit_prepared(change, xid, now_us)
+    else:
+        state.rollback_prepared(change, xid, now_us)

@@ -1,0 +1,127 @@
+"""``txmq serve`` as a process of its own, with its AMQP endpoint, for tests that kill it and start it again.
+
+Not here: clients. ``TXMQ_INTEROP_URL`` names another broker that tests which only talk AMQP may use instead (``endpoint``).
+Invariant: both ports stay the same over a restart, and no broker outlives its ``serving`` block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from broker_core.client import BrokerClient
+
+TIMEOUT_S = 60.0
+
+
+class AmqpServed:
+    """A broker on ``directory``. ``failpoints`` are of the next start only; ``args`` are of every start."""
+
+    def __init__(self, directory: Path, *args: str) -> None:
+        self.directory, self.args = directory, args
+        self.host, self.port, self.flight_port = "127.0.0.1", 0, 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """For ``BrokerClient`` and ``txmq --url``."""
+        return f"txmq://{self.host}:{self.flight_port}"
+
+    @property
+    def amqp_url(self) -> str:
+        """For AMQP clients."""
+        return f"amqp://guest:guest@{self.host}:{self.port}/%2F"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker does not run"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, failpoints: str = "") -> AmqpServed:
+        assert self._process is None, "the broker runs already"
+        listen = ["--listen", f"{self.host}:{self.flight_port}", "--amqp", f"{self.host}:{self.port}"]
+        command = [sys.executable, "-m", "txmq", "serve", "--data", str(self.directory), *listen, *self.args]
+        environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+        assert self._process.stdout is not None
+        ready = self._process.stdout.readline().split()
+        if len(ready) != 3 or ready[0] != "ready":
+            self.kill()
+            raise AssertionError(f"the broker did not say `ready txmq://HOST:PORT amqp://HOST:PORT` but {' '.join(ready)!r}")
+        self.flight_port, self.port = urlsplit(ready[1]).port or 0, urlsplit(ready[2]).port or 0
+        return self
+
+    def kill(self) -> int:
+        """SIGKILL; the exit code (negative: the signal that ended it, perhaps an earlier one)."""
+        assert self._process is not None
+        self._process.kill()
+        return self.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM, as an operator ends it; the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code, once it has ended."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        try:
+            code = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            if process.stdout is not None:
+                process.stdout.close()
+        return code
+
+    def restart(self, failpoints: str = "") -> AmqpServed:
+        """SIGKILL where it still runs, then a start on the same directory and ports."""
+        if self._process is not None:
+            self.kill()
+        return self.start(failpoints)
+
+    def client(self) -> BrokerClient:
+        """A client of the other endpoint."""
+        return BrokerClient(self.url)
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the broker."""
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+
+@contextlib.contextmanager
+def serving(directory: Path, *args: str, failpoints: str = "") -> Iterator[AmqpServed]:
+    """A running broker on ``directory``; it is gone afterwards."""
+    served = AmqpServed(directory, *args)
+    try:
+        served.start(failpoints)
+        yield served
+    finally:
+        if served._process is not None:
+            served.kill()
+
+
+@contextlib.contextmanager
+def endpoint(directory: Path, *args: str) -> Iterator[str]:
+    """The URL of the broker that ``TXMQ_INTEROP_URL`` names, else of a new one on ``directory``."""
+    other = os.environ.get("TXMQ_INTEROP_URL")
+    if other:
+        yield other
+        return
+    with serving(directory, *args) as served:
+        yield served.amqp_url

@@ -1,0 +1,191 @@
+"""Commit tokens and prepared transactions of AMQP clients (semantics 20 and 21), by an unmodified client and the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
+
+from tests.amqp_server import AmqpServed, serving
+
+NAMED = "amq.transaction"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[AmqpServed]:
+    with serving(tmp_path / "data") as broker:
+        yield broker
+
+
+def connect(broker: AmqpServed) -> pika.BlockingConnection:
+    return pika.BlockingConnection(pika.URLParameters(broker.amqp_url))
+
+
+def outcome(channel: BlockingChannel, xid: str) -> str | None:
+    method, _, body = channel.basic_get(f"{NAMED}.{xid}", auto_ack=True)
+    return body.decode() if method else None
+
+
+def ready(channel: BlockingChannel, queue: str) -> int:
+    return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+
+def txmq(broker: AmqpServed, *arguments: str) -> str:
+    command = [sys.executable, "-m", "txmq", arguments[0], "--url", broker.url, *arguments[1:]]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def publish(channel: BlockingChannel, queue: str, *bodies: bytes) -> None:
+    for body in bodies:
+        channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
+
+
+def test_21_a_commit_token_answers_whether_it_was_committed_over_amqp_and_flight_even_after_a_kill(broker: AmqpServed) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("orders", durable=True)
+        channel.tx_select()
+        publish(channel, "orders", b"a", b"b")
+        channel.basic_publish(NAMED, "token", b"order-7")
+        assert outcome(connection.channel(), "order-7") is None
+        channel.tx_commit()
+        assert outcome(channel, "order-7") == "committed"
+        publish(channel, "orders", b"c")
+        channel.basic_publish(NAMED, "token", b"order-8")
+        channel.tx_rollback()
+    broker.restart()
+    with closing(connect(broker)) as connection, broker.client() as client:
+        channel = connection.channel()
+        assert (outcome(channel, "order-7"), outcome(channel, "order-8")) == ("committed", None)
+        assert client.committed("order-7") and not client.committed("order-8")
+        assert ready(channel, "orders") == 2
+
+
+def test_21_a_token_that_was_used_fails_the_second_commit_and_nothing_of_it_is_enqueued(broker: AmqpServed) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("orders", durable=True)
+        channel.tx_select()
+        for _ in range(2):
+            publish(channel, "orders", b"a")
+            channel.basic_publish(NAMED, "token", b"order-7")
+            if outcome(connection.channel(), "order-7") is None:
+                channel.tx_commit()
+        with pytest.raises(ChannelClosedByBroker, match="is committed: an xid names one transaction only") as closed:
+            channel.tx_commit()
+        assert (closed.value.reply_code, channel.is_closed) == (406, True)
+        assert ready(connection.channel(), "orders") == 1
+
+
+@pytest.mark.parametrize("decision", ["commit", "rollback"])
+def test_20_a_prepared_transaction_is_durable_invisible_and_decided_by_name_from_the_command_line(
+    broker: AmqpServed, decision: str
+) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("in", durable=True)
+        channel.queue_declare("out", durable=True)
+        publish(channel, "in", b"request")
+        channel.tx_select()
+        method, _, body = channel.basic_get("in")
+        publish(channel, "out", b"answer to " + body)
+        channel.basic_ack(method.delivery_tag)
+        channel.basic_publish(NAMED, "prepare", b"xa-1")
+        channel.tx_commit()
+        channel.tx_commit()  # the channel goes on, with an empty transaction
+        assert outcome(connection.channel(), "xa-1") == "prepared"
+        assert (ready(connection.channel(), "in"), ready(connection.channel(), "out")) == (0, 0)
+    broker.restart()
+    listed = json.loads(txmq(broker, "transactions", "--json"))
+    assert [(found["xid"], found["publishes"]) for found in listed] == [("xa-1", 1)]
+    txmq(broker, decision, "xa-1")
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        committed = decision == "commit"
+        assert outcome(channel, "xa-1") == ("committed" if committed else "rolled_back")
+        assert (ready(channel, "in"), ready(channel, "out")) == ((0, 1) if committed else (1, 0))
+        if not committed:
+            method, _, body = channel.basic_get("in")
+            assert (method.redelivered, body) == (True, b"request")
+    assert json.loads(txmq(broker, "transactions", "--json")) == []
+
+
+@pytest.mark.parametrize("decision", ["commit", "rollback"])
+def test_20_another_client_decides_over_amqp_and_the_confirm_says_that_it_is_durable(broker: AmqpServed, decision: str) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("out", durable=True)
+        channel.tx_select()
+        publish(channel, "out", b"a", b"b")
+        channel.basic_publish(NAMED, "prepare", b"xa-1")
+        channel.tx_commit()
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for _ in range(2):  # twice is fine
+            channel.basic_publish(NAMED, decision, b"xa-1")
+        other = "rollback" if decision == "commit" else "commit"
+        with pytest.raises(ChannelClosedByBroker) as closed:
+            channel.basic_publish(NAMED, other, b"xa-1")
+        assert closed.value.reply_code == 406 and "it cannot become" in closed.value.reply_text
+    broker.restart()
+    with closing(connect(broker)) as connection:
+        assert ready(connection.channel(), "out") == (2 if decision == "commit" else 0)
+
+
+def test_20_prepare_with_no_work_is_read_only_and_leaves_nothing_to_decide(broker: AmqpServed) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.tx_select()
+        channel.basic_publish(NAMED, "prepare", b"xa-1")
+        channel.tx_commit()
+        assert outcome(channel, "xa-1") is None
+    assert json.loads(txmq(broker, "transactions", "--json")) == []
+
+
+@pytest.mark.parametrize(
+    ("transactional", "verb", "body", "code", "text"),
+    [
+        (True, "begin", b"x", 406, "unknown routing key 'begin' for exchange 'amq.transaction'"),
+        (True, "token", b"", 406, "an empty body names no transaction"),
+        (True, "token", b"\xff", 406, "an xid is UTF-8 text of at most 255 bytes"),
+        (True, "token", b"x" * 256, 406, "an xid is UTF-8 text of at most 255 bytes"),
+        (True, "commit", b"x", 406, "cannot commit transaction 'x' on a channel that is transactional"),
+        (False, "token", b"x", 406, "channel is not transactional"),
+        (False, "prepare", b"x", 406, "channel is not transactional"),
+        (False, "commit", b"x", 406, "no transaction has the xid 'x'"),
+        (False, "rollback", b"x", 406, "no transaction has the xid 'x'"),
+    ],
+)
+def test_a_wrong_publish_to_amq_transaction_closes_the_channel_with_its_reason(
+    broker: AmqpServed, transactional: bool, verb: str, body: bytes, code: int, text: str
+) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        if transactional:
+            channel.tx_select()
+        channel.basic_publish(NAMED, verb, body)
+        with pytest.raises(ChannelClosedByBroker) as closed:
+            channel.queue_declare("")
+        assert (closed.value.reply_code, text in closed.value.reply_text) == (code, True), closed.value.reply_text
+        assert connection.channel().queue_declare("").method.message_count == 0
+
+
+def test_a_transaction_is_named_once_and_its_outcome_is_only_got_without_ack(broker: AmqpServed) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.tx_select()
+        channel.basic_publish(NAMED, "token", b"a")
+        channel.basic_publish(NAMED, "prepare", b"b")
+        with pytest.raises(ChannelClosedByBroker, match="is named 'a' already, it cannot be named 'b'"):
+            channel.tx_commit()
+        with pytest.raises(ChannelClosedByBroker, match="only answers, it holds nothing to acknowledge"):
+            connection.channel().basic_get(f"{NAMED}.a")
