@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import backlog, commits, streams
-from bench.report import Figure, emit, note, table
+from bench import amqp, backlog, commits, streams
+from bench.report import Figure, Skipped, emit, note, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "commit_1": commits.commit_1,
@@ -19,6 +21,14 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "small_commit_read": streams.small_commit_read,
     "backlog_rss_mb": backlog.backlog,
     "backlog_open_s": backlog.backlog,
+    "amqp_tx_1": amqp.amqp_tx_1,
+    "amqp_tx_1x32": amqp.amqp_tx_1x32,
+    "amqp_tx_100": amqp.amqp_tx_100,
+    "amqp_relay_100": amqp.amqp_relay_100,
+    "amqp_confirms": amqp.amqp_confirms,
+    "amqp_plain_autoack": amqp.amqp_plain,
+    "amqp_plain_acks": amqp.amqp_plain,
+    "amqp_commit_p99": amqp.amqp_commit_p99,
 }
 
 
@@ -27,16 +37,23 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=list(MEASURES), help="only this figure (may be repeated)")
     parser.add_argument("--dir", type=Path, help="measure the disk that holds this directory (default: that of the temporary files)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that every broker ends with it
     wanted = dict.fromkeys(MEASURES[name] for name in options.only or MEASURES)  # two figures may come from one measurement
     figures: list[Figure] = []
+    skipped: dict[str, str] = {}
     for measure in wanted:
         note(f"{measure.__module__}.{measure.__name__}")
         with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=options.dir) as folder:
-            found = measure(Path(folder))
+            try:
+                found = measure(Path(folder))
+            except Skipped as reason:
+                note(f"skipped: {reason}")
+                skipped |= {name: str(reason) for name in MEASURES if MEASURES[name] is measure}
+                continue
         for figure in found:
             emit(figure)
         figures += found
-    print("\n" + table(figures))
+    print("\n" + table(figures, skipped))
 
 
 if __name__ == "__main__":

@@ -21,14 +21,18 @@ FILL_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Served:
+    """``amqp`` is the URI for guest, None where no AMQP endpoint was asked for."""
+
     url: str
     pid: int
+    amqp: str | None = None
 
 
 @contextlib.contextmanager
-def serving(data: Path) -> Iterator[Served]:
-    """``txmq serve`` on a free port of loopback, ended cleanly."""
+def serving(data: Path, *, amqp: bool = False) -> Iterator[Served]:
+    """``txmq serve`` on free ports of loopback, ended cleanly; with ``amqp``, its AMQP endpoint too."""
     command = [sys.executable, "-m", "txmq", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
+    command += ["--amqp", "127.0.0.1:0" if amqp else "none"]
     with (data.parent / f"{data.name}.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
@@ -36,7 +40,7 @@ def serving(data: Path) -> Iterator[Served]:
         line = process.stdout.readline().split()
         if not line or line[0] != "ready":
             raise SystemExit(f"the broker did not start: {(data.parent / f'{data.name}.log').read_text()[-2000:]}")
-        yield Served(line[1], process.pid)
+        yield Served(line[1], process.pid, _guest(line) if amqp else None)
     finally:
         process.terminate()
         try:
@@ -45,6 +49,14 @@ def serving(data: Path) -> Iterator[Served]:
             process.kill()
             process.wait()
         process.stdout.close()
+
+
+def _guest(ready: list[str]) -> str:
+    """The URI for guest, of the words of the line that says that the broker is ready."""
+    for word in ready:
+        if word.startswith("amqp://"):
+            return f"amqp://guest:guest@{word.removeprefix('amqp://').rstrip('/')}/%2f"
+    raise SystemExit(f"the broker has no AMQP endpoint: {' '.join(ready)}")
 
 
 def fill(client: BrokerClient, exchange: str, routing_key: str, rows: int) -> None:

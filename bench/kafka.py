@@ -67,7 +67,7 @@ def main() -> None:
         figures = compare(Path(folder))
     for figure in figures:
         emit(figure)
-    print("\n" + table(figures))
+    print("\n" + table(figures, {}))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def _server_classpath() -> str:
     return os.pathsep.join([path for path in own if "slf4j-api" not in path] + borrowed)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -101,7 +101,7 @@ def _properties(folder: Path, port: int, controller: int) -> Path:
 def kafka(folder: Path) -> Iterator[str]:
     """A running Kafka; its bootstrap address. Topics are created with two partitions when first used."""
     classpath = _server_classpath()
-    port, controller = _free_ports(2)
+    port, controller = free_ports(2)
     properties = _properties(folder, port, controller)
     quiet = folder / "log4j2.properties"
     quiet.write_text("rootLogger.level=error\nrootLogger.appenderRef.out.ref=out\nappender.out.type=Console\nappender.out.name=out\n")

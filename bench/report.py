@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+
+
+class Skipped(Exception):
+    """A figure cannot be measured on this machine; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,14 @@ GOALS = {
     "small_commit_read": Goal("ratio", 0.5, 0.9),
     "backlog_rss_mb": Goal("value", 500, 250, less_is_better=True),
     "backlog_open_s": Goal("value", 3, 1, less_is_better=True),
+    "amqp_tx_1": Goal("ratio", 1, 3),
+    "amqp_tx_1x32": Goal("ratio", 1, 3),
+    "amqp_tx_100": Goal("ratio", 1.5, 5),
+    "amqp_relay_100": Goal("ratio", 1.5, 5),
+    "amqp_confirms": Goal("ratio", 0.5, 1.5),
+    "amqp_plain_autoack": Goal("ratio", 0.5, 1.5),
+    "amqp_plain_acks": Goal("ratio", 0.5, 1.5),
+    "amqp_commit_p99": Goal("ratio", 1, 0.5, less_is_better=True),
 }
 
 
@@ -71,7 +83,8 @@ def reached(figure: Figure) -> str:
     return "aim" if holds(goal.aim) else "target" if holds(goal.at_least) else "MISSED"
 
 
-def table(figures: Sequence[Figure]) -> str:
+def table(figures: Sequence[Figure], skipped: Mapping[str, str]) -> str:
+    """A line per figure; ``skipped`` maps a figure that could not be measured to the reason."""
     lines = [f"{'figure':26}{'value':>14} {'unit':10}{'reference':>14}{'ratio':>8}{'target':>8}{'aim':>7}  reached"]
     for figure in figures:
         goal = GOALS.get(figure.figure)
@@ -81,4 +94,4 @@ def table(figures: Sequence[Figure]) -> str:
         lines.append(
             f"{figure.figure:26}{figure.value:>14,.1f} {figure.unit:10}{reference:>14}{ratio:>8}{target:>8}{aim:>7}  {reached(figure)}"
         )
-    return "\n".join(lines)
+    return "\n".join(lines + [f"{name:26}       skipped  {why}" for name, why in skipped.items()])

@@ -1,0 +1,198 @@
+import com.rabbitmq.client.AMQP;
+import com.rabbitmq.client.Channel;
+import com.rabbitmq.client.Connection;
+import com.rabbitmq.client.ConnectionFactory;
+import com.rabbitmq.client.DefaultConsumer;
+import com.rabbitmq.client.Envelope;
+import com.rabbitmq.client.MessageProperties;
+import com.sun.management.OperatingSystemMXBean;
+import java.lang.management.ManagementFactory;
+import java.util.Arrays;
+import java.util.concurrent.ArrayBlockingQueue;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
+
+/**
+ * The loads that RabbitMQ's PerfTest does not have: a transactional relay, and the time of every commit.
+ *
+ *   relay URI CHANNELS BATCH ACKS WARM_S MEASURED_S     prints "processor CORES rate MESSAGES_PER_S"; ACKS is "each" or "multiple"
+ *   commits URI CHANNELS WARM_S MEASURED_S              prints "processor CORES commits COUNT p50 US p99 US"
+ *   delete URI QUEUE...                                 prints nothing
+ *
+ * "processor" is what this program itself used, so that a figure that it holds back shows.
+ * One connection, one thread per channel, persistent messages of 100 bytes, durable queues. It ends with status 1 and the first failure.
+ * The relay goes from one queue to another and, in half of the channels, back: it never runs dry, and the number of messages stays the same.
+ */
+public final class AmqpLoad {
+    static final byte[] BODY = new byte[100];
+    static final String[] ENDS = {"relay.a", "relay.b"};
+    static final int RELAYED = 20_000;
+    static final int COMMITS_KEPT = 4_000_000;
+
+    interface Work {
+        void run(int number) throws Exception;
+    }
+
+    static volatile boolean measuring, stopped;
+    static final OperatingSystemMXBean processor = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+    static final AtomicReference<Exception> failure = new AtomicReference<>();
+
+    public static void main(String[] arguments) throws Exception {
+        ConnectionFactory factory = new ConnectionFactory();
+        factory.setUri(arguments[1]);
+        factory.setAutomaticRecoveryEnabled(false);
+        try (Connection connection = factory.newConnection()) {
+            switch (arguments[0]) {
+                case "relay" -> relay(connection, number(arguments[2]), number(arguments[3]), arguments[4].equals("multiple"),
+                        number(arguments[5]), number(arguments[6]));
+                case "commits" -> commits(connection, number(arguments[2]), number(arguments[3]), number(arguments[4]));
+                case "delete" -> delete(connection, Arrays.copyOfRange(arguments, 2, arguments.length));
+                default -> throw new IllegalArgumentException("no load '" + arguments[0] + "': relay, commits or delete");
+            }
+        }
+    }
+
+    static int number(String text) {
+        return Integer.parseInt(text);
+    }
+
+    static void delete(Connection connection, String... queues) throws Exception {
+        try (Channel channel = connection.createChannel()) {
+            for (String queue : queues) {
+                channel.queueDelete(queue);
+            }
+        }
+    }
+
+    static void fill(Connection connection, String queue, int count) throws Exception {
+        try (Channel channel = connection.createChannel()) {
+            channel.queueDeclare(queue, true, false, false, null);
+            channel.txSelect();
+            for (int sent = 0; sent < count; sent++) {
+                channel.basicPublish("", queue, MessageProperties.PERSISTENT_BASIC, BODY);
+            }
+            channel.txCommit();
+        }
+    }
+
+    /** Runs a thread per channel; returns the seconds of the measured part, of which the flag {@code measuring} tells them. */
+    static double timed(int channels, int warm, int measured, Work work) throws Exception {
+        Thread[] threads = new Thread[channels];
+        for (int each = 0; each < channels; each++) {
+            int number = each;
+            threads[each] = new Thread(() -> {
+                try {
+                    work.run(number);
+                } catch (Exception error) {
+                    failure.compareAndSet(null, error);
+                }
+            });
+            threads[each].start();
+        }
+        Thread.sleep(warm * 1000L);
+        long started = System.nanoTime();
+        long used = processor.getProcessCpuTime();
+        measuring = true;
+        Thread.sleep(measured * 1000L);
+        measuring = false;
+        double seconds = (System.nanoTime() - started) / 1e9;
+        System.out.println("processor " + (processor.getProcessCpuTime() - used) / 1e9 / seconds);
+        stopped = true;
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        if (failure.get() != null) {
+            throw failure.get();
+        }
+        return seconds;
+    }
+
+    static void relay(Connection connection, int channels, int batch, boolean multiple, int warm, int measured) throws Exception {
+        for (String queue : ENDS) {
+            fill(connection, queue, RELAYED / ENDS.length);
+        }
+        long[] counts = new long[channels];
+        double seconds = timed(channels, warm, measured, number -> {
+            String from = ENDS[number % 2];
+            String to = ENDS[(number + 1) % 2];
+            try (Channel channel = connection.createChannel()) {
+                BlockingQueue<Delivered> arrived = new ArrayBlockingQueue<>(4 * batch);
+                channel.basicQos(3 * batch);
+                channel.txSelect();
+                channel.basicConsume(from, false, new Arrivals(channel, arrived));
+                while (true) {
+                    long last = 0;
+                    for (int each = 0; each < batch; each++) {
+                        Delivered delivered = null;
+                        while (delivered == null && !stopped) {
+                            delivered = arrived.poll(50, TimeUnit.MILLISECONDS);
+                        }
+                        if (delivered == null) {
+                            return;
+                        }
+                        channel.basicPublish("", to, MessageProperties.PERSISTENT_BASIC, delivered.body);
+                        last = delivered.tag;
+                        if (!multiple) {
+                            channel.basicAck(last, false);
+                        }
+                    }
+                    if (multiple) {
+                        channel.basicAck(last, true);
+                    }
+                    channel.txCommit();
+                    if (measuring) {
+                        counts[number] += batch;
+                    }
+                }
+            }
+        });
+        delete(connection, ENDS);
+        System.out.println("rate " + Arrays.stream(counts).sum() / seconds);
+    }
+
+    record Delivered(long tag, byte[] body) {}
+
+    static final class Arrivals extends DefaultConsumer {
+        private final BlockingQueue<Delivered> arrived;
+
+        Arrivals(Channel channel, BlockingQueue<Delivered> arrived) {
+            super(channel);
+            this.arrived = arrived;
+        }
+
+        @Override
+        public void handleDelivery(String tag, Envelope envelope, AMQP.BasicProperties properties, byte[] body) {
+            arrived.add(new Delivered(envelope.getDeliveryTag(), body)); // the prefetch is the bound: more than that is an error
+        }
+    }
+
+    static void commits(Connection connection, int channels, int warm, int measured) throws Exception {
+        String queue = "commits";
+        fill(connection, queue, 0);
+        int[][] times = new int[channels][COMMITS_KEPT / channels];
+        int[] counts = new int[channels];
+        timed(channels, warm, measured, number -> {
+            try (Channel channel = connection.createChannel()) {
+                channel.txSelect();
+                while (!stopped) {
+                    channel.basicPublish("", queue, MessageProperties.PERSISTENT_BASIC, BODY);
+                    long started = System.nanoTime();
+                    channel.txCommit();
+                    if (measuring) {
+                        times[number][counts[number]++] = (int) Math.min(Integer.MAX_VALUE, System.nanoTime() - started);
+                    }
+                }
+            }
+        });
+        delete(connection, queue);
+        int[] all = new int[Arrays.stream(counts).sum()];
+        int filled = 0;
+        for (int each = 0; each < channels; each++) {
+            System.arraycopy(times[each], 0, all, filled, counts[each]);
+            filled += counts[each];
+        }
+        Arrays.sort(all);
+        System.out.println("commits " + all.length + " p50 " + all[all.length / 2] / 1000.0 + " p99 " + all[all.length * 99 / 100] / 1000.0);
+    }
+}

@@ -1,0 +1,109 @@
+"""amqp_*: txmq's AMQP endpoint beside RabbitMQ's, the same load against both, in turns.
+
+Not here: the loads themselves (perf_test.py, AmqpLoad.java), and the brokers (broker.py, rabbitmq.py).
+Invariant: both brokers run for the whole of a figure, and the one that is not measured is idle and empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench import perf_test
+from bench.broker import serving
+from bench.rabbitmq import installed, rabbitmq
+from bench.report import Figure, against, note
+
+REPETITIONS = 3
+SECONDS = 4
+WARM_S = 1
+QUEUE = "bench"
+
+Load = Callable[[str], float]
+
+
+@contextlib.contextmanager
+def brokers(folder: Path) -> Iterator[tuple[str, str]]:
+    """The AMQP URIs of a txmq and a RabbitMQ of their own. Raises Skipped where there is no RabbitMQ."""
+    installed()
+    perf_test.classpath()
+    with serving(folder / "txmq", amqp=True) as txmq, rabbitmq(folder / "rabbitmq") as reference:
+        assert txmq.amqp is not None
+        yield txmq.amqp, reference
+
+
+def compared(folder: Path, unit: str, **loads: Load) -> list[Figure]:
+    """One figure per load, named as it: medians of ``REPETITIONS`` turns of txmq, RabbitMQ, txmq, RabbitMQ ..."""
+    figures = []
+    with brokers(folder) as (txmq, reference):
+        for name, load in loads.items():
+            values: list[float] = []
+            references: list[float] = []
+            for _ in range(REPETITIONS):
+                values.append(load(txmq))
+                references.append(load(reference))
+            figures.append(against(name, values, references, unit))
+    return figures
+
+
+def produced(*options: str) -> Load:
+    """Messages per second sent by PerfTest without a consumer."""
+
+    def load(uri: str) -> float:
+        sent = perf_test.perf_test(uri, QUEUE, SECONDS, "-y", "0", *options).sent
+        perf_test.delete(uri, QUEUE)
+        return sent
+
+    return load
+
+
+def passed(*options: str) -> Load:
+    """Messages per second received by PerfTest's consumer, with its producer at work."""
+
+    def load(uri: str) -> float:
+        rates = perf_test.perf_test(uri, QUEUE, SECONDS, *options)
+        perf_test.delete(uri, QUEUE)
+        if not rates.received:
+            raise SystemExit(f"of {rates.sent:,.0f} messages per second, the consumer received none: {uri}")
+        return rates.received
+
+    return load
+
+
+def amqp_tx_1(folder: Path) -> list[Figure]:
+    return compared(folder, "msg/s", amqp_tx_1=produced("-m", "1"))
+
+
+def amqp_tx_1x32(folder: Path) -> list[Figure]:
+    return compared(folder, "msg/s", amqp_tx_1x32=produced("-m", "1", "-X", "32"))
+
+
+def amqp_tx_100(folder: Path) -> list[Figure]:
+    return compared(folder, "msg/s", amqp_tx_100=produced("-m", "100"))
+
+
+def amqp_relay_100(folder: Path) -> list[Figure]:
+    def load(uri: str) -> float:
+        found = perf_test.relay(uri, 8, 100, "multiple", 2 * WARM_S, SECONDS - WARM_S)
+        note(f"{found.rate:,.0f} messages/s; the load itself used {found.cores:.2f} of a core")
+        return found.rate
+
+    return compared(folder, "msg/s", amqp_relay_100=load)
+
+
+def amqp_confirms(folder: Path) -> list[Figure]:
+    return compared(folder, "msg/s", amqp_confirms=passed("-c", "1000", "-q", "1000"))
+
+
+def amqp_plain(folder: Path) -> list[Figure]:
+    return compared(folder, "msg/s", amqp_plain_autoack=passed("-a"), amqp_plain_acks=passed("-q", "1000"))
+
+
+def amqp_commit_p99(folder: Path) -> list[Figure]:
+    def load(uri: str) -> float:
+        times = perf_test.commits(uri, 32, WARM_S, SECONDS - WARM_S)
+        note(f"{times.commits:,} commits, p50 {times.p50_us:,.0f} us, p99 {times.p99_us:,.0f} us; load {times.cores:.2f} of a core")
+        return times.p99_us
+
+    return compared(folder, "us", amqp_commit_p99=load)

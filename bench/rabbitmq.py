@@ -1,0 +1,91 @@
+"""A real RabbitMQ for a benchmark: the server of the Debian package, one node on loopback, started by hand as whoever runs the benchmark.
+
+Not here: anything that is measured, and the service of the package, which is neither used nor touched.
+Invariant: the node, its port mapper (epmd) and its files are its own, and end with the context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.kafka_server import free_ports
+from bench.report import Skipped
+
+SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the wrapper in /usr/sbin wants root and becomes the service's user
+START_S = 60.0
+GREETING = b"AMQP\x00\x00\x09\x01"
+
+
+def installed() -> None:
+    """Raises Skipped where the package is not there."""
+    if not SERVER.exists():
+        raise Skipped("rabbitmq-server is not installed, so there is no reference: apt-get install rabbitmq-server")
+
+
+def _environment(folder: Path, port: int, mapper: int, distribution: int) -> dict[str, str]:
+    for name in ("home", "mnesia", "log"):
+        (folder / name).mkdir(parents=True)
+    (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n")
+    (folder / "enabled_plugins").write_text("[].\n")
+    own = {
+        "HOME": folder / "home",  # of the cookie
+        "LANG": "C.UTF-8",
+        "ERL_EPMD_PORT": mapper,
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"bench{uuid.uuid4().hex[:8]}@localhost",
+        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        "RABBITMQ_CONFIG_FILE": folder / "rabbitmq.conf",
+        "RABBITMQ_ENABLED_PLUGINS_FILE": folder / "enabled_plugins",
+        "RABBITMQ_MNESIA_BASE": folder / "mnesia",
+        "RABBITMQ_LOG_BASE": folder / "log",
+        "RABBITMQ_DIST_PORT": distribution,
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that its process id is the server's
+    }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_", "NOTIFY_"))}
+    return inherited | {name: str(value) for name, value in own.items()}
+
+
+def _answers(port: int) -> bool:
+    """Whether an AMQP server greets on this port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as connection:
+        connection.sendall(GREETING)
+        return connection.recv(1) == b"\x01"
+    return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # its data goes with it, so nothing need be written
+    process.wait()
+
+
+@contextlib.contextmanager
+def rabbitmq(folder: Path) -> Iterator[str]:
+    """A running RabbitMQ; its AMQP URI for guest. Raises Skipped where the package is not installed."""
+    installed()
+    port, mapper, distribution = free_ports(3)
+    environment = _environment(folder, port, mapper, distribution)
+    output = folder / "output.log"
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(output.open("wb"))
+
+        def start(*command: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+            stack.callback(_end, process)
+            return process
+
+        start("epmd", "-port", str(mapper), "-address", "127.0.0.1")
+        server = start(str(SERVER))
+        deadline = time.monotonic() + START_S
+        while not _answers(port):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"RabbitMQ did not start:\n{output.read_text()[-3000:]}")
+            time.sleep(0.1)
+        yield f"amqp://guest:guest@127.0.0.1:{port}/%2f"
