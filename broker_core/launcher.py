@@ -8,6 +8,7 @@ Invariant: ``DIR/endpoint.json`` is there only while the broker that wrote it ca
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -236,6 +237,9 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     with Broker.open(directory, host=host, port=port, amqp=amqp, amqp_options=amqp_options, handlers=handlers, limits=limits) as broker:
+        # thousands of messages in flight are thousands of objects that live for a moment: look for cycles among them less often
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
         print("ready", f"txmq://{endpoint.bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
         while not ending.wait(LOOK_S):
             if broker.server.failed.is_set() or broker.failed:

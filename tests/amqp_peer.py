@@ -88,6 +88,11 @@ class Peer:
         """Without a word."""
         self._socket.close()
 
+    def shutdown(self) -> None:
+        """Nothing more is sent; what comes is still read."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def fileno(self) -> int:
         return self._socket.fileno()
 

@@ -25,7 +25,7 @@ from broker_core.broker.carbon_copy import carbon_copies, has_copies
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, Send, consumer_priority
-from broker_core.broker.transaction import Outcome, Settle, Transaction
+from broker_core.broker.transaction import Outcome, Settle, State, Transaction
 from broker_core.errors import (
     AccessRefused,
     InternalFault,
@@ -70,6 +70,7 @@ class Session:
         self._timed = server.broker.limits.open_s is not None
         self._backlog: deque[Command] = deque()
         self._busy = False  # a command waits for its commit
+        self._waits = False  # and it waits for what was gathered before it
         self._gathered = False  # hand_over will be called at the end of the tick
         self._in_flight = 0  # gathered transactions that are not durable yet
         self._published = 0  # the last publish's number, on a channel that confirms
@@ -111,7 +112,7 @@ class Session:
         if not (self._gathered or self._in_flight):
             return False
         self._backlog.appendleft(command)
-        self._busy = True
+        self._busy = self._waits = True
         return True
 
     def _submit(self, command: Command, work: Work, reply: Reply) -> None:
@@ -141,12 +142,14 @@ class Session:
     # -- gathering: publishes and acks outside a transaction ------------------------------------------------------------
     def hand_over(self) -> None:
         """The tick ends: what was gathered becomes one transaction, whose parts stand for themselves."""
+        if not self._gathered:  # the session ended, and handed over then
+            return
         self._gathered = False
         transaction = self.channel.take()
         self._in_flight += 1
         try:
             self._broker.spill_large(transaction)
-        except TxmqError as error:
+        except Exception as error:
             self._handed_over(transaction, 0, 0, None, error)
             return
         publishes = transaction.messages if self.channel.confirming else 0
@@ -172,7 +175,8 @@ class Session:
                 self._return(message)
             if publishes:
                 self._confirm(before, publishes, committed.rejected)
-        if self._busy and not self._in_flight and not self._gathered:
+        if self._waits and not self._in_flight and not self._gathered:
+            self._waits = False
             self._go_on()
 
     def _confirm(self, before: int, publishes: int, rejected: list[int]) -> None:
@@ -644,9 +648,10 @@ class Session:
         self._backlog.clear()
         channel = self.channel
 
-        def work(state: BrokerState, change: Change, _now: int) -> None:
+        def work(state: BrokerState, change: Change, now: int) -> None:
             dropped = channel.close(why)
-            change.forgets.extend(spilled.batch_id for spilled in dropped.spilled)
+            if dropped.state is State.ROLLED_BACK:  # not where its commit was on its way
+                _forget(dropped, state, change, now)
             state.delete_abandoned(change)
 
         def ended(_answer: object, _error: BaseException | None) -> None:

@@ -266,6 +266,25 @@ def test_publisher_that_reads_nothing_back_is_held_and_not_buffered_for(served: 
         round_trip(other, "witness")
 
 
+@pytest.mark.parametrize("delivery_mode", [1, 2])
+def test_messages_that_are_consumed_leave_no_memory_behind(served: AmqpServed, delivery_mode: int) -> None:
+    """400 MB pass a queue a hundred messages at a time."""
+    with peer(served.amqp_url, 1) as client:
+        client.call(1, Q.Declare(queue="passed", durable=True), Q.DeclareOk)
+        client.call(1, B.Consume(queue="passed", no_ack=True), B.ConsumeOk)
+        block = content(1, B.Publish(routing_key="passed"), bytes(40_000), delivery_mode=delivery_mode) * 100
+        before_bytes = 0
+        for number in range(120):
+            if number == 20:
+                before_bytes = served.memory_bytes()
+            client.write(block)
+            for _ in range(100):
+                client.expect(B.Deliver)
+                client.content(1)
+        assert served.memory_bytes() - before_bytes < 64 * MiB
+        client.end()
+
+
 @pytest.mark.slow
 def test_transient_flood_is_stopped_by_connection_blocked_and_goes_on_once_it_is_read(served: AmqpServed) -> None:
     if psutil.virtual_memory().available < 4096 * MiB:
