@@ -99,7 +99,7 @@ class Batches:
             if batch is not None and not batch.closed:
                 batch.closed = True
                 if batch.pins == 0:
-                    self.by_id.pop(batch.batch_id, None)
+                    self._drop(batch)
             batch = self._transient = Batch(self._next_transient, inbox=[], closed=False)
             self._next_transient -= 1
             self.by_id[batch.batch_id] = batch
@@ -124,9 +124,14 @@ class Batches:
         batch.pins -= 1
         if batch.pins == 0 and batch.closed:
             if batch_id < 0:
-                del self.by_id[batch_id]
+                self._drop(batch)
             else:
                 self._dead.append(batch_id)
+
+    def _drop(self, batch: Batch) -> None:
+        """Nothing needs it any more. Dead runs may name it for a while: they must not keep its rows."""
+        self.by_id.pop(batch.batch_id, None)
+        batch.inbox = []
 
     def reopen(self, batch_id: int) -> Batch:
         """While loading: a batch whose rows are in the inbox. It takes no more rows and waits for its seal."""
@@ -155,7 +160,7 @@ class Batches:
         for batch_id in self._dead:
             batch = self.by_id.get(batch_id)
             if batch is not None and batch.pins == 0:
-                del self.by_id[batch_id]
+                self._drop(batch)
                 change.forgets.append(batch_id)
                 if batch_id in self.full:
                     self.full.remove(batch_id)

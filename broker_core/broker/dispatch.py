@@ -51,6 +51,7 @@ class Dispatch(Messages):
     def _settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
         """All of them in order; acks of consecutive entries in one step."""
         queues: dict[Queue, None] = {}
+        grown: dict[Queue, None] = {}
         at, count = 0, len(settles)
         while at < count:
             queue, offset, outcome = settles[at]
@@ -67,8 +68,12 @@ class Dispatch(Messages):
             elif outcome == "requeue":
                 queue.requeue(offset)
                 self.wake(queue)
+                if queue.limited:
+                    grown[queue] = None
             else:
                 self._discard(change, queue, offset, "rejected", now)
+        for queue in grown:
+            self._overflow(change, queue, now)  # as RabbitMQ: what comes back counts again, and is the oldest
         for queue in queues:
             queue.record(change)
 

@@ -251,6 +251,8 @@ class Messages(Topology):
     def publish(self) -> None:
         """The commits in hand are durable: show them. Called under the state lock by the committer."""
         for queue in self.touched:
+            if queue.deleted:  # in one of these commits, behind what touched it
+                continue
             queue.visible_end = queue.next_offset
             if queue.consumers or queue.hasty:
                 self.runnable[queue] = None

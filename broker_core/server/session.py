@@ -306,6 +306,8 @@ class Session:
         reply = None if method.nowait else m.BasicCancelOk(tag)
         with self._lock:
             consumer = self.channel.cancel(tag)
+            if consumer is not None:
+                self._state.touch(consumer.queue, self._clock())
         if consumer is not None and consumer.queue.auto_delete:
             self._submit(command, lambda state, change, _now: state.delete_abandoned(change), lambda _: reply)
         elif reply is not None:
@@ -379,7 +381,7 @@ class Session:
         if not method.requeue:
             raise NotImplementedFeature("requeue=false")
         reply = m.BasicRecoverOk() if isinstance(method, m.BasicRecover) else None
-        self._submit(command, lambda _state, _change, _now: self.channel.recover(), lambda _: reply)
+        self._submit(command, lambda _state, change, _now: self.channel.recover(change), lambda _: reply)
 
     # -- transactions ---------------------------------------------------------------------------------------------------
     def _confirm_select(self, command: Command) -> None:
@@ -649,7 +651,7 @@ class Session:
         channel = self.channel
 
         def work(state: BrokerState, change: Change, now: int) -> None:
-            dropped = channel.close(why)
+            dropped = channel.close(why, change)
             if dropped.state is State.ROLLED_BACK:  # not where its commit was on its way
                 _forget(dropped, state, change, now)
             state.delete_abandoned(change)

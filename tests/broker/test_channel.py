@@ -640,3 +640,21 @@ def test_a_channel_needs_no_broker_around_it(node: Node) -> None:
     channel = Channel(state)
     with pytest.raises(errors.PreconditionFailed, match="unknown delivery tag 1"):
         channel.settle(1, "ack", False, 0)
+
+
+@pytest.mark.parametrize("limit", [{"x-max-length": 3}, {"x-max-length-bytes": 3}])
+@pytest.mark.parametrize("transactional", [False, True])
+def test_what_comes_back_to_a_full_queue_is_its_oldest_and_is_dropped(node: Node, limit: dict[str, int], transactional: bool) -> None:
+    declared(node, "dead")
+    declared(node, "q", **limit, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    publish(node, "q", b"a")
+    with node.channel() as channel:
+        delivery = channel.get("q")
+        publish(node, "q", b"b", b"c", b"d")
+        if transactional:
+            channel.tx_select()
+        channel.nack(delivery.tag)
+        if transactional:
+            assert node.browse("dead") == []
+            channel.tx_commit()
+    assert (node.browse("q"), node.browse("dead")) == ([b"b", b"c", b"d"], [b"a"])

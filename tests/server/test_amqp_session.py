@@ -148,9 +148,7 @@ def test_a_mandatory_message_without_a_queue_comes_back_before_its_confirm(peer:
 
 
 @pytest.mark.parametrize("left", ["at once", "after close was said"])
-def test_a_client_that_leaves_during_its_commit_leaves_all_or_nothing_and_what_is_left_can_be_read(
-    broker: AmqpServed, left: str
-) -> None:
+def test_a_client_that_leaves_during_its_commit_leaves_all_or_nothing_and_what_is_left_can_be_read(broker: AmqpServed, left: str) -> None:
     """The bytes of a large transaction are in a segment before its commit: ending the channel must not take them away again."""
     for number in range(3):
         queue = f"q-{number}"

@@ -1,0 +1,217 @@
+"""A real Celery worker with ``acks_late``: results over rpc://, chains, failures, and SIGKILL of the worker and of the broker.
+
+Not here: Celery's own rules. Invariant: every worker is a process group of its own and is ended with all its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import celery
+import kombu
+import kombu.pools
+import pytest
+
+from tests.amqp_server import AmqpServed
+from tests.interop.asking import eventually
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 60.0
+
+
+class Worker:
+    """``celery worker`` with two processes."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self.log = directory / "worker.log"
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Worker:
+        command = [sys.executable, "-m", "celery", "-A", "tests.interop.tasks", "worker", "--concurrency=2", "--loglevel=INFO"]
+        command += ["--without-mingle", "--without-gossip", f"--hostname=worker@{uuid.uuid4().hex[:8]}"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=self._environment, start_new_session=True)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL for the worker and its children at once, as when the machine goes."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(TIMEOUT_S)
+            self._process = None
+
+    def terminate(self) -> int:
+        """SIGTERM: Celery's warm shutdown; the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        code = self._process.wait(TIMEOUT_S)
+        self._process = None
+        return code
+
+
+class Rig:
+    """The app of the test, its worker, and what its tasks left."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.name = f"celery-{uuid.uuid4().hex[:8]}"
+        self.url = url
+        self._effects = directory / "effects"
+        self._effects.touch()
+        environment = {
+            "TXMQ_CELERY_NAME": self.name, "TXMQ_CELERY_BROKER": url.replace("/%2F", "//"), "TXMQ_CELERY_EFFECTS": str(self._effects)
+        }  # fmt: skip
+        self.worker = Worker(directory, {**os.environ, **environment})
+        with pytest.MonkeyPatch.context() as patch:
+            for key, value in environment.items():
+                patch.setenv(key, value)
+            sys.modules.pop("tests.interop.tasks", None)
+            self.tasks: ModuleType = importlib.import_module("tests.interop.tasks")
+
+    @property
+    def app(self) -> celery.Celery:
+        app: celery.Celery = self.tasks.app
+        return app
+
+    def effects(self) -> list[str]:
+        return self._effects.read_text().splitlines()
+
+    def wait_for_effects(self, names: set[str]) -> list[str]:
+        try:
+            return list(eventually(lambda: self.effects() if names <= set(self.effects()) else None, "every task ran", TIMEOUT_S))
+        except AssertionError:
+            raise AssertionError(f"never ran: {sorted(names - set(self.effects()))}; {self.worker.log.read_text()[-3000:]}") from None
+
+    def value(self, result: Any) -> Any:
+        return result.get(timeout=TIMEOUT_S)
+
+    def queue(self, name: str) -> tuple[int, int]:
+        """Ready messages and consumers."""
+        with kombu.Connection(self.url) as connection:
+            answer = connection.default_channel.queue_declare(name, passive=True)
+            return answer.message_count, answer.consumer_count
+
+    def close(self) -> None:
+        self.worker.kill()
+        self.app.close()
+        kombu.pools.reset()  # the pools of kombu are shared by everybody who names the same broker
+
+
+@pytest.fixture
+def rig(url: str, tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(url, tmp_path)
+    yield rig
+    rig.close()
+    with kombu.Connection(url) as connection:
+        for queue in (rig.name, f"{rig.name}-dead"):
+            connection.default_channel.queue_delete(queue)
+        for exchange in (rig.name, f"{rig.name}-control", f"{rig.name}-events"):
+            connection.default_channel.exchange_delete(exchange)
+
+
+def test_results_chains_groups_failures_and_retries_come_back_over_rpc(rig: Rig) -> None:
+    tasks = rig.tasks
+    with kombu.Connection(rig.url) as connection:  # where rejected tasks go
+        connection.default_channel.queue_declare(tasks.DEAD, durable=True, auto_delete=False)
+    rig.worker.start()
+    assert rig.value(tasks.add.delay(2, 3)) == 5
+    results = [tasks.add.delay(number, 1) for number in range(100)]
+    assert [rig.value(result) for result in results] == list(range(1, 101))
+    assert rig.value(celery.chain(tasks.add.s(1, 1), tasks.add.s(2), tasks.add.s(3)).delay()) == 7
+    assert sorted(rig.value(celery.group(tasks.add.s(number, number) for number in range(10)).delay())) == list(range(0, 20, 2))
+    failed = tasks.fail.delay("wrong")
+    with pytest.raises(ValueError, match="wrong"):
+        rig.value(failed)
+    assert rig.value(tasks.flaky.delay("f")) == 2
+    assert rig.app.control.ping(timeout=5, limit=1)[0].popitem()[1] == {"ok": "pong"}
+    with pytest.raises(ValueError, match="poison"):
+        rig.value(tasks.poison.delay("poison"))
+    eventually(lambda: rig.queue(tasks.DEAD) == (1, 0), "the rejected task is a dead letter")
+    assert Counter(rig.effects()) == {"tried wrong": 1, "try f": 3, "tried poison": 1}
+    assert rig.worker.terminate() == 0
+    assert rig.queue(rig.name) == (0, 0)
+    assert rig.queue(tasks.DEAD) == (1, 0)
+
+
+def test_a_killed_and_restarted_worker_runs_every_task_and_completes_every_chain(rig: Rig) -> None:
+    tasks = rig.tasks
+    rig.worker.start()
+    chains = [[f"chain {number} link {link}" for link in range(4)] for number in range(15)]
+    singles = [f"single {number}" for number in range(60)]
+    waiting = [celery.chain(tasks.step.s([], links[0]), *(tasks.step.s(link) for link in links[1:])).delay() for links in chains]
+    for name in singles:
+        tasks.write.delay(name)
+    for done in (10, 40, 80):  # killed in the middle, three times
+        eventually(lambda least=done: len(rig.effects()) >= least, f"{done} tasks have run", TIMEOUT_S)
+        rig.worker.kill()
+        rig.worker.start()
+    assert [rig.value(result) for result in waiting] == chains
+    effects = rig.wait_for_effects({*singles, *(link for links in chains for link in links)})
+    assert len(effects) <= 120 + 3 * 6, "at most what the killed workers held runs twice"
+    eventually(lambda: rig.queue(rig.name) == (0, 1))
+
+
+def test_a_task_whose_process_is_killed_runs_again_in_another(rig: Rig, tmp_path: Path) -> None:
+    rig.worker.start()
+    result = rig.tasks.die_once.delay(str(tmp_path / "died"))
+    rig.wait_for_effects({"survived"})
+    assert rig.effects() == ["survived"]
+    assert (tmp_path / "died").exists()
+    del result
+
+
+def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: Rig) -> None:
+    tasks = rig.tasks
+    rig.worker.start()
+    assert rig.value(tasks.add.delay(1, 1)) == 2
+    # More than the prefetch of the worker (two processes, a multiplier of 1): it asks for more credit for each that it holds.
+    for number in range(6):
+        tasks.write.apply_async([f"later {number}"], countdown=60)
+    assert [tasks.add.delay(number, number).get(timeout=15) for number in range(10)] == list(range(0, 20, 2))
+    assert rig.effects() == []
+
+
+def test_higher_priorities_run_first(rig: Rig) -> None:
+    tasks = rig.tasks
+    with rig.app.pool.acquire(block=True) as connection:
+        tasks.app.amqp.queues[rig.name](connection.default_channel).declare()
+    for number in range(20):
+        tasks.write.apply_async([f"low {number}"], priority=0)
+        tasks.write.apply_async([f"high {number}"], priority=9)
+    rig.worker.start()
+    order = rig.wait_for_effects({f"low {number}" for number in range(20)})
+    assert len(order) == 40
+    assert {name.split()[0] for name in order[:18]} == {"high"}
+
+
+def test_a_worker_goes_on_after_the_broker_was_killed_and_no_task_is_lost(served: AmqpServed, tmp_path: Path) -> None:
+    rig = Rig(served.amqp_url, tmp_path)
+    try:
+        rig.worker.start()
+        names = [f"task {number}" for number in range(80)]
+        with rig.app.connection_for_write() as connection:
+            connection.transport_options = {"confirm_publish": True}
+            with rig.app.amqp.Producer(connection) as producer:
+                for name in names:
+                    rig.tasks.write.apply_async([name], producer=producer, ignore_result=True)
+        for done in (10, 40):
+            eventually(lambda least=done: len(rig.effects()) >= least, f"{done} tasks have run", TIMEOUT_S)
+            served.restart()
+        rig.wait_for_effects(set(names))
+        eventually(lambda: rig.queue(rig.name) == (0, 1), "all is acknowledged and the worker is back", TIMEOUT_S)
+    finally:
+        rig.close()

@@ -1,0 +1,94 @@
+"""``docs/clients.md`` is true: its Python blocks run and print what stands below them, its programs are the files that are tested.
+
+Not here: the Java and Go programs themselves (``test_java.py``, ``test_go.py``). Invariant: blocks run in the order of the page, against
+one broker, each in a process of its own, as a reader would run them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.amqp_server import AmqpServed, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "clients.md").read_text()
+TIMEOUT_S = 60.0
+SHOWN = r"```python\n((?:(?!```).)*)```\n```\n((?:(?!```).)*)```"  # a block, and right below it what it prints
+
+
+class Block(NamedTuple):
+    section: str
+    code: str
+    output: str
+
+
+def blocks() -> list[Block]:
+    """Python blocks that are followed by what they print."""
+    found = []
+    for section in PAGE.split("\n## ")[1:]:
+        title = section.splitlines()[0]
+        found += [Block(title, code, output) for code, output in re.findall(SHOWN, section, re.DOTALL)]
+    return found
+
+
+PLAIN = [block for block in blocks() if block.section != "Celery"]
+
+
+@pytest.fixture(scope="module")
+def page_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AmqpServed]:
+    with serving(tmp_path_factory.mktemp("page") / "broker") as broker:
+        yield broker
+
+
+def here(code: str, broker: AmqpServed) -> str:
+    """``code`` with the addresses of ``broker``."""
+    return code.replace("127.0.0.1:5672", f"127.0.0.1:{broker.port}").replace("127.0.0.1:5673", f"127.0.0.1:{broker.flight_port}")
+
+
+def run_block(code: str, directory: Path) -> str:
+    environment = {**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=directory, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_has_a_running_block_for_each_client() -> None:
+    assert {block.section for block in blocks()} >= {"pika", "aio-pika", "py-amqp and kombu", "Celery"}
+
+
+@pytest.mark.txmq_only
+@pytest.mark.parametrize("block", PLAIN, ids=[f"{block.section} {number}" for number, block in enumerate(PLAIN)])
+def test_a_python_block_prints_what_the_page_says(block: Block, page_broker: AmqpServed, tmp_path: Path) -> None:
+    assert run_block(here(block.code, page_broker), tmp_path) == block.output
+
+
+@pytest.mark.txmq_only
+def test_the_celery_blocks_run_with_a_worker(page_broker: AmqpServed, tmp_path: Path) -> None:
+    module = re.search(r"```python\n(# shop\.py\n.*?)```", PAGE, re.DOTALL)
+    (client,) = [block for block in blocks() if block.section == "Celery"]
+    assert module is not None
+    (tmp_path / "shop.py").write_text(here(module[1], page_broker))
+    command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "--pool=solo"]
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+    try:
+        assert run_block(client.code, tmp_path) == client.output
+    finally:
+        worker.terminate()
+        worker.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(("language", "path"), [("java", "java/Example.java"), ("go", "go/example.go")])
+def test_a_program_on_the_page_is_the_one_that_is_tested(language: str, path: str) -> None:
+    shown = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert shown == [(ROOT / "tests" / "interop" / path).read_text()]

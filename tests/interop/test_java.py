@@ -1,0 +1,98 @@
+"""The official Java client, unmodified, from Maven Central: the programs in ``java/``, and its automatic recovery from a kill.
+
+Skipped without a JDK 17 or later, and where the jars are neither cached nor to be had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+
+from tests.interop.programs import Programs, checks_of, programs, run
+
+SOURCES = Path(__file__).parent / "java"
+PROGRAMS = ("Transactions", "Confirms", "Consumers", "Errors", "Routing", "Recovery")
+CHECKS = {program: checks_of(SOURCES / f"{program}.java") for program in PROGRAMS}
+CENTRAL = "https://repo1.maven.org/maven2"
+JARS = {  # path -> SHA-256
+    "com/rabbitmq/amqp-client/5.37.0/amqp-client-5.37.0.jar": "b27134820890c5e56ed57d27cc50b70742fa2c31b36a6e9e28e14a43f34ff96f",
+    "org/slf4j/slf4j-api/2.0.17/slf4j-api-2.0.17.jar": "7b751d952061954d5abfed7181c1f645d336091b679891591d63329c622eb832",
+    "org/slf4j/slf4j-nop/2.0.17/slf4j-nop-2.0.17.jar": "3716f83649ec66161a2edefd4f49df34d1dd1c51cdcf941996c6987260f0a829",
+}
+DOWNLOAD_S = 30.0
+
+
+def jar(path: str, checksum: str) -> Path:
+    """A jar in the user's cache, downloaded where it is not there. Skips where it cannot be."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "txmq" / "jars"
+    target = cache / Path(path).name
+    if not target.exists():
+        try:
+            with urllib.request.urlopen(f"{CENTRAL}/{path}", timeout=DOWNLOAD_S) as answer:
+                content = answer.read()
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            pytest.skip(f"Maven Central cannot be reached and {target.name} is not in {cache}: {error}")
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(target)
+    assert hashlib.sha256(target.read_bytes()).hexdigest() == checksum, f"{target} is not the jar of Maven Central: delete it"
+    return target
+
+
+@pytest.fixture(scope="module")
+def jars() -> str:
+    """The class path of the client."""
+    if not shutil.which("java") or not shutil.which("javac"):
+        pytest.skip("there is no JDK on this machine (java and javac): install version 17 or later")
+    return os.pathsep.join(str(jar(path, checksum)) for path, checksum in JARS.items())
+
+
+@pytest.fixture(scope="module")
+def java(jars: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Programs, str]]:
+    """The programs, and the class path with which they run."""
+    classes = tmp_path_factory.mktemp("classes")
+    sources = sorted(str(source) for source in SOURCES.glob("*.java"))
+    compiled = subprocess.run(["javac", "--release", "17", "-d", str(classes), "-cp", jars, *sources], capture_output=True, text=True)
+    if "release version 17 not supported" in compiled.stderr:
+        pytest.skip("the JDK of this machine is older than 17")
+    assert compiled.returncode == 0, compiled.stderr
+    with programs(SOURCES, tmp_path_factory.mktemp("java") / "data") as found:
+        yield found, f"{jars}{os.pathsep}{classes}"
+
+
+@pytest.mark.parametrize(
+    ("program", "check"),
+    [
+        pytest.param(program, check, id=check, marks=[pytest.mark.crash] if program == "Recovery" else [])
+        for program, checks in CHECKS.items()
+        for check in checks
+    ],
+)
+def test_java_client(java: tuple[Programs, str], program: str, check: str) -> None:
+    found, classpath = java
+    found.ended(program, ["java", "-cp", classpath, program], kills=program == "Recovery").verdict(check)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_java_program_comes_to_all_its_checks_and_no_others(java: tuple[Programs, str], program: str) -> None:
+    found, classpath = java
+    found.ended(program, ["java", "-cp", classpath, program], kills=program == "Recovery").complete(CHECKS[program])
+
+
+def test_java_example_consumes_publishes_acks_and_commits(java: tuple[Programs, str], jars: str) -> None:
+    found, _ = java
+    with pika.BlockingConnection(pika.URLParameters(found.url)) as connection:
+        for queue in ("orders", "invoices"):
+            connection.channel().queue_delete(queue)
+    ended = run(["java", "-cp", jars, "Example.java", found.url], SOURCES)
+    assert (ended.lines, ended.code) == (["0 orders, 10 invoices"], 0), ended.words
