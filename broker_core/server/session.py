@@ -27,7 +27,6 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, Send, consumer_priority
 from broker_core.broker.transaction import Outcome, Settle, State, Transaction
 from broker_core.errors import (
-    AccessRefused,
     InternalFault,
     NotImplementedFeature,
     OptionError,
@@ -39,7 +38,7 @@ from broker_core.errors import (
 )
 from broker_core.message import Message
 from broker_core.properties import Properties, delivery_mode
-from broker_core.server import transaction_exchange
+from broker_core.server import topology_commands, transaction_exchange
 
 if TYPE_CHECKING:
     from broker_core.server.amqp import AmqpServer
@@ -61,12 +60,12 @@ class Session:
         self.connection = connection
         self.number = number
         self._broker = server.broker
-        self._state = server.broker.state
+        self.state = server.broker.state
         self._lock = server.broker.committer.lock
         self._clock = server.broker.clock
         self._commits = server.commits
         self._plain = not server.handlers  # nobody looks at what goes out: deliveries may take the short way
-        self.channel = Channel(self._state, connection=connection, limits=server.broker.limits)
+        self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         self._timed = server.broker.limits.open_s is not None
         self._backlog: deque[Command] = deque()
         self._busy = False  # a command waits for its commit
@@ -74,7 +73,7 @@ class Session:
         self._gathered = False  # hand_over will be called at the end of the tick
         self._in_flight = 0  # gathered transactions that are not durable yet
         self._published = 0  # the last publish's number, on a channel that confirms
-        self._last_queue = ""
+        self.last_queue = ""
         self._named = transaction_exchange.Named()  # what the open transaction will be called
         self.ended = False
 
@@ -107,7 +106,7 @@ class Session:
     def _fail(self, error: BaseException, method: m.Method | None) -> None:
         self.connection.fail(self.number, as_amqp(error), method)
 
-    def _wait_for_gathered(self, command: Command) -> bool:
+    def wait_for_gathered(self, command: Command) -> bool:
         """Whether ``command`` has to wait until earlier publishes and acks are durable; it is carried out then."""
         if not (self._gathered or self._in_flight):
             return False
@@ -115,7 +114,7 @@ class Session:
         self._busy = self._waits = True
         return True
 
-    def _submit(self, command: Command, work: Work, reply: Reply) -> None:
+    def submit(self, command: Command, work: Work, reply: Reply) -> None:
         """Carry out ``work``, and answer with the method that ``reply`` makes of what it gives; None: no answer."""
         self._busy = True
         self._commits.submit(work, partial(self._submitted, command.method, reply))
@@ -131,13 +130,13 @@ class Session:
                 self.connection.send(self.number, answered)
         self._go_on()
 
-    def _queue_name(self, name: str) -> str:
+    def queue_name(self, name: str) -> str:
         """An empty name is the queue that this channel declared last (specification 1.7.2.1.2)."""
         if name:
             return name
-        if not self._last_queue:
+        if not self.last_queue:
             raise QueueNotFound("no previously declared queue", "name the queue")
-        return self._last_queue
+        return self.last_queue
 
     # -- gathering: publishes and acks outside a transaction ------------------------------------------------------------
     def hand_over(self) -> None:
@@ -162,7 +161,7 @@ class Session:
         self._in_flight -= 1
         if committed is None:  # what it acked is not this channel's any more, so nobody else would give it back
             with self._lock:
-                self._state.requeue((queue, offset) for queue, offset, _ in transaction.settles)
+                self.state.requeue((queue, offset) for queue, offset, _ in transaction.settles)
         if self.ended:
             return
         if committed is None:
@@ -206,7 +205,7 @@ class Session:
                 self._check_user_id(properties)
             if delivery_mode(properties) not in _DELIVERY_MODES:
                 raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}")
-        source = self._state.exchanges.get(name)
+        source = self.state.exchanges.get(name)
         if source is None or source.internal:
             if name == transaction_exchange.NAME:
                 self._named_by(command)
@@ -216,10 +215,10 @@ class Session:
             queues = source.known(routing_key)
         if queues is None or has_copies(properties):
             with self._lock:
-                queues = self._state.route(name, routing_key, properties)
+                queues = self.state.route(name, routing_key, properties)
                 keys, properties = carbon_copies(properties)
                 for key in keys:
-                    queues = tuple(dict.fromkeys((*queues, *self._state.route(name, key, properties))))
+                    queues = tuple(dict.fromkeys((*queues, *self.state.route(name, key, properties))))
         channel = self.channel
         if channel.transactional:
             if queues or method.mandatory:
@@ -254,16 +253,16 @@ class Session:
         self._commits.wake()
 
     def _basic_consume(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
+        if self.wait_for_gathered(command):
             return
         method = command.method
         assert isinstance(method, m.BasicConsume)
-        name = self._queue_name(method.queue)
+        name = self.queue_name(method.queue)
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
         priority = _consume_priority(name, dict(method.arguments))
         with self._lock:
-            queue = self._state.usable(name, self.connection)
-            self._state.touch(queue, self._clock())
+            queue = self.state.usable(name, self.connection)
+            self.state.touch(queue, self._clock())
             consumer = self.channel.consume(
                 queue,
                 tag,
@@ -298,7 +297,7 @@ class Session:
         return observed
 
     def _basic_cancel(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
+        if self.wait_for_gathered(command):
             return
         method = command.method
         assert isinstance(method, m.BasicCancel)
@@ -307,9 +306,9 @@ class Session:
         with self._lock:
             consumer = self.channel.cancel(tag)
             if consumer is not None:
-                self._state.touch(consumer.queue, self._clock())
+                self.state.touch(consumer.queue, self._clock())
         if consumer is not None and consumer.queue.auto_delete:
-            self._submit(command, lambda state, change, _now: state.delete_abandoned(change), lambda _: reply)
+            self.submit(command, lambda state, change, _now: state.delete_abandoned(change), lambda _: reply)
         elif reply is not None:
             self.connection.send(self.number, reply)
         self._commits.wake()  # a single active consumer may have made room
@@ -321,29 +320,29 @@ class Session:
             self.connection.send(self.number, m.BasicCancel(consumer.tag, True))
 
     def _basic_get(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
+        if self.wait_for_gathered(command):
             return
         method = command.method
         assert isinstance(method, m.BasicGet)
-        name = self._queue_name(method.queue)
+        name = self.queue_name(method.queue)
         if name.startswith(transaction_exchange.QUEUE_PREFIX):
             self._outcome(command, name)
             return
         channel = self.channel
         with self._lock:
-            queue = self._state.usable(name, self.connection)
+            queue = self.state.usable(name, self.connection)
             now = self._clock()
-            self._state.touch(queue, now)
-            expired = self._state.head_expired(queue, now)
+            self.state.touch(queue, now)
+            expired = self.state.head_expired(queue, now)
             delivery = None if expired else channel.get(queue)
             if delivery is not None:
-                ready, _ = self._state.queue_counts(name)
+                ready, _ = self.state.queue_counts(name)
                 if method.no_ack:
                     unacked = channel.unacked.pop(delivery.tag)
                     self._commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
         if expired:
             self._backlog.appendleft(command)  # it looks again
-            self._submit(command, lambda state, change, now: state.expire(change, now, [queue]), lambda _: None)
+            self.submit(command, lambda state, change, now: state.expire(change, now, [queue]), lambda _: None)
         elif delivery is None:
             self.connection.send(self.number, m.BasicGetEmpty())
         else:
@@ -374,18 +373,18 @@ class Session:
             self._commits.gather(self)
 
     def _basic_recover(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
+        if self.wait_for_gathered(command):
             return
         method = command.method
         assert isinstance(method, (m.BasicRecover, m.BasicRecoverAsync))
         if not method.requeue:
             raise NotImplementedFeature("requeue=false")
         reply = m.BasicRecoverOk() if isinstance(method, m.BasicRecover) else None
-        self._submit(command, lambda _state, change, _now: self.channel.recover(change), lambda _: reply)
+        self.submit(command, lambda _state, change, _now: self.channel.recover(change), lambda _: reply)
 
     # -- transactions ---------------------------------------------------------------------------------------------------
     def _confirm_select(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
+        if self.wait_for_gathered(command):
             return
         method = command.method
         assert isinstance(method, m.ConfirmSelect)
@@ -394,7 +393,7 @@ class Session:
             self.connection.send(self.number, m.ConfirmSelectOk())
 
     def _tx_select(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
+        if self.wait_for_gathered(command):
             return
         self.channel.tx_select(self._clock())
         self.connection.send(self.number, m.TxSelectOk())
@@ -441,7 +440,7 @@ class Session:
         with self._lock:
             dropped = channel.rollback(self._clock() if self._timed else 0)
         if dropped.spilled:
-            self._submit(command, partial(_forget, dropped), lambda _: m.TxRollbackOk())
+            self.submit(command, partial(_forget, dropped), lambda _: m.TxRollbackOk())
         else:
             self.connection.send(self.number, m.TxRollbackOk())
 
@@ -465,7 +464,7 @@ class Session:
             return
         if self.channel.transactional:
             raise PreconditionFailed(f"cannot {verb} transaction '{xid}' on a channel that is transactional", "use another channel")
-        if self._wait_for_gathered(command):
+        if self.wait_for_gathered(command):
             return
         if self.channel.confirming:
             self._published += 1
@@ -475,7 +474,7 @@ class Session:
             if self.channel.confirming:
                 self.connection.write(encode_ack(self.number, number, multiple=False))
 
-        self._submit(command, partial(transaction_exchange.decide, verb, xid), decided)
+        self.submit(command, partial(transaction_exchange.decide, verb, xid), decided)
 
     def _outcome(self, command: Command, name: str) -> None:
         """A get from ``amq.transaction.XID``: how the transaction of this name ended, if there is one."""
@@ -498,129 +497,9 @@ class Session:
             self.connection.send(self.number, found, b"", outcome.encode())
             return None
 
-        self._submit(command, work, answer)
+        self.submit(command, work, answer)
 
-    # -- exchanges ------------------------------------------------------------------------------------------------------
-    def _exchange_declare(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
-            return
-        method = command.method
-        assert isinstance(method, m.ExchangeDeclare)
-        name = method.exchange
-
-        def work(state: BrokerState, change: Change, _now: int) -> None:
-            if method.passive:
-                state.exchange(name)
-            else:
-                state.declare_exchange(
-                    change,
-                    name,
-                    method.type,
-                    durable=method.durable,
-                    auto_delete=method.auto_delete,
-                    internal=method.internal,
-                    arguments=dict(method.arguments),
-                )
-
-        self._submit(command, work, lambda _: None if method.nowait else m.ExchangeDeclareOk())
-
-    def _exchange_delete(self, command: Command) -> None:
-        method = command.method
-        assert isinstance(method, m.ExchangeDelete)
-        self._submit(
-            command,
-            lambda state, change, _now: state.delete_exchange(change, method.exchange, if_unused=method.if_unused),
-            lambda _: None if method.nowait else m.ExchangeDeleteOk(),
-        )
-
-    def _exchange_bind(self, command: Command) -> None:
-        method = command.method
-        assert isinstance(method, (m.ExchangeBind, m.ExchangeUnbind))
-        binds = isinstance(method, m.ExchangeBind)
-
-        def work(state: BrokerState, change: Change, _now: int) -> None:
-            act = state.bind_exchange if binds else state.unbind_exchange
-            act(change, method.destination, method.source, method.routing_key, dict(method.arguments))
-
-        done: m.Method = m.ExchangeBindOk() if binds else m.ExchangeUnbindOk()
-        self._submit(command, work, lambda _: None if method.nowait else done)
-
-    # -- queues ---------------------------------------------------------------------------------------------------------
-    def _queue_declare(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
-            return
-        method = command.method
-        assert isinstance(method, m.QueueDeclare)
-        name = method.queue
-        if not name and not method.passive:
-            name = f"amq.gen-{secrets.token_urlsafe(16)}"
-        elif name.startswith("amq.") and not method.passive and name not in self._state.queues:
-            raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
-
-        def work(state: BrokerState, change: Change, now: int) -> tuple[int, int]:
-            if method.passive:
-                state.visible_to(name, self.connection)
-            else:
-                state.declare_queue(
-                    change,
-                    name,
-                    durable=method.durable,
-                    exclusive=method.exclusive,
-                    auto_delete=method.auto_delete,
-                    arguments=dict(method.arguments),
-                    connection=self.connection,
-                )
-            state.touch(state.queues[name], now)
-            return state.queue_counts(name)
-
-        def declared(counts: tuple[int, int]) -> m.Method | None:
-            self._last_queue = name
-            return None if method.nowait else m.QueueDeclareOk(name, *counts)
-
-        self._submit(command, work, declared)
-
-    def _queue_bind(self, command: Command) -> None:
-        method = command.method
-        assert isinstance(method, (m.QueueBind, m.QueueUnbind))
-        queue = self._queue_name(method.queue)
-        # with neither a queue nor a key, the key is the queue's name too (specification 1.7.2.3.3)
-        routing_key = method.routing_key or ("" if method.queue else queue)
-        binds = isinstance(method, m.QueueBind)
-
-        def work(state: BrokerState, change: Change, _now: int) -> None:
-            act = state.bind if binds else state.unbind
-            act(change, queue, method.exchange, routing_key, dict(method.arguments), connection=self.connection)
-
-        if isinstance(method, m.QueueBind):
-            bound = None if method.nowait else m.QueueBindOk()
-            self._submit(command, work, lambda _: bound)
-        else:
-            self._submit(command, work, lambda _: m.QueueUnbindOk())
-
-    def _queue_purge(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
-            return
-        method = command.method
-        assert isinstance(method, m.QueuePurge)
-        name = self._queue_name(method.queue)
-        self._submit(
-            command,
-            lambda state, change, _now: state.purge(change, name, self.connection),
-            lambda count: None if method.nowait else m.QueuePurgeOk(count),
-        )
-
-    def _queue_delete(self, command: Command) -> None:
-        if self._wait_for_gathered(command):
-            return
-        method = command.method
-        assert isinstance(method, m.QueueDelete)
-        name = self._queue_name(method.queue)
-
-        def work(state: BrokerState, change: Change, _now: int) -> int:
-            return state.delete_queue(change, name, if_unused=method.if_unused, if_empty=method.if_empty, connection=self.connection)
-
-        self._submit(command, work, lambda count: None if method.nowait else m.QueueDeleteOk(count))
-
+    # -- the channel itself ---------------------------------------------------------------------------------------------
     def _channel_flow(self, command: Command) -> None:
         method = command.method
         assert isinstance(method, m.ChannelFlow)
@@ -629,7 +508,7 @@ class Session:
         self.connection.send(self.number, m.ChannelFlowOk(True))
 
     def _channel_close(self, command: Command) -> None:
-        if not self._wait_for_gathered(command):
+        if not self.wait_for_gathered(command):
             self.connection.close_session(self, command.method)
 
     # -- ending ---------------------------------------------------------------------------------------------------------
@@ -703,6 +582,7 @@ def _consume_priority(queue: str, arguments: dict[str, Any]) -> int:
 
 
 _HANDLERS: dict[type[m.Method], Callable[[Session, Command], None]] = {
+    **topology_commands.HANDLERS,
     m.BasicPublish: Session._basic_publish,
     m.BasicAck: Session._basic_ack,
     m.BasicNack: Session._basic_nack,
@@ -717,15 +597,6 @@ _HANDLERS: dict[type[m.Method], Callable[[Session, Command], None]] = {
     m.TxSelect: Session._tx_select,
     m.TxCommit: Session._tx_commit,
     m.TxRollback: Session._tx_rollback,
-    m.ExchangeDeclare: Session._exchange_declare,
-    m.ExchangeDelete: Session._exchange_delete,
-    m.ExchangeBind: Session._exchange_bind,
-    m.ExchangeUnbind: Session._exchange_bind,
-    m.QueueDeclare: Session._queue_declare,
-    m.QueueBind: Session._queue_bind,
-    m.QueueUnbind: Session._queue_bind,
-    m.QueuePurge: Session._queue_purge,
-    m.QueueDelete: Session._queue_delete,
     m.ChannelFlow: Session._channel_flow,
     m.ChannelClose: Session._channel_close,
 }

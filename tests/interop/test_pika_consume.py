@@ -294,6 +294,16 @@ def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(
     eventually(lambda: counts(channel, queue) == (2, 2))
 
 
+def test_a_prefetch_for_consumers_lifts_the_one_of_the_channel(channel: BlockingChannel, queue: str) -> None:
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    inbox = Inbox(channel, queue)
+    publish(channel, queue, *"abcd")
+    inbox.wait(1)
+    eventually(lambda: counts(channel, queue) == (3, 1))
+    channel.basic_qos(prefetch_count=2)  # of consumers that are still to come
+    assert [one.body for one in inbox.wait(4)] == [b"a", b"b", b"c", b"d"]
+
+
 def test_prefetch_says_nothing_to_a_consumer_without_acks_and_to_get(channel: BlockingChannel, queue: str) -> None:
     channel.basic_qos(prefetch_count=1)
     publish(channel, queue, "a", "b", "c", "d", "e")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from tests.interop.asking import channel_refuses, connection_refuses, counts, drain, eventually, get_one, publish
+from tests.interop.asking import Inbox, channel_refuses, connection_refuses, counts, drain, eventually, get_one, publish
 from tests.interop.conftest import Connect, Fresh
 
 
@@ -434,11 +434,11 @@ def test_delete_if_empty_and_if_unused_are_406_while_there_are_messages_or_consu
     refused = connection.channel()
     text = f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' not empty"
     channel_refuses(refused, lambda: refused.queue_delete(queue, if_empty=True), 406, text)
-    tag = channel.basic_consume(queue, lambda *_: None)
-    eventually(lambda: channel.connection.process_data_events(0.05) or counts(channel, queue) == (0, 1))
+    inbox = Inbox(channel, queue)
+    inbox.wait(1)
     refused = connection.channel()
     text = f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' in use"
     channel_refuses(refused, lambda: refused.queue_delete(queue, if_unused=True), 406, text)
-    channel.basic_cancel(tag)
+    channel.basic_cancel(inbox.tag)
     channel.basic_ack(0, multiple=True)
     assert channel.queue_delete(queue, if_unused=True, if_empty=True).method.message_count == 0

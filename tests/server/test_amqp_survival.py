@@ -19,7 +19,7 @@ import psutil
 import pytest
 from pamqp import commands, header, heartbeat
 
-from tests.amqp_peer import HEADER, Closed, Peer, content, peer
+from tests.amqp_peer import HEADER, Closed, Peer, changed, content, encoded, peer
 from tests.amqp_server import AmqpServed, serving
 
 C, H, Q, B, T = commands.Connection, commands.Channel, commands.Queue, commands.Basic, commands.Tx
@@ -318,3 +318,23 @@ def test_transient_flood_is_stopped_by_connection_blocked_and_goes_on_once_it_is
         assert served.memory_bytes() < 2048 * MiB
         reader.end()
         flood.end()
+
+
+@pytest.mark.parametrize("ended_by", ["queue.delete", "connection.close", "the end of the socket"])
+def test_queue_deleted_together_with_messages_for_it_stops_nobody(served: AmqpServed, ended_by: str) -> None:
+    """Publishes and what deletes their queue come in one piece, so that one group commit takes both."""
+    arguments = {"x-max-priority": 5, "x-message-ttl": 60_000}
+    ends = {"queue.delete": encoded(1, changed(Q.Delete(queue="x"), queue="")), "connection.close": encoded(0, C.Close(200, "bye", 0, 0))}
+    with witness(served) as other:
+        for number in range(50):
+            queue = f"short.{number}"
+            publish = b"".join(content(1, B.Publish(routing_key=queue), b"x", priority=priority) for priority in range(5))
+            with peer(served.amqp_url, 1) as client:
+                declare = encoded(1, Q.Declare(queue=queue, exclusive=True, arguments=arguments))
+                taken = encoded(1, B.Get(queue=queue)) * 2 + encoded(1, B.Recover(True)) + encoded(1, B.Consume(queue=queue))
+                client.write(declare + publish + taken + publish + ends.get(ended_by, b""))
+                client.shutdown()
+                with contextlib.suppress(Closed):
+                    while True:
+                        client.receive()
+            round_trip(other, "witness")
