@@ -272,6 +272,7 @@ class QueueInfo:
     messages: int  # committed and not settled
     unacknowledged: int  # of these, held by channels
     next_offset: int
+    consumers: int
     owner: str  # app_id, "" for none
     durable: bool
     arguments: Mapping[str, Any] = field(default_factory=dict)

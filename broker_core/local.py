@@ -182,7 +182,14 @@ class LocalBroker:
         with self.committer.lock:
             return [
                 QueueInfo(
-                    queue.name, queue.messages, queue.unacknowledged, queue.visible_end, queue.owner, queue.durable, dict(queue.arguments)
+                    queue.name,
+                    queue.messages,
+                    queue.unacknowledged,
+                    queue.visible_end,
+                    len(queue.consumers),
+                    queue.owner,
+                    queue.durable,
+                    dict(queue.arguments),
                 )
                 for queue in sorted(self.state.queues.values(), key=lambda queue: queue.name)
             ]

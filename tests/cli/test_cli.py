@@ -101,9 +101,9 @@ def test_queues_are_an_aligned_table_or_json(broker: Broker, url: str, capsys: p
         channel.publish(b"x", routing_key="a")
     lines = _run(capsys, "queues", "--url", url).splitlines()
     assert lines == [
-        "name              messages  unacknowledged  next_offset  owner  durable  arguments",
-        "a                        1               0            1         yes      x-max-length=5",
-        "much-longer-name         0               0            0         yes",
+        "name              messages  unacknowledged  next_offset  consumers  owner  durable  arguments",
+        "a                        1               0            1          0         yes      x-max-length=5",
+        "much-longer-name         0               0            0          0         yes",
     ]
     assert [queue["name"] for queue in _json(capsys, "queues", "--url", url)] == ["a", "much-longer-name"]
 
