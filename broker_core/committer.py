@@ -53,7 +53,7 @@ class Waiting:
 
 
 class Committer:
-    """``clock`` gives microseconds since the epoch; ``published`` is called after each commit that made entries visible."""
+    """``clock`` gives microseconds since the epoch; ``published`` is called after each commit that consumers or readers may care for."""
 
     def __init__(self, state: BrokerState, store: Store, clock: Callable[[], int], published: Callable[[], None]) -> None:
         self.lock = threading.Lock()  # guards the state
@@ -187,9 +187,11 @@ class Committer:
         if changes:
             self._store.commit(changes)  # 2. make durable
         failpoint.here("committer.durable")
-        if state.touched:
+        touched = bool(state.touched)
+        if touched:
             with self.lock:  # 3. publish
                 state.publish()
+        if touched or state.runnable or state.cancelled:
             self._published()
         failpoint.here("committer.published")
 

@@ -69,7 +69,7 @@ class LocalBroker:
         self._closed = False
         self.awaken: Callable[[], None] | None = None  # called, by any thread, when there is something to dispatch to consumers
         self.committer = Committer(self.state, store, clock, self._published)
-        self.upkeep = Upkeep(self.committer, self.state, store, clock, self._awaken)
+        self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
         if upkeep:
             self.upkeep.start()
 
@@ -165,10 +165,11 @@ class LocalBroker:
         if self._waiters:
             with self._grown:
                 self._grown.notify_all()
-        self._awaken()
+        self.notify_consumers()
         self.upkeep.look()
 
-    def _awaken(self) -> None:
+    def notify_consumers(self) -> None:
+        """After a change outside a commit that may have given consumers something, or taken their queue."""
         if self.awaken is not None and (self.state.runnable or self.state.cancelled):
             self.awaken()
 
@@ -399,7 +400,9 @@ class LocalChannel:
     def recover(self) -> int:
         """Requeue what is delivered and not acked, also not in the open transaction; how many."""
         with self._committer.lock:
-            return self._channel.recover()
+            count = self._channel.recover()
+        self._broker.notify_consumers()
+        return count
 
     # -- transactions ---------------------------------------------------------------------------------------------------
     def tx_select(self) -> None:
@@ -467,6 +470,7 @@ class LocalChannel:
             dropped = channel.close(why)
             exclusive = [queue.name for queue in self._state.queues.values() if queue.exclusive and queue.connection is channel]
         if self._committer.failure is None:
+            self._broker.notify_consumers()
             self._broker.discard(dropped)
             for name in exclusive:
                 self._broker.run(lambda state, change, _now, name=name: state.delete_queue(change, name, connection=channel))  # type: ignore[misc]

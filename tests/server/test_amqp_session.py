@@ -172,6 +172,41 @@ def test_a_client_that_leaves_during_its_commit_leaves_all_or_nothing_and_what_i
             assert [body for _, body in peer.drain(1, f"q-{number}")] == [b"%06d" % row for row in range(count)]
 
 
+@pytest.mark.parametrize("given_back", ["nack", "recover", "close", "rollback of a prepared transaction", "publish"])
+def test_an_amqp_consumer_gets_what_a_client_of_the_other_door_gives_back_or_publishes(
+    broker: AmqpServed, peer: Peer, given_back: str
+) -> None:
+    peer.write(asked(Queue.Declare(queue="q", durable=True), published("q", b"a"), Queue.Declare(queue="q", passive=True)))
+    replies(peer, 2)
+    with broker.client() as client, client.channel() as channel:
+        delivery = channel.get("q")
+        assert delivery is not None
+        peer.call(1, Basic.Consume(queue="q", consumer_tag="c"), Basic.ConsumeOk)
+        if given_back == "nack":
+            channel.nack(delivery.tag)
+        elif given_back == "recover":
+            channel.recover()
+        elif given_back == "close":
+            channel.close()
+        elif given_back == "publish":
+            channel.publish(b"a", routing_key="q")
+        else:
+            channel.tx_select()
+            channel.ack(delivery.tag)
+            channel.prepare("xid")
+            client.rollback("xid")
+        found = peer.expect(Basic.Deliver, 1)
+        assert (found.redelivered, peer.content(1)[1]) == (given_back != "publish", b"a")
+
+
+def test_an_amqp_consumer_is_told_when_a_client_of_the_other_door_deletes_its_queue(broker: AmqpServed, peer: Peer) -> None:
+    peer.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+    peer.call(1, Basic.Consume(queue="q", consumer_tag="c"), Basic.ConsumeOk)
+    with broker.client() as client, client.channel() as channel:
+        channel.queue_delete("q")
+        assert peer.expect(Basic.Cancel, 1).consumer_tag == "c"
+
+
 class SlowStore(MemoryStore):
     """A commit waits at the gate."""
 
