@@ -97,12 +97,14 @@ class Channel:
 
     # -- consumers ------------------------------------------------------------------------------------------------------
     def qos(self, prefetch: int, global_: bool) -> None:
-        """``global_`` False: for each consumer made from now on; True: for all of the channel together. 0: no limit."""
+        """``global_`` False: for each consumer made from now on; True: for all of the channel together. 0: no limit.
+
+        As in RabbitMQ, a limit for consumers lifts the one of the channel.
+        """
         self.check_open()
         if not global_:
             self._default_prefetch = prefetch
-            return
-        self.prefetch = prefetch
+        self.prefetch = prefetch if global_ else 0
         for consumer in self.consumers.values():
             self._state.wake(consumer.queue)
 

@@ -114,14 +114,7 @@ PUBLISH = [
         ChannelClosed(406, 'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"CC",longstr}', (60, 40)),
         before=(MINE,),
     ),
-    Row(
-        "publish with a BCC of numbers",
-        (publish(headers={"BCC": [1, 2]}), BARRIER),
-        Answered(("Queue.DeclareOk",)),
-        before=(MINE,),
-        why="RabbitMQ ignores them; here nothing is accepted and ignored",
-        here=ChannelClosed(406, Like("PRECONDITION_FAILED - .*BCC.*"), (60, 40)),
-    ),
+    Row("publish with a BCC of numbers", (publish(headers={"BCC": [1, 2]}), BARRIER), Answered(("Queue.DeclareOk",)), before=(MINE,)),
     Row(
         "publish with delivery mode 3",
         (DELIVERY_MODE_3, BARRIER),
@@ -180,7 +173,9 @@ CONSUMERS = [
         (B.Consume(queue="violation.mine", arguments={"x-priority": 1.5}),),
         ChannelClosed(
             406,
-            "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': \"expected integer, got float\"",
+            Like(
+                "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': \"expected integer, got (float|double)\""
+            ),
             (60, 20),
         ),
         before=(MINE,),
