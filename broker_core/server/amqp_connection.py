@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self, why: str) -> None:
         """Close the socket at once."""
-        logger.warning("connection %s is closed: %s", self.name, why)
+        logger.log(logging.INFO if self.state is ConnectionState.closed else logging.WARNING, "connection %s is closed: %s", self.name, why)
         self.state = ConnectionState.closed
         if self._transport is not None:
             self._transport.abort()
@@ -250,6 +250,8 @@ class Connection(asyncio.Protocol):
 
     def _listen_for_close_ok(self, data: bytes) -> None:
         assert self._overheard is not None
+        if self.state is ConnectionState.closed:
+            return
         recent = self._overheard + data
         if _CLOSE_OK in recent:
             self._shut()
@@ -282,6 +284,8 @@ class Connection(asyncio.Protocol):
                 self._tune_ok(method)
             case m.ConnectionOpen():
                 self._open(method)
+            case m.ConnectionUpdateSecret():  # a password does not end: the connection stays what it is, as in RabbitMQ
+                self.send(0, m.ConnectionUpdateSecretOk())
 
     def _start_ok(self, method: m.ConnectionStartOk) -> None:
         self.client_properties = dict(method.client_properties)
@@ -414,12 +418,13 @@ class Connection(asyncio.Protocol):
         end_connection(self.server, self, then or _nothing)
 
     def _shut(self) -> None:
-        """Send what is left, and close the socket."""
+        """Send what is left and end our half of the socket. The client ends its own: to close both would reset what it still sends."""
         self.state = ConnectionState.closed
         self._deadline = time.monotonic() + self.server.options.close_timeout_s
+        self._overheard = b""  # what comes now is dropped
         self.flush()
-        if self._transport is not None:
-            self._transport.close()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
 
     # -- out ------------------------------------------------------------------------------------------------------------
     def send(self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"", *, queue: str = "") -> None:

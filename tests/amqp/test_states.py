@@ -25,13 +25,14 @@ from broker_core.amqp.v0_9_1.states import (
     dropped_by_channel,
     dropped_by_connection,
 )
-from broker_core.errors import ChannelNumberError, CommandInvalid, NotImplementedFeature
+from broker_core.errors import ChannelNumberError, CommandInvalid
 
 HANDSHAKE = [
     (ConnectionState.awaiting_start_ok, ConnectionStartOk, ConnectionState.awaiting_tune_ok),
     (ConnectionState.awaiting_secure_ok, ConnectionSecureOk, ConnectionState.awaiting_tune_ok),
     (ConnectionState.awaiting_tune_ok, ConnectionTuneOk, ConnectionState.awaiting_open),
     (ConnectionState.awaiting_open, ConnectionOpen, ConnectionState.open),
+    (ConnectionState.open, ConnectionUpdateSecret, ConnectionState.open),
     (ConnectionState.open, ConnectionClose, ConnectionState.closed),
 ]
 ALL = sorted(METHODS.values(), key=lambda kind: kind.NAME)
@@ -48,17 +49,12 @@ def test_any_other_method_on_channel_0_is_a_channel_error_that_names_the_state(s
     if state is not ConnectionState.awaiting_header:
         accepted.add(ConnectionClose)
     for kind in ALL:
-        if kind in accepted or (state is ConnectionState.open and kind is ConnectionUpdateSecret):
+        if kind in accepted:
             continue
         with pytest.raises(ChannelNumberError) as raised:
             connection_step(state, kind())
         assert raised.value.summary == f"unexpected method in connection state {name}"
         assert raised.value.reply_code == 504
-
-
-def test_a_secret_cannot_be_updated():
-    with pytest.raises(NotImplementedFeature):
-        connection_step(ConnectionState.open, ConnectionUpdateSecret(b"s", "r"))
 
 
 @pytest.mark.parametrize("state", [state for state in ConnectionState if state.value in ("starting", "securing", "tuning", "opening")])

@@ -25,7 +25,7 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionUpdateSecret,
     Method,
 )
-from broker_core.errors import ChannelNumberError, CommandInvalid, NotImplementedFeature
+from broker_core.errors import ChannelNumberError, CommandInvalid
 
 
 class ConnectionState(Enum):
@@ -55,6 +55,7 @@ _CONNECTION_STEPS: dict[tuple[ConnectionState, type[Method]], ConnectionState] =
     (ConnectionState.awaiting_secure_ok, ConnectionSecureOk): ConnectionState.awaiting_tune_ok,
     (ConnectionState.awaiting_tune_ok, ConnectionTuneOk): ConnectionState.awaiting_open,
     (ConnectionState.awaiting_open, ConnectionOpen): ConnectionState.open,
+    (ConnectionState.open, ConnectionUpdateSecret): ConnectionState.open,
     # Either side may close at any time from connection.start on.
     (ConnectionState.awaiting_start_ok, ConnectionClose): ConnectionState.closed,
     (ConnectionState.awaiting_secure_ok, ConnectionClose): ConnectionState.closed,
@@ -80,15 +81,13 @@ _WORK = frozenset(
 def connection_step(state: ConnectionState, method: Method) -> ConnectionState:
     """The state after ``method`` came on channel 0.
 
-    Raises ChannelNumberError (504) for a method that may not come now, NotImplementedFeature (540) for connection.update-secret.
+    Raises ChannelNumberError (504) for a method that may not come now.
     """
     after = _CONNECTION_STEPS.get((state, type(method)))
     if after is not None:
         return after
     if dropped_by_connection(state, method):
         return state
-    if state is ConnectionState.open and isinstance(method, ConnectionUpdateSecret):
-        raise NotImplementedFeature("connection.update-secret", "users have passwords that do not end; connect again")
     raise ChannelNumberError(f"unexpected method in connection state {state.value}")
 
 

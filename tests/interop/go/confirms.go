@@ -51,7 +51,8 @@ func confirms() {
 		equal("confirmation", amqp.Confirmation{DeliveryTag: 1, Ack: true}, next(events))
 		select {
 		case back := <-returns:
-			equal("returned", "312 NO_ROUTE go-nowhere lost", fmt.Sprint(back.ReplyCode, " ", back.ReplyText, " ", back.RoutingKey, " ", string(back.Body)))
+			found := fmt.Sprint(back.ReplyCode, " ", back.ReplyText, " ", back.RoutingKey, " ", string(back.Body))
+			equal("returned", "312 NO_ROUTE go-nowhere lost", found)
 		default:
 			panic("the confirmation came first")
 		}

@@ -113,8 +113,8 @@ func content() {
 		d := next(arriving)
 		equal("properties", sent, amqp.Publishing{
 			Headers: d.Headers, ContentType: d.ContentType, ContentEncoding: d.ContentEncoding, DeliveryMode: d.DeliveryMode, Priority: d.Priority,
-			CorrelationId: d.CorrelationId, ReplyTo: d.ReplyTo, Expiration: d.Expiration, MessageId: d.MessageId, Timestamp: d.Timestamp, Type: d.Type,
-			UserId: d.UserId, AppId: d.AppId, Body: d.Body,
+			CorrelationId: d.CorrelationId, ReplyTo: d.ReplyTo, Expiration: d.Expiration, MessageId: d.MessageId, Timestamp: d.Timestamp,
+			Type: d.Type, UserId: d.UserId, AppId: d.AppId, Body: d.Body,
 		})
 		equal("routing", []string{"", q}, []string{d.Exchange, d.RoutingKey})
 	})

@@ -24,7 +24,8 @@ import java.util.concurrent.TimeUnit;
 /**
  * Runs the checks of one program, each on a channel of its own, and prints one line for each: {@code ok NAME} or {@code FAILED NAME: why}.
  *
- * Lines of checks for another product begin with {@code skipped}. Not here: any rule of the broker. Invariant: what a check declared with {@link #queue} or {@link #exchange} is deleted after it.
+ * Lines of checks for another product begin with {@code skipped}. Not here: any rule of the broker.
+ * Invariant: what a check declared with {@link #queue} or {@link #exchange} is deleted after it.
  */
 final class Checks {
     interface Body {

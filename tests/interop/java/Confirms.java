@@ -70,7 +70,8 @@ final class Confirms {
         Checks.check("a mandatory message is returned before it is confirmed", channel -> {
             BlockingQueue<String> events = new LinkedBlockingQueue<>();
             channel.confirmSelect();
-            channel.addReturnListener(back -> events.add("returned " + back.getReplyCode() + " " + back.getReplyText() + " " + back.getRoutingKey()));
+            channel.addReturnListener(back ->
+                events.add("returned " + back.getReplyCode() + " " + back.getReplyText() + " " + back.getRoutingKey()));
             channel.addConfirmListener((tag, multiple) -> events.add("acked " + tag), (tag, multiple) -> events.add("nacked " + tag));
             channel.basicPublish("", "java-nowhere", true, null, Checks.bytes("lost"));
             Checks.equal("confirmed", true, channel.waitForConfirms(Checks.TIMEOUT_MS));

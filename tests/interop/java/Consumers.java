@@ -1,3 +1,4 @@
+import com.rabbitmq.client.AMQP;
 import com.rabbitmq.client.Channel;
 import com.rabbitmq.client.Connection;
 import com.rabbitmq.client.Delivery;
@@ -190,7 +191,8 @@ final class Consumers {
         });
         Checks.check("an expired message is dead-lettered", channel -> {
             String dead = Checks.queue(channel);
-            String queue = Checks.queue(channel, Map.of("x-dead-letter-exchange", "", "x-dead-letter-routing-key", dead, "x-message-ttl", 20));
+            Map<String, Object> dying = Map.of("x-dead-letter-exchange", "", "x-dead-letter-routing-key", dead, "x-message-ttl", 20);
+            String queue = Checks.queue(channel, dying);
             Checks.publish(channel, queue, "late");
             Map<?, ?> headers = Checks.consume(channel, dead, true).next().getProperties().getHeaders();
             Checks.equal("reason", "expired", headers.get("x-first-death-reason").toString());
@@ -202,7 +204,8 @@ final class Consumers {
         Checks.check("an exclusive consumer keeps others out", channel -> {
             String queue = Checks.queue(channel);
             channel.basicConsume(queue, false, "only", false, true, Map.of(), new Checks.Inbox(channel));
-            Checks.refused(403, "ACCESS_REFUSED - queue '" + queue + "' in vhost '/' in exclusive use", other -> Checks.consume(other, queue, false));
+            Checks.refused(403, "ACCESS_REFUSED - queue '" + queue + "' in vhost '/' in exclusive use",
+                other -> Checks.consume(other, queue, false));
         });
         Checks.check("an exclusive consumer is refused where another one is", channel -> {
             String queue = Checks.queue(channel);
@@ -244,7 +247,8 @@ final class Consumers {
         Checks.check("a message of higher priority overtakes", channel -> {
             String queue = Checks.queue(channel, Map.of("x-max-priority", 5));
             for (int priority : List.of(1, 5, 3, 9)) {
-                channel.basicPublish("", queue, Checks.PERSISTENT.builder().priority(priority).build(), Checks.bytes("priority " + priority));
+                AMQP.BasicProperties properties = Checks.PERSISTENT.builder().priority(priority).build();
+                channel.basicPublish("", queue, properties, Checks.bytes("priority " + priority));
             }
             Checks.equal("order", List.of("priority 5", "priority 9", "priority 3", "priority 1"), Checks.drain(queue));
         });

@@ -176,8 +176,10 @@ final class Routing {
     private static void content() throws Exception {
         Checks.check("all properties come back as they were", channel -> {
             AMQP.BasicProperties sent = new AMQP.BasicProperties.Builder()
-                .contentType("text/plain").contentEncoding("identity").headers(Map.of("h", 1)).deliveryMode(2).priority(3).correlationId("c")
-                .replyTo("r").expiration("60000").messageId("m").timestamp(new Date(1_700_000_000_000L)).type("t").userId("guest").appId("a")
+                .contentType("text/plain").contentEncoding("identity").headers(Map.of("h", 1)).deliveryMode(2).priority(3)
+                .correlationId("c")
+                .replyTo("r").expiration("60000").messageId("m").timestamp(new Date(1_700_000_000_000L)).type("t")
+                .userId("guest").appId("a")
                 .clusterId("cl").build();
             String queue = Checks.queue(channel);
             Checks.Inbox inbox = Checks.consume(channel, queue, true);

@@ -59,7 +59,8 @@ final class Transactions {
         });
         Checks.check("a mandatory message without a queue comes back before commit-ok", channel -> {
             List<String> returned = new ArrayList<>();
-            channel.addReturnListener(back -> returned.add(back.getReplyCode() + " " + back.getReplyText() + " " + Checks.text(back.getBody())));
+            channel.addReturnListener(back ->
+                returned.add(back.getReplyCode() + " " + back.getReplyText() + " " + Checks.text(back.getBody())));
             channel.txSelect();
             channel.basicPublish("", Checks.name(), true, null, "lost".getBytes(UTF_8));
             channel.txCommit();
@@ -202,27 +203,36 @@ final class Transactions {
     private static void refusals() throws Exception {
         String mode = "PRECONDITION_FAILED - ";
         Checks.check("commit without select is 406", done -> Checks.refused(406, mode + "channel is not transactional", Channel::txCommit));
-        Checks.check("rollback without select is 406", done -> Checks.refused(406, mode + "channel is not transactional", Channel::txRollback));
-        Checks.check("confirm.select on a transactional channel is 406", done -> Checks.refused(406, mode + "cannot switch from tx to confirm mode", channel -> {
-            channel.txSelect();
-            channel.confirmSelect();
-        }));
-        Checks.check("tx.select on a confirming channel is 406", done -> Checks.refused(406, mode + "cannot switch from confirm to tx mode", channel -> {
-            channel.confirmSelect();
-            channel.txSelect();
-        }));
-        Checks.check("an unknown delivery tag in a transaction is 406 at once", done -> Checks.refused(406, mode + "unknown delivery tag 42", channel -> {
-            channel.txSelect();
-            channel.basicAck(42, false);
-        }));
-        Checks.check("acking a tag twice in a transaction is 406", done -> Checks.refused(406, mode + "unknown delivery tag 1", channel -> {
-            String queue = Checks.queue(channel);
-            Checks.publish(channel, queue, "a");
-            channel.txSelect();
-            long tag = channel.basicGet(queue, false).getEnvelope().getDeliveryTag();
-            channel.basicAck(tag, false);
-            channel.basicAck(tag, false);
-        }));
+        Checks.check("rollback without select is 406", done ->
+            Checks.refused(406, mode + "channel is not transactional", Channel::txRollback));
+        Checks.check("confirm.select on a transactional channel is 406", done -> {
+            Checks.refused(406, mode + "cannot switch from tx to confirm mode", channel -> {
+                channel.txSelect();
+                channel.confirmSelect();
+            });
+        });
+        Checks.check("tx.select on a confirming channel is 406", done -> {
+            Checks.refused(406, mode + "cannot switch from confirm to tx mode", channel -> {
+                channel.confirmSelect();
+                channel.txSelect();
+            });
+        });
+        Checks.check("an unknown delivery tag in a transaction is 406 at once", done -> {
+            Checks.refused(406, mode + "unknown delivery tag 42", channel -> {
+                channel.txSelect();
+                channel.basicAck(42, false);
+            });
+        });
+        Checks.check("acking a tag twice in a transaction is 406", done -> {
+            Checks.refused(406, mode + "unknown delivery tag 1", channel -> {
+                String queue = Checks.queue(channel);
+                Checks.publish(channel, queue, "a");
+                channel.txSelect();
+                long tag = channel.basicGet(queue, false).getEnvelope().getDeliveryTag();
+                channel.basicAck(tag, false);
+                channel.basicAck(tag, false);
+            });
+        });
         Checks.check("a publish to a missing exchange in a transaction is 404", done -> {
             Checks.refused(404, "NOT_FOUND - no exchange 'java-missing' in vhost '/'", channel -> {
                 channel.txSelect();

@@ -173,9 +173,7 @@ CONSUMERS = [
         (B.Consume(queue="violation.mine", arguments={"x-priority": 1.5}),),
         ChannelClosed(
             406,
-            Like(
-                "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': \"expected integer, got (float|double)\""
-            ),
+            Like("PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': .expected integer.*"),
             (60, 20),
         ),
         before=(MINE,),
