@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import sys
@@ -228,6 +229,7 @@ def serve(
     Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it takes connections. When the store has failed it ends with code 1, so
     that whoever needs the broker starts it again, from what is on the disk.
     """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     host, port = endpoint.parse_listen(listen)
     ending = threading.Event()
 

@@ -149,6 +149,8 @@ class Connection(asyncio.Protocol):
             self._carry_out(events)
         else:
             self._held += events
+        if self._overheard is not None:  # after a violation the decoder is silent, also of what came with it
+            self._listen_for_close_ok(data)
 
     def pause_writing(self) -> None:
         self.writable = False

@@ -15,7 +15,7 @@ from broker_core.broker.change import Change
 from broker_core.local import LocalBroker
 from broker_core.server.amqp import AmqpServer
 from broker_core.store.memory import MemoryStore
-from tests.amqp_peer import Peer, content, encoded
+from tests.amqp_peer import Closed, Peer, content, encoded
 from tests.amqp_server import AmqpServed, serving
 
 ROWS = 20_000
@@ -253,6 +253,18 @@ def eventually(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_close_ok_behind_what_is_dropped_ends_the_socket_at_once(broker: AmqpServed) -> None:
+    with Peer(broker.amqp_url) as peer:
+        peer.tuned()
+        peer.send(0, Connection.TuneOk(2047, 131_072, 0), Connection.Open("nowhere"))
+        assert peer.expect(Connection.Close, 0).reply_code == 530
+        peer.write(encoded(1, Queue.Declare(queue="q")) + encoded(0, Connection.CloseOk()))
+        started = time.monotonic()
+        with pytest.raises(Closed):
+            peer.receive()
+        assert time.monotonic() - started < 5  # the broker would wait 10 s for an answer
 
 
 def test_publishes_before_a_close_are_there_when_it_is_answered(broker: AmqpServed) -> None:
