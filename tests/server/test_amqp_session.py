@@ -258,7 +258,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 def test_close_ok_behind_what_is_dropped_ends_the_socket_at_once(broker: AmqpServed) -> None:
     with Peer(broker.amqp_url) as peer:
         peer.tuned()
-        peer.send(0, Connection.TuneOk(2047, 131_072, 0), Connection.Open("nowhere"))
+        peer.send(0, Connection.TuneOk(2047, 999_999, 0))  # more than was offered
         assert peer.expect(Connection.Close, 0).reply_code == 530
         peer.write(encoded(1, Queue.Declare(queue="q")) + encoded(0, Connection.CloseOk()))
         started = time.monotonic()
