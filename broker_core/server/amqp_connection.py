@@ -141,16 +141,19 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
-        if self._overheard is not None:
+        if not self._deaf:
+            events = self._decoder.feed(data)
+            if self._held is None:
+                self._carry_out(events)
+            else:
+                self._held += events
+        if self._deaf:
             self._listen_for_close_ok(data)
-            return
-        events = self._decoder.feed(data)
-        if self._held is None:
-            self._carry_out(events)
-        else:
-            self._held += events
-        if self._overheard is not None:  # after a violation the decoder is silent, also of what came with it
-            self._listen_for_close_ok(data)
+
+    @property
+    def _deaf(self) -> bool:
+        """Nothing that comes can be understood, or matters, any more."""
+        return self._overheard is not None
 
     def pause_writing(self) -> None:
         self.writable = False

@@ -30,7 +30,7 @@ ARGUMENTS = [
             {"x-message-ttl": True},
             ChannelClosed(406, invalid("x-message-ttl", '"expected integer, got bool"'), (50, 10)),
         ),
-        ("x-message-ttl below 0", {"x-message-ttl": -1}, ChannelClosed(406, invalid("x-message-ttl", "{value_negative,-1}"), (50, 10))),
+        ("x-message-ttl below 0", {"x-message-ttl": -200}, ChannelClosed(406, invalid("x-message-ttl", "{value_negative,-200}"), (50, 10))),
         (
             "x-message-ttl that is too large",
             {"x-message-ttl": 1 << 50},
@@ -42,7 +42,7 @@ ARGUMENTS = [
             {"x-expires": "soon"},
             ChannelClosed(406, invalid("x-expires", '"expected integer, got longstr"'), (50, 10)),
         ),
-        ("x-max-length below 0", {"x-max-length": -1}, ChannelClosed(406, invalid("x-max-length", "{value_negative,-1}"), (50, 10))),
+        ("x-max-length below 0", {"x-max-length": -200}, ChannelClosed(406, invalid("x-max-length", "{value_negative,-200}"), (50, 10))),
         (
             "x-max-length that is a text",
             {"x-max-length": "many"},
@@ -50,8 +50,8 @@ ARGUMENTS = [
         ),
         (
             "x-max-length-bytes below 0",
-            {"x-max-length-bytes": -1},
-            ChannelClosed(406, invalid("x-max-length-bytes", "{value_negative,-1}"), (50, 10)),
+            {"x-max-length-bytes": -200},
+            ChannelClosed(406, invalid("x-max-length-bytes", "{value_negative,-200}"), (50, 10)),
         ),
         ("x-overflow that is unknown", {"x-overflow": "burst"}, ChannelClosed(406, invalid("x-overflow", "invalid_overflow"), (50, 10))),
         (
@@ -84,7 +84,11 @@ ARGUMENTS = [
             {"x-max-priority": 256},
             ChannelClosed(406, invalid("x-max-priority", "{max_value_exceeded,256}"), (50, 10)),
         ),
-        ("x-max-priority below 0", {"x-max-priority": -1}, ChannelClosed(406, invalid("x-max-priority", "{value_negative,-1}"), (50, 10))),
+        (
+            "x-max-priority below 0",
+            {"x-max-priority": -200},
+            ChannelClosed(406, invalid("x-max-priority", "{value_negative,-200}"), (50, 10)),
+        ),
         (
             "x-max-priority that is a text",
             {"x-max-priority": "high"},
