@@ -20,6 +20,7 @@ from broker_core.store.port import Store
 TICK_S = 1.0
 IDLE_TICKS = 5  # an open batch that nobody wrote to for so long is sealed, if it is worth a segment batch
 IDLE_ROWS = 1_000
+WAITING = 2  # full batches wait for the next tick, if there are no more: messages that pass through are gone by then, unsealed
 COMPACT_TICKS = 30
 ALIVE = 0.3  # a segment with a smaller share of living rows is compacted
 
@@ -48,9 +49,9 @@ class Upkeep:
         self._thread.start()
 
     def look(self) -> None:
-        """After a commit: wake the thread if something is full, or expires before it would wake."""
+        """After a commit: wake the thread if too much is full, or something expires before it would wake."""
         state = self._state
-        if (state.batches.full or state.next_deadline < self._planned) and not self._wake.is_set():
+        if (len(state.batches.full) > WAITING or state.next_deadline < self._planned) and not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> None:
@@ -74,9 +75,11 @@ class Upkeep:
                 if now >= next_tick:
                     next_tick = now + int(TICK_S * 1_000_000)
                     self.tick()
+                    self.seal()
                 elif now >= self._state.next_deadline:
                     self.expire()
-                self.seal()
+                if len(self._state.batches.full) > WAITING:
+                    self.seal()
             except StoreFailed:
                 return  # every caller learns it from the committer
             except CorruptSegment:
