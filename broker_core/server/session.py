@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from broker_core.server.amqp_connection import Connection
 
 BACKLOG_COMMANDS = 1_000  # that wait behind a commit, before the connection is not read any more
+BACKLOG_BYTES = 16 * 1024 * 1024  # of their bodies
+IN_FLIGHT = 8  # ticks whose publishes and acks are not durable yet, before the connection is not read any more
 _USER_ID = 0x10  # in the second byte of the property flags
 _DELIVERY_MODES = (2, 1, None)
 _CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
@@ -68,6 +70,7 @@ class Session:
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         self._timed = server.broker.limits.open_s is not None
         self._backlog: deque[Command] = deque()
+        self._backlog_bytes = 0
         self._busy = False  # a command waits for its commit
         self._waits = False  # and it waits for what was gathered before it
         self._gathered = False  # hand_over will be called at the end of the tick
@@ -81,7 +84,8 @@ class Session:
     def handle(self, command: Command) -> None:
         if self._busy:
             self._backlog.append(command)
-            if len(self._backlog) == BACKLOG_COMMANDS:
+            self._backlog_bytes += len(command.body)
+            if len(self._backlog) >= BACKLOG_COMMANDS or self._backlog_bytes > BACKLOG_BYTES:
                 self.connection.pause(self)
             return
         handler = _HANDLERS.get(type(command.method))
@@ -96,11 +100,12 @@ class Session:
         backlog = self._backlog
         while backlog and not self._busy and not self.ended:
             command = backlog.popleft()
+            self._backlog_bytes -= len(command.body)
             try:
                 self.handle(command)
             except Exception as error:
                 self._fail(error, command.method)
-        if len(backlog) < BACKLOG_COMMANDS:
+        if len(backlog) < BACKLOG_COMMANDS and self._backlog_bytes <= BACKLOG_BYTES:
             self.connection.resume(self)
 
     def _fail(self, error: BaseException, method: m.Method | None) -> None:
@@ -110,9 +115,15 @@ class Session:
         """Whether ``command`` has to wait until earlier publishes and acks are durable; it is carried out then."""
         if not (self._gathered or self._in_flight):
             return False
-        self._backlog.appendleft(command)
-        self._busy = self._waits = True
+        self._wait(command)
+        self._waits = True
         return True
+
+    def _wait(self, command: Command) -> None:
+        """It is carried out, once more or at last, when the session goes on."""
+        self._backlog.appendleft(command)
+        self._backlog_bytes += len(command.body)
+        self._busy = True
 
     def submit(self, command: Command, work: Work, reply: Reply) -> None:
         """Carry out ``work``, and answer with the method that ``reply`` makes of what it gives; None: no answer."""
@@ -146,6 +157,8 @@ class Session:
         self._gathered = False
         transaction = self.channel.take()
         self._in_flight += 1
+        if self._in_flight == IN_FLIGHT:  # another thread's commit takes its time
+            self.connection.pause(self.channel)
         try:
             self._broker.spill_large(transaction)
         except Exception as error:
@@ -159,6 +172,8 @@ class Session:
         self, transaction: Transaction, before: int, publishes: int, committed: Committed | None, error: BaseException | None
     ) -> None:
         self._in_flight -= 1
+        if self._in_flight == IN_FLIGHT - 1:
+            self.connection.resume(self.channel)
         if committed is None:  # what it acked is not this channel's any more, so nobody else would give it back
             with self._lock:
                 self.state.requeue((queue, offset) for queue, offset, _ in transaction.settles)
@@ -341,7 +356,7 @@ class Session:
                     unacked = channel.unacked.pop(delivery.tag)
                     self._commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
         if expired:
-            self._backlog.appendleft(command)  # it looks again
+            self._wait(command)  # it looks again
             self.submit(command, lambda state, change, now: state.expire(change, now, [queue]), lambda _: None)
         elif delivery is None:
             self.connection.send(self.number, m.BasicGetEmpty())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -244,6 +247,48 @@ def test_a_connection_that_is_lost_while_its_commit_waits_for_another_thread_los
     eventually(lambda: server.commits.idle)
     with local.channel() as channel:
         assert [channel.get("q", no_ack=True).body for _ in range(2_000)] == [b"%d" % row for row in range(2_000)]
+    server.stop()
+    local.close()
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_publisher_is_not_read_without_end_while_another_threads_commit_takes_its_time(transactional: bool) -> None:
+    """What has been read waits in memory: so the client has to wait, and nothing of it is lost."""
+    store = SlowStore()
+    local = LocalBroker(store, upkeep=False)
+    server = AmqpServer(local, ["127.0.0.1:0"])
+    server.start()
+    with Peer(f"amqp://{server.addresses[0]}") as peer:
+        peer.opened(1)
+        peer.write(
+            asked(Queue.Declare(queue="q", durable=True))
+            + (asked(Tx.Select(), published("q", b"x"), Tx.Commit()) if transactional else b"")
+        )
+        replies(peer, 3 if transactional else 1)
+        store.gate.clear()
+        store.entered.clear()
+        other = threading.Thread(target=local.run, args=(lambda state, change, now: state.declare_queue(change, "other"),))
+        other.start()
+        assert store.entered.wait(30)
+        if transactional:
+            peer.write(asked(published("q", b"x"), Tx.Commit()))
+        one = published("q", b"m" * 1024 * 1024)
+        with socket.socket(fileno=os.dup(peer.fileno())) as out:
+            out.settimeout(1)
+            sent, left = 0, one
+            with contextlib.suppress(TimeoutError):
+                while sent < 200:
+                    left = left[out.send(left) :]
+                    if not left:
+                        sent, left = sent + 1, one
+        assert sent < 100
+        store.gate.set()
+        other.join()
+        peer.write(left)
+        if transactional:
+            peer.write(asked(Tx.Commit()))
+            assert replies(peer, 2) == ["Tx.CommitOk", "Tx.CommitOk"]
+        assert peer.count(1, "q") == sent + (3 if transactional else 1)
     server.stop()
     local.close()
 
