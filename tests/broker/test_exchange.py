@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core import errors
@@ -62,12 +62,14 @@ KEY = st.lists(WORD, min_size=1, max_size=5).map(".".join)
 
 
 def naive(pattern: str, key: str) -> bool:
-    """Topic matching by a regular expression over "word." repeated."""
+    """Topic matching by a regular expression over "word." repeated; an empty key or pattern has no words, as in RabbitMQ."""
     parts = {"*": r"[^.]*\.", "#": r"(?:[^.]*\.)*"}
-    return re.fullmatch("".join(parts.get(word, re.escape(word) + r"\.") for word in pattern.split(".")), key + ".") is not None
+    words = pattern.split(".") if pattern else []
+    return re.fullmatch("".join(parts.get(word, re.escape(word) + r"\.") for word in words), key + "." if key else "") is not None
 
 
 @given(st.lists(PATTERN, max_size=6), KEY)
+@example(["*", "#", "", "#.#", "a.#", "#.*"], "")
 def test_topic_exchange_agrees_with_a_regular_expression(patterns: list[str], key: str) -> None:
     found = topology(*(f"q{number}" for number in range(len(patterns))))
     for number, pattern in enumerate(patterns):
