@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker_core.broker.arguments import check_text
+from broker_core.broker.batch import EXPIRATION
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
@@ -106,7 +107,7 @@ class LocalBroker:
                 if queue not in masks:
                     masks[queue] = np.zeros(len(rows), dtype=np.bool_)
                 masks[queue][row] = True
-        expiring = any(publish.message.properties and publish.message.properties[0] & 1 for publish in rows)
+        expiring = any(publish.message.properties and publish.message.properties[0] & EXPIRATION for publish in rows)
         selections = [(queue, select(mask)) for queue, mask in masks.items()]
         transaction.spill(Spilled(info.batch_id, info.rows, info.size_bytes, selections, expiring))
 
@@ -468,7 +469,7 @@ class LocalChannel:
         channel = self._channel
         with self._committer.lock:
             dropped = channel.close(why)
-            exclusive = [queue.name for queue in self._state.queues.values() if queue.exclusive and queue.connection is channel]
+            exclusive = [queue.name for queue in self._state.exclusive_queues(channel)]
         if self._committer.failure is None:
             self._broker.notify_consumers()
             self._broker.discard(dropped)

@@ -18,7 +18,7 @@ from broker_core.broker.change import Change, InboxRow
 
 OPEN_ROWS = 16_384
 OPEN_BYTES = 4 * 1024 * 1024
-_EXPIRATION = 1  # in the first byte of the property flags
+EXPIRATION = 1  # in the first byte of the property flags
 
 
 class Batch:
@@ -41,7 +41,7 @@ class Batch:
         self.inbox.append(row)
         self.rows = row.row + 1
         self.size_bytes += len(row.body)
-        if row.properties and row.properties[0] & _EXPIRATION:
+        if row.properties and row.properties[0] & EXPIRATION:
             self.expiring = True
 
 
@@ -143,7 +143,7 @@ class Batches:
         """Whether some message of it has an expiration of its own; a stored batch is read once to find out."""
         if batch.expiring is None:
             flags = pc.binary_slice(self._read(batch.batch_id).column("properties"), 0, 1)
-            batch.expiring = any(flag and flag[0] & _EXPIRATION for flag in flags.unique().to_pylist())
+            batch.expiring = any(flag and flag[0] & EXPIRATION for flag in flags.unique().to_pylist())
         return batch.expiring
 
     def sealed(self, batch_id: int) -> None:

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from broker_core.broker.batch import Batches
+from broker_core.broker.batch import EXPIRATION, Batches
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.consumer import Consumer, Unacked
-from broker_core.broker.messages import EXPIRATION, Messages, own_time_to_live_ms
+from broker_core.broker.messages import Messages, own_time_to_live_ms
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle
 from broker_core.errors import RemoteProtocolError, StoreError

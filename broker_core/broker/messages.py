@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 
 from broker_core.broker.arguments import MAX_TIME_MS
-from broker_core.broker.batch import Batches
+from broker_core.broker.batch import EXPIRATION, Batches
 from broker_core.broker.carbon_copy import carbon_copies, has_copies
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.dead_letter import Reason, dead_letter_copy, without_cycles
@@ -29,7 +29,6 @@ from broker_core.properties import delivery_mode, expiration
 ROUTE = struct.Struct("<qq")  # queue_id, offset
 NEVER = 1 << 62
 _TRANSIENT = 1
-EXPIRATION = 1  # in the first byte of the property flags
 _TIME_TO_LIVE = re.compile(r"[+-]?[0-9]+")
 _LIMITS = ("x-max-length", "x-max-length-bytes")
 

@@ -19,8 +19,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle, Transaction
 from broker_core.committer import Waiting, Work
@@ -154,10 +152,8 @@ class CommitQueue:
     def _dispatch(self) -> None:
         with self._broker.committer.lock:
             dispatched = self._state.dispatch(self._broker.clock(), DISPATCH_BUDGET)
-            cancelled, self._state.cancelled = self._state.cancelled, []
             # a queue that cannot be read stays as it is for whoever repairs it; its consumers learn that they get nothing any more
-            for queue, _ in dispatched.failed:
-                cancelled += queue.consumers.clear()
+            cancelled, self._state.cancelled = self._state.cancelled, []
         for consumer in cancelled:
             consumer.cancelled(consumer)
         if dispatched.settles:
@@ -168,12 +164,7 @@ class CommitQueue:
             self.wake()
 
     def _expire(self, due: list[Queue]) -> None:
-        def work(state: BrokerState, change: Change, now: int) -> None:
-            state.expire(change, now, due)
-            for queue in due:
-                state.wake(queue)
-
-        self.submit(work, _ignore)
+        self.submit(lambda state, change, now: state.expire(change, now, due), _ignore)
 
 
 def _answer(waiting: Waiting, then: Then) -> None:

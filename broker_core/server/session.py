@@ -329,8 +329,7 @@ class Session:
         self._commits.wake()  # a single active consumer may have made room
 
     def _cancelled(self, consumer: Consumer) -> None:
-        """Its queue is deleted."""
-        self.channel.consumers.pop(consumer.tag, None)
+        """Its queue is deleted, or cannot be read."""
         if not self.ended and self.connection.announces("consumer_cancel_notify"):
             self.connection.send(self.number, m.BasicCancel(consumer.tag, True))
 

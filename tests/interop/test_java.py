@@ -9,44 +9,24 @@ import hashlib
 import os
 import shutil
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pika
 import pytest
 
+from bench.kafka_server import resolve
 from tests.interop.programs import Programs, checks_of, programs, run
 
 SOURCES = Path(__file__).parent / "java"
 PROGRAMS = ("Transactions", "Confirms", "Consumers", "Errors", "Routing", "Recovery")
 CHECKS = {program: checks_of(SOURCES / f"{program}.java") for program in PROGRAMS}
-CENTRAL = "https://repo1.maven.org/maven2"
-JARS = {  # path -> SHA-256
-    "com/rabbitmq/amqp-client/5.37.0/amqp-client-5.37.0.jar": "b27134820890c5e56ed57d27cc50b70742fa2c31b36a6e9e28e14a43f34ff96f",
-    "org/slf4j/slf4j-api/2.0.17/slf4j-api-2.0.17.jar": "7b751d952061954d5abfed7181c1f645d336091b679891591d63329c622eb832",
-    "org/slf4j/slf4j-nop/2.0.17/slf4j-nop-2.0.17.jar": "3716f83649ec66161a2edefd4f49df34d1dd1c51cdcf941996c6987260f0a829",
+CLIENT = ("com.rabbitmq:amqp-client:5.37.0", "org.slf4j:slf4j-nop:2.0.17")
+JARS = {  # name -> SHA-256
+    "amqp-client-5.37.0.jar": "b27134820890c5e56ed57d27cc50b70742fa2c31b36a6e9e28e14a43f34ff96f",
+    "slf4j-api-2.0.17.jar": "7b751d952061954d5abfed7181c1f645d336091b679891591d63329c622eb832",
+    "slf4j-nop-2.0.17.jar": "3716f83649ec66161a2edefd4f49df34d1dd1c51cdcf941996c6987260f0a829",
 }
-DOWNLOAD_S = 30.0
-
-
-def jar(path: str, checksum: str) -> Path:
-    """A jar in the user's cache, downloaded where it is not there. Skips where it cannot be."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "txmq" / "jars"
-    target = cache / Path(path).name
-    if not target.exists():
-        try:
-            with urllib.request.urlopen(f"{CENTRAL}/{path}", timeout=DOWNLOAD_S) as answer:
-                content = answer.read()
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-            pytest.skip(f"Maven Central cannot be reached and {target.name} is not in {cache}: {error}")
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(content)
-        partial.replace(target)
-    assert hashlib.sha256(target.read_bytes()).hexdigest() == checksum, f"{target} is not the jar of Maven Central: delete it"
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +34,14 @@ def jars() -> str:
     """The class path of the client."""
     if not shutil.which("java") or not shutil.which("javac"):
         pytest.skip("there is no JDK on this machine (java and javac): install version 17 or later")
-    return os.pathsep.join(str(jar(path, checksum)) for path, checksum in JARS.items())
+    try:
+        found = [Path(path) for path in resolve(CLIENT)]
+    except SystemExit as error:
+        pytest.skip(f"the Java client is neither cached nor to be had from Maven Central: {error}")
+    for name, checksum in JARS.items():
+        (jar,) = (path for path in found if path.name.endswith(name))
+        assert hashlib.sha256(jar.read_bytes()).hexdigest() == checksum, f"{jar} is not the jar of Maven Central: delete it"
+    return os.pathsep.join(map(str, found))
 
 
 @pytest.fixture(scope="module")
