@@ -4,19 +4,20 @@ Not here: what a work does (``broker/``) and how a change becomes durable (``sto
 commit never waits for another thread.
 
 A commit, in this order:
-1. plan: under the state lock each waiting work runs, in order, and fills its change; a work that raises a TxmqError fails alone,
-   and what it put into its change before (acks below a claim that is refused) is committed with the group
+1. plan: under the state lock each waiting work runs, in order, and fills its change. A work that raises fails alone: what it
+   changed in memory is undone, and its change is dropped
 2. make durable: one ``store.commit`` for all changes of the group
 3. publish: under the state lock, new entries become visible
 4. answer: everybody of the group; if work waits already, one of the waiting leads
 
-Invariant: nobody is answered, and nothing is visible, before it is durable. After a failure in 1 (that is no TxmqError) or 2 memory
-and disk may differ, so nothing is ever committed again: every caller, waiting or later, gets StoreFailed.
+Invariant: nobody is answered, and nothing is visible, before it is durable. After a failure in 2 memory and disk may differ, so
+nothing is ever committed again: every caller, waiting or later, gets StoreFailed.
 """
 
 from __future__ import annotations
 
 import _thread
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -24,8 +25,10 @@ from typing import Any, Protocol, TypeVar
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.errors import StoreFailed, TxmqError
+from broker_core.errors import InternalFault, StoreFailed, TxmqError
 from broker_core.store.port import Store
+
+logger = logging.getLogger("txmq.broker")
 
 T = TypeVar("T")
 Work = Callable[[BrokerState, Change, int], T]
@@ -172,15 +175,21 @@ class Committer:
         if self.failure is not None:
             raise self.failure
         state = self._state
+        undo = state.undo
         changes: list[Change] = []
         with self.lock:  # 1. plan
             now_us = self._last_us = max(self._last_us + 1, self._clock())  # commit times never fall
             for waiting in group:
                 change = Change()
+                undo.clear()
                 try:
                     waiting.answer = waiting.work(state, change, now_us)
-                except TxmqError as error:
-                    waiting.error = error
+                except Exception as error:
+                    undo.roll_back()
+                    if isinstance(error, StoreFailed):
+                        raise
+                    waiting.error = error if isinstance(error, TxmqError) else _defect(error)
+                    continue
                 if change.rows or change.puts or change.drops or change.names or change.forgets or change.seals or change.moves:
                     changes.append(change)
         failpoint.here("committer.planned")
@@ -201,6 +210,18 @@ class Committer:
         for waiting in group:
             waiting.error = self.failure
         self._published()
+
+
+def _defect(error: Exception) -> TxmqError:
+    """An exception that no rule foresees: a defect of the broker. Its caller alone has to know."""
+    logger.error("a commit was undone after an unexpected exception", exc_info=error)
+    cause = " ".join(str(error).split())
+    found = InternalFault(
+        f"the operation failed by a defect of the broker ({type(error).__name__}: {cause}), and nothing of it was done",
+        "report it with the broker's log; the broker goes on",
+    )
+    found.__cause__ = error
+    return found
 
 
 def _stopped(error: BaseException) -> StoreFailed:

@@ -38,7 +38,17 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.errors import BatchDecided, DataLoss, LineageConflict, MissingBranch, PreconditionFailed, StoreError, TransactionState
+from broker_core.errors import (
+    BatchDecided,
+    DataLoss,
+    LineageConflict,
+    MissingBranch,
+    PreconditionFailed,
+    StoreError,
+    StoreFailed,
+    TransactionState,
+    TxmqError,
+)
 from broker_core.failpoint import here
 from broker_core.local import LocalBroker
 from broker_core.part_file import PartFile
@@ -56,9 +66,9 @@ class EmbeddedEngine:
         self._local = local
         self._adopt = adopt
         state = local.state
-        self._claims = Claims([*state.claims.values(), *state.origins.values(), *state.reads.values()])
-        self._ledger = Ledger([*state.ledger.values(), *state.lineages.values(), *state.releases.values()])
-        self._branches = Branches([*state.attempts.values(), *state.parts.values()])
+        self._claims = Claims([*state.claims.values(), *state.origins.values(), *state.reads.values()], state.undo)
+        self._ledger = Ledger([*state.ledger.values(), *state.lineages.values(), *state.releases.values()], state.undo)
+        self._branches = Branches([*state.attempts.values(), *state.parts.values()], state.undo)
 
     # -- logs -----------------------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
@@ -219,24 +229,30 @@ class EmbeddedEngine:
     def _stage(self, header: BranchHeader, first: int, given: Sequence[tuple[BatchInfo | None, pa.RecordBatch]]) -> list[tuple[int, int]]:
         """Name the parts ``first`` and on, all or none; what a part's bytes are appended for but is not kept is forgotten."""
 
-        def work(state: BrokerState, change: Change, now_us: int) -> list[tuple[int, int]]:
-            unkept = {info.batch_id for info, _ in given if info is not None}
-            try:
-                known = [self._known(header, part, batch) for part, (_, batch) in enumerate(given, first)]
-                staged = [
-                    self._part(state, header, part, batch, info) if before is None else before
-                    for part, ((info, batch), before) in enumerate(zip(given, known, strict=True), first)
-                ]
-                for record, before in zip(staged, known, strict=True):  # nothing fails from here on
-                    if before is None:
-                        self._branches.open(change, AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us))
-                        self._branches.stage(state, change, record)
-                        unkept.discard(record.batch_id)
-                return [(record.rows, record.checksum) for record in staged]
-            finally:
-                change.forgets += sorted(unkept)
+        appended = [info.batch_id for info, _ in given if info is not None]
 
-        staged = self._local.run(work)
+        def work(state: BrokerState, change: Change, now_us: int) -> list[tuple[int, int]]:
+            unkept = set(appended)
+            known = [self._known(header, part, batch) for part, (_, batch) in enumerate(given, first)]
+            staged = [
+                self._part(state, header, part, batch, info) if before is None else before
+                for part, ((info, batch), before) in enumerate(zip(given, known, strict=True), first)
+            ]
+            for record, before in zip(staged, known, strict=True):
+                if before is None:
+                    self._branches.open(change, AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us))
+                    self._branches.stage(state, change, record)
+                    unkept.discard(record.batch_id)
+            change.forgets += sorted(unkept)
+            return [(record.rows, record.checksum) for record in staged]
+
+        try:
+            staged = self._local.run(work)
+        except StoreFailed:
+            raise
+        except TxmqError:
+            self._local.run(lambda _state, change, _now_us: change.forgets.extend(appended))
+            raise
         here("engine.stage.durable")
         return staged
 

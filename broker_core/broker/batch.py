@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.undo import Undo
 
 OPEN_ROWS = 16_384
 OPEN_BYTES = 4 * 1024 * 1024
@@ -22,11 +23,19 @@ EXPIRATION = 1  # in the first byte of the property flags
 
 
 class Batch:
-    __slots__ = ("batch_id", "closed", "expiring", "inbox", "pins", "rows", "size_bytes")
+    __slots__ = ("_undo", "batch_id", "closed", "expiring", "inbox", "pins", "rows", "size_bytes")
 
     def __init__(
-        self, batch_id: int, rows: int = 0, size_bytes: int = 0, inbox: list[InboxRow] | None = None, *, closed: bool = True
+        self,
+        batch_id: int,
+        rows: int = 0,
+        size_bytes: int = 0,
+        inbox: list[InboxRow] | None = None,
+        *,
+        closed: bool = True,
+        undo: Undo | None = None,
     ) -> None:
+        self._undo = undo
         self.batch_id = batch_id
         self.rows = rows
         self.size_bytes = size_bytes  # of the bodies
@@ -38,20 +47,28 @@ class Batch:
     def add(self, row: InboxRow) -> None:
         """One more row of an open or memory-only batch."""
         assert self.inbox is not None
+        if self._undo is not None:
+            self._undo.append((self._remove, len(self.inbox), self.rows, self.size_bytes))
         self.inbox.append(row)
         self.rows = row.row + 1
         self.size_bytes += len(row.body)
         if row.properties and row.properties[0] & EXPIRATION:
             self.expiring = True
 
+    def _remove(self, length: int, rows: int, size_bytes: int) -> None:
+        assert self.inbox is not None
+        del self.inbox[length:]
+        self.rows, self.size_bytes = rows, size_bytes
+
 
 class Batches:
-    """All batches that the catalog names or memory holds.
+    """All batches that the catalog names or memory holds. ``undo`` is the one of the whole state.
 
     ``read(batch_id)`` gives a stored batch, ``new_batch_id()`` an id that nothing durable uses.
     """
 
     def __init__(self, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
+        self.undo = Undo()
         self.by_id: dict[int, Batch] = {}
         self.full: list[int] = []  # closed open batches that wait for their seal
         self._new_batch_id = new_batch_id
@@ -66,19 +83,23 @@ class Batches:
         batch = self._open
         if batch is None or batch.rows >= OPEN_ROWS or batch.size_bytes >= OPEN_BYTES:
             self.close_open()
-            batch = self._open = Batch(self._new_batch_id(), inbox=[], closed=False)
-            self.by_id[batch.batch_id] = batch
+            batch = Batch(self._new_batch_id(), inbox=[], closed=False, undo=self.undo)
+            self.undo.attribute(self, "_open")
+            self.undo.item(self.by_id, batch.batch_id)
+            self._open = self.by_id[batch.batch_id] = batch
         return batch
 
     def close_open(self) -> None:
         """No more rows for the open batch: it waits for its seal, or is dead already."""
-        batch, self._open = self._open, None
+        batch = self._open
         if batch is not None:
+            self.undo.attribute(self, "_open")
+            self.undo.attribute(batch, "closed")
+            waiting = self._dead if batch.pins == 0 else self.full
+            self.undo.growth(waiting)
+            self._open = None
             batch.closed = True
-            if batch.pins == 0:
-                self._dead.append(batch.batch_id)
-            else:
-                self.full.append(batch.batch_id)
+            waiting.append(batch.batch_id)
 
     @property
     def open_rows(self) -> int:
@@ -97,45 +118,57 @@ class Batches:
         batch = self._transient
         if batch is None or batch.closed or batch.rows >= OPEN_ROWS or batch.size_bytes >= OPEN_BYTES:
             if batch is not None and not batch.closed:
+                self.undo.attribute(batch, "closed")
                 batch.closed = True
                 if batch.pins == 0:
                     self._drop(batch)
-            batch = self._transient = Batch(self._next_transient, inbox=[], closed=False)
+            batch = Batch(self._next_transient, inbox=[], closed=False, undo=self.undo)
             self._next_transient -= 1
-            self.by_id[batch.batch_id] = batch
+            self.undo.attribute(self, "_transient")
+            self.undo.item(self.by_id, batch.batch_id)
+            self._transient = self.by_id[batch.batch_id] = batch
         return batch
 
     def name(self, batch_id: int, rows: int, size_bytes: int) -> Batch:
         """A stored batch that exists from this commit on."""
         batch = self.by_id.get(batch_id)
         if batch is None:
-            batch = self.by_id[batch_id] = Batch(batch_id)
+            batch = Batch(batch_id)
+            self.undo.item(self.by_id, batch_id)
+            self.by_id[batch_id] = batch
         if rows:
+            self.undo.attribute(batch, "rows")
+            self.undo.attribute(batch, "size_bytes")
             batch.rows, batch.size_bytes = rows, size_bytes
         return batch
 
     def pin(self, batch_id: int) -> Batch:
         batch = self.by_id[batch_id]
+        self.undo.append((setattr, batch, "pins", batch.pins))
         batch.pins += 1
         return batch
 
     def unpin(self, batch_id: int) -> None:
         batch = self.by_id[batch_id]
+        self.undo.append((setattr, batch, "pins", batch.pins))
         batch.pins -= 1
         if batch.pins == 0 and batch.closed:
             if batch_id < 0:
                 self._drop(batch)
             else:
+                self.undo.growth(self._dead)
                 self._dead.append(batch_id)
 
     def _drop(self, batch: Batch) -> None:
         """Nothing needs it any more. Dead runs may name it for a while: they must not keep its rows."""
+        self.undo.item(self.by_id, batch.batch_id)
+        self.undo.attribute(batch, "inbox")
         self.by_id.pop(batch.batch_id, None)
         batch.inbox = []
 
     def reopen(self, batch_id: int) -> Batch:
         """While loading: a batch whose rows are in the inbox. It takes no more rows and waits for its seal."""
-        batch = self.by_id[batch_id] = Batch(batch_id, inbox=[])
+        batch = self.by_id[batch_id] = Batch(batch_id, inbox=[], undo=self.undo)
         self.full.append(batch_id)
         return batch
 
@@ -157,14 +190,16 @@ class Batches:
         """Put the batches that nothing needs any more into ``change.forgets``."""
         if not self._dead:
             return
-        for batch_id in self._dead:
+        self.undo.attribute(self, "_dead")
+        dead, self._dead = self._dead, []
+        for batch_id in dead:
             batch = self.by_id.get(batch_id)
             if batch is not None and batch.pins == 0:
                 self._drop(batch)
                 change.forgets.append(batch_id)
                 if batch_id in self.full:
-                    self.full.remove(batch_id)
-        self._dead.clear()
+                    self.undo.attribute(self, "full")
+                    self.full = [full for full in self.full if full != batch_id]
 
     def forget_unpinned(self) -> None:
         """After loading: whatever no run and no part needs is dead."""

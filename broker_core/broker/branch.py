@@ -14,6 +14,7 @@ import pyarrow as pa
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import AttemptRecord, PartRecord
+from broker_core.broker.undo import Undo
 from broker_core.engine import StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
 from broker_core.staging import branch_checksum
@@ -22,7 +23,8 @@ from broker_core.staging import branch_checksum
 class Branches:
     """Open attempts and staged parts of every app, in memory; ``Change`` makes each durable."""
 
-    def __init__(self, records: Iterable[AttemptRecord | PartRecord] = ()) -> None:
+    def __init__(self, records: Iterable[AttemptRecord | PartRecord] = (), undo: Undo | None = None) -> None:
+        self._undo = Undo() if undo is None else undo
         self._attempts: dict[str, AttemptRecord] = {}
         self._parts: dict[str, dict[int, PartRecord]] = {}  # branch -> part number -> part
         self._by_token: dict[str, set[str]] = {}
@@ -33,14 +35,26 @@ class Branches:
                 self._keep(record)
 
     def _keep(self, part: PartRecord) -> None:
+        self._undo.append((self._unkeep, part))
         self._parts.setdefault(part.branch, {})[part.part] = part
         self._by_token.setdefault(part.token, set()).add(part.branch)
+
+    def _unkeep(self, part: PartRecord) -> None:
+        parts = self._parts.get(part.branch, {})
+        parts.pop(part.part, None)
+        if not parts:
+            self._parts.pop(part.branch, None)
+            branches = self._by_token.get(part.token, set())
+            branches.discard(part.branch)
+            if not branches:
+                self._by_token.pop(part.token, None)
 
     def attempt(self, token: str) -> AttemptRecord | None:
         return self._attempts.get(token)
 
     def open(self, change: Change, attempt: AttemptRecord) -> None:
         if self._attempts.get(attempt.token) is None:
+            self._undo.item(self._attempts, attempt.token)
             self._attempts[attempt.token] = attempt
             change.puts.append(attempt)
 
@@ -115,6 +129,7 @@ class Branches:
 
     def drop(self, state: BrokerState, change: Change, token: str) -> None:
         """The attempt is over; whatever it staged and nobody took over is gone."""
+        self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
             change.drops.append((AttemptRecord, attempt.key))
@@ -123,6 +138,7 @@ class Branches:
 
     def settle(self, state: BrokerState, change: Change, token: str, kept: set[str]) -> None:
         """The attempt is decided: its branches ``kept`` stay until they are applied, those of failed and speculative tasks go."""
+        self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
             change.drops.append((AttemptRecord, attempt.key))
@@ -134,15 +150,11 @@ class Branches:
             self._forget(state, change, part)
 
     def _forget(self, state: BrokerState, change: Change, part: PartRecord) -> None:
-        parts = self._parts.get(part.branch)
-        if parts is None or parts.pop(part.part, None) is None:
+        if part.part not in self._parts.get(part.branch, {}):
             return
+        self._undo.append((self._keep, part))
+        self._unkeep(part)
         change.drops.append((PartRecord, part.key))
-        if not parts:
-            del self._parts[part.branch]
-            self._by_token.get(part.token, set()).discard(part.branch)
-            if not self._by_token.get(part.token):
-                self._by_token.pop(part.token, None)
         if part.batch_id:
             state.unhold(change, part.batch_id)
 

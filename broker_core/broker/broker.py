@@ -205,7 +205,7 @@ class BrokerState(Dispatch):
         for queue, offset, outcome in transaction.settles:
             if outcome == "reject" and queue.dead_letters and not queue.deleted:
                 self.fetch(queue, offset)  # raises now, before anything is changed, where its segment is damaged
-        transaction.become(State.COMMITTED)
+        self._become(transaction, State.COMMITTED)
         returned: list[Message] = []
         rejected: list[int] = []
         if transaction.spilled:
@@ -230,8 +230,8 @@ class BrokerState(Dispatch):
 
     def delete_abandoned(self, change: Change) -> None:
         """Auto-delete queues whose last consumer has gone. One that an app owns, or that is consumed again, stays."""
-        abandoned = list(self.abandoned)
-        self.abandoned.clear()
+        self.undo.attribute(self, "abandoned")
+        abandoned, self.abandoned = self.abandoned, []
         self.delete_unused(change, abandoned)
 
     def prepare(self, change: Change, transaction: Transaction, xid: str, now: int) -> Literal["prepared", "read_only"]:
@@ -240,13 +240,16 @@ class BrokerState(Dispatch):
             raise TransactionState("a prepared transaction needs an xid: give it one that nobody else uses")
         self._check_new(xid)
         if not transaction:
-            transaction.become(State.COMMITTED)
+            self._become(transaction, State.COMMITTED)
             return "read_only"
-        transaction.become(State.PREPARED)
+        self._become(transaction, State.PREPARED)
         for spilled in transaction.spilled:
             self.batches.name(spilled.batch_id, spilled.rows, spilled.size_bytes)
             self.batches.pin(spilled.batch_id)
             change.names.append(spilled.batch_id)
+        self.undo.attribute(transaction, "xid")
+        self.undo.item(self.prepared, xid)
+        self.undo.item(self.prepared_at, xid)
         transaction.xid = xid
         self.prepared[xid] = transaction
         self.prepared_at[xid] = now
@@ -266,7 +269,7 @@ class BrokerState(Dispatch):
         if self._decided(xid, "rolled_back"):
             return
         transaction = self.prepared[xid]
-        transaction.become(State.ROLLED_BACK)
+        self._become(transaction, State.ROLLED_BACK)
         self.requeue(((queue, offset) for queue, offset, _ in transaction.settles), change)
         self.remember(change, OutcomeRecord(xid, "rolled_back", now))
         self._forget_prepared(change, xid)
@@ -291,7 +294,13 @@ class BrokerState(Dispatch):
         if xid in self.prepared or xid in self.outcomes:
             raise TransactionState(f"transaction '{xid}' is {self.outcome(xid)}: an xid names one transaction only, choose another")
 
+    def _become(self, transaction: Transaction, state: State) -> None:
+        self.undo.append((setattr, transaction, "state", transaction.state))
+        transaction.become(state)
+
     def _forget_prepared(self, change: Change, xid: str) -> None:
+        self.undo.item(self.prepared, xid)
+        self.undo.item(self.prepared_at, xid)
         for spilled in self.prepared.pop(xid).spilled:
             self.batches.unpin(spilled.batch_id)
         self.batches.record(change)
@@ -300,10 +309,12 @@ class BrokerState(Dispatch):
 
     def remember(self, change: Change, record: OutcomeRecord) -> None:
         """How a named transaction ended; the oldest outcome goes when there are too many."""
+        self.undo.item(self.outcomes, record.xid)
         self.outcomes[record.xid] = record
         change.puts.append(record)
         if len(self.outcomes) > OUTCOMES_KEPT:
             oldest = next(iter(self.outcomes))
+            self.undo.append((_put_first, self.outcomes, oldest, self.outcomes[oldest]))
             del self.outcomes[oldest]
             change.drops.append((OutcomeRecord, (oldest,)))
 
@@ -392,6 +403,13 @@ class BrokerState(Dispatch):
             queue.record(change)
             if queue.written:
                 change.puts.append(queue.progress())
+
+
+def _put_first(outcomes: dict[str, OutcomeRecord], xid: str, record: OutcomeRecord) -> None:
+    others = dict(outcomes)
+    outcomes.clear()
+    outcomes[xid] = record
+    outcomes.update(others)
 
 
 def _first(entry: tuple[int, Any]) -> int:

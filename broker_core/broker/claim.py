@@ -20,6 +20,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import ClaimRecord, OriginRecord, ReadRecord
+from broker_core.broker.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
 
@@ -36,7 +37,8 @@ def canonical(value: object) -> str:
 class Claims:
     """Every app's claims, origins and reads, in memory; ``Change`` makes each new one durable."""
 
-    def __init__(self, records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = ()) -> None:
+    def __init__(self, records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = (), undo: Undo | None = None) -> None:
+        self._undo = Undo() if undo is None else undo
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
         self._origins: dict[tuple[str, str], OriginRecord] = {}
@@ -53,12 +55,17 @@ class Claims:
             self._keep_read(read)
 
     def _add(self, claim: ClaimRecord) -> None:
-        self._by_start.setdefault((claim.app_id, claim.start), []).append(claim)
-        self._by_app.setdefault(claim.app_id, []).append(claim)
+        for same in (self._by_start.setdefault((claim.app_id, claim.start), []), self._by_app.setdefault(claim.app_id, [])):
+            self._undo.growth(same)
+            same.append(claim)
 
     def _keep_read(self, record: ReadRecord) -> None:
-        self._reads.setdefault((record.query_id, record.batch_id), {})[(record.app_id, record.queues)] = record
-        self._app_reads.setdefault(record.app_id, []).append(record)
+        key = (record.query_id, record.batch_id)
+        self._undo.item(self._reads, key)
+        self._reads[key] = {**self._reads.get(key, {}), (record.app_id, record.queues): record}
+        reads = self._app_reads.setdefault(record.app_id, [])
+        self._undo.growth(reads)
+        reads.append(record)
 
     def apps(self) -> set[str]:
         return {app for app, _ in self._origins} | set(self._by_app)
@@ -149,12 +156,20 @@ class Claims:
     def _prune(self, change: Change, app_id: str) -> None:
         claims = self._by_app[app_id]
         while len(claims) > KEPT_CLAIMS:
-            oldest = claims.pop(0)
+            oldest = claims[0]
+            self._undo.append((claims.insert, 0, oldest))
+            del claims[0]
             change.drops.append((ClaimRecord, oldest.key))
-            same = self._by_start[(app_id, oldest.start)]
-            same.remove(oldest)
-            if not same:
-                del self._by_start[(app_id, oldest.start)]
+            self._unlist(oldest)
+
+    def _unlist(self, claim: ClaimRecord) -> None:
+        key = (claim.app_id, claim.start)
+        self._undo.item(self._by_start, key)
+        others = [other for other in self._by_start[key] if other is not claim]
+        if others:
+            self._by_start[key] = others
+        else:
+            del self._by_start[key]
 
     def _known(self, app_id: str, start: Vector, lineage: int | None) -> ClaimRecord | None:
         for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
@@ -215,8 +230,10 @@ class Claims:
         if self._origins.get((entry.app_id, entry.queues)) == entry:
             return
         for other in self._overlapping(entry.app_id, entry.queues, list(entry.start)):
+            self._undo.item(self._origins, (other.app_id, other.queues))
             del self._origins[(other.app_id, other.queues)]
             change.drops.append((OriginRecord, other.key))
+        self._undo.item(self._origins, (entry.app_id, entry.queues))
         self._origins[(entry.app_id, entry.queues)] = entry
         change.puts.append(entry)
 
@@ -284,11 +301,16 @@ class Claims:
         """A source whose sink is another system decides nothing here, so reads go by number, as claims do."""
         reads = self._app_reads[app_id]
         while len(reads) > KEPT_CLAIMS:
-            oldest = reads.pop(0)
-            known = self._reads[(oldest.query_id, oldest.batch_id)]
-            del known[(app_id, oldest.queues)]
-            if not known:
-                del self._reads[(oldest.query_id, oldest.batch_id)]
+            oldest = reads[0]
+            self._undo.append((reads.insert, 0, oldest))
+            del reads[0]
+            key = (oldest.query_id, oldest.batch_id)
+            self._undo.item(self._reads, key)
+            known = {read: record for read, record in self._reads[key].items() if read != (app_id, oldest.queues)}
+            if known:
+                self._reads[key] = known
+            else:
+                del self._reads[key]
             change.drops.append((ReadRecord, oldest.key))
 
     def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
@@ -316,6 +338,7 @@ class Claims:
         for (app, key), entry in list(self._origins.items()):
             if app == app_id and not entry.passed and any(vector.get(log, 0) > int(first) for log, first in entry.start.items()):
                 passed = replace(entry, passed=True)
+                self._undo.item(self._origins, (app, key))
                 self._origins[(app, key)] = passed
                 change.puts.append(passed)
         for log, offset in vector.items():
@@ -329,11 +352,14 @@ class Claims:
         """S6: an operator takes the claim on one queue. What the app claimed and did not consume is there for others again."""
         for (app, key), entry in list(self._origins.items()):
             if app == app_id and log in entry.start:
+                self._undo.item(self._origins, (app, key))
                 del self._origins[(app, key)]
                 change.drops.append((OriginRecord, entry.key))
         for claim in [claim for claim in self._by_app.get(app_id, ()) if log in claim.ranges]:
-            self._by_app[app_id].remove(claim)
-            self._by_start[(app_id, claim.start)].remove(claim)
+            claims = self._by_app[app_id]
+            self._undo.append((claims.insert, claims.index(claim), claim))
+            claims.remove(claim)
+            self._unlist(claim)
             change.drops.append((ClaimRecord, claim.key))
 
 

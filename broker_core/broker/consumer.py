@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_core.broker.arguments import type_name
 from broker_core.broker.change import InboxRow
+from broker_core.broker.undo import Undo
 from broker_core.errors import AccessRefused, PreconditionFailed
 from broker_core.properties import Timestamp
 
@@ -166,12 +167,17 @@ class Consumers:
         if self._single is consumer:
             self._single = next(iter(self), None)
 
-    def clear(self) -> list[Consumer]:
+    def clear(self, undo: Undo | None = None) -> list[Consumer]:
         """The queue is gone, and all consumers with it; those whom the shell has to tell."""
+        undo = Undo() if undo is None else undo
         gone = list(self)
-        self._rings.clear()
+        undo.attribute(self, "_rings")
+        undo.attribute(self, "_single")
+        self._rings = []
         self._single = None
         for consumer in gone:
+            undo.attribute(consumer, "active")
+            undo.item(consumer.channel.consumers, consumer.tag)
             consumer.active = False
             consumer.channel.consumers.pop(consumer.tag, None)
         return gone

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from broker_core.broker.arguments import same, type_name
 from broker_core.broker.queue import Queue
+from broker_core.broker.undo import Undo
 from broker_core.errors import PreconditionFailed
 from broker_core.properties import Properties
 
@@ -41,7 +42,7 @@ def _key(destination: Destination, routing_key: str, arguments: Mapping[str, Any
 
 
 class Exchange:
-    """What all types share. A subclass tells how its bindings match."""
+    """What all types share. A subclass tells how its bindings match. ``undo`` is the one of the whole state."""
 
     type: ClassVar[str] = ""
     matches_headers: ClassVar[bool] = False
@@ -54,7 +55,9 @@ class Exchange:
         auto_delete: bool = False,
         internal: bool = False,
         arguments: dict[str, Any] | None = None,
+        undo: Undo | None = None,
     ) -> None:
+        self._undo = Undo() if undo is None else undo
         self.name = name
         self.durable = durable
         self.auto_delete = auto_delete
@@ -78,14 +81,31 @@ class Exchange:
         key = _key(destination, routing_key, arguments)
         if key in self.bindings:
             return False
-        self.bindings[key] = binding = Binding(destination, routing_key, arguments)
+        binding = Binding(destination, routing_key, arguments)
+        self._undo.append((self._remove, key, binding))
+        self._insert(key, binding)
+        return True
+
+    def _insert(self, key: BindingKey, binding: Binding) -> None:
+        """Also takes back a ``_remove`` that did not come to its end, and the other way round."""
+        destination = binding.destination
+        self.bindings[key] = binding
         self._by_destination.setdefault(destination, {})[key] = binding
         self._added(key, binding)
         if isinstance(destination, Exchange):
             destination.upstream.add(self)
             self._downstream.add(destination)
         self.changed()
-        return True
+
+    def _remove(self, key: BindingKey, binding: Binding) -> None:
+        destination = binding.destination
+        self.bindings.pop(key, None)
+        found = self._by_destination.get(destination, {})
+        found.pop(key, None)
+        self._removed(key, binding)
+        if not found:
+            self._forget(destination)
+        self.changed()
 
     def is_bound(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
         return _key(destination, routing_key, arguments) in self.bindings
@@ -93,14 +113,11 @@ class Exchange:
     def unbind(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
         """Whether there was such a binding."""
         key = _key(destination, routing_key, arguments)
-        if key not in self.bindings:
+        binding = self.bindings.get(key)
+        if binding is None:
             return False
-        found = self._by_destination[destination]
-        self._removed(key, found.pop(key))
-        del self.bindings[key]
-        if not found:
-            self._forget(destination)
-        self.changed()
+        self._undo.append((self._insert, key, binding))
+        self._remove(key, binding)
         return True
 
     def unbind_all(self, destination: Destination) -> list[Binding]:
@@ -108,6 +125,7 @@ class Exchange:
         gone = self._by_destination.get(destination)
         if gone is None:
             return []
+        self._undo.append((self._insert_all, dict(gone)))
         for key, binding in gone.items():
             del self.bindings[key]
             self._removed(key, binding)
@@ -115,8 +133,17 @@ class Exchange:
         self.changed()
         return list(gone.values())
 
+    def _insert_all(self, bindings: Mapping[BindingKey, Binding]) -> None:
+        for key, binding in bindings.items():
+            self._insert(key, binding)
+
     def divert(self, alternate: Exchange | None) -> None:
         """``alternate`` gets what no binding here matches."""
+        before = self.alternate
+        self._undo.append((self._divert, before))
+        self._divert(alternate)
+
+    def _divert(self, alternate: Exchange | None) -> None:
         before, self.alternate = self.alternate, alternate
         if before is not None and before not in self._downstream:
             before.upstream.discard(self)
@@ -125,7 +152,7 @@ class Exchange:
         self.changed()
 
     def _forget(self, destination: Destination) -> None:
-        del self._by_destination[destination]
+        self._by_destination.pop(destination, None)
         if isinstance(destination, Exchange):
             self._downstream.discard(destination)
             if destination is not self.alternate:
@@ -253,10 +280,10 @@ class DirectExchange(Exchange):
         self._index.setdefault(binding.routing_key, {})[key] = binding.destination
 
     def _removed(self, key: BindingKey, binding: Binding) -> None:
-        found = self._index[binding.routing_key]
-        del found[key]
+        found = self._index.get(binding.routing_key, {})
+        found.pop(key, None)
         if not found:
-            del self._index[binding.routing_key]
+            self._index.pop(binding.routing_key, None)
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
         found = self._index.get(routing_key)

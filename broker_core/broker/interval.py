@@ -9,11 +9,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
+from broker_core.broker.undo import Undo
+
 
 class IntervalSet:
-    __slots__ = ("_ends", "_starts", "total")
+    """``undo``: where every change appends how to restore what was there."""
 
-    def __init__(self, intervals: Iterable[tuple[int, int] | list[int]] = ()) -> None:
+    __slots__ = ("_ends", "_starts", "_undo", "total")
+
+    def __init__(self, intervals: Iterable[tuple[int, int] | list[int]] = (), undo: Undo | None = None) -> None:
+        self._undo = undo
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.total = 0  # how many integers
@@ -37,6 +42,8 @@ class IntervalSet:
         low = bisect_left(self._ends, start)
         high = bisect_right(self._starts, end)
         absorbed = self._starts[low:high]
+        if self._undo is not None:
+            self._undo.append((self._restore, low, low + 1, absorbed, self._ends[low:high], self.total))
         if absorbed:
             self.total -= sum(self._ends[low:high]) - sum(absorbed)
             start = min(start, absorbed[0])
@@ -53,6 +60,7 @@ class IntervalSet:
         high = bisect_left(self._starts, end)
         if low >= high:
             return
+        before = (self._starts[low:high], self._ends[low:high], self.total)
         starts: list[int] = []
         ends: list[int] = []
         if self._starts[low] < start:
@@ -61,9 +69,16 @@ class IntervalSet:
         if self._ends[high - 1] > end:
             starts.append(end)
             ends.append(self._ends[high - 1])
+        if self._undo is not None:
+            self._undo.append((self._restore, low, low + len(starts), *before))
         self.total += sum(ends) - sum(starts) - sum(self._ends[low:high]) + sum(self._starts[low:high])
         self._starts[low:high] = starts
         self._ends[low:high] = ends
+
+    def _restore(self, low: int, high: int, starts: list[int], ends: list[int], total: int) -> None:
+        self._starts[low:high] = starts
+        self._ends[low:high] = ends
+        self.total = total
 
     def drop_below(self, floor: int) -> None:
         """Forget everything below ``floor``."""

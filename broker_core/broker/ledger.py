@@ -14,6 +14,7 @@ from typing import Any
 from broker_core.broker.change import Change
 from broker_core.broker.claim import canonical
 from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
+from broker_core.broker.undo import Undo
 from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
 from broker_core.errors import BatchGap, LineageConflict
 
@@ -23,7 +24,8 @@ KEPT_ENTRIES = 1000  # per app; more while they are not applied, or not mirrored
 class Ledger:
     """Every app's decided batches and lineages, in memory; ``Change`` makes each durable."""
 
-    def __init__(self, records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = ()) -> None:
+    def __init__(self, records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = (), undo: Undo | None = None) -> None:
+        self._undo = Undo() if undo is None else undo
         self._entries: dict[str, dict[int, LedgerRecord]] = {}  # app -> sequence -> entry, ascending
         self._batches: dict[tuple[str, str, int], LedgerRecord] = {}
         self._tokens: dict[str, LedgerRecord] = {}
@@ -38,12 +40,17 @@ class Ledger:
             self._lineages.setdefault(lineage.app_id, []).append(lineage)
 
     def _keep(self, entry: LedgerRecord) -> None:
-        self._entries.setdefault(entry.app_id, {})[entry.sequence] = entry
+        undo = self._undo
+        undo.item(self._entries.setdefault(entry.app_id, {}), entry.sequence)
+        undo.item(self._batches, (entry.app_id, entry.query_id, entry.batch_id))
+        undo.item(self._tokens, entry.token)
+        self._entries[entry.app_id][entry.sequence] = entry
         self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
         self._tokens[entry.token] = entry
         for log, (_, end) in entry.ranges.items():
             latest = max(self._consumed.get(log, (0, 0))[1], self._released.get(log, 0))
             if entry.commit_sequence > latest:
+                undo.item(self._consumed, log)
                 self._consumed[log] = (int(end), entry.commit_sequence)
 
     def apps(self) -> set[str]:
@@ -72,7 +79,7 @@ class Ledger:
         self, change: Change, app_id: str, query_id: str, batch_id: int, on_new: OnNewCheckpoint, *, consumes: bool, claim_position: int
     ) -> LedgerRecord | None:
         """The entry of a decided batch; None for a batch that may be staged now, its lineage opened. Raises LineageConflict, BatchGap."""
-        lineages = self._lineages.setdefault(app_id, [])
+        lineages = list(self._lineages.get(app_id, ()))
         current = lineages[-1] if lineages else None
         replaced = None
         if current is not None and current.query_id != query_id:
@@ -93,6 +100,8 @@ class Ledger:
             position = lineages[-1].position + 1 if lineages else 1
             current = LineageRecord(app_id, query_id, position, batch_id)
             lineages.append(current)
+            self._undo.item(self._lineages, app_id)
+            self._lineages[app_id] = lineages
             change.puts.append(current)
         return self._follow(current, app_id, query_id, batch_id, consumes=consumes, claim_position=claim_position)
 
@@ -199,12 +208,15 @@ class Ledger:
             return
         # a Delta ledger is in use where one entry was mirrored; that one is kept, to know it
         mirrored = max((entry.sequence for entry in entries.values() if entry.mirrored), default=0)
+        self._undo.order(entries)
         needed = {commit_sequence for _, commit_sequence in self._consumed.values()}  # where a log's next range must start
         for sequence in list(entries)[: len(entries) - KEPT_ENTRIES]:
             entry = entries[sequence]
             if entry.commit_sequence in needed or not entry.applied or (mirrored and (not entry.mirrored or sequence == mirrored)):
                 continue
             del entries[sequence]
+            self._undo.item(self._batches, (app_id, entry.query_id, entry.batch_id))
+            self._undo.item(self._tokens, entry.token)
             self._batches.pop((app_id, entry.query_id, entry.batch_id), None)
             self._tokens.pop(entry.token, None)
             change.drops.append((LedgerRecord, entry.key))
@@ -230,6 +242,9 @@ class Ledger:
                 self._replace(change, replace(entry, mirrored=True))
 
     def _replace(self, change: Change, entry: LedgerRecord) -> None:
+        self._undo.item(self._entries[entry.app_id], entry.sequence)
+        self._undo.item(self._batches, (entry.app_id, entry.query_id, entry.batch_id))
+        self._undo.item(self._tokens, entry.token)
         self._entries[entry.app_id][entry.sequence] = entry
         self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
         self._tokens[entry.token] = entry
@@ -237,6 +252,8 @@ class Ledger:
 
     def release(self, change: Change, log: str, commit_sequence: int) -> None:
         """A queue was taken from its app: the next range of that log may start anywhere."""
+        self._undo.item(self._consumed, log)
+        self._undo.item(self._released, log)
         self._consumed.pop(log, None)
         self._released[log] = commit_sequence
         change.puts.append(ReleaseRecord(log, commit_sequence))

@@ -134,6 +134,7 @@ class Messages(Topology):
                 if queue.sizes is not None:
                     queue.add_size(offset, len(body))
                 if queue.publishers is not None and connection is not None:
+                    self.undo.item(queue.publishers, offset)
                     queue.publishers[offset] = connection
                 touched.add(queue)
             entry = InboxRow(batch.batch_id, row, sequence, now, exchange, routing_key, properties, body, routes)
@@ -191,6 +192,7 @@ class Messages(Topology):
                 change.puts.append(queue.record_last_run())
             self.touched.add(queue)
             if queue.publishers is not None and connection is not None:
+                self.undo.append((setattr, queue, "publishers", dict(queue.publishers)))
                 queue.publishers.update(dict.fromkeys(range(first, first + count), connection))
             if expiring is not False:
                 queue.timed = True
@@ -313,6 +315,8 @@ class Messages(Topology):
             return
         initial = queue.sizes is None
         if initial:
+            for name in ("sizes", "sizes_sum", "held_bytes"):
+                self.undo.attribute(queue, name)
             queue.sizes, queue.sizes_sum, start = {}, 0, queue.floor
         for first, end in queue.unsettled_within(start, queue.next_offset):
             for offset in range(first, end):
@@ -413,9 +417,11 @@ class Messages(Topology):
     def expire(self, change: Change, now: int, queues: Iterable[Queue] | None = None) -> int:
         """Expire what has come to the head of a queue; how many. What is held or claimed never expires.
 
-        What came back more often than its x-delivery-limit goes too. The queues are woken.
+        What came back more often than its x-delivery-limit goes too. The queues are woken. A message that cannot be read stops its
+        queue only; raises CorruptSegment or DataLoss where such a message is all there was to expire.
         """
         count = 0
+        unreadable: StoreError | None = None
         for queue in list(self.queues.values()) if queues is None else queues:
             before = count
             try:
@@ -425,13 +431,16 @@ class Messages(Topology):
                     reason: Reason = "delivery_limit" if queue.counts and queue.over_limit(offset) else "expired"
                     self._discard(change, queue, offset, reason, now)
                     count += 1
-            finally:  # one that cannot be read ends it; what went before has to be in the change
-                if count > before or queue.has_news:
-                    queue.record(change)
+            except StoreError as error:
+                unreadable = error
+            if count > before or queue.has_news:
+                queue.record(change)
             if not queue.deleted:
                 self._plan(queue)
             if queue.consumers and not queue.deleted:
                 self.wake(queue)
+        if unreadable is not None and not count:
+            raise unreadable
         return count
 
     def purge(self, change: Change, name: str, connection: object = None) -> int:

@@ -6,6 +6,7 @@ Words: *settled* is acked, dead-lettered, expired or purged. *held* is in the ha
 Offsets are dense, in commit order, end-exclusive in pairs. Readers look only below ``visible_end``.
 Invariant: ``floor`` is the first offset that is not settled; every hole lies above it, none touches it. A run leaves memory and
 catalog when all its entries are deletable: settled in an unowned queue, below ``acked`` in an owned one.
+Every mutator tells ``undo`` first what it is about to write (``undo.py``).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Queue:
         auto_delete: bool = False,
         arguments: dict[str, Any] | None = None,
     ) -> None:
+        self._undo = batches.undo
         self.queue_id = queue_id
         self.name = name
         self.durable = durable
@@ -75,14 +77,14 @@ class Queue:
         counted = self.delivery_limit is not None or self.arguments.get("x-queue-type") == "quorum"
         self.counts: dict[int, int] | None = {} if counted else None  # how often an entry was given back
         self.publishers: dict[int, object] | None = None  # connections of unsettled entries, since a no-local consumer came
-        self.ranks = Ranks(self.arguments["x-max-priority"]) if self.arguments.get("x-max-priority") else None
-        self._holes = IntervalSet()
-        self._sent = IntervalSet()  # may have been handed out before
+        self.ranks = Ranks(self.arguments["x-max-priority"], self._undo) if self.arguments.get("x-max-priority") else None
+        self._holes = IntervalSet(undo=self._undo)
+        self._sent = IntervalSet(undo=self._undo)  # may have been handed out before
         self._runs: list[Run] = []
         self._firsts: list[int] = []
         self._front = 0  # runs before it are gone
         self._cursor = 0
-        self._requeued = IntervalSet()  # all below the cursor; what was settled meanwhile is skipped
+        self._requeued = IntervalSet(undo=self._undo)  # all below the cursor; what was settled meanwhile is skipped
         self._held_ahead = 0  # nothing at or above both this and the cursor is held
         self._selected: tuple[Run, int, npt.NDArray[np.int64]] | None = None
         self._decoded: tuple[int, list[InboxRow]] = (0, [])  # consecutive stored entries, from an offset on
@@ -109,6 +111,7 @@ class Queue:
         if self._front < len(self._runs):
             run = self._runs[-1]
             if run.batch is batch and run.sequence == 0 and run.first + run.count == offset:
+                self._undo.append((self._remove_rows, run, run.count, offset))
                 if run.row + run.count == row and not run.bitmap:
                     run.count += 1
                 else:
@@ -121,8 +124,19 @@ class Queue:
         return offset
 
     def _add_run(self, run: Run) -> None:
+        self._undo.append((self._remove_runs, len(self._runs), self.next_offset))
         self._runs.append(run)
         self._firsts.append(run.first)
+
+    def _remove_rows(self, run: Run, count: int, next_offset: int) -> None:
+        run.shorten(count)
+        self.next_offset = next_offset
+        self._selected = None
+
+    def _remove_runs(self, length: int, next_offset: int) -> None:
+        del self._runs[length:], self._firsts[length:]
+        self.next_offset = next_offset
+        self._selected = None
 
     def restore_entries(self, entries: Sequence[tuple[int, InboxRow | RunRecord]], batches: Batches) -> None:
         """While loading: runs that the catalog names, and rows of open batches at their offsets, in offset order."""
@@ -154,8 +168,14 @@ class Queue:
 
     def add_size(self, offset: int, size_bytes: int) -> None:
         assert self.sizes is not None
+        self._undo.append((self._remove_size, offset, self.sizes_sum))
         self.sizes[offset] = size_bytes
         self.sizes_sum += size_bytes
+
+    def _remove_size(self, offset: int, sizes_sum: int) -> None:
+        if self.sizes is not None:
+            self.sizes.pop(offset, None)
+        self.sizes_sum = sizes_sum
 
     def transient_runs(self, start: int, end: int) -> list[Run]:
         """Memory-only runs that touch [start, end)."""
@@ -164,6 +184,7 @@ class Queue:
     def replace_run(self, run: Run, pieces: list[Run]) -> None:
         """The same entries in other batches; ``pieces`` are pinned already."""
         at = self._runs.index(run)
+        self._undo.append((self._put_runs, at, at + len(pieces), [run], [run.first]))
         self._drop(run)
         self._runs[at : at + 1] = pieces
         self._firsts[at : at + 1] = [piece.first for piece in pieces]
@@ -180,6 +201,7 @@ class Queue:
     def record_last_run(self) -> RunRecord:
         """The run that was appended last, for the catalog."""
         run = self._runs[-1]
+        self._undo.attribute(run, "recorded")
         run.recorded = True
         return run.record(self.queue_id)
 
@@ -187,6 +209,7 @@ class Queue:
         """The runs of an open batch that is sealed, for the catalog."""
         found = [run for run in self._runs[self._front :] if run.batch.batch_id == batch_id]
         for run in found:
+            self._undo.attribute(run, "recorded")
             run.recorded = True
         return [run.record(self.queue_id) for run in found]
 
@@ -264,8 +287,15 @@ class Queue:
         start = max(start, self.floor)
         if start >= end:
             return
+        undo = self._undo
+        undo.append((self._put_back, self.floor, self.acked, self._progress_dirty))
         if self.sizes is not None:
-            self.sizes_sum -= sum(self.sizes.pop(offset, 0) for offset in range(start, end))
+            settled = {offset: self.sizes[offset] for offset in range(start, end) if offset in self.sizes}
+            undo.append((self.sizes.update, settled))
+            undo.append((setattr, self, "sizes_sum", self.sizes_sum))
+            for offset in settled:
+                del self.sizes[offset]
+            self.sizes_sum -= sum(settled.values())
         if self.counts or self.publishers or self.ranks is not None:
             self._forget_entries(start, end)
         self._progress_dirty = True
@@ -274,30 +304,44 @@ class Queue:
         else:
             low, high, absorbed = self._holes.add(start, end)
             for absorbed_start in absorbed:
+                undo.item(self._hole_changes, absorbed_start)
                 self._hole_changes[absorbed_start] = None
             if low <= self.floor:
                 self._holes.subtract(low, high)
                 self.floor = high
             else:
+                undo.item(self._hole_changes, low)
                 self._hole_changes[low] = high
         if not self.owner:
             self._free(start, end)
 
+    def _put_back(self, floor: int, acked: int, progress_dirty: bool) -> None:
+        self.floor, self.acked, self._progress_dirty = floor, acked, progress_dirty
+
     def _forget_entries(self, start: int, end: int) -> None:
         """What was remembered of entries that are settled now."""
         for offset in range(start, end):
-            if self.counts and self.counts.pop(offset, 0):
-                self._count_changes.add(offset)
-            if self.publishers:
-                self.publishers.pop(offset, None)
+            if self.counts and offset in self.counts:
+                self._undo.item(self.counts, offset)
+                del self.counts[offset]
+                self._count_changed(offset)
+            if self.publishers and offset in self.publishers:
+                self._undo.item(self.publishers, offset)
+                del self.publishers[offset]
             if self.ranks is not None:
                 self.ranks.forget(offset)
+
+    def _count_changed(self, offset: int) -> None:
+        if offset not in self._count_changes:
+            self._undo.append((self._count_changes.discard, offset))
+            self._count_changes.add(offset)
 
     def ack_to(self, offset: int) -> None:
         """Everything below ``offset`` is settled and may be deleted: the source has acked it and the range after it (S5)."""
         if offset <= self.acked:
             return
         self.settle(self.floor, offset)
+        self._undo.append((self._put_back, self.floor, self.acked, self._progress_dirty))
         self.acked = offset
         self._progress_dirty = True
         self._free(0, offset)
@@ -305,10 +349,14 @@ class Queue:
     def _free(self, start: int, end: int) -> None:
         """Drop the runs, of those that touch [start, end), whose entries are all deletable."""
         limit = self.acked if self.owner else self.floor
-        while self._front < len(self._runs) and self._runs[self._front].end <= limit:
-            self._drop(self._runs[self._front])
-            self._front += 1
+        if self._front < len(self._runs) and self._runs[self._front].end <= limit:
+            self._undo.append((setattr, self, "_front", self._front))
+            while self._front < len(self._runs) and self._runs[self._front].end <= limit:
+                self._drop(self._runs[self._front])
+                self._front += 1
         if self._front > _FIRST_RUNS_KEPT and self._front * 2 > len(self._runs):
+            self._undo.append((setattr, self, "_front", self._front))
+            self._undo.append((self._put_runs, 0, 0, self._runs[: self._front], self._firsts[: self._front]))
             del self._runs[: self._front], self._firsts[: self._front]
             self._front = 0
         if self.owner or not len(self._holes):
@@ -318,13 +366,19 @@ class Queue:
             run = self._runs[at]
             if run.end > self.floor and self._holes.covers(max(run.first, self.floor), run.end):
                 self._drop(run)
+                self._undo.append((self._put_runs, at, at, [run], [run.first]))
                 del self._runs[at], self._firsts[at]
             else:
                 at += 1
 
+    def _put_runs(self, at: int, end: int, runs: list[Run], firsts: list[int]) -> None:
+        self._runs[at:end] = runs
+        self._firsts[at:end] = firsts
+
     def _drop(self, run: Run) -> None:
         self._batches.unpin(run.batch.batch_id)
         if run.recorded:
+            self._undo.growth(self._dropped)
             self._dropped.append(run.first)
         if self._selected is not None and self._selected[0] is run:
             self._selected = None
@@ -333,24 +387,31 @@ class Queue:
     def own(self, app_id: str) -> None:
         """From now on entries are deletable when acked, no more when settled. Who may own is the broker's rule."""
         if self.owner != app_id:
+            self._undo_ownership()
             self.owner = app_id
             self.acked = self.claimed_end = self.floor
             self._progress_dirty = True
 
     def claim(self, end: int) -> None:
         """Entries below ``end`` are claimed by the owner: frozen, and as good as handed out."""
+        self._undo_ownership()
         self.claimed_end = max(self.claimed_end, end)
         self.dispatched_below = max(self.dispatched_below, end)
         self._progress_dirty = True
 
     def release(self) -> None:
         """Nobody owns the queue: claimed and unsettled entries are ready again, as redelivered."""
+        self._undo_ownership()
         self._sent.add(self.floor, max(self.floor, self.claimed_end))
         self.owner = ""
         self.acked = self.claimed_end = self.floor
-        self._cursor, self._requeued = self.floor, IntervalSet()
+        self._cursor, self._requeued = self.floor, IntervalSet(undo=self._undo)
         self._progress_dirty = True
         self._free(0, self.next_offset)
+
+    def _undo_ownership(self) -> None:
+        for name in ("owner", "acked", "claimed_end", "dispatched_below", "_cursor", "_requeued", "_progress_dirty"):
+            self._undo.attribute(self, name)
 
     def reserve(self, offset: int) -> None:
         """Offsets below ``offset`` are taken, though their entries may be gone (transient messages that a claim names)."""
@@ -430,6 +491,7 @@ class Queue:
         if first < self._cursor:
             self._requeued.drop_below(stop)
         else:
+            self._undo.append((setattr, self, "_cursor", self._cursor))
             self._cursor = stop
         return range(first, stop)
 
@@ -442,6 +504,7 @@ class Queue:
                 if offset < self.ranks.below:
                     self.ranks.push(offset)
         elif offsets[-1] + 1 == self._cursor and offsets[-1] - offsets[0] + 1 == len(offsets):
+            self._undo.append((setattr, self, "_cursor", self._cursor))
             self._cursor = offsets[0]
         else:
             for offset in offsets:
@@ -462,12 +525,17 @@ class Queue:
 
     def hold_all(self, offsets: Sequence[int]) -> None:
         """A block that was taken is handed out."""
+        self._undo.append((self._unhold, offsets, self.held_bytes, self.dispatched_below))
         self.held.update(offsets)
         if self.sizes is not None:
             self.held_bytes += sum(self.sizes.get(offset, 0) for offset in offsets)
         end = (offsets[-1] if self.ranks is None else max(offsets)) + 1
         if end > self.dispatched_below:
             self.dispatched_below = end
+
+    def _unhold(self, offsets: Sequence[int], held_bytes: int, dispatched_below: int) -> None:
+        self.held.difference_update(offsets)
+        self.held_bytes, self.dispatched_below = held_bytes, dispatched_below
 
     def was_sent(self, offset: int) -> bool:
         """Whether a delivery of it has to say redelivered."""
@@ -484,8 +552,9 @@ class Queue:
             return
         self._sent.add(offset, offset + 1)
         if self.counts is not None:
+            self._undo.item(self.counts, offset)
             self.counts[offset] = self.counts.get(offset, 0) + 1
-            self._count_changes.add(offset)
+            self._count_changed(offset)
         if self.ranks is not None:
             if offset < self.ranks.below:
                 self.ranks.push(offset)
@@ -498,9 +567,14 @@ class Queue:
 
     def _let_go(self, offset: int) -> None:
         if offset in self.held:
+            self._undo.append((self._hold_again, (offset,), self.held_bytes))
             self.held.discard(offset)
             if self.sizes is not None:
                 self.held_bytes -= self.sizes.get(offset, 0)
+
+    def _hold_again(self, offsets: Iterable[int], held_bytes: int) -> None:
+        self.held.update(offsets)
+        self.held_bytes = held_bytes
 
     def settle_held(self, offset: int) -> None:
         self._let_go(offset)
@@ -512,6 +586,7 @@ class Queue:
             for offset in range(start, end):
                 self._let_go(offset)
         else:
+            self._undo.append((self._hold_again, self.held.intersection(range(start, end)), self.held_bytes))
             self.held.difference_update(range(start, end))
         self.settle(start, end)
 
@@ -547,7 +622,9 @@ class Queue:
 
     def record(self, change: Change) -> None:
         """Write what became dirty: progress, holes, and the drops of runs that became deletable."""
+        undo = self._undo
         if self._progress_dirty:
+            undo.append((self._put_back, self.floor, self.acked, True))
             self._progress_dirty = False
             if not self.owner:
                 self.acked = self.floor
@@ -561,10 +638,12 @@ class Queue:
                         change.drops.append((HoleRecord, (self.queue_id, start)))
                     else:
                         change.puts.append(HoleRecord(self.queue_id, start, end))
-            self._hole_changes.clear()
+            undo.attribute(self, "_hole_changes")
+            self._hole_changes = {}
         if self._dropped:
             change.drops.extend((RunRecord, (self.queue_id, first)) for first in self._dropped)
-            self._dropped.clear()
+            undo.attribute(self, "_dropped")
+            self._dropped = []
         if self._count_changes:
             if self.written:
                 for offset in self._count_changes:
@@ -573,7 +652,8 @@ class Queue:
                         change.puts.append(DeliveryRecord(self.queue_id, offset, count))
                     else:
                         change.drops.append((DeliveryRecord, (self.queue_id, offset)))
-            self._count_changes.clear()
+            undo.attribute(self, "_count_changes")
+            self._count_changes = set()
         self._batches.record(change)
 
     def restore_counts(self, deliveries: Iterable[DeliveryRecord]) -> None:
@@ -592,8 +672,12 @@ class Queue:
     def forget_runs(self) -> None:
         """The queue is deleted: nothing of it is needed."""
         if self.counts:
-            self._count_changes.update(self.counts)
-            self.counts.clear()
+            for offset in self.counts:
+                self._count_changed(offset)
+            self._undo.attribute(self, "counts")
+            self.counts = {}
+        for name in ("_runs", "_firsts", "_front"):
+            self._undo.attribute(self, name)
         for run in self._runs[self._front :]:
             self._drop(run)
         self._runs, self._firsts, self._front = [], [], 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from broker_core.broker.undo import Undo
 from broker_core.errors import RemoteProtocolError
 from broker_core.properties import priority
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 class Ranks:
     """``highest`` is x-max-priority: a message with a higher priority has this one; one without has 0."""
 
-    __slots__ = ("_heap", "_of", "below", "highest")
+    __slots__ = ("_heap", "_of", "_undo", "below", "highest")
 
-    def __init__(self, highest: int) -> None:
+    def __init__(self, highest: int, undo: Undo) -> None:
+        self._undo = undo
         self.highest = highest
         self.below = 0
         self._heap: list[tuple[int, int]] = []  # (-priority, offset)
@@ -52,6 +54,7 @@ class Ranks:
             self.below = queue.visible_end
         heap = self._heap
         while heap and (heap[0][1] in queue.held or queue.is_settled(heap[0][1])):
+            self._undo.append((heappush, heap, heap[0]))  # twice in the heap does no harm
             heappop(heap)
         return heap[0][1] if heap else None
 
@@ -59,6 +62,7 @@ class Ranks:
         """As ``Queue.take_block``. Of what is not visible yet (of the commit in hand) it gives the oldest, one at a time."""
         taken: list[int] = []
         while len(taken) < limit and (offset := self.best(queue)) is not None:
+            self._undo.append((heappush, self._heap, self._heap[0]))
             heappop(self._heap)
             taken.append(offset)
         if not taken and end > queue.visible_end:
@@ -68,7 +72,9 @@ class Ranks:
 
     def forget(self, offset: int) -> None:
         """It is settled."""
-        self._of.pop(offset, None)
+        if offset in self._of:
+            self._undo.item(self._of, offset)
+            del self._of[offset]
 
 
 def _priority(encoded: bytes) -> int:

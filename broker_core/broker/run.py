@@ -85,3 +85,13 @@ class Run:
         assert self.numbers is not None
         self.numbers.append(row)
         self.count += 1
+
+    def shorten(self, count: int) -> None:
+        """Take back ``extend``: only the first ``count`` rows are left."""
+        if self.numbers is not None and isinstance(self.bitmap, bytearray):
+            for number in self.numbers[count:]:
+                bit = number - self.row
+                if bit >> 3 < len(self.bitmap):
+                    self.bitmap[bit >> 3] &= ~(1 << (bit & 7)) & 0xFF
+            del self.numbers[count:]
+        self.count = count

@@ -38,6 +38,7 @@ from broker_core.broker.records import (
     Record,
 )
 from broker_core.broker.routing import Routed, find_exchange, route_column
+from broker_core.broker.undo import Undo
 from broker_core.errors import AccessRefused, CommandInvalid, ExchangeNotFound, PreconditionFailed, QueueNotFound, ResourceLocked
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
@@ -56,6 +57,7 @@ _DEFAULT_REFUSED = "operation not permitted on the default exchange"
 class Topology:
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
+        self.undo = batches.undo
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
@@ -65,11 +67,12 @@ class Topology:
         self._leased: dict[Queue, None] = {}  # with x-expires
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for name, kind in _PREDECLARED.items():
-            self._add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE))
+            self._add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=self.undo))
         self.sequence = 0
 
     def next_sequence(self) -> int:
         """The next commit sequence number. The caller puts it into its change."""
+        self.undo.append((setattr, self, "sequence", self.sequence))
         self.sequence += 1
         return self.sequence
 
@@ -155,17 +158,20 @@ class Topology:
         if name.startswith(_RESERVED):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_arguments(name, arguments)
-        exchange = EXCHANGE_TYPES[type](name, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments)
+        exchange = EXCHANGE_TYPES[type](
+            name, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments, undo=self.undo
+        )
         self._add_exchange(exchange)
         if durable:
             change.puts.append(ExchangeRecord(name, type, durable, auto_delete, internal, arguments))
         return exchange
 
     def _add_exchange(self, exchange: Exchange) -> None:
+        self.undo.item(self.exchanges, exchange.name)
         self.exchanges[exchange.name] = exchange
         alternate = exchange.arguments.get("alternate-exchange")
         if alternate is not None:
-            self._alternates.setdefault(alternate, {})[exchange] = None
+            _enter(self.undo, self._alternates, alternate, exchange)
             exchange.divert(self.exchanges.get(alternate))
         for other in self._alternates.get(exchange.name, ()):
             other.divert(exchange)
@@ -189,6 +195,7 @@ class Topology:
             exchange = pending.pop()
             if self.exchanges.get(exchange.name) is not exchange:
                 continue
+            self.undo.item(self.exchanges, exchange.name)
             del self.exchanges[exchange.name]
             for binding in list(exchange.bindings.values()):
                 exchange.unbind(*binding)
@@ -197,9 +204,7 @@ class Topology:
             exchange.divert(None)
             alternate = exchange.arguments.get("alternate-exchange")
             if alternate is not None:
-                del self._alternates[alternate][exchange]
-                if not self._alternates[alternate]:
-                    del self._alternates[alternate]
+                _leave(self.undo, self._alternates, alternate, exchange)
             for other in self._alternates.get(exchange.name, ()):
                 other.divert(None)
             if exchange.durable:
@@ -249,13 +254,16 @@ class Topology:
         queue = Queue(queue_id, name, self.batches, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments)
         if exclusive:
             queue.connection = connection
-            self._exclusive.setdefault(connection, {})[queue] = None
+            _enter(self.undo, self._exclusive, connection, queue)
         self._add(queue)
         if queue.written:
             change.puts.append(QueueRecord(queue_id, name, durable, exclusive, auto_delete, queue.arguments))
         return queue
 
     def _add(self, queue: Queue) -> None:
+        self.undo.item(self.queues, queue.name)
+        self.undo.item(self.queues_by_id, queue.queue_id)
+        self.undo.item(self._leased, queue)
         self.queues[queue.name] = queue
         self.queues_by_id[queue.queue_id] = queue
         self._last_queue_id = max(self._last_queue_id, queue.queue_id)
@@ -302,16 +310,18 @@ class Topology:
                 self._remove_queue(change, queue)
 
     def _remove_queue(self, change: Change, queue: Queue) -> None:
+        self.undo.item(self.queues, queue.name)
+        self.undo.item(self.queues_by_id, queue.queue_id)
+        self.undo.item(self._leased, queue)
+        self.undo.attribute(queue, "deleted")
         del self.queues[queue.name], self.queues_by_id[queue.queue_id]
         queue.deleted = True
         self.exchanges[""].changed()
         self._leased.pop(queue, None)
         if queue.exclusive:
-            of_connection = self._exclusive[queue.connection]
-            del of_connection[queue]
-            if not of_connection:
-                del self._exclusive[queue.connection]
-        self.cancelled += queue.consumers.clear()
+            _leave(self.undo, self._exclusive, queue.connection, queue)
+        self.undo.growth(self.cancelled)
+        self.cancelled += queue.consumers.clear(self.undo)
         self._remove_exchanges(change, self._unbind_everywhere(change, queue, self.exchanges.values()))
         holes = queue.settled_within(queue.floor, queue.next_offset)
         queue.forget_runs()
@@ -412,7 +422,12 @@ class Topology:
     def _restore_exchange(self, record: ExchangeRecord) -> None:
         self._add_exchange(
             EXCHANGE_TYPES[record.type](
-                record.name, durable=record.durable, auto_delete=record.auto_delete, internal=record.internal, arguments=record.arguments
+                record.name,
+                durable=record.durable,
+                auto_delete=record.auto_delete,
+                internal=record.internal,
+                arguments=record.arguments,
+                undo=self.undo,
             )
         )
 
@@ -434,6 +449,27 @@ class Topology:
             self.exchanges[record.exchange].bind(self.queues[record.queue], record.routing_key, record.arguments)
         else:
             self.exchanges[record.source].bind(self.exchanges[record.destination], record.routing_key, record.arguments)
+
+
+def _enter(undo: Undo, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+    undo.append((_drop_member, groups, key, member))
+    groups.setdefault(key, {})[member] = None
+
+
+def _leave(undo: Undo, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+    undo.append((_add_member, groups, key, member))
+    _drop_member(groups, key, member)
+
+
+def _add_member(groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+    groups.setdefault(key, {})[member] = None
+
+
+def _drop_member(groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+    members = groups.get(key, {})
+    members.pop(member, None)
+    if not members:
+        groups.pop(key, None)
 
 
 def _is_written(source: Exchange, target: Destination) -> bool:

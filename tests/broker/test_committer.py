@@ -114,21 +114,24 @@ def test_a_failed_write_stops_everything_with_store_failed_and_nothing_is_retrie
     reopened.close()
 
 
-def test_a_fault_in_a_work_stops_the_broker_because_memory_may_be_half_changed() -> None:
-    broker = LocalBroker(MemoryStore(), upkeep=False)
+def test_a_defect_in_a_work_fails_its_caller_alone_and_changes_nothing() -> None:
+    store = MemoryStore()
+    broker = LocalBroker(store, upkeep=False)
 
     def faulty(state: BrokerState, change: Change, now: int) -> None:
         state.next_sequence()
+        state.remember(change, OutcomeRecord("half", "committed", now))
         raise ZeroDivisionError("a fault")
 
-    with pytest.raises(errors.StoreFailed, match="a fault"):
+    with pytest.raises(errors.InternalFault, match="a fault"):
         broker.run(faulty)
-    with pytest.raises(errors.StoreFailed):
-        broker.run(remember("later"))
+    assert (broker.state.sequence, list(broker.state.outcomes)) == (0, [])
+    assert broker.run(remember("later")) == "later"
+    assert [record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)] == ["later"]
     broker.close()
 
 
-def test_what_a_work_had_done_before_it_was_refused_is_durable_before_the_refusal_is_told() -> None:
+def test_what_a_work_had_done_before_it_was_refused_is_undone() -> None:
     store = MemoryStore()
     broker = LocalBroker(store, upkeep=False)
 
@@ -138,7 +141,8 @@ def test_what_a_work_had_done_before_it_was_refused_is_durable_before_the_refusa
 
     with pytest.raises(errors.LineageConflict):
         broker.run(work)
-    assert [record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)] == ["acked below"]
+    assert list(broker.state.outcomes) == []
+    assert [record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)] == []
     broker.close()
 
 

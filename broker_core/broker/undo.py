@@ -1,0 +1,59 @@
+"""Undo: how to restore what a work has changed in memory, should it fail.
+
+Not here: what is durable. A change whose work failed is never written, so only memory has to be restored.
+
+A mutator appends a step before it writes; a step is a function and its arguments, with the old value among them. Steps run
+backwards. A step must also be right where its write did not happen, because the exception may come between the two.
+Not restored: caches, and marks that only cause one more look (``touched``, ``runnable``, ``next_deadline``).
+Invariant: after ``roll_back`` the state is what it was when the work began; the committer clears the steps before each work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+_MISSING = object()
+
+
+class Undo(list[tuple[Any, ...]]):
+    """A hot path appends ``(function, *arguments)`` itself; the methods below are for the others."""
+
+    __slots__ = ()
+
+    def attribute(self, owner: object, name: str) -> None:
+        """``owner.name`` is about to be set."""
+        self.append((setattr, owner, name, getattr(owner, name)))
+
+    def item(self, table: MutableMapping[Any, Any], key: object) -> None:
+        """``table[key]`` is about to be set or deleted. A key that comes back is the last one of its dict: see ``order``."""
+        self.append((_restore_item, table, key, table.get(key, _MISSING)))
+
+    def order(self, table: dict[Any, Any]) -> None:
+        """Keys of a dict whose order matters are about to be deleted; copies the dict."""
+        self.append((_restore_table, table, dict(table)))
+
+    def growth(self, items: list[Any]) -> None:
+        """Something is about to be appended."""
+        self.append((_truncate, items, len(items)))
+
+    def roll_back(self) -> None:
+        while self:
+            function, *arguments = self.pop()
+            function(*arguments)
+
+
+def _restore_item(table: MutableMapping[Any, Any], key: object, value: object) -> None:
+    if value is _MISSING:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+def _restore_table(table: dict[Any, Any], before: dict[Any, Any]) -> None:
+    table.clear()
+    table.update(before)
+
+
+def _truncate(items: list[Any], length: int) -> None:
+    del items[length:]
