@@ -186,7 +186,9 @@ class BrokerState(Dispatch):
     def _restore_prepared(self, record: PreparedRecord) -> None:
         transaction = Transaction.restore(record, self.queues_by_id)
         for queue, offset, _ in transaction.settles:
-            queue.hold(offset)
+            queue.reserve(offset + 1)  # a transient message is gone; its offset must not become another's
+            if not queue.is_settled(offset):
+                queue.hold(offset)
         for spilled in transaction.spilled:
             self.batches.pin(spilled.batch_id)
         self.prepared[record.xid] = transaction
@@ -203,7 +205,7 @@ class BrokerState(Dispatch):
         if transaction.xid and transaction.state is State.ACTIVE:
             self._check_new(transaction.xid)
         for queue, offset, outcome in transaction.settles:
-            if outcome == "reject" and queue.dead_letters and not queue.deleted:
+            if outcome == "reject" and queue.dead_letters and not queue.deleted and not queue.is_settled(offset):
                 self.fetch(queue, offset)  # raises now, before anything is changed, where its segment is damaged
         self._become(transaction, State.COMMITTED)
         returned: list[Message] = []

@@ -372,7 +372,9 @@ class Messages(Topology):
         return taken
 
     def _discard(self, change: Change, queue: Queue, offset: int, reason: Reason, now: int) -> None:
-        """Settle an entry, and dead-letter it where the queue says so, in the same commit."""
+        """Settle an entry, and dead-letter it where the queue says so, in the same commit; once it is settled nothing more is done."""
+        if queue.is_settled(offset):
+            return
         row = self.fetch(queue, offset) if queue.dead_letters else None
         queue.settle_held(offset)
         if row is not None:

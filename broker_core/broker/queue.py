@@ -25,6 +25,7 @@ from broker_core.broker.interval import IntervalSet
 from broker_core.broker.rank import Ranks
 from broker_core.broker.records import DeliveryRecord, HoleRecord, ProgressRecord, RunRecord
 from broker_core.broker.run import Run as Run
+from broker_core.errors import DataLoss
 
 _BLOCK_ROWS = 256
 _BLOCK_BYTES = 1024 * 1024
@@ -106,7 +107,7 @@ class Queue:
         return first
 
     def append_row(self, batch: Batch, row: int) -> int:
-        """One more entry, of an open or memory-only batch; its offset."""
+        """One more entry, of an open or memory-only batch; its offset. A row that is not above the last run's begins a run."""
         offset = self.next_offset
         if self._front < len(self._runs):
             run = self._runs[-1]
@@ -114,10 +115,12 @@ class Queue:
                 self._undo.append((self._remove_rows, run, run.count, offset))
                 if run.row + run.count == row and not run.bitmap:
                     run.count += 1
-                else:
+                    self.next_offset = offset + 1
+                    return offset
+                if row > run.last_row:
                     run.extend(row)
-                self.next_offset = offset + 1
-                return offset
+                    self.next_offset = offset + 1
+                    return offset
         self._batches.pin(batch.batch_id)
         self._add_run(Run(offset, 1, batch, row, b"", 0, 0))
         self.next_offset = offset + 1
@@ -214,8 +217,11 @@ class Queue:
         return [run.record(self.queue_id) for run in found]
 
     def locate(self, offset: int) -> tuple[Run, int]:
-        """The run and the row of an entry that is not deleted."""
-        run = self._runs[bisect_right(self._firsts, offset) - 1]
+        """The run and the row of an entry that is not deleted. Raises DataLoss where it is, CorruptCatalog."""
+        at = bisect_right(self._firsts, offset) - 1
+        run = self._runs[at] if at >= self._front else None
+        if run is None or offset >= run.first + run.count:
+            raise DataLoss(f"the message at offset {offset} of queue '{self.name}' is not there any more")
         if not run.bitmap:
             return run, run.row + offset - run.first
         if run.numbers is not None:
@@ -444,7 +450,7 @@ class Queue:
     # -- dispatch -------------------------------------------------------------------------------------------------------
     def head(self, end: int) -> int | None:
         """The next ready offset below ``end``, requeued ones first, or by priority; it stays where it is. Raises CorruptSegment."""
-        start = self.claimed_end if self.owner else self.floor
+        start = max(self.floor, self.claimed_end) if self.owner else self.floor
         if self.ranks is not None and not self.owner:
             offset = self.ranks.best(self)
             return offset if offset is not None else self.first_ready(max(self.visible_end, start), end)
@@ -461,6 +467,7 @@ class Queue:
 
     def first_ready(self, start: int, end: int) -> int | None:
         """The first offset of [start, end) that is neither settled nor held."""
+        start = max(start, self.floor)
         while start < end:
             after = self._holes.first_outside(start)
             if after == start:
@@ -657,7 +664,9 @@ class Queue:
         self._batches.record(change)
 
     def restore_counts(self, deliveries: Iterable[DeliveryRecord]) -> None:
-        """While loading, after the progress."""
+        """While loading, after the progress. The offset of a transient message that is gone is not used again for another."""
+        deliveries = list(deliveries)
+        self.next_offset = max([self.next_offset, *(delivery.offset + 1 for delivery in deliveries)])
         if self.counts is not None:
             self.counts.update((delivery.offset, delivery.count) for delivery in deliveries if not self.is_settled(delivery.offset))
 

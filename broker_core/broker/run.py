@@ -1,7 +1,8 @@
 """A run: consecutive offsets of a queue that name rows of one batch.
 
 Not here: the log that runs make up, and which of their entries are settled (``queue.py``).
-Invariant: offsets and rows of a run are in the same order; a run that grows keeps its rows as numbers beside the bitmap.
+Invariant: rows of a run rise with its offsets, and its bitmap selects exactly ``count`` of them; a run that grows keeps its rows as
+numbers beside the bitmap. What would break it raises: a wrong row is another message, perhaps of another queue.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from broker_core.broker.batch import Batch
 from broker_core.broker.records import RunRecord
+from broker_core.errors import CorruptCatalog
 
 
 class Run:
@@ -47,11 +49,24 @@ class Run:
         return self.batch.size_bytes * self.count // max(1, self.batch.rows)
 
     def rows(self) -> range | npt.NDArray[np.int64]:
-        """Row numbers in offset order: a range where they are contiguous, otherwise an array."""
+        """Row numbers in offset order: a range where they are contiguous, otherwise an array. Raises CorruptCatalog."""
         if not self.bitmap:
             return range(self.row, self.row + self.count)
         bits = np.unpackbits(np.frombuffer(bytes(self.bitmap), dtype=np.uint8), bitorder="little")
-        return np.flatnonzero(bits)[self.skip : self.skip + self.count].astype(np.int64) + self.row
+        found = np.flatnonzero(bits)[self.skip : self.skip + self.count]
+        if len(found) != self.count:
+            raise CorruptCatalog(
+                f"{self._text()}: its bitmap selects {len(found)} rows, not {self.count}; `txmq verify` names all such runs"
+            )
+        return found.astype(np.int64) + self.row
+
+    @property
+    def last_row(self) -> int:
+        """The highest row of a run that may grow."""
+        return self.row + self.count - 1 if self.numbers is None else self.numbers[-1]
+
+    def _text(self) -> str:
+        return f"the run at offset {self.first} over batch {self.batch_id}"
 
     def clip(self, start: int, end: int) -> Run:
         """A copy of the part within [start, end)."""
@@ -65,10 +80,15 @@ class Run:
         return clipped
 
     def record(self, queue_id: int) -> RunRecord:
+        """For the catalog. Raises ValueError for a run that does not say which rows it has."""
+        if self.bitmap and int.from_bytes(self.bitmap, "little").bit_count() != self.count:
+            raise ValueError(f"{self._text()} of queue {queue_id} has {self.count} entries, and its bitmap selects others")
         return RunRecord(queue_id, self.first, self.count, self.batch_id, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
 
     def extend(self, row: int) -> None:
-        """One more row, above all rows so far. A gap turns the run into a bitmap."""
+        """One more row, above all rows so far (ValueError). A gap turns the run into a bitmap."""
+        if row <= self.last_row:
+            raise ValueError(f"{self._text()} ends with row {self.last_row}: row {row} does not follow it")
         if not self.bitmap:
             if row == self.row + self.count:
                 self.count += 1
