@@ -6,7 +6,9 @@ Not here: frames (``amqp/``), who may come in (``handshake.py``), what a command
 Back-pressure: a client that does not read makes ``writable`` False, and its consumers get nothing; if replies pile up all the same,
 it is not read either. ``pause`` stops reading for any other reason; what has been read and not carried out waits in ``_held``.
 Invariant: what is written leaves in the order of the calls of ``send`` and ``write``. Every session ends exactly once, and after all
-of them the connection's exclusive queues go; close-ok is said when that is durable.
+of them the connection's exclusive queues go; close-ok is said when that is durable. Once either side has closed the connection, nothing
+that comes is looked at but close and close-ok, and once it was this side, nothing else is said. What came before on channels without
+tx is still carried out.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import ipaddress
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,8 +60,10 @@ class Connection(asyncio.Protocol):
         "_confirms",
         "_deadline",
         "_decoder",
+        "_elsewhere",
         "_ended",
         "_ending",
+        "_finish",
         "_heard",
         "_heard_at",
         "_held",
@@ -79,6 +84,7 @@ class Connection(asyncio.Protocol):
         "frame_max",
         "heartbeat_s",
         "loopback",
+        "mute",
         "name",
         "server",
         "sessions",
@@ -112,7 +118,10 @@ class Connection(asyncio.Protocol):
         self._closing_channels: set[int] = set()  # with channel.close said by one side
         self._ending = 0  # sessions whose channel the client has closed and whose end is not durable yet
         self._overheard: bytes | None = None  # after a violation: the last bytes that came, for close-ok is looked for among them
+        self._elsewhere: Callable[[Event], None] | None = None  # where events go instead of being carried out: paused, or closing
         self._held: list[Event] | None = None  # paused: what is decoded and waits
+        self._finish: Callable[[], None] | None = None  # closing: what is left to do when all sessions have ended
+        self.mute = False  # connection.close is said: only close-ok may follow
         self._paused: set[object] = set()
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -135,8 +144,9 @@ class Connection(asyncio.Protocol):
         if self.state is not ConnectionState.closed:
             logger.info("connection %s is lost: %s", self.name, error or "the client closed the socket")
         self.state = ConnectionState.closed
-        self._held = None
-        self._end("its connection was lost")
+        self._drop_what_comes()
+        if self._finish is None:  # else its sessions end by themselves
+            self._end("its connection was lost")
         self.server.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -158,7 +168,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.writable = False
         for session in self.sessions.values():
-            for consumer in session.channel.consumers.values():
+            for consumer in tuple(session.channel.consumers.values()):  # a copy: this thread may not hold the lock of the state
                 consumer.writable = False
 
     def resume_writing(self) -> None:
@@ -166,7 +176,7 @@ class Connection(asyncio.Protocol):
         self.server.loop.call_soon(self._go_on_writing)  # not here: who writes may hold the lock of the state
 
     def _go_on_writing(self) -> None:
-        if not self.writable:
+        if not self.writable or self.mute:
             return
         state = self.server.broker.state
         with self.server.broker.committer.lock:
@@ -181,6 +191,7 @@ class Connection(asyncio.Protocol):
         """Close the socket at once."""
         logger.log(logging.INFO if self.state is ConnectionState.closed else logging.WARNING, "connection %s is closed: %s", self.name, why)
         self.state = ConnectionState.closed
+        self._drop_what_comes()
         if self._transport is not None:
             self._transport.abort()
 
@@ -189,8 +200,8 @@ class Connection(asyncio.Protocol):
         """The hot path: a command of an open channel goes straight to its session."""
         sessions, watched = self.sessions, self._watched
         for event in events:
-            if self._held is not None:  # paused by the one before
-                self._held.append(event)
+            if self._elsewhere is not None:  # paused or closed by the one before
+                self._elsewhere(event)
             elif watched or type(event) is not Command:
                 self._carry_out_watched(event)
             else:
@@ -212,6 +223,8 @@ class Connection(asyncio.Protocol):
                 if passed is None:
                     return
                 event = passed
+            if self._closing and not _closes(event):  # a handler closed it
+                return
             session = self.sessions.get(event.channel) if isinstance(event, Command) else None
             if session is None or not isinstance(event, Command):
                 self._other(event)
@@ -221,9 +234,29 @@ class Connection(asyncio.Protocol):
                 if command is None:
                     return
                 event = command
-            session.handle(event)
+            if not (session.ended or self._closing):
+                session.handle(event)
         except Exception as error:
             self.fail(number, error, method)
+
+    @property
+    def _closing(self) -> bool:
+        """Whether one side has closed the connection."""
+        return self.state is ConnectionState.closing or self.state is ConnectionState.closed
+
+    def _drop_what_comes(self) -> None:
+        """The connection is closed by one side: from now on, and in what waits, nothing is looked at but close and close-ok."""
+        self._elsewhere = self._after_close
+        self._paused.clear()
+        held, self._held = self._held or [], None
+        for event in held:
+            self._after_close(event)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _after_close(self, event: Event) -> None:
+        if self.state is ConnectionState.closing and _closes(event):
+            (self._carry_out_watched if self._watched else self._other)(event)
 
     def _other(self, event: Event) -> None:
         """All that is not for an open channel."""
@@ -247,7 +280,7 @@ class Connection(asyncio.Protocol):
 
     def _violated(self, event: Violation) -> None:
         """Nothing that follows can be understood, but the client should hear why: drop what comes until it has answered or gone."""
-        if self.state in (ConnectionState.closing, ConnectionState.closed):
+        if self._closing:
             self._overheard = b""
             return
         self._close(event.error, event.method)
@@ -351,17 +384,23 @@ class Connection(asyncio.Protocol):
     def _session_closed(self, number: int, asked: bool) -> None:
         self._closing_channels.discard(number)
         self._ending -= 1
-        if asked and self.state is not ConnectionState.closing:
+        if asked:
             self.send(number, m.ChannelCloseOk())
-        if not self.sessions and not self._ending and self.state is ConnectionState.closed:
-            self._end("its connection was closed", self._say_close_ok)
+        self._finish_when_all_ended()
+
+    def _finish_when_all_ended(self) -> None:
+        if self._finish is not None and not self.sessions and not self._ending:
+            self._finish()
 
     # -- closing --------------------------------------------------------------------------------------------------------
-    def fail(self, number: int, error: BaseException, method: m.Method | None = None) -> None:
-        """Close channel ``number``, or the connection, as ``error`` asks for; ``method`` is the one to blame."""
-        if self.state in (ConnectionState.closing, ConnectionState.closed):
+    def fail(self, number: int, error: BaseException, method: m.Method | None = None, *, late: bool = False) -> None:
+        """Close channel ``number``, or the connection, as ``error`` asks for; ``method`` is the one to blame.
+
+        ``late``: the command waited, so what waits in other channels may have come behind it.
+        """
+        if self._closing:
             session = self.sessions.get(number)
-            if session is not None:  # the client has closed the connection; this channel will not get to its end by itself
+            if session is not None:  # this channel will not get to its end by itself
                 self.close_session(session)
             return
         if not isinstance(error, TxmqError):
@@ -371,7 +410,7 @@ class Connection(asyncio.Protocol):
         if isinstance(shown, ChannelError) and number:
             self._close_channel(number, shown, ids)
         else:
-            self._close(shown if isinstance(shown, ConnectionException) else InternalFault(shown.summary), ids)
+            self._close(shown if isinstance(shown, ConnectionException) else InternalFault(shown.summary), ids, number, late=late)
 
     def _close_channel(self, number: int, error: ChannelError, ids: tuple[int, int]) -> None:
         session = self.sessions.pop(number, None)
@@ -386,27 +425,37 @@ class Connection(asyncio.Protocol):
             self.send(number, m.ChannelCloseOk())
         session.end(text)
 
-    def _close(self, error: ConnectionException, ids: tuple[int, int]) -> None:
+    def _close(self, error: ConnectionException, ids: tuple[int, int], number: int = 0, *, late: bool = False) -> None:
+        """Say connection.close because of channel ``number``. What was asked for before is still done, but by transactional channels."""
         before, self.state = self.state, ConnectionState.closing
         text = _reply_text(error.reply_name, error.summary)
         logger.warning("connection %s is closed: %s", self.name, text)
         silent = isinstance(error, ConnectionAccessRefused) and not self.announces("authentication_failure_close")
         if before is not ConnectionState.awaiting_header and not silent:
             self.send(0, m.ConnectionClose(error.reply_code, text, *ids))
-        self._end(text)
-        self._read_on()
+        self.flush()
+        self.mute = True
         self._deadline = time.monotonic() + self.server.options.close_timeout_s
+        self._drop_what_comes()
+        self._finish = partial(self._end, text)
+        for session in list(self.sessions.values()):
+            session.stop_deliveries()
+            if late or session.number == number or session.channel.transactional:
+                self.close_session(session)
+            else:
+                session.handle(Command(session.number, _WITH_CONNECTION))  # behind what it has still to do
+        self._finish_when_all_ended()
         if before is ConnectionState.awaiting_header or silent:
             self._shut()
 
     def _closed_by_client(self) -> None:
         """Answer when all that it asked for before is done; nothing else is read any more."""
-        self._read_on()
         self._deadline = time.monotonic() + self.server.options.close_timeout_s
-        if not self.sessions and not self._ending:
-            self._end("its connection was closed", self._say_close_ok)
+        self._drop_what_comes()
+        self._finish = partial(self._end, "its connection was closed", self._say_close_ok)
         for session in list(self.sessions.values()):
             session.handle(Command(session.number, _WITH_CONNECTION))  # behind what it has still to do
+        self._finish_when_all_ended()
 
     def _say_close_ok(self) -> None:
         self.send(0, m.ConnectionCloseOk())
@@ -434,6 +483,10 @@ class Connection(asyncio.Protocol):
     # -- out ------------------------------------------------------------------------------------------------------------
     def send(self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"", *, queue: str = "") -> None:
         """A method with its content. ``queue`` is where a delivery comes from: handlers want to know it."""
+        if self.mute:
+            if number == 0 and self._transport is not None and not self._transport.is_closing():
+                self._transport.write(encode_method(number, method))
+            return
         if self._confirms is not None:
             session = self.sessions.get(number)
             command = Command(number, method, properties, body)
@@ -484,7 +537,7 @@ class Connection(asyncio.Protocol):
         if not out:
             return
         self._out, self._out_bytes = [], 0
-        if transport is None or transport.is_closing():
+        if transport is None or transport.is_closing() or self.mute:
             return
         self._said = True
         transport.write(out[0] if len(out) == 1 else b"".join(out))
@@ -495,9 +548,10 @@ class Connection(asyncio.Protocol):
     def pause(self, why: object) -> None:
         """Carry out and read nothing more, until every one that paused has resumed."""
         if self._held is None:
-            if self._transport is None or self.state in (ConnectionState.closing, ConnectionState.closed):
+            if self._transport is None or self._closing:
                 return
             self._held = []
+            self._elsewhere = self._held.append
             if not self._transport.is_closing():
                 self._transport.pause_reading()
         self._paused.add(why)
@@ -513,15 +567,9 @@ class Connection(asyncio.Protocol):
         held = self._held
         if self._paused or held is None:
             return
-        self._held = None
+        self._held = self._elsewhere = None
         self._carry_out(held)
-        if self._held is None:
-            self._read_on()
-
-    def _read_on(self) -> None:
-        self._paused.clear()
-        self._held = None
-        if self._transport is not None and not self._transport.is_closing():
+        if self._held is None and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def guard(self, reason: str) -> None:
@@ -575,6 +623,12 @@ def _reply_text(name: str, summary: str) -> str:
 
 def _address(name: Any) -> str:
     return f"{f'[{name[0]}]' if ':' in name[0] else name[0]}:{name[1]}" if name else "?"
+
+
+def _closes(event: Event) -> bool:
+    return isinstance(event, Violation) or (
+        isinstance(event, Command) and event.channel == 0 and isinstance(event.method, (m.ConnectionClose, m.ConnectionCloseOk))
+    )
 
 
 def _nothing() -> None:

@@ -49,6 +49,7 @@ BACKLOG_BYTES = 16 * 1024 * 1024  # of their bodies
 IN_FLIGHT = 8  # ticks whose publishes and acks are not durable yet, before the connection is not read any more
 _USER_ID = 0x10  # in the second byte of the property flags
 _DELIVERY_MODES = (2, 1, None)
+_HANDS_OUT = (m.BasicGet, m.BasicConsume)
 _CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
 
 Work = Callable[[BrokerState, Change, int], Any]
@@ -101,6 +102,8 @@ class Session:
         while backlog and not self._busy and not self.ended:
             command = backlog.popleft()
             self._backlog_bytes -= len(command.body)
+            if self.connection.mute and isinstance(command.method, _HANDS_OUT):
+                continue  # nobody would get what it hands out
             try:
                 self.handle(command)
             except Exception as error:
@@ -109,7 +112,7 @@ class Session:
             self.connection.resume(self)
 
     def _fail(self, error: BaseException, method: m.Method | None) -> None:
-        self.connection.fail(self.number, as_amqp(error), method)
+        self.connection.fail(self.number, as_amqp(error), method, late=True)
 
     def wait_for_gathered(self, command: Command) -> bool:
         """Whether ``command`` has to wait until earlier publishes and acks are durable; it is carried out then."""
@@ -187,7 +190,7 @@ class Session:
         else:
             for message in committed.returned:
                 self._return(message)
-            if publishes:
+            if publishes and not self.ended:
                 self._confirm(before, publishes, committed.rejected)
         if self._waits and not self._in_flight and not self._gathered:
             self._waits = False
@@ -531,16 +534,23 @@ class Session:
         """Whether a channel.close of the client waits behind other commands: it is owed a close-ok, whatever becomes of them."""
         return any(type(command.method) is m.ChannelClose for command in self._backlog)
 
+    def stop_deliveries(self) -> None:
+        """Nobody reads any more what its consumers would be given, and what goes to one that does not ack would be lost."""
+        for consumer in tuple(self.channel.consumers.values()):  # a copy: this thread may, or may not, hold the lock of the state
+            consumer.writable = False
+
     def end(self, why: str, then: Callable[[], None] | None = None) -> None:
         """Commit what was gathered, roll back, requeue, and let go of the consumers; then call ``then``. Once."""
         if self.ended:
             if then is not None:
                 then()
             return
-        if self._gathered:
-            self.hand_over()
         self.ended = True
         self._backlog.clear()
+        self.stop_deliveries()
+        if self._gathered:
+            self.hand_over()
+        self.connection.resume(self)
         channel = self.channel
 
         def work(state: BrokerState, change: Change, now: int) -> None:

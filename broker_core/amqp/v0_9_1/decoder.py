@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from broker_core.amqp.v0_9_1.codec import decode_payload, erlang_binary, method_type
 from broker_core.amqp.v0_9_1.events import Command, ContentTooLarge, Event, Heartbeat, ProtocolHeader, Violation
-from broker_core.amqp.v0_9_1.methods import METHODS, BasicAck, BasicPublish, ConnectionOpen, Method
+from broker_core.amqp.v0_9_1.methods import METHODS, BasicAck, BasicPublish, ChannelCloseOk, ConnectionOpen, Method
 from broker_core.errors import (
     ConnectionException,
     FrameError,
@@ -62,6 +62,7 @@ _REPEATED = frozenset(
     kind
     for kind in METHODS.values()
     if (kind is BasicPublish or not kind.HAS_CONTENT)
+    and kind is not ChannelCloseOk  # which ends the skipping of contents
     and not {"table", "longlong", "longstr"} & {field_type for _, field_type in kind.LAYOUT}
 )
 _KNOWN_PROPERTIES: set[bytes] = set()
@@ -133,6 +134,7 @@ class Decoder:
         self.expect_open = handshake
         self.pending_bytes = 0  # of contents in assembly
         self._assemblies: dict[int, _Assembly] = {}
+        self._discarded: set[int] = set()  # channels whose contents are skipped
         self._rest = bytearray()  # the beginning of a frame
         self._wanted = 0  # bytes that have to be in _rest before looking at it makes sense
         self._over = False
@@ -168,11 +170,12 @@ class Decoder:
         return events
 
     def discard(self, channel: int) -> None:
-        """Drop the content in assembly on ``channel``, and what is still to come of it; nothing happens where there is none.
+        """Drop the content in assembly on ``channel``, and every one that begins there until channel.close-ok comes.
 
         The rest of it is skipped as it comes; a method on that channel ends the skipping, since a client that was told to close the
         channel need not complete its content.
         """
+        self._discarded.add(channel)
         assembly = self._assemblies.get(channel)
         if assembly is not None:
             self._skip(assembly)
@@ -322,11 +325,15 @@ class Decoder:
         if not method.HAS_CONTENT or channel == 0:
             if channel == 0 and isinstance(method, ConnectionOpen):
                 self.expect_open = False
+            elif isinstance(method, ChannelCloseOk):
+                self._discarded.discard(channel)
             events.append(Command(channel, method))
             return
         assembly = _Assembly(method, len(payload) + _ASSEMBLY_BYTES)
         self._assemblies[channel] = assembly
         self.pending_bytes += assembly.cost
+        if channel in self._discarded:
+            self._skip(assembly)
         self._check_pending(events, channel)
 
     def _interrupted(self, events: list[Event], channel: int, assembly: _Assembly) -> None:
