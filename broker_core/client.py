@@ -319,9 +319,11 @@ class BrokerClient:
         found: list[PreparedInfo] = self._admin(list[PreparedInfo], "prepared")
         return found
 
-    def commit(self, xid: str) -> None:
-        """Commit a prepared transaction. Raises UnknownTransaction, TransactionState."""
-        self._admin(type(None), "commit", xid=xid)
+    def commit(self, xid: str) -> int:
+        """Commit a prepared transaction; how much of it came to nothing, because its queue is gone. Raises UnknownTransaction,
+        TransactionState."""
+        dropped: int = self._admin(int, "commit", xid=xid)
+        return dropped
 
     def rollback(self, xid: str) -> None:
         """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""

@@ -192,6 +192,9 @@ class Committer:
                     continue
                 if change.rows or change.puts or change.drops or change.names or change.forgets or change.seals or change.moves:
                     changes.append(change)
+            numbers = state.keep_numbers()
+            if numbers is not None:
+                changes.append(numbers)
         failpoint.here("committer.planned")
         if changes:
             self._store.commit(changes)  # 2. make durable

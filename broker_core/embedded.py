@@ -66,7 +66,7 @@ class EmbeddedEngine:
         self._local = local
         self._adopt = adopt
         state = local.state
-        self._claims = Claims([*state.claims.values(), *state.origins.values(), *state.reads.values()], state.undo)
+        self._claims = Claims([*state.claims.values(), *state.origins.values(), *state.reads.values()], state.ledger.values(), state.undo)
         self._ledger = Ledger([*state.ledger.values(), *state.lineages.values(), *state.releases.values()], state.undo)
         self._branches = Branches([*state.attempts.values(), *state.parts.values()], state.undo)
 

@@ -287,3 +287,4 @@ class PreparedInfo:
     publishes: int
     settles: int
     size_bytes: int
+    dropped: int = 0  # messages and acks of it that will come to nothing, because their queue is gone

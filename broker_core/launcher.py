@@ -141,9 +141,10 @@ class Broker:
         """The transactions that are prepared and not decided."""
         return self._local.prepared()
 
-    def commit(self, xid: str) -> None:
-        """Commit a prepared transaction. Raises UnknownTransaction, TransactionState."""
-        self._local.commit(xid)
+    def commit(self, xid: str) -> int:
+        """Commit a prepared transaction; how much of it came to nothing, because its queue is gone. Raises UnknownTransaction,
+        TransactionState."""
+        return self._local.commit(xid)
 
     def rollback(self, xid: str) -> None:
         """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""

@@ -8,6 +8,7 @@ read outside it wherever it is stored.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -35,6 +36,8 @@ from broker_core.store.port import BatchInfo, Location, Store
 from broker_core.upkeep import Upkeep
 
 T = TypeVar("T")
+
+logger = logging.getLogger("txmq.broker")
 
 # An open transaction with more than this goes to a segment, piece by piece: the broker's memory stays flat.
 SPILL_ROWS = 16_384
@@ -202,15 +205,25 @@ class LocalBroker:
         with self.committer.lock:
             found = [
                 PreparedInfo(
-                    xid, max(0, now - self.state.prepared_at[xid]) / 1e6, prepared.messages, len(prepared.settles), prepared.size_bytes
+                    xid,
+                    max(0, now - self.state.prepared_at[xid]) / 1e6,
+                    prepared.messages,
+                    len(prepared.settles),
+                    prepared.size_bytes,
+                    prepared.dropped,
                 )
                 for xid, prepared in self.state.prepared.items()
             ]
         return sorted(found, key=lambda info: -info.age_s)
 
-    def commit(self, xid: str) -> None:
-        """Commit a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState, PreconditionFailed."""
-        self.run(lambda state, change, now: state.commit_prepared(change, xid, now))
+    def commit(self, xid: str) -> int:
+        """Commit a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState.
+
+        How many messages and acks of it came to nothing, because their queue is gone; a second call answers 0.
+        """
+        dropped = self.run(lambda state, change, now: state.commit_prepared(change, xid, now)).dropped
+        log_dropped(xid, dropped)
+        return dropped
 
     def rollback(self, xid: str) -> None:
         """Roll back a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState."""
@@ -497,6 +510,14 @@ class LocalChannel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def log_dropped(xid: str, dropped: int) -> None:
+    """After the commit of a prepared transaction: say what of it came to nothing."""
+    if dropped:
+        logger.warning(
+            "transaction '%s' is committed; %d messages or acks of it named queues that are gone, and were dropped", xid, dropped
+        )
 
 
 def _as_bytes(what: str, value: object) -> bytes:

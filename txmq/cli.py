@@ -225,8 +225,9 @@ def _transactions(options: argparse.Namespace) -> int:
 
 
 def _commit(options: argparse.Namespace) -> int:
-    _client(options).commit(options.xid)
-    return _done(options, f"committed {options.xid}", xid=options.xid, state="committed")
+    dropped = _client(options).commit(options.xid)
+    lost = f"; {dropped} messages or acks of it named queues that are gone, and were dropped" if dropped else ""
+    return _done(options, f"committed {options.xid}{lost}", xid=options.xid, state="committed", dropped=dropped)
 
 
 def _rollback(options: argparse.Namespace) -> int:

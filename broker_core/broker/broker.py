@@ -77,12 +77,14 @@ class Image(Protocol):
 class Committed(NamedTuple):
     """What a commit answers: its sequence number (0: nothing was published), and mandatory messages that reach no queue any more.
 
-    ``rejected`` are places in ``publishes`` that a full queue refused, in a transaction that is not atomic.
+    ``rejected`` are places in ``publishes`` that a full queue refused, in a transaction that is not atomic. ``dropped``: messages and
+    settlements of a prepared transaction that came to nothing, because their queue is gone.
     """
 
     sequence: int
     returned: list[Message]
     rejected: list[int] = []
+    dropped: int = 0
 
 
 class BrokerState(Dispatch):
@@ -106,7 +108,7 @@ class BrokerState(Dispatch):
     @classmethod
     def load(cls, image: Image, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> BrokerState:
         state = cls(new_batch_id=new_batch_id, read=read)
-        state.sequence = image.sequence
+        state.restore_numbers(image.sequence, image.records)
         by_class: dict[type[Record], list[Any]] = {}
         for record in image.records:
             by_class.setdefault(type(record), []).append(record)
@@ -262,9 +264,10 @@ class BrokerState(Dispatch):
         """Committing again what is committed is fine. Raises UnknownTransaction, TransactionState (rolled back), PreconditionFailed."""
         if self._decided(xid, "committed"):
             return Committed(0, [])
+        dropped = self.prepared[xid].dropped
         committed = self.commit_transaction(change, self.prepared[xid], now)
         self._forget_prepared(change, xid)
-        return committed
+        return committed._replace(dropped=dropped)
 
     def rollback_prepared(self, change: Change, xid: str, now: int) -> None:
         """Its deliveries are ready again, as redelivered. Raises UnknownTransaction, TransactionState (committed)."""

@@ -19,13 +19,14 @@ import pyarrow as pa
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
-from broker_core.broker.records import ClaimRecord, OriginRecord, ReadRecord
+from broker_core.broker.records import ClaimRecord, LedgerRecord, OriginRecord, ReadRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
 
 ReadBatch = Callable[[int], pa.RecordBatch]
 
+RELEASED = [-1, -1]  # the range of a read whose queue was released since: no claim has it
 KEPT_CLAIMS = 1000  # per app, for restored checkpoints and late drivers
 
 
@@ -37,8 +38,17 @@ def canonical(value: object) -> str:
 class Claims:
     """Every app's claims, origins and reads, in memory; ``Change`` makes each new one durable."""
 
-    def __init__(self, records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = (), undo: Undo | None = None) -> None:
+    def __init__(
+        self,
+        records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = (),
+        decided: Iterable[LedgerRecord] = (),
+        undo: Undo | None = None,
+    ) -> None:
+        """``decided``: the ledger, which names positions of claims that are gone."""
         self._undo = Undo() if undo is None else undo
+        self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
+        for entry in decided:
+            self._positions[entry.app_id] = max(entry.claim_position, self._positions.get(entry.app_id, 0))
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
         self._origins: dict[tuple[str, str], OriginRecord] = {}
@@ -58,6 +68,8 @@ class Claims:
         for same in (self._by_start.setdefault((claim.app_id, claim.start), []), self._by_app.setdefault(claim.app_id, [])):
             self._undo.growth(same)
             same.append(claim)
+        self._undo.item(self._positions, claim.app_id)
+        self._positions[claim.app_id] = max(claim.position, self._positions.get(claim.app_id, 0))
 
     def _keep_read(self, record: ReadRecord) -> None:
         key = (record.query_id, record.batch_id)
@@ -71,9 +83,8 @@ class Claims:
         return {app for app, _ in self._origins} | set(self._by_app)
 
     def position(self, app_id: str) -> int:
-        """Position of the app's newest claim, 0 for none."""
-        claims = self._by_app.get(app_id)
-        return claims[-1].position if claims else 0
+        """Position of the app's newest claim, also where that was released; 0 for none. It never falls."""
+        return self._positions.get(app_id, 0)
 
     # -- S2 -------------------------------------------------------------------------------------------------------------
     def claim(
@@ -278,6 +289,7 @@ class Claims:
         if recorded is None:
             return False
         wanted = {log: [first, last] for log, (first, last) in ranges.items()}
+        _require_not_released(recorded)
         if recorded.ranges != wanted:
             raise LineageConflict(
                 f"batch {batch_id} of query {query_id} has read {canonical(recorded.ranges)} and now asks for "
@@ -320,6 +332,7 @@ class Claims:
         """
         ranges: dict[str, list[int]] = {}
         for record in self._reads.get((query_id, batch_id), {}).values():
+            _require_not_released(record)
             self.by_ranges(record.app_id, {log: (first, last) for log, (first, last) in record.ranges.items()})
             ranges |= record.ranges
         return ranges
@@ -361,6 +374,25 @@ class Claims:
             claims.remove(claim)
             self._unlist(claim)
             change.drops.append((ClaimRecord, claim.key))
+        for at, read in enumerate(self._app_reads.get(app_id, ())):
+            if log in read.ranges:
+                voided = replace(read, ranges={**read.ranges, log: RELEASED})
+                batch, reads = (read.query_id, read.batch_id), self._app_reads[app_id]
+                self._undo.item(self._reads, batch)
+                self._undo.append((reads.__setitem__, at, read))
+                self._reads[batch] = {**self._reads[batch], (app_id, read.queues): voided}
+                reads[at] = voided
+                change.puts.append(voided)
+
+
+def _require_not_released(read: ReadRecord) -> None:
+    """A later claim may have the same numbers, of another queue of the same name. Raises LineageConflict."""
+    gone = [log for log, found in read.ranges.items() if found == RELEASED]
+    if gone:
+        raise LineageConflict(
+            f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was released from app {read.app_id!r}: "
+            "it cannot be read or decided any more. Start once more with a new checkpoint and onNewCheckpoint=resume"
+        )
 
 
 def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_batch: ReadBatch) -> dict[str, int]:

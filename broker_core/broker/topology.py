@@ -26,6 +26,7 @@ from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change
 from broker_core.broker.consumer import Consumer
 from broker_core.broker.exchange import EXCHANGE_TYPES, Binding, DefaultExchange, Destination, Exchange, Queues
+from broker_core.broker.numbers import Numbers
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
     BindingRecord,
@@ -54,10 +55,10 @@ _RESERVED = "amq."
 _DEFAULT_REFUSED = "operation not permitted on the default exchange"
 
 
-class Topology:
+class Topology(Numbers):
     def __init__(self, batches: Batches) -> None:
+        super().__init__(batches.undo)
         self.batches = batches
-        self.undo = batches.undo
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
@@ -68,13 +69,6 @@ class Topology:
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for name, kind in _PREDECLARED.items():
             self._add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=self.undo))
-        self.sequence = 0
-
-    def next_sequence(self) -> int:
-        """The next commit sequence number. The caller puts it into its change."""
-        self.undo.append((setattr, self, "sequence", self.sequence))
-        self.sequence += 1
-        return self.sequence
 
     # -- looking up -----------------------------------------------------------------------------------------------------
     def queue(self, name: str) -> Queue:
@@ -246,7 +240,7 @@ class Topology:
             return existing
         check_text("the name of a queue", name)
         check_arguments(name, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
-        # the commit sequence never falls, not even over restarts: an id from it is never used again
+        # the commit sequence never falls, not even over restarts (numbers.py): an id from it is never used again
         change.sequence = change.sequence or self.next_sequence()
         queue_id = max(change.sequence, self._last_queue_id + 1)
         self.sequence = change.sequence = max(queue_id, change.sequence)

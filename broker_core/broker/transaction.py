@@ -89,6 +89,7 @@ class Transaction:
     __slots__ = (
         "atomic",
         "connection",
+        "gone",
         "limited",
         "limits",
         "mandatory",
@@ -118,6 +119,7 @@ class Transaction:
         self.messages = 0
         self.size_bytes = 0
         self.unspilled_bytes = 0
+        self.gone = 0  # of a prepared one after a restart: what it did to queues that the restart ended
 
     def __bool__(self) -> bool:
         """Whether there is anything to commit."""
@@ -174,6 +176,16 @@ class Transaction:
                 found[queue] = (messages + 1, size_bytes + len(publish.message.body))
         return found
 
+    @property
+    def dropped(self) -> int:
+        """Messages to queues, and settled deliveries, that come to nothing because their queue is gone."""
+        return (
+            self.gone
+            + sum(queue.deleted for publish in self.publishes for queue in publish.queues)
+            + sum(selection.rows for spilled in self.spilled for queue, selection in spilled.selections if queue.deleted)
+            + sum(queue.deleted for queue, _, _ in self.settles)
+        )
+
     def record(self, now_us: int) -> PreparedRecord:
         """``routes`` starts with one object for each spilled batch, then a list of queue ids for each publish."""
         routes: list[Any] = [
@@ -189,7 +201,7 @@ class Transaction:
 
     @classmethod
     def restore(cls, record: PreparedRecord, queues: Mapping[int, Queue]) -> Transaction:
-        """A prepared transaction after a restart. Queues that are deleted drop out."""
+        """A prepared transaction after a restart. Queues that are deleted drop out, and ``gone`` counts what that costs."""
         transaction = cls(Limits(None, None), record.prepared_at, record.xid)
         transaction.state = State.PREPARED
         messages = iter(_from_ipc(record.publishes))
@@ -200,16 +212,20 @@ class Transaction:
                     for queue_id, (row, count, bitmap) in route["queues"].items()
                     if int(queue_id) in queues
                 ]
+                transaction.gone += sum(count for queue_id, (_, count, _) in route["queues"].items() if int(queue_id) not in queues)
                 batch_id, rows, size_bytes, expiring = route["batch"]
                 transaction.spilled.append(Spilled(batch_id, rows, size_bytes, selections, expiring))
                 transaction.messages += rows
                 transaction.size_bytes += size_bytes
                 transaction.limited = transaction.limited or any(queue.limited for queue, _ in selections)
             else:
-                transaction.publish(next(messages), tuple(queues[queue_id] for queue_id in route if queue_id in queues))
+                found = tuple(queues[queue_id] for queue_id in route if queue_id in queues)
+                transaction.gone += len(route) - len(found)
+                transaction.publish(next(messages), found)
         transaction.settles = [
             Settle(queues[queue_id], offset, outcome) for queue_id, offset, outcome in record.settles if queue_id in queues
         ]
+        transaction.gone += len(record.settles) - len(transaction.settles)
         return transaction
 
     def become(self, state: State) -> None:

@@ -36,6 +36,7 @@ from broker_core.errors import (
     TxmqError,
     UnknownTransaction,
 )
+from broker_core.local import log_dropped
 from broker_core.message import Message
 from broker_core.properties import Properties, delivery_mode
 from broker_core.server import topology_commands, transaction_exchange
@@ -487,7 +488,8 @@ class Session:
             self._published += 1
         number = self._published
 
-        def decided(_: object) -> None:
+        def decided(dropped: int) -> None:
+            log_dropped(xid, dropped)
             if self.channel.confirming:
                 self.connection.write(encode_ack(self.number, number, multiple=False))
 

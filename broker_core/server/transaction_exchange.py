@@ -55,9 +55,12 @@ def parse(verb: str, body: bytes) -> tuple[str, str]:
     return verb, xid
 
 
-def decide(verb: str, xid: str, state: BrokerState, change: Change, now_us: int) -> None:
-    """Commit or roll back what is prepared; twice is fine. Raises UnknownTransaction, TransactionState, PreconditionFailed."""
+def decide(verb: str, xid: str, state: BrokerState, change: Change, now_us: int) -> int:
+    """Commit or roll back what is prepared; twice is fine. How much came to nothing, because its queue is gone.
+
+    Raises UnknownTransaction, TransactionState.
+    """
     if verb == "commit":
-        state.commit_prepared(change, xid, now_us)
-    else:
-        state.rollback_prepared(change, xid, now_us)
+        return state.commit_prepared(change, xid, now_us).dropped
+    state.rollback_prepared(change, xid, now_us)
+    return 0

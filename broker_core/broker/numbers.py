@@ -1,0 +1,59 @@
+"""Numbers that are given once: commit sequence numbers, and the ids of queues, which are drawn from them.
+
+Not here: batch ids and segment numbers (``store/``), the sequence of an app's batches (``ledger.py``), delivery tags (``channel.py``).
+Most numbers are given without a write of their own: an exclusive queue, a transient message, a row that carries its number. So what is
+durable is a mark ahead of the last number given. The commit that finds the mark passed moves it, before any of its works is answered.
+Invariant: no number above the durable mark was ever told to anybody or written anywhere, and after a restart numbers start above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from broker_core.broker.change import Change
+from broker_core.broker.records import LedgerRecord, PartRecord, PreparedRecord, QueueRecord, Record, ReleaseRecord, RunRecord
+from broker_core.broker.undo import Undo
+
+AHEAD = 100_000  # how far the mark is moved at once
+
+
+class Numbers:
+    """``sequence`` is the last number given."""
+
+    def __init__(self, undo: Undo) -> None:
+        self.undo = undo
+        self.sequence = 0
+        self._mark = 0
+
+    def restore_numbers(self, mark: int, records: Iterable[Record]) -> None:
+        """While loading. Records of older versions may name numbers above the mark."""
+        self._mark = mark
+        self.sequence = max(mark, max((number for record in records for number in _named_by(record)), default=0))
+
+    def next_sequence(self) -> int:
+        """The next commit sequence number. The caller puts it into its change."""
+        self.undo.append((setattr, self, "sequence", self.sequence))
+        self.sequence += 1
+        return self.sequence
+
+    def keep_numbers(self) -> Change | None:
+        """What has to be written with the works of a commit, if anything, before they are answered."""
+        if self.sequence <= self._mark:
+            return None
+        self._mark = self.sequence + AHEAD
+        return Change(sequence=self._mark)
+
+
+def _named_by(record: Record) -> Iterator[int]:
+    if isinstance(record, QueueRecord):
+        yield record.queue_id
+    elif isinstance(record, RunRecord):
+        yield record.sequence
+    elif isinstance(record, (LedgerRecord, ReleaseRecord)):
+        yield record.commit_sequence
+    elif isinstance(record, PartRecord):
+        yield from map(int, record.routes)
+    elif isinstance(record, PreparedRecord):
+        yield from (queue_id for queue_id, _, _ in record.settles)
+        for route in record.routes:
+            yield from map(int, route["queues"]) if isinstance(route, dict) else route
