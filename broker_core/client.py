@@ -114,6 +114,10 @@ class BrokerClient:
         (answer,) = self._connection.call(f"engine.{method}", flight.encode_arguments(method, positional, named))
         return flight.decode(flight.answer_type(method), answer)
 
+    def identity(self) -> str:
+        found: str = self._call("identity")
+        return found
+
     # -- logs ---------------------------------------------------------------------------------------------------------------
 
     def logs(self, queues: Sequence[str]) -> list[str]:

@@ -62,13 +62,23 @@ INLINE_BYTES = 64 * 1024  # a part below both stays in the catalog, and its mess
 class EmbeddedEngine:
     """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` takes a writer's file into the store, where the store can."""
 
-    def __init__(self, local: LocalBroker, adopt: Callable[[PartFile], list[tuple[BatchInfo, pa.RecordBatch]]] | None = None) -> None:
+    def __init__(
+        self,
+        local: LocalBroker,
+        adopt: Callable[[PartFile], list[tuple[BatchInfo, pa.RecordBatch]]] | None = None,
+        *,
+        identity: str = "",
+    ) -> None:
         self._local = local
         self._adopt = adopt
+        self._identity = identity or uuid.uuid4().hex  # a broker that keeps nothing is another one each time
         state = local.state
         self._claims = Claims([*state.claims.values(), *state.origins.values(), *state.reads.values()], state.ledger.values(), state.undo)
         self._ledger = Ledger([*state.ledger.values(), *state.lineages.values(), *state.releases.values()], state.undo)
         self._branches = Branches([*state.attempts.values(), *state.parts.values()], state.undo)
+
+    def identity(self) -> str:
+        return self._identity
 
     # -- logs -----------------------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:

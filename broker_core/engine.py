@@ -163,6 +163,9 @@ class AppInfo:
 
 
 class Engine(Protocol):
+    def identity(self) -> str:
+        """Which data directory answers: another one, also one made anew at the same place, has another identity; a copy has the same."""
+
     # -- logs -----------------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
         """The logs of these queues, in order. Raises QueueNotFound."""

@@ -28,6 +28,7 @@ from broker_core.local import LocalBroker, LocalChannel
 from broker_core.server.amqp import AmqpOptions, AmqpServer
 from broker_core.server.flight import FlightServer, committed
 from broker_core.server.handler import Handler
+from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
@@ -63,8 +64,8 @@ class Broker:
             self._local = LocalBroker(store, limits=limits)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
-            self._engine = EmbeddedEngine(self._local, store.adopt if isinstance(store, DurableStore) else None)
             self._id = _data_id(directory) if directory else ""
+            self._engine = EmbeddedEngine(self._local, store.adopt if isinstance(store, DurableStore) else None, identity=self._id)
             hello = flight.Hello(flight.VERSION, self._id, directory, os.getpid())
             self._server = _listen(self._engine, self._local, hello, host, port)
             self.host, self.port = host, self._server.port
@@ -205,13 +206,17 @@ def _reachable(host: str) -> str:
 
 
 def _data_id(directory: str) -> str:
-    """The id of a data directory, made once; called by the owner of its lock."""
+    """The id of a data directory, made once and durable before it is used; called by the owner of its lock."""
     known = endpoint.read_id(directory)
     if known:
         return known
     aside = Path(directory, f"{endpoint.ID}.{os.getpid()}")
-    aside.write_text(uuid.uuid4().hex + "\n")
+    with aside.open("w") as file:
+        file.write(uuid.uuid4().hex + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(Path(directory, endpoint.ID))
+    sync_directory(Path(directory))
     return endpoint.read_id(directory)
 
 

@@ -3,8 +3,8 @@
 Not here: what is appended and when (foreach_batch.py, ledger.py).
 
 Invariant: a commit carries (txnAppId, txnVersion); Delta skips a write whose version is not above the one stored for that
-app, so a repeated append changes nothing. The same rule drops rows silently when a version starts again from 1:
-``refuse_a_restarted_sequence`` is the guard.
+app, so a repeated append changes nothing. The same rule would drop the rows of another batch silently: so the txnAppId names the
+data directory, the commit carries the batch's token, and after each append the log must show the commit of this very batch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, NullType, StructField, StructType
 
 from broker_core.errors import LineageConflict, OptionError
+from connector import delta_log
+from connector.delta_log import is_connect as is_connect
+from connector.delta_log import is_path as is_path
 
 T = TypeVar("T")
+
+UNAPPLIED = "Stop the query; `txmq unapplied APP` lists what waits and `txmq skip APP SEQUENCE --to DIR` writes its rows to files"
 
 # A transaction that loses a race against the same (txnAppId, txnVersion) is repeated and then finds itself done.
 CONFLICT_ATTEMPTS = 5
 _CONFLICT = re.compile(
     r"DELTA_CONCURRENT|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|Concurrent\w*Exception|(Metadata|Protocol)ChangedException"
 )
+_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _REFUSED_OPTIONS = {
     "txnappid": "txmq sets it, it is what makes the append happen once",
     "txnversion": "txmq sets it, it is what makes the append happen once",
@@ -37,16 +43,6 @@ _REFUSED_OPTIONS = {
     "replacewhere": "a micro-batch only appends",
     "partitionoverwritemode": "a micro-batch only appends",
 }
-
-
-def is_connect(session_or_frame: object) -> bool:
-    """Whether this session or DataFrame belongs to Spark Connect."""
-    return type(session_or_frame).__module__.startswith("pyspark.sql.connect")
-
-
-def is_path(table: str) -> bool:
-    """``lake/flights``, ``/lake/flights`` and ``s3://...`` are paths; ``flights``, ``db.flights`` and ``delta.`/x``` are names."""
-    return "/" in table and "`" not in table
 
 
 def qualified(spark: SparkSession, table: str) -> str:
@@ -99,24 +95,57 @@ def append(
     *,
     txn_app_id: str,
     txn_version: int,
-    metadata: Mapping[str, Any],
+    batch: Mapping[str, Any],
+    decided_at_us: int,
     options: Mapping[str, str] | None = None,
     partition_by: Sequence[str] = (),
 ) -> None:
-    """One Delta commit of ``rows``, or none where ``txn_version`` is there already. Creates the table."""
+    """One Delta commit of ``rows``, or none where ``batch`` has its commit already. Creates the table.
+
+    ``batch`` goes into the commit's userMetadata; its ``token`` is what the batch is known by. Raises LineageConflict where the table
+    holds ``txn_version`` from another batch, or its log was cleaned so far that nobody can tell.
+    """
+    spark = rows.sparkSession
+
+    metadata = json.dumps({**batch, "txn_app_id": txn_app_id}, sort_keys=True)
 
     def write() -> None:
         writer = rows.write.format("delta").mode("append").options(**dict(options or {}))
-        writer = writer.option("txnAppId", txn_app_id).option("txnVersion", str(txn_version))
-        writer = writer.option("userMetadata", json.dumps(metadata, sort_keys=True))
+        writer = writer.option("txnAppId", txn_app_id).option("txnVersion", str(txn_version)).option("userMetadata", metadata)
         if partition_by:
             writer = writer.partitionBy(*partition_by)
         if is_path(table):
             writer.save(table)
-        else:
+            return
+        spark.conf.set(_USER_METADATA, metadata)  # Delta forgets the option where saveAsTable creates the table
+        try:
             writer.saveAsTable(table)
+        finally:
+            spark.conf.unset(_USER_METADATA)
 
+    if table_schema(spark, table) is not None and delta_log.forgets_transactions(spark, table):
+        known = delta_log.held(delta_log.commits(spark, table), batch, decided_at_us)
+        if known:
+            return
+        if known is None:
+            raise LineageConflict(
+                f"table {table!r} forgets which batches it has (delta.setTransactionRetentionDuration), and its log was cleaned since "
+                f"batch {txn_version} of app {batch['app_id']!r} was decided: nobody can tell whether it has these rows. {UNAPPLIED}"
+            )
     retried(write)
+    require_held(spark, table, txn_app_id, batch, decided_at_us)
+
+
+def require_held(spark: SparkSession, table: str, txn_app_id: str, batch: Mapping[str, Any], decided_at_us: int) -> None:
+    """Raises LineageConflict unless the table has the commit of this very batch."""
+    known = delta_log.held(delta_log.commits(spark, table, fresh=False), batch, decided_at_us)
+    if known or (known is None and delta_log.stored_at_ms(spark, table, txn_app_id) >= decided_at_us // 1000):
+        return
+    raise LineageConflict(
+        f"Delta has skipped batch {batch['sequence']} of app {batch['app_id']!r}: table {table!r} holds a batch with this number that is "
+        "another one. An older copy of the broker's data directory was restored, or two copies of it are in use; its rows are kept. "
+        f"{UNAPPLIED}"
+    )
 
 
 def table_schema(spark: SparkSession, table: str) -> StructType | None:
@@ -130,33 +159,18 @@ def table_schema(spark: SparkSession, table: str) -> StructType | None:
 
 
 def stored_version(spark: SparkSession, table: str, txn_app_id: str) -> int:
-    """The last txnVersion that the table holds for this app, 0 for none; on Connect as far as its last 100 commits tell."""
-    if table_schema(spark, table) is None:
-        return 0
-    if is_connect(spark):
-        name = f"delta.`{table}`" if is_path(table) else table
-        found = [0]
-        for row in spark.sql(f"DESCRIBE HISTORY {name} LIMIT 100").select("userMetadata").collect():
-            metadata = _json_object(row["userMetadata"])
-            if metadata.get("app_id") == txn_app_id:
-                found.append(int(metadata.get("sequence", 0)))
-        return max(found)
-    jvm: Any = spark._jvm
-    at = table if is_path(table) else str(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["location"])
-    delta_log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, at)
-    versions = delta_log.unsafeVolatileSnapshot().transactions()
-    found_version = versions.get(txn_app_id)
-    return int(found_version.get()) if found_version.isDefined() else 0
+    """The last txnVersion that the table holds for this app, 0 for none."""
+    return 0 if table_schema(spark, table) is None else delta_log.stored_version(spark, table, txn_app_id)
 
 
-def refuse_a_restarted_sequence(spark: SparkSession, table: str, app_id: str, sequence: int) -> None:
-    """Raises LineageConflict where the table already holds later batches of ``app_id`` than the broker knows (``sequence``)."""
-    stored = stored_version(spark, table, app_id)
-    if stored > sequence:
+def refuse_a_restarted_sequence(spark: SparkSession, table: str, txn_app_id: str, app_id: str, decided: Callable[[], int]) -> None:
+    """Raises LineageConflict where the table holds later batches of this data directory than it knows (``decided``)."""
+    stored = stored_version(spark, table, txn_app_id)
+    if stored and stored > (known := decided()):  # asked behind the look at the table: another driver may decide meanwhile
         raise LineageConflict(
-            f"Delta table {table!r} holds batch {stored} of app {app_id!r}, and the broker has decided only {sequence}: "
-            "the broker's data directory is another or an older one, and Delta would skip these rows silently; "
-            "restore the data directory, or use a new app_id"
+            f"Delta table {table!r} holds batch {stored} of app {app_id!r}, and the broker has decided only {known}: an older copy of the "
+            "broker's data directory was restored, and Delta would skip rows. Nothing was done; restore the newest data directory, or go "
+            "on with a new app_id, which appends what was decided since that copy once more"
         )
 
 
@@ -228,11 +242,3 @@ def _fits(given: DataType, held: DataType) -> bool:
     if isinstance(given, (StructType, ArrayType, MapType)):
         return type(given) is type(held)
     return given == held
-
-
-def _json_object(text: str | None) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -153,9 +153,11 @@ class BatchTransaction:
         chosen, columns = delta.writer_options(table, options)
         schema = delta.nullable(rows.schema)
         name = delta.qualified(spark, table)
-        target = {"table": name, "options": chosen, "partition_by": columns, "schema": schema.json()}
+        txn = txn_app_id(self.app_id, self._owner.engine.identity())
+        # the name under which Delta will know the append is decided with it: whatever follows, a repeated append has the same one
+        target = {"table": name, "options": chosen, "partition_by": columns, "schema": schema.json(), "txn_app_id": txn}
         self._same_target("append", name, target, schema)
-        self._owner.check_table(spark, name, schema, chosen, columns)
+        self._owner.check_table(spark, name, schema, chosen, columns, txn)
         self._stage(rows, "append", target)
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
@@ -223,7 +225,7 @@ class Transactional:
         self._lock = threading.Lock()
         self._started = False
         self._checked: set[tuple[str, ...]] = set()
-        self._guarded: set[str] = set()
+        self._guarded: set[tuple[str, str]] = set()
         self._ledger: DeltaLedger | None = None
         self._session = SparkSession.getActiveSession()  # the user's: a batch only has a clone of it
 
@@ -336,8 +338,22 @@ class Transactional:
                 f"no function {name!r} in transactional(after_commit=...) of app {self.app_id!r} (there: {known}); add it under this name"
             ) from None
 
-    def check_table(self, spark: SparkSession, table: str, schema: StructType, options: Mapping[str, str], columns: list[str]) -> None:
-        """Once per process and shape: would this append fail after the decision?"""
+    @property
+    def engine(self) -> Engine:
+        return staging.engine_at(self.address)
+
+    def check_table(
+        self, spark: SparkSession, table: str, schema: StructType, options: Mapping[str, str], columns: list[str], txn: str
+    ) -> None:
+        """Once per process and shape: would this append fail after the decision, or be skipped?"""
+        if (table, txn) not in self._guarded:
+
+            def decided() -> int:
+                last = self.engine.last_entry(self.app_id)
+                return 0 if last is None else last.sequence
+
+            delta.refuse_a_restarted_sequence(spark, table, txn, self.app_id, decided)
+            self._guarded.add((table, txn))
         shape = (table, schema.json(), repr(sorted(options.items())), *columns)
         if shape not in self._checked:
             delta.check_append(spark, table, schema, options, columns)
@@ -351,7 +367,7 @@ class Transactional:
                 self.function(name)
             for number, (table, parts) in enumerate(tables.items()):
                 failpoint.here(f"foreach.applying.{number}")
-                self._append_to(spark, engine, table, entry, parts)
+                self._append_to(spark, table, entry, parts)
                 failpoint.here(f"foreach.applied.{number}")
             for name, parts in functions.items():
                 self.function(name)(self._rows(spark, parts), entry.sequence)
@@ -359,19 +375,16 @@ class Transactional:
             engine.mark_applied(self.app_id, entry.sequence)
             failpoint.here("foreach.marked")
 
-    def _append_to(self, spark: SparkSession, engine: Engine, table: str, entry: LedgerEntry, parts: list[ToApply]) -> None:
+    def _append_to(self, spark: SparkSession, table: str, entry: LedgerEntry, parts: list[ToApply]) -> None:
         if not sum(part.rows for part in parts):
             return  # a Delta commit costs as much empty as full
-        if table not in self._guarded:
-            last = engine.last_entry(self.app_id)
-            delta.refuse_a_restarted_sequence(spark, table, self.app_id, last.sequence if last is not None else 0)
-            self._guarded.add(table)
         delta.append(
             self._rows(spark, parts),
             table,
-            txn_app_id=self.app_id,
+            txn_app_id=parts[0].target.get("txn_app_id", self.app_id),  # an entry that an earlier version decided has none
             txn_version=entry.sequence,
-            metadata=offsets_of(entry),
+            batch=offsets_of(entry),
+            decided_at_us=entry.committed_at_us,
             options=parts[0].target.get("options", {}),
             partition_by=parts[0].target.get("partition_by", []),
         )
@@ -410,6 +423,11 @@ class Transactional:
             ledger.write_missing(session)
             return
         ledger.flush(timeout_s)
+
+
+def txn_app_id(app_id: str, identity: str) -> str:
+    """What Delta knows an app's appends by: batch numbers count within one data directory."""
+    return f"{app_id}@{identity}"
 
 
 def _grouped(entry: LedgerEntry) -> tuple[dict[str, list[ToApply]], dict[str, list[ToApply]]]:

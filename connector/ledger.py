@@ -3,8 +3,8 @@
 Not here: the ledger itself, which is the engine's; nothing is ever decided by this table.
 
 Invariant: the table has exactly the rows of a prefix of the engine's entries of an app, in the order of their sequence. Every
-commit carries txnAppId ``txmq-ledger:<app>`` and the last sequence it holds as txnVersion, so of two writers one loses and
-finds the rows there.
+commit carries txnAppId ``txmq-ledger:<app>@<data directory>`` and the last sequence it holds as txnVersion, so of two writers one
+loses and finds the rows there. An entry is known by its token: what counts as written is looked at.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pyspark.sql import SparkSession
 
 from broker_core import failpoint
 from broker_core.engine import Engine, LedgerEntry
-from broker_core.errors import TxmqError
+from broker_core.errors import LineageConflict, TxmqError
 from connector import delta
+from connector.delta_log import in_sql
 
 log = logging.getLogger("txmq")
 
@@ -41,6 +42,7 @@ def offsets_of(entry: LedgerEntry) -> dict[str, Any]:
     return {
         "app_id": entry.app_id,
         "sequence": entry.sequence,
+        "token": entry.token,
         "query_id": entry.query_id,
         "batch_id": entry.batch_id,
         "offsets": {name: [start, end] for name, (start, end) in sorted(entry.ranges.items())},
@@ -71,6 +73,15 @@ def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
     ]
 
 
+def held_tokens(spark: SparkSession, table: str, tokens: Sequence[str]) -> set[str]:
+    """Which of these batches the ledger table has."""
+    if delta.table_schema(spark, table) is None:
+        return set()
+    wanted = spark.createDataFrame([(token,) for token in tokens], "token string")
+    found = spark.table(in_sql(table)).select("token").join(wanted, "token", "left_semi").distinct().collect()
+    return {str(row["token"]) for row in found}
+
+
 class DeltaLedger:
     """Keeps the Delta table behind the engine's ledger of one app.
 
@@ -83,7 +94,7 @@ class DeltaLedger:
         self._table = table
         self._engine = engine
         self._app_id = app_id
-        self._guarded = False
+        self._txn_app_id = ""  # known with the first round
         self._writing = threading.Lock()
         self._changed = threading.Condition()
         self._asked = 1  # the first round repairs what an earlier process left
@@ -98,27 +109,39 @@ class DeltaLedger:
         with self._writing:
             session = spark or self._spark
             while entries := self._engine.unmirrored(self._app_id):
-                self._guard(session)
+                if not self._txn_app_id:
+                    entries = self._started(session, entries)
                 if len(entries) <= APPENDED_ONE_BY_ONE:
                     for entry in entries:
                         self._append(session, entry)
                 else:
                     self._merge(session, entries)
 
-    def _guard(self, spark: SparkSession) -> None:
-        if not self._guarded:
-            last = self._engine.last_entry(self._app_id)
-            delta.refuse_a_restarted_sequence(spark, self._table, self._txn_app_id, last.sequence if last is not None else 0)
-            self._guarded = True
+    def _started(self, spark: SparkSession, entries: list[LedgerEntry]) -> list[LedgerEntry]:
+        """What of ``entries`` an earlier process, maybe one of an earlier version, has not written before it could say so."""
+        txn_app_id = f"txmq-ledger:{self._app_id}@{self._engine.identity()}"
 
-    @property
-    def _txn_app_id(self) -> str:
-        return f"txmq-ledger:{self._app_id}"
+        def decided() -> int:
+            last = self._engine.last_entry(self._app_id)
+            return 0 if last is None else last.sequence
+
+        delta.refuse_a_restarted_sequence(spark, self._table, txn_app_id, self._app_id, decided)
+        held = held_tokens(spark, self._table, [entry.token for entry in entries])
+        while entries and entries[0].token in held:
+            self._engine.mark_mirrored(self._app_id, entries.pop(0).sequence)
+        self._txn_app_id = txn_app_id
+        return entries
 
     def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
         rows = spark.createDataFrame(ledger_rows(entry), LEDGER_COLUMNS).coalesce(1)
-        metadata = offsets_of(entry)
-        delta.append(rows, self._table, txn_app_id=self._txn_app_id, txn_version=entry.sequence, metadata=metadata)
+        delta.append(
+            rows,
+            self._table,
+            txn_app_id=self._txn_app_id,
+            txn_version=entry.sequence,
+            batch=offsets_of(entry),
+            decided_at_us=entry.committed_at_us,
+        )
         failpoint.here("ledger.appended")
         self._engine.mark_mirrored(self._app_id, entry.sequence)
         failpoint.here("ledger.marked")
@@ -133,7 +156,7 @@ class DeltaLedger:
         rows = spark.createDataFrame([row for entry in entries for row in ledger_rows(entry)], LEDGER_COLUMNS).coalesce(1)
         view = f"txmq_ledger_{uuid.uuid4().hex}"
         match = " AND ".join(f"held.{name} <=> new.{name}" for name in _KEY)
-        table = f"delta.`{self._table}`" if delta.is_path(self._table) else self._table
+        table = in_sql(self._table)
 
         def write() -> None:
             rows.createOrReplaceTempView(view)
@@ -147,6 +170,12 @@ class DeltaLedger:
                 spark.catalog.dropTempView(view)
 
         delta.retried(write)
+        missing = {entry.token for entry in entries} - held_tokens(spark, self._table, [entry.token for entry in entries])
+        if missing:
+            raise LineageConflict(
+                f"Delta has skipped batches of app {self._app_id!r}: ledger {self._table!r} holds others with these numbers. An older copy "
+                "of the broker's data directory was restored, or two copies of it are in use; use the newest one, or another ledger table"
+            )
         failpoint.here("ledger.appended")
         self._engine.mark_mirrored(self._app_id, last.sequence)
         failpoint.here("ledger.marked")

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from connector.delta_log import Commit
 from tests.model.actors import Actor, point
 
 Task = Callable[[], Iterator[pa.RecordBatch]]
@@ -113,18 +114,18 @@ def _numbers(values: list[int]) -> pa.RecordBatch:
 class Rows:
     """A local frame, of the Delta ledger's rows."""
 
-    session: Session
+    sparkSession: Session
     rows: list[tuple[Any, ...]]
 
     def coalesce(self, _parts: int) -> Rows:
         return self
 
     def createOrReplaceTempView(self, name: str) -> None:
-        self.session.views[name] = self.rows
+        self.sparkSession.views[name] = self.rows
 
     @property
     def write(self) -> Writer:
-        return Writer(self.session, lambda: self.rows)
+        return Writer(self.sparkSession, lambda: self.rows)
 
 
 class Frame:
@@ -222,6 +223,11 @@ class Delta:
         if app and version <= self.version(table, app):
             return
         self.tables.setdefault(table, []).append(DeltaCommit(app, version, list(rows), metadata))
+
+    def history(self, table: str) -> Iterator[Commit]:
+        """Newest first."""
+        commits = self.tables.get(table, [])
+        return iter([Commit(version, 0, commits[version].metadata) for version in reversed(range(len(commits)))])
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return [row for commit in self.tables.get(table, ()) for row in commit.rows]

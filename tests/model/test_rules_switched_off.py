@@ -475,7 +475,7 @@ def apply_at_the_next_start(patch: Patch) -> None:
 
 def append_at_once(patch: Patch) -> None:
     def without(tx: BatchTransaction, rows: Any, table: str, **_options: Any) -> None:
-        delta.append(rows, table, txn_app_id=tx.app_id, txn_version=tx.sequence, metadata={})
+        delta.append(rows, table, txn_app_id=tx.app_id, txn_version=tx.sequence, batch={"token": tx._token}, decided_at_us=0)
 
     patch.setattr(BatchTransaction, "append", without)
 

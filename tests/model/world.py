@@ -98,7 +98,7 @@ class World:
     # -- the engine ---------------------------------------------------------------------------------------------------
     def _open(self) -> None:
         self.local = LocalBroker(self.store, clock=self._clock, upkeep=False)
-        self.engine = EmbeddedEngine(self.local)
+        self.engine = EmbeddedEngine(self.local, identity="model")
 
     def _clock(self) -> int:
         self._now += 1_000
@@ -412,6 +412,8 @@ def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
     import broker_core.client
     import connector.delta
+    import connector.delta_log
+    import connector.ledger
     import connector.options
     import connector.staging
 
@@ -423,7 +425,10 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.delta, "is_connect", lambda _session: _current[-1].sink == "connect")
         patch.setattr(connector.delta, "qualified", lambda _spark, table: table)
         patch.setattr(connector.delta, "table_schema", lambda _spark, table: ROW if table in _current[-1].delta.tables else None)
-        patch.setattr(connector.delta, "stored_version", lambda _spark, table, app: _current[-1].delta.version(table, app))
+        patch.setattr(connector.delta_log, "stored_version", lambda _spark, table, app: _current[-1].delta.version(table, app))
+        patch.setattr(connector.delta_log, "commits", lambda _spark, table, fresh=True: _current[-1].delta.history(table))
+        patch.setattr(connector.delta_log, "forgets_transactions", lambda _spark, _table: False)
+        patch.setattr(connector.ledger, "held_tokens", lambda _spark, table, _tokens: {row[3] for row in _current[-1].delta.rows(table)})
         patch.setattr(staging, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
         install_task_context(patch)

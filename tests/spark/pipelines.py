@@ -148,7 +148,7 @@ class Pipeline:
             rows = self.table(name)
             assert sorted(row["body"] for row in rows) == wanted, name
             assert {row["body"]: row["marker"] for row in rows} == published, f"{name} has rows of another attempt than was published"
-            versions = [version for app, version in delta_transactions(Path(self.lake) / name) if app == self.app]
+            versions = [version for app, version in delta_transactions(Path(self.lake) / name) if app.partition("@")[0] == self.app]
             assert versions == sorted(set(versions)) and set(versions) == {row["sequence"] for row in rows}
         calls = self.collected()
         assert [sequence for sequence, _ in calls] == sorted(sequence for sequence, _ in calls), "functions are called in order"

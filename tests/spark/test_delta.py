@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,16 @@ from tests.spark.pipelines import delta_actions, delta_rows
 pytestmark = pytest.mark.spark
 
 
-def append(spark: SparkSession, table: str, version: int, app: str = "app", **more: Any) -> None:
+def append(spark: SparkSession, table: str, version: int, app: str = "app", token: str = "", decided_at_us: int = 0, **more: Any) -> None:
     rows = spark.range(2).selectExpr("id", "CAST(id AS STRING) AS name").coalesce(1)
-    delta.append(rows, table, txn_app_id=app, txn_version=version, metadata={"app_id": app, "sequence": version}, **more)
+    batch = {"app_id": app, "sequence": version, "token": token or f"t{version}", "query_id": "q", "batch_id": version}
+    delta.append(rows, table, txn_app_id=app, txn_version=version, batch=batch, decided_at_us=decided_at_us, **more)
+
+
+def tokens(table: Path) -> list[str]:
+    """Of the commits, in order."""
+    told = [json.loads(action["commitInfo"].get("userMetadata", "{}")) for action in delta_actions(table) if "commitInfo" in action]
+    return [metadata["token"] for metadata in told if metadata]
 
 
 @pytest.mark.parametrize("kind", ["path", "name"])
@@ -29,8 +38,33 @@ def test_an_append_repeated_changes_nothing_and_the_next_one_follows(spark: Spar
     assert rows.count() == 4
     assert delta.stored_version(spark, table, "app") == 2 and delta.stored_version(spark, table, "other") == 0
     if kind == "path":
-        metadata = [action["commitInfo"]["userMetadata"] for action in delta_actions(Path(table)) if "commitInfo" in action]
-        assert metadata == ['{"app_id": "app", "sequence": 1}', '{"app_id": "app", "sequence": 2}']
+        assert tokens(Path(table)) == ["t1", "t2"]
+
+
+def test_a_batch_that_delta_skips_for_another_ones_number_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    table = str(tmp_path / "table")
+    append(spark, table, 1)
+    append(spark, table, 2)
+    for version in (2, 1):
+        with pytest.raises(LineageConflict, match=f"skipped batch {version} of app 'app'.*txmq unapplied APP"):
+            append(spark, table, version, token="of a restored data directory")
+    assert len(delta_rows(Path(table))) == 4
+
+
+def test_a_table_that_forgets_its_transactions_takes_a_repeated_append_once(spark: SparkSession, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    append(spark, str(table), 1)
+    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.setTransactionRetentionDuration' = 'interval 0 seconds')")
+    time.sleep(0.01)  # the retention is over one tick of Delta's clock later
+    assert delta.stored_version(spark, str(table), "app") == 0  # Delta would append it again
+    append(spark, str(table), 1)
+    assert tokens(table) == ["t1"] and len(delta_rows(table)) == 2
+    append(spark, str(table), 2)
+    assert len(delta_rows(table)) == 4
+    # its log is cleaned: nobody can tell, so nobody appends
+    (table / "_delta_log" / f"{0:020d}.json").unlink()
+    with pytest.raises(LineageConflict, match="forgets which batches it has"):
+        append(spark, str(table), 1)
 
 
 def test_a_table_with_later_batches_than_the_broker_knows_stops_before_rows_are_skipped_silently(
@@ -38,10 +72,10 @@ def test_a_table_with_later_batches_than_the_broker_knows_stops_before_rows_are_
 ) -> None:
     table = str(tmp_path / "table")
     append(spark, table, 7)
-    delta.refuse_a_restarted_sequence(spark, table, "app", 7)
-    delta.refuse_a_restarted_sequence(spark, table, "another app", 1)
+    delta.refuse_a_restarted_sequence(spark, table, "app", "app", lambda: 7)
+    delta.refuse_a_restarted_sequence(spark, table, "another app", "another app", lambda: 1)
     with pytest.raises(LineageConflict, match=r"holds batch 7 of app 'app', and the broker has decided only 3"):
-        delta.refuse_a_restarted_sequence(spark, table, "app", 3)
+        delta.refuse_a_restarted_sequence(spark, table, "app", "app", lambda: 3)
 
 
 def test_an_append_that_does_not_fit_its_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def test_a_long_backlog_is_one_merge_that_a_stale_writer_cannot_double(rig: Any,
     ledger = DeltaLedger(rig.spark.newSession(), str(table), rig.broker.engine, "app")
     stale = rig.broker.engine.unmirrored("app")
     ledger.write_missing()
-    assert delta_transactions(table) == [("txmq-ledger:app", 1), ("txmq-ledger:app", 8)]
+    name = f"txmq-ledger:app@{rig.broker.engine.identity()}"
+    assert delta_transactions(table) == [(name, 1), (name, 8)]
     ledger._append(rig.spark, stale[4])  # what another driver had begun
     assert sorted(row["batch_id"] for row in delta_rows(table)) == list(range(8))
     decide(rig, "app", 1)

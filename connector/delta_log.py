@@ -1,0 +1,159 @@
+"""What the log of a Delta table tells: whose commits it holds, and what they said of themselves.
+
+Not here: writing (delta.py). Without Spark Connect the log is read through Delta's own classes, a few milliseconds each; there it is SQL.
+
+Invariant: ``held`` says True or False only where the log proves it; a log that was cleaned too far answers None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import SparkSession
+
+# A commit is stamped by a driver's clock and a decision by the broker's: so far apart they may be.
+CLOCKS_APART_MS = 24 * 3600 * 1000
+_PAGES = (1, 100, 10_000)
+_RETENTION = "delta.setTransactionRetentionDuration"
+
+
+class Commit(NamedTuple):
+    version: int
+    timestamp_ms: int
+    metadata: dict[str, Any]  # what the writer left in userMetadata
+
+
+def is_connect(session_or_frame: object) -> bool:
+    """Whether this session or DataFrame belongs to Spark Connect."""
+    return type(session_or_frame).__module__.startswith("pyspark.sql.connect")
+
+
+def is_path(table: str) -> bool:
+    """``lake/flights``, ``/lake/flights`` and ``s3://...`` are paths; ``flights``, ``db.flights`` and ``delta.`/x``` are names."""
+    return "/" in table and "`" not in table
+
+
+def in_sql(table: str) -> str:
+    """The table as SQL names it."""
+    return f"delta.`{table}`" if is_path(table) else table
+
+
+def delta_log(spark: SparkSession, table: str) -> Any:
+    """Delta's own object for the log of an existing table; not on Connect."""
+    jvm: Any = spark._jvm
+    at = table if is_path(table) else str(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["location"])
+    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, at)
+
+
+def snapshot(spark: SparkSession, table: str) -> Any:
+    """Delta's snapshot of an existing table as it is now, whoever wrote it; not on Connect."""
+    nothing = spark._jvm.scala.Option.empty()  # type: ignore[union-attr]
+    return delta_log(spark, table).update(False, nothing, nothing)
+
+
+def commits(spark: SparkSession, table: str, *, fresh: bool = True) -> Iterator[Commit]:
+    """The commits of an existing table, newest first, as far back as its log goes.
+
+    ``fresh`` False spares a listing: enough for what this process has just written.
+    """
+    if is_connect(spark):
+        yield from _told_history(spark, table)
+        return
+    log = delta_log(spark, table)
+    jvm: Any = spark._jvm
+    configuration = log.newDeltaHadoopConf()
+    newest = snapshot(spark, table) if fresh else log.unsafeVolatileSnapshot()
+    for version in range(int(newest.version()), -1, -1):
+        path = jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+        try:
+            lines = log.store().readAsIterator(path, configuration)
+        except Exception:  # cleaned, or kept elsewhere by a catalog that coordinates commits
+            yield from (commit for commit in _told_history(spark, table) if commit.version <= version)
+            return
+        try:
+            yield _commit(version, lines)
+        finally:
+            lines.close()
+
+
+def _commit(version: int, lines: Any) -> Commit:
+    """What a commit says of itself; that line is among its first."""
+    while lines.hasNext():
+        told = _json_object(lines.next()).get("commitInfo")
+        if told is not None:
+            return Commit(version, int(told.get("timestamp", 0)), _json_object(told.get("userMetadata")))
+    return Commit(version, 0, {})
+
+
+def _told_history(spark: SparkSession, table: str) -> Iterator[Commit]:
+    below = None
+    for limit in _PAGES:
+        rows = spark.sql(f"DESCRIBE HISTORY {in_sql(table)} LIMIT {limit}").select("version", "timestamp", "userMetadata").collect()
+        for row in rows:
+            if below is None or row["version"] < below:
+                below = int(row["version"])
+                yield Commit(below, int(row["timestamp"].timestamp() * 1000), _json_object(row["userMetadata"]))
+        if len(rows) < limit:
+            return
+
+
+def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int) -> bool | None:
+    """Whether ``history`` (newest first) has the commit of ``batch``; None where it was cleaned before one could tell."""
+    oldest = None
+    for oldest in history:
+        if is_of(oldest.metadata, batch):
+            return True
+        if oldest.timestamp_ms and oldest.timestamp_ms < decided_at_us // 1000 - CLOCKS_APART_MS:
+            return False  # an append never comes before its decision
+    return False if oldest is None or oldest.version == 0 else None
+
+
+def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:
+    """Whether a commit is that of ``batch``. Earlier versions of txmq did not write the token."""
+    if "token" in metadata:
+        return bool(metadata["token"] == batch["token"])
+    return all(metadata.get(name) == batch[name] for name in ("app_id", "query_id", "batch_id", "sequence"))
+
+
+def stored_version(spark: SparkSession, table: str, txn_app_id: str) -> int:
+    """The last txnVersion that an existing table holds for this app, 0 for none; on Connect as far as its last 100 commits tell."""
+    if is_connect(spark):
+        found = [0]
+        for _, commit in zip(range(100), _told_history(spark, table), strict=False):
+            if commit.metadata.get("txn_app_id", commit.metadata.get("app_id")) == txn_app_id:
+                found.append(int(commit.metadata.get("sequence", 0)))
+        return max(found)
+    versions = snapshot(spark, table).transactions()
+    found_version = versions.get(txn_app_id)
+    return int(found_version.get()) if found_version.isDefined() else 0
+
+
+def stored_at_ms(spark: SparkSession, table: str, txn_app_id: str) -> int:
+    """When the table took the last txnVersion of this app; 0 where that is not known."""
+    if is_connect(spark):
+        return 0
+    transactions = delta_log(spark, table).unsafeVolatileSnapshot().setTransactions().iterator()
+    while transactions.hasNext():
+        transaction = transactions.next()
+        if transaction.appId() == txn_app_id and transaction.lastUpdated().isDefined():
+            return int(transaction.lastUpdated().get())
+    return 0
+
+
+def forgets_transactions(spark: SparkSession, table: str) -> bool:
+    """Whether an existing table forgets, after some time, which txnVersion it has seen."""
+    if is_connect(spark):
+        properties = spark.sql(f"DESCRIBE DETAIL {in_sql(table)}").collect()[0]["properties"]
+        return _RETENTION in (properties or {})
+    configuration = snapshot(spark, table).metadata().configuration()
+    return bool(configuration.contains(_RETENTION))
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

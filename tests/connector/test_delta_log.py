@@ -1,0 +1,44 @@
+"""Whether the log of a Delta table proves that a batch is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from connector.delta_log import CLOCKS_APART_MS, Commit, held, is_of
+
+DECIDED_MS = 10 * CLOCKS_APART_MS
+BATCH = {"app_id": "app", "sequence": 4, "token": "mine", "query_id": "q", "batch_id": 3}
+OTHER = {**BATCH, "token": "another"}
+LONG_BEFORE = DECIDED_MS - CLOCKS_APART_MS - 1
+
+
+def commit(version: int, timestamp_ms: int, metadata: dict[str, Any] | None = None) -> Commit:
+    return Commit(version, timestamp_ms, metadata or {})
+
+
+@pytest.mark.parametrize(
+    ("history", "answer"),
+    [
+        ([commit(1, DECIDED_MS, BATCH), commit(0, 0)], True),
+        ([commit(9, DECIDED_MS + 5), commit(8, DECIDED_MS + 1, BATCH)], True),
+        ([commit(9, DECIDED_MS + 5), commit(8, LONG_BEFORE, OTHER)], False),
+        ([commit(1, DECIDED_MS, OTHER), commit(0, DECIDED_MS)], False),
+        ([commit(9, DECIDED_MS, OTHER), commit(8, DECIDED_MS)], None),
+        ([commit(8, DECIDED_MS - CLOCKS_APART_MS // 2)], None),
+        ([], False),
+    ],
+    ids=["newest", "behind another's", "before the decision", "whole log", "cleaned too far", "clocks differ", "no log"],
+)
+def test_the_log_proves_a_batch_or_its_absence_or_says_that_it_cannot(history: list[Commit], answer: bool | None) -> None:
+    assert held(iter(history), BATCH, DECIDED_MS * 1000) is answer
+
+
+def test_a_commit_of_an_earlier_version_is_known_by_its_checkpoint_and_number() -> None:
+    told = {name: value for name, value in BATCH.items() if name != "token"}
+    assert is_of(told, BATCH)
+    assert not is_of({**told, "query_id": "another checkpoint"}, BATCH)
+    assert not is_of({**told, "sequence": 5}, BATCH)
+    assert not is_of(OTHER, BATCH)
+    assert not is_of({}, BATCH)

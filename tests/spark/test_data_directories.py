@@ -1,0 +1,154 @@
+"""Delta tables that outlive the broker's data directory: made anew, restored, or written by an earlier version."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core.errors import LineageConflict, cause
+from broker_core.launcher import Broker
+from connector import delta, foreach_batch, staging
+from connector.foreach_batch import BatchTransaction, transactional
+from connector.ledger import DeltaLedger
+from connector.options import write_options
+from tests.spark.conftest import Rig
+from tests.spark.pipelines import delta_rows, delta_transactions
+
+pytestmark = pytest.mark.spark
+
+
+class Place:
+    """A data directory and a checkpoint that come and go, and a table and a Delta ledger that stay."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark, self.root = spark, root
+        self.table, self.ledger = root / "lake", root / "ledger"
+        self.rig = self.open()
+
+    def open(self, checkpoint: str = "checkpoint") -> Rig:
+        self.checkpoint = checkpoint
+        self.rig = Rig(Broker.open(self.root / "broker"), self.spark, self.root)
+        self.rig.declare("in")
+        return self.rig
+
+    def close(self) -> None:
+        self.rig.broker.close()
+
+    def run(self, *bodies: str, **more: Any) -> None:
+        """One query over ``bodies``, each of them a micro-batch."""
+
+        def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+            tx.append(batch.selectExpr("CAST(body AS STRING) AS body"), str(self.table))
+
+        for body in bodies:
+            self.rig.publish("in", body)
+        each = transactional(fn, url=self.rig.broker.url, app_id="app", ledger=str(self.ledger), ledger_sync=True, **more)
+        stream = self.rig.stream("in", maxOffsetsPerTrigger=1, **({"onNewCheckpoint": "resume"} if more else {}))
+        writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", self.rig.checkpoint(self.checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def bodies(self) -> list[str]:
+        return sorted(row["body"] for row in delta_rows(self.table))
+
+
+@pytest.fixture
+def place(spark: SparkSession, tmp_path: Path) -> Iterator[Place]:
+    made = Place(spark, tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_rows_of_a_data_directory_made_anew_reach_a_table_that_was_kept(place: Place) -> None:
+    place.run("a", "b")
+    place.close()
+    shutil.rmtree(place.root / "broker")
+    shutil.rmtree(place.root / "checkpoint")
+    place.open()
+    place.run("c", "d")
+    assert place.bodies() == ["a", "b", "c", "d"]
+    ledger = sorted((row["batch_id"], row["query_id"]) for row in delta_rows(place.ledger))
+    assert [batch for batch, _ in ledger] == [0, 0, 1, 1] and len({query for _, query in ledger}) == 2
+    assert place.rig.broker.engine.unapplied("app") == [] and place.rig.broker.engine.unmirrored("app") == []
+
+
+def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(place: Place) -> None:
+    place.run("a")
+    place.close()
+    shutil.copytree(place.root / "broker", place.root / "backup")
+    place.open()
+    place.run("b")
+    place.close()
+    shutil.rmtree(place.root / "broker")
+    shutil.copytree(place.root / "backup", place.root / "broker")
+    place.open("another checkpoint")
+    with pytest.raises(Exception) as raised:
+        place.run("x", on_new_checkpoint="resume")
+    error = cause(raised.value)
+    assert isinstance(error, LineageConflict) and "holds batch 2 of app 'app', and the broker has decided only 1" in str(error)
+    assert place.rig.bodies("in") == ["x"] and place.bodies() == ["a", "b"]  # nothing is consumed
+    # somebody who decides in spite of it hears that the append was skipped, and so does who mirrors the ledger
+    engine = place.rig.broker.engine
+    opened = engine.open_batch("app", "third", 0, "resume")
+    decided = engine.commit_batch("app", "third", 0, opened.token, []).entry
+    rows = place.spark.createDataFrame([("x",)], "body string")
+    txn = foreach_batch.txn_app_id("app", engine.identity())
+    with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
+        delta.append(
+            rows,
+            str(place.table),
+            txn_app_id=txn,
+            txn_version=2,
+            batch=foreach_batch.offsets_of(decided),
+            decided_at_us=decided.committed_at_us,
+        )
+    with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
+        DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
+
+
+def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
+    place: Place, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That version named the app alone, wrote no token, and died between append and mark (``b``) or before the append (``c``)."""
+    engine = place.rig.broker.engine
+    rows_of = {body: spark.createDataFrame([(body,)], "body string") for body in "abc"}
+    schema = delta.nullable(rows_of["a"].schema).json()
+    target = {"table": delta.qualified(spark, str(place.table)), "options": {}, "partition_by": [], "schema": schema}
+    for number, (body, rows) in enumerate(rows_of.items()):
+        opened = engine.open_batch("app", "earlier", number, "fail")
+        address = write_options({"url": place.rig.broker.url, "appId": "app"}, "stream write").address
+        frame = staging.staging_frame(
+            rows.coalesce(1), "append", target, token=opened.token, identity=("app", "earlier", number), address=address
+        )
+        entry = engine.commit_batch("app", "earlier", number, opened.token, staging.staged(frame)).entry
+        told = {name: value for name, value in foreach_batch.offsets_of(entry).items() if name != "token"}
+        if body != "c":
+            writer = rows.write.format("delta").mode("append").option("txnAppId", "app").option("txnVersion", str(entry.sequence))
+            writer.option("userMetadata", json.dumps(told)).save(str(place.table))
+        if body == "a":
+            engine.mark_applied("app", entry.sequence)
+    place.run("d", on_new_checkpoint="resume")
+    assert place.bodies() == ["a", "b", "c", "d"]
+    assert delta_transactions(place.table) == [("app", 1), ("app", 2), ("app", 3), (f"app@{engine.identity()}", 4)]
+
+
+def test_ledger_rows_that_an_earlier_version_wrote_are_not_written_again(place: Place) -> None:
+    engine = place.rig.broker.engine
+    for number in range(3):
+        opened = engine.open_batch("app", "earlier", number, "fail")
+        engine.commit_batch("app", "earlier", number, opened.token, [])
+    ledger = DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app")
+    ledger._txn_app_id = "txmq-ledger:app"
+    for entry in engine.unmirrored("app")[:2]:
+        monkey = engine.mark_mirrored
+        engine.mark_mirrored = lambda *_: None  # type: ignore[method-assign]
+        ledger._append(place.spark, entry)
+        engine.mark_mirrored = monkey  # type: ignore[method-assign]
+    DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
+    assert sorted(row["batch_id"] for row in delta_rows(place.ledger)) == [0, 1, 2]
+    assert [app for app, _ in delta_transactions(place.ledger)] == ["txmq-ledger:app"] * 2 + [f"txmq-ledger:app@{engine.identity()}"]
