@@ -19,6 +19,7 @@ from broker_core.broker.branch import Branches
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.claim import Claims, offsets
+from broker_core.broker.content import check_rows
 from broker_core.broker.ledger import Ledger, public
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import AttemptRecord, ClaimRecord, LedgerRecord, OutcomeRecord, PartRecord
@@ -219,7 +220,12 @@ class EmbeddedEngine:
         return opened
 
     def stage_part(self, header: BranchHeader, part: int, batch: pa.RecordBatch) -> tuple[int, int]:
-        """One part, durable when this returns: (rows, checksum). The same (branch, part) twice is staged once."""
+        """One part, durable when this returns: (rows, checksum). The same (branch, part) twice is staged once.
+
+        Raises, as a publish does, RemoteProtocolError, PreconditionFailed, OptionError for a message that cannot be taken in.
+        """
+        if header.kind == "publish":
+            check_rows(batch)
         inline = batch.num_rows <= INLINE_ROWS and batch.nbytes <= INLINE_BYTES
         info = None if inline else self._local.append(batch)  # 1. the bytes, off the commit path
         here("engine.stage.appended")
@@ -234,6 +240,13 @@ class EmbeddedEngine:
             self._local.committer.stop(error)
             raise
         here("engine.stage.appended")
+        try:
+            for _, batch in adopted:
+                check_rows(batch)
+        except TxmqError:
+            taken = [info.batch_id for info, _ in adopted]
+            self._local.run(lambda _state, change, _now_us: change.forgets.extend(taken))
+            raise
         return self._stage(header, first, adopted) if adopted else []
 
     def _stage(self, header: BranchHeader, first: int, given: Sequence[tuple[BatchInfo | None, pa.RecordBatch]]) -> list[tuple[int, int]]:

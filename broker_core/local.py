@@ -23,6 +23,7 @@ from broker_core.broker.batch import EXPIRATION
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
+from broker_core.broker.content import check_properties
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.routing import select
 from broker_core.broker.transaction import Limits, Outcome, Settle, Spilled, Transaction, to_batch
@@ -351,7 +352,8 @@ class LocalChannel:
     ) -> bool:
         """Whether the message is routed to a queue. In a transaction it waits for tx_commit, else it is durable when this returns.
 
-        Raises ExchangeNotFound, AccessRefused, PreconditionFailed (a full queue), TransactionTooLarge.
+        Raises ExchangeNotFound, AccessRefused, PreconditionFailed (a full queue; a delivery mode, an expiration, CC or BCC that mean
+        nothing), RemoteProtocolError (damaged properties), OptionError (a routing key), TransactionTooLarge.
         """
         channel = self._channel
         channel.check_open()
@@ -360,11 +362,14 @@ class LocalChannel:
         if type(body) is not bytes or type(routing_key) is not str or type(properties) is not bytes:
             body, properties = _as_bytes("a body", body), _as_bytes("properties", properties)
             check_text("a routing key", routing_key)
+        if properties:
+            check_properties(properties)
         message = Message(body, routing_key, exchange, properties)
         source = self._state.exchanges.get(exchange)
         queues = None if source is None or source.internal else source.known(routing_key)
-        if queues is None:
+        if not queues:
             check_text("a routing key", routing_key)
+        if queues is None:
             with self._committer.lock:
                 queues = self._state.route(exchange, routing_key, properties)
         if not queues and not mandatory:
@@ -494,7 +499,14 @@ class LocalChannel:
         single = self._channel.take()
         single.atomic = True
         if single:
-            self._commit(single)
+            try:
+                self._commit(single)
+            except TxmqError:  # what it acked is not this channel's any more, so nobody else would give it back
+                if self._committer.failure is None:
+                    with self._committer.lock:
+                        self._state.requeue((queue, offset) for queue, offset, _ in single.settles)
+                    self._broker.notify_consumers()
+                raise
 
     def _commit(self, transaction: Transaction) -> None:
         committed = self._committer.run(lambda state, change, now: state.commit_transaction(change, transaction, now))

@@ -1,21 +1,26 @@
 """What a broker does by itself: sealing full open batches, expiring, forgetting, compacting. One thread.
 
 Not here: what these do to the state (``broker/``) and to files (``store/``).
-Invariant: nothing here changes what a reader gets; every step is a work of the committer, and may be cut off by a crash anywhere.
+Invariant: nothing here changes what a reader gets; every step is a work of the committer, and may be cut off by a crash anywhere. A
+queue or a batch that a step cannot deal with is left as it is, and said once; the steps behind it, and all other queues, are served.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import to_batch
 from broker_core.committer import Committer
 from broker_core.errors import CorruptSegment, DataLoss, StoreError, StoreFailed
 from broker_core.store.port import Store
+
+logger = logging.getLogger("txmq.upkeep")
 
 TICK_S = 1.0
 IDLE_TICKS = 5  # an open batch that nobody wrote to for so long is sealed, if it is worth a segment batch
@@ -42,6 +47,8 @@ class Upkeep:
         self._seen = (0, 0)  # rows of the open batch, and for how many ticks there were as many
         self._ticks = 0
         self._compacted: dict[int, int] = {}  # batch -> living rows when it was last written
+        self._aside: dict[Queue, int | None] = {}  # they could not be expired: the offset of their head then
+        self._said: set[str] = set()  # what was logged already
         self._planned = 0  # when the thread wakes by itself, in microseconds since the epoch
 
     def start(self) -> None:
@@ -74,43 +81,86 @@ class Upkeep:
                 now = self._clock()
                 if now >= next_tick:
                     next_tick = now + int(TICK_S * 1_000_000)
-                    self.tick()
-                    self.seal()
+                    for step in (*self._steps(), self.seal):
+                        self._carry_out(step)
                 elif now >= self._state.next_deadline:
-                    self.expire()
+                    self._carry_out(self.expire)
                 if len(self._state.batches.full) > WAITING:
-                    self.seal()
+                    self._carry_out(self.seal)
             except StoreFailed:
                 return  # every caller learns it from the committer
-            except CorruptSegment:
-                continue  # whoever reads the batch gets the error; the others are served
             except StoreError as error:
                 self._committer.stop(error)
                 return
 
+    def _carry_out(self, step: Callable[[], None]) -> None:
+        """Raises StoreFailed, and what a disk that fails raises."""
+        try:
+            step()
+        except (CorruptSegment, DataLoss):
+            return  # whoever reads the batch gets the error; the others are served
+        except StoreError:
+            raise
+        except Exception as error:
+            self._say(f"a step of the upkeep failed ({step.__name__.lstrip('_')})", error)
+
+    def _say(self, what: str, error: Exception) -> None:
+        """Once for each thing that goes wrong."""
+        said = f"{what}: {type(error).__name__}: {error}"
+        if said not in self._said and self._committer.failure is None:
+            self._said.add(said)
+            logger.error(said, exc_info=error)
+
     def expire(self) -> None:
-        """Messages whose time is over, and queues that nobody used for too long."""
+        """Messages whose time is over, and queues that nobody used for too long; piece by piece, so that others come between."""
         now = self._clock()
         with self._committer.lock:
-            due = self._state.due(now)
+            due = [queue for queue in self._state.due(now) if not self._is_aside(queue)]
             unused = self._state.unused_queues(now)
-        if due or unused:
-
-            def work(state: BrokerState, change: Change, now: int) -> None:
-                state.expire(change, now, due)
-                state.delete_unused(change, unused)
-
-            self._committer.run(work)
+        if unused:
+            self._committer.run(lambda state, change, _now: state.delete_unused(change, unused))
             self._expired()
+        while due and not self._ending:
+            due = self._expire_some(due)
+            self._expired()
+            if len(self._state.batches.full) > WAITING:
+                self.seal()
+
+    def _expire_some(self, due: list[Queue]) -> list[Queue]:
+        """What is left. A queue that makes it fail is set aside until its head is another message."""
+        try:
+            return self._committer.run(lambda state, change, now: state.expire(change, now, due))
+        except StoreError:
+            raise
+        except Exception as error:
+            if len(due) > 1:
+                return [left for queue in due for left in self._expire_some([queue])]
+            with self._committer.lock:
+                self._aside[due[0]] = _head(due[0])
+            self._say(f"messages of queue '{due[0].name}' cannot be expired, they stay where they are", error)
+            return []
+
+    def _is_aside(self, queue: Queue) -> bool:
+        if queue not in self._aside:
+            return False
+        if self._aside[queue] == _head(queue):
+            return True
+        del self._aside[queue]
+        return False
 
     def tick(self) -> None:
         """Once a second: expire, close an idle open batch, forget, now and then compact."""
-        self.expire()
-        self._close_idle()
-        self._committer.run(lambda state, change, _now: state.batches.record(change))
+        for step in self._steps():
+            step()
+
+    def _steps(self) -> list[Callable[[], None]]:
         self._ticks += 1
-        if self._ticks % COMPACT_TICKS == 0:
-            self.compact()
+        steps = [self.expire, self._close_idle, self._forget]
+        return steps if self._ticks % COMPACT_TICKS else [*steps, self.compact]
+
+    def _forget(self) -> None:
+        self._aside = {queue: head for queue, head in self._aside.items() if not queue.deleted}
+        self._committer.run(lambda state, change, _now: state.batches.record(change))
 
     def _close_idle(self) -> None:
         rows, ticks = self._seen
@@ -171,3 +221,10 @@ class Upkeep:
                     self._compacted[batch_id] = count
         known = self._state.batches.by_id
         self._compacted = {batch_id: count for batch_id, count in self._compacted.items() if batch_id in known}
+
+
+def _head(queue: Queue) -> int | None:
+    try:
+        return queue.head(queue.visible_end)
+    except StoreError:
+        return None

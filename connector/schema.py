@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_core.errors import OptionError
+from broker_core.errors import OptionError, RemoteProtocolError
 from broker_core.message import READ_SCHEMA, TIMESTAMP
 from broker_core.properties import Properties
 
@@ -104,15 +104,22 @@ def to_spark(batches: Iterator[pa.RecordBatch], *, include_properties: bool) -> 
 
 
 def properties_column(encoded: pa.Array) -> pa.Array:
-    """AMQP-encoded properties as a struct column; null where a message has none. Raises RemoteProtocolError on damaged bytes.
+    """AMQP-encoded properties as a struct column; null where a message has none, or damaged ones, which no door lets in today.
 
     A header that is no string is given as its JSON text; a priority or delivery mode above 127 as 127.
     """
     if len(encoded) == 0 or (pc.max(pc.binary_length(encoded)).as_py() or 0) == 0:
         return pa.nulls(len(encoded), ARROW_PROPERTIES)
     distinct = encoded.dictionary_encode()  # most messages of a stream share a few sets of properties
-    decoded = [_as_struct(Properties.decode(data)) if data else None for data in distinct.dictionary.to_pylist()]
+    decoded = [_struct_of(data) if data else None for data in distinct.dictionary.to_pylist()]
     return pa.array(decoded, ARROW_PROPERTIES).take(distinct.indices)
+
+
+def _struct_of(data: bytes) -> dict[str, Any] | None:
+    try:
+        return _as_struct(Properties.decode(data))
+    except RemoteProtocolError:
+        return None  # one such message must not stop a pipeline for ever
 
 
 def _as_struct(properties: Properties) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from broker_core import endpoint
 from broker_core.client import BrokerClient, connect
-from broker_core.errors import DataDirectoryInvalid, OptionError, TxmqError, Unroutable
+from broker_core.errors import DataDirectoryInvalid, OptionError, RemoteProtocolError, TxmqError, Unroutable
 from broker_core.properties import Properties
 
 Row = dict[str, Any]
@@ -303,8 +303,12 @@ def _peeked(client: BrokerClient, log: str, start: int, end: int, limit: int, *,
 
 
 def _shown(row: Row, *, as_json: bool) -> Row:
-    properties = Properties.decode(row.pop("properties"))
-    given = {name: value for name, value in dataclasses.asdict(properties).items() if value is not None and value != {}}
+    encoded = row.pop("properties")
+    try:
+        properties = dataclasses.asdict(Properties.decode(encoded))
+    except RemoteProtocolError:  # as they came in
+        properties = {"damaged": {"base64": base64.b64encode(encoded).decode()}}
+    given = {name: value for name, value in properties.items() if value is not None and value != {}}
     body = row.pop("body")
     try:
         text: Any = body.decode()

@@ -141,13 +141,23 @@ def check_arguments(
         elif name == "x-dead-letter-exchange":
             if not isinstance(value, str):
                 raise PreconditionFailed(f"invalid type '{type_name(value)}' for arg '{name}' in queue '{queue}' in vhost '/'", "give text")
+            _check_short(queue, name, value)
         elif name == "x-dead-letter-routing-key":
             if not isinstance(value, str):
                 raise _unacceptable(queue, name, value, "give text")
+            _check_short(queue, name, value)
             if "x-dead-letter-exchange" not in arguments:
                 raise _invalid(queue, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too")
         elif name == "x-single-active-consumer" and not isinstance(value, bool):
             raise _unacceptable(queue, name, value, "give true or false")
+
+
+def _check_short(queue: str, name: str, value: str) -> None:
+    """Every dead letter carries it, in a short string of AMQP."""
+    try:
+        check_text(f"arg '{name}'", value)
+    except OptionError as error:
+        raise PreconditionFailed(f"invalid arg '{name}' for queue '{queue}' in vhost '/'", error.message) from None
 
 
 def _check_integer(queue: str, name: str, value: object) -> None:

@@ -206,9 +206,7 @@ class BrokerState(Dispatch):
             self.check_overflow(transaction.incoming())
         if transaction.xid and transaction.state is State.ACTIVE:
             self._check_new(transaction.xid)
-        for queue, offset, outcome in transaction.settles:
-            if outcome == "reject" and queue.dead_letters and not queue.deleted and not queue.is_settled(offset):
-                self.fetch(queue, offset)  # raises now, before anything is changed, where its segment is damaged
+        self.check_readable(transaction.settles)
         self._become(transaction, State.COMMITTED)
         returned: list[Message] = []
         rejected: list[int] = []

@@ -17,9 +17,9 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.consumer import Cancelled, Consumer, Send
 from broker_core.broker.consumer import Unacked as Unacked
+from broker_core.broker.content import check_expiration
 from broker_core.broker.dispatch import with_delivery_count
 from broker_core.broker.exchange import Queues
-from broker_core.broker.messages import check_expiration
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.errors import NotAllowed, PreconditionFailed, TransactionState

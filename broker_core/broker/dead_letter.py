@@ -1,80 +1,172 @@
-"""What a message becomes when it is dead-lettered: its new headers, and whether it would go round in a cycle.
+"""What messages become when they are dead-lettered: their new headers, and where they would go round in a cycle.
 
-Not here: when (``broker.py``). ``x-death`` and ``x-first-death-*`` are RabbitMQ's; ``x-original-transaction`` is the commit sequence
+Not here: when (``messages.py``). ``x-death`` and ``x-first-death-*`` are RabbitMQ's; ``x-original-transaction`` is the commit sequence
 number of the transaction that first published the message, which the copy keeps while it belongs to no transaction of its own.
-Invariant: a dead-lettered copy has no expiration.
+Invariant: a copy is made of any message, whatever its properties hold; it has properties that decode, says that it died here, and has
+no expiration. Properties that do not decode stand in the copy's header ``x-damaged-properties``, byte for byte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from broker_core.broker.change import InboxRow
 from broker_core.broker.exchange import Queues
+from broker_core.errors import RemoteProtocolError
 from broker_core.message import Message
-from broker_core.properties import Long, Properties, Timestamp, rewrite
+from broker_core.properties import Long, Timestamp, append_headers, encode_headers, expiration, rewrite_of
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
+Deaths = list[dict[str, Any]]
+
+DAMAGED = "x-damaged-properties"
+_HEADERS, _EXPIRATION = 0x20, 0x01  # in the first byte of the property flags
+_COUNTED = 1024  # encoded headers that are kept
+_LONGEST = (1 << 63) - 1
+_READ = ("CC", "x-death", "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange", "x-original-transaction")
 
 
-def dead_letter_copy(
-    row: InboxRow, queue: str, reason: Reason, exchange: str, routing_key: str | None, sequence: int, now_us: int
-) -> Message:
-    """The message as it goes to ``exchange``; ``routing_key`` None keeps its own, and those of its header CC."""
-    properties = Properties.decode(row.properties)
-    headers = properties.headers
-    copies = headers.get("CC")
-    changed: dict[str, Any] = {
-        "x-death": _deaths_after(properties, row, queue, reason, now_us),
-        "x-delivery-count": None,
-        "x-first-death-queue": headers.get("x-first-death-queue", queue),
-        "x-first-death-reason": headers.get("x-first-death-reason", reason),
-        "x-first-death-exchange": headers.get("x-first-death-exchange", row.exchange),
-    }
-    if routing_key is not None and copies is not None:
-        changed["CC"] = None
-    if "x-original-transaction" not in headers:
-        changed["x-original-transaction"] = sequence
-    encoded = rewrite(row.properties, changed, without=("expiration",))
-    return Message(row.body, row.routing_key if routing_key is None else routing_key, exchange, encoded)
+class Copy(NamedTuple):
+    """``keys`` are further routing keys (of the header CC, where the copy keeps its own); ``deaths`` are its x-death, newest first."""
+
+    message: Message
+    keys: list[str]
+    deaths: Deaths
 
 
-def _deaths_after(properties: Properties, row: InboxRow, queue: str, reason: Reason, now_us: int) -> list[dict[str, Any]]:
-    """``x-death``, newest first. A second death of the same queue and reason counts up what the first one says."""
-    deaths = _deaths(properties.headers)
-    death = _death(deaths, queue, reason)
-    rest = [{**entry, "count": Long(_count(entry))} for entry in deaths if entry is not death]
-    if death is not None:
-        return [{**death, "count": Long(_count(death) + 1)}, *rest]
-    copies = properties.headers.get("CC")
-    entry: dict[str, Any] = {
-        "count": Long(1),
-        "reason": reason,
-        "queue": queue,
-        "time": Timestamp(now_us // 1_000_000),
-        "exchange": row.exchange,
-        "routing-keys": [row.routing_key, *(copies if isinstance(copies, list) else ())],
-    }
-    if properties.expiration is not None:
-        entry["original-expiration"] = properties.expiration
-    return [entry, *rest]
+class DeadLetters:
+    """Copies for ``exchange`` of messages that leave ``queue`` for ``reason`` at one time. ``routing_key`` None: they keep their own."""
+
+    __slots__ = ("_encoded", "_entries", "_exchange", "_first", "_queue", "_reason", "_routing_key", "_time")
+
+    def __init__(self, queue: str, reason: Reason, exchange: str, routing_key: str | None, now_us: int) -> None:
+        self._queue = queue
+        self._reason = reason
+        self._exchange = exchange
+        self._routing_key = routing_key
+        self._time = Timestamp(max(0, now_us // 1_000_000))
+        self._first: Deaths = [{"queue": queue, "reason": reason}]
+        # Messages of one commit that say the same share what they become.
+        self._entries: dict[tuple[str, str, int, str | None], bytes] = {}
+        self._encoded: dict[tuple[bytes, str, str, int], bytes] = {}
+
+    def copy(self, row: InboxRow) -> Copy:
+        key = row.routing_key if self._routing_key is None else self._routing_key
+        keys: list[str] = []
+        deaths = self._first
+        if _is_first_death(row.properties):
+            properties = self._first_death(row)
+        else:
+            found: list[Any] = []
+            try:
+                properties = rewrite_of(row.properties, lambda headers: self._headers(row, headers, found), _READ, ("expiration",))
+                keys, deaths = found
+            except Exception:  # whatever they hold
+                properties = self._wrapped(row)
+        return Copy(Message(row.body, key, self._exchange, properties), keys, deaths)
+
+    def _first_death(self, row: InboxRow) -> bytes:
+        """The usual case: none of the headers that a death writes is there yet."""
+        same = (row.properties, row.exchange, row.routing_key, row.sequence)
+        known = self._encoded.get(same)
+        if known is None:
+            try:
+                known = append_headers(row.properties, self._first_entries(row))
+            except Exception:
+                known = self._wrapped(row)
+            if len(self._encoded) >= _COUNTED:
+                self._encoded.clear()
+            self._encoded[same] = known
+        return known
+
+    def _first_entries(self, row: InboxRow) -> bytes:
+        same = (row.exchange, row.routing_key, row.sequence, _expiration(row.properties))
+        known = self._entries.get(same)
+        if known is None:
+            known = encode_headers({name: value for name, value in self._headers(row, {}, []).items() if value is not None})
+            if len(self._entries) >= _COUNTED:
+                self._entries.clear()
+            self._entries[same] = known
+        return known
+
+    def _wrapped(self, row: InboxRow) -> bytes:
+        """Properties that do not decode, as a header of properties that do: a cycle of such messages ends, and nobody stumbles over it."""
+        return append_headers(b"", encode_headers({DAMAGED: row.properties}) + self._first_entries(row))
+
+    def _headers(self, row: InboxRow, headers: Mapping[str, Any], found: list[Any]) -> dict[str, Any]:
+        """What changes, beside ``headers``. ``found`` gets the further routing keys and the deaths."""
+        copies = [key for key in _list(headers.get("CC")) if isinstance(key, str)]
+        deaths = self._deaths_after(headers, row, copies)
+        changed: dict[str, Any] = {"x-death": deaths, "x-delivery-count": None}
+        for name, value in (("queue", self._queue), ("reason", self._reason), ("exchange", row.exchange)):
+            if f"x-first-death-{name}" not in headers:
+                changed[f"x-first-death-{name}"] = value
+        if self._routing_key is not None:
+            changed["CC"] = None
+            copies = []
+        if "x-original-transaction" not in headers:
+            changed["x-original-transaction"] = row.sequence
+        found += (copies, deaths)
+        return changed
+
+    def _deaths_after(self, headers: Mapping[str, Any], row: InboxRow, copies: list[str]) -> Deaths:
+        """``x-death``, newest first. A second death of the same queue and reason counts up what the first one says."""
+        deaths = [death for death in _list(headers.get("x-death")) if isinstance(death, dict)]
+        known = next((death for death in deaths if death.get("queue") == self._queue and death.get("reason") == self._reason), None)
+        rest = [{**death, "count": Long(_count(death))} for death in deaths if death is not known]
+        if known is not None:
+            return [{**known, "count": Long(min(_count(known) + 1, _LONGEST))}, *rest]
+        entry: dict[str, Any] = {
+            "count": Long(1),
+            "reason": self._reason,
+            "queue": self._queue,
+            "time": self._time,
+            "exchange": row.exchange,
+            "routing-keys": [row.routing_key, *copies],
+        }
+        text = _expiration(row.properties)
+        if text is not None:
+            entry["original-expiration"] = text
+        return [entry, *rest]
+
+    def allowed(self, queues: Queues, deaths: Deaths) -> Queues:
+        """Of ``queues`` those that the copy may go to: not one where it died before, unless it was rejected since then (or just now)."""
+        if self._reason == "rejected":
+            return queues
+        return tuple(queue for queue in queues if not _is_cycle(queue.name, deaths))
+
+
+def _is_first_death(properties: bytes) -> bool:
+    """Perhaps not, where a header's value only looks so: that takes the long way."""
+    return not (properties and properties[0] & _HEADERS) or not (
+        b"\x07x-death" in properties
+        or b"\x02CC" in properties
+        or b"x-first-death-" in properties
+        or b"\x10x-delivery-count" in properties
+        or b"\x16x-original-transaction" in properties
+    )
+
+
+def _expiration(properties: bytes) -> str | None:
+    if not properties or not properties[0] & _EXPIRATION:
+        return None
+    try:
+        return expiration(properties)
+    except RemoteProtocolError:
+        return None
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _count(death: Mapping[str, Any]) -> int:
     count = death.get("count")
-    return count if isinstance(count, int) else 0
+    return min(max(count, -_LONGEST), _LONGEST) if isinstance(count, int) else 0
 
 
-def without_cycles(queues: Queues, message: Message, reason: Reason) -> Queues:
-    """The queues that the copy may go to: not one where it died before, unless it was rejected since then (or just now)."""
-    if reason == "rejected":
-        return queues
-    deaths = _deaths(Properties.decode(message.properties).headers)
-    return tuple(queue for queue in queues if not _is_cycle(queue.name, deaths))
-
-
-def _is_cycle(queue: str, deaths: list[dict[str, Any]]) -> bool:
+def _is_cycle(queue: str, deaths: Deaths) -> bool:
     """Newest death first: whether it went from its death in ``queue`` to here without anybody's doing."""
     for death in deaths:
         if death.get("reason") == "rejected":
@@ -82,15 +174,3 @@ def _is_cycle(queue: str, deaths: list[dict[str, Any]]) -> bool:
         if death.get("queue") == queue:
             return True
     return False
-
-
-def _deaths(headers: Mapping[str, Any]) -> list[dict[str, Any]]:
-    deaths = headers.get("x-death")
-    return [death for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else []
-
-
-def _death(deaths: list[dict[str, Any]], queue: str, reason: Reason) -> dict[str, Any] | None:
-    for death in deaths:
-        if death.get("queue") == queue and death.get("reason") == reason:
-            return death
-    return None

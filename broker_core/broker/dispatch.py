@@ -14,13 +14,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from broker_core.broker.batch import EXPIRATION, Batches
+from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.consumer import Consumer, Unacked
-from broker_core.broker.messages import Messages, own_time_to_live_ms
+from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
+from broker_core.broker.expiry import Expiry
+from broker_core.broker.messages import Dying
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle
-from broker_core.errors import RemoteProtocolError, StoreError
+from broker_core.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from broker_core.properties import Long, rewrite
 
 BUDGET = 4096  # messages of one call
@@ -42,14 +44,25 @@ class Dispatched(NamedTuple):
     failed: list[tuple[Queue, StoreError]]
 
 
-class Dispatch(Messages):
+class Dispatch(Expiry):
     def __init__(self, batches: Batches) -> None:
         super().__init__(batches)
         self.abandoned: list[Queue] = []  # auto-delete queues whose last consumer has gone: the shell deletes them
 
     # -- settling -------------------------------------------------------------------------------------------------------
+    def check_readable(self, settles: Sequence[Settle]) -> None:
+        """Raises CorruptSegment or DataLoss, before anything is changed, where what has to be dead-lettered is in a damaged segment."""
+        read: set[int] = set()
+        for queue, offset, outcome in settles:
+            if outcome == "reject" and queue.dead_letters and not queue.deleted and not queue.is_settled(offset):
+                run, number = queue.locate(offset)
+                if run.batch.inbox is None and run.batch_id not in read:
+                    self.batches.row(run.batch_id, number)
+                    read.add(run.batch_id)
+
     def _settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
-        """All of them in order; acks of consecutive entries in one step."""
+        """All of them in order; acks and rejects of consecutive entries in one step."""
+        dying = Dying()
         queues: dict[Queue, None] = {}
         grown: dict[Queue, None] = {}
         at, count = 0, len(settles)
@@ -71,9 +84,15 @@ class Dispatch(Messages):
                 if queue.limited:
                     grown[queue] = None
             else:
-                self._discard(change, queue, offset, "rejected", now)
+                end = offset + 1
+                while at < count and settles[at] == (queue, end, "reject"):
+                    end += 1
+                    at += 1
+                self._discard(queue, range(offset, end), "rejected", dying)
         for queue in grown:
-            self._overflow(change, queue, now)  # as RabbitMQ: what comes back counts again, and is the oldest
+            self._overflow(change, queue, now, dying)  # as RabbitMQ: what comes back counts again, and is the oldest
+        if dying.waiting:
+            self._bury(change, dying, now)
         for queue in queues:
             queue.record(change)
 
@@ -273,5 +292,5 @@ def with_delivery_count(row: InboxRow, count: int) -> InboxRow:
     """The message as it goes out: its header ``x-delivery-count`` says how often it was given back."""
     try:
         return row._replace(properties=rewrite(row.properties, {"x-delivery-count": Long(count)}))
-    except RemoteProtocolError:
+    except (RemoteProtocolError, LocalProtocolError):
         return row  # it goes as it came

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 from broker_core.broker.arguments import same, type_name
 from broker_core.broker.queue import Queue
 from broker_core.broker.undo import Undo
-from broker_core.errors import PreconditionFailed
+from broker_core.errors import PreconditionFailed, RemoteProtocolError
 from broker_core.properties import Properties
 
 Queues = tuple[Queue, ...]
@@ -368,8 +368,16 @@ class HeadersExchange(Exchange):
             raise PreconditionFailed(f'Invalid x-match field value <<"{match}">>; {expected}')
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
-        headers = (Properties.decode(properties).headers or {}) if properties else {}
+        headers = _headers(properties)
         return [binding.destination for binding in self.bindings.values() if _headers_match(binding.arguments, headers)]
+
+
+def _headers(properties: bytes) -> Mapping[str, Any]:
+    """Damaged ones, which no door lets in, match as if there were none."""
+    try:
+        return Properties.decode(properties).headers
+    except RemoteProtocolError:
+        return {}
 
 
 def _headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:

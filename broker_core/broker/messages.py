@@ -1,22 +1,24 @@
-"""Messages in queues: enqueueing, overflow, expiry, dead-lettering, purging.
+"""Messages in queues: enqueueing, overflow, dead-lettering, purging.
 
-Pure. Not here: transactions (``broker.py``), topology (``topology.py``), the log of one queue (``queue.py``).
-Invariant: whatever leaves a queue unasked (overflow, expiry) is settled, and dead-lettered where the queue says so, in one change.
+Pure. Not here: transactions (``broker.py``), topology (``topology.py``), the log of one queue (``queue.py``), expiry (``expiry.py``).
+Invariant: whatever leaves a queue unasked (overflow, expiry) is settled, and dead-lettered where the queue says so, in one change. What
+a message holds never makes that fail. A dead letter that drives another message out of a full queue makes the list of what is ``Dying``
+longer, never the stack deeper; what is too much for one commit leaves its queue in a later one (``overfull``).
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from broker_core.broker.arguments import MAX_TIME_MS
-from broker_core.broker.batch import EXPIRATION, Batches
-from broker_core.broker.carbon_copy import carbon_copies, has_copies
+from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.dead_letter import Reason, dead_letter_copy, without_cycles
+from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
+from broker_core.broker.dead_letter import DeadLetters, Reason
 from broker_core.broker.exchange import Queues
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.routing import Routed, Selection, selected_rows
@@ -24,45 +26,34 @@ from broker_core.broker.topology import Topology
 from broker_core.broker.transaction import Publish
 from broker_core.errors import PreconditionFailed, RemoteProtocolError, StoreError
 from broker_core.message import Message
-from broker_core.properties import delivery_mode, expiration
+from broker_core.properties import delivery_mode
 
 ROUTE = struct.Struct("<qq")  # queue_id, offset
 NEVER = 1 << 62
 _TRANSIENT = 1
-_TIME_TO_LIVE = re.compile(r"[+-]?[0-9]+")
 _LIMITS = ("x-max-length", "x-max-length-bytes")
+_STEP = 256  # messages that overflow takes out at once, where they are dead-lettered
+_DRIVEN_OUT = 4096  # messages that overflow dead-letters in one commit; the rest waits for the next
+_DRIVEN_OUT_BYTES = 16 * 1024 * 1024
 
 
-def time_to_live_ms(text: str | None) -> int | None:
-    """What ``expiration`` says, in milliseconds; None where it says nothing."""
-    return int(text) if text is not None and _TIME_TO_LIVE.fullmatch(text) else None
+class Died(NamedTuple):
+    """Messages that have left ``queue`` in this change, in order, and have to be dead-lettered in it."""
+
+    queue: Queue
+    rows: Sequence[InboxRow]
+    reason: Reason
 
 
-def own_time_to_live_ms(properties: bytes) -> int | None:
-    """Of a message, by its encoded properties. None for damaged ones too: they came in as they are, and go out so."""
-    try:
-        return time_to_live_ms(expiration(properties))
-    except RemoteProtocolError:
-        return None
+class Dying:
+    """What has left queues in a change and is not dead-lettered yet; ``room`` and ``room_bytes`` are left for overflow."""
 
+    __slots__ = ("room", "room_bytes", "waiting")
 
-def check_expiration(properties: bytes) -> None:
-    """Raises PreconditionFailed where it is no time to live, with RabbitMQ's text."""
-    text = expiration(properties)
-    if text is None:
-        return
-    start = _TIME_TO_LIVE.match(text)
-    if start is None:
-        why = "no_integer"
-    elif start.end() < len(text):
-        why = f'{{leftover_string,"{text[start.end() :]}"}}'
-    elif int(text) < 0:
-        why = f"{{value_negative,{int(text)}}}"
-    elif int(text) > MAX_TIME_MS:
-        why = f"{{value_too_large,{int(text)}}}"
-    else:
-        return
-    raise PreconditionFailed(f"invalid expiration '{text}': {why}", "give milliseconds as a whole number, 0 or more")
+    def __init__(self) -> None:
+        self.waiting: deque[Died] = deque()
+        self.room = _DRIVEN_OUT
+        self.room_bytes = _DRIVEN_OUT_BYTES
 
 
 class Messages(Topology):
@@ -71,6 +62,7 @@ class Messages(Topology):
         self.touched: set[Queue] = set()  # of the commits in hand
         self.runnable: dict[Queue, None] = {}  # for ``Dispatch.dispatch``
         self.next_deadline = NEVER  # when the head of some queue expires, in microseconds since the epoch
+        self.overfull: dict[Queue, None] = {}  # longer than they may be: one commit could not take out enough
 
     def wake(self, queue: Queue) -> None:
         """Some consumer of it may be given something now, or what is too old at once has to go."""
@@ -93,6 +85,24 @@ class Messages(Topology):
         Not ``atomic``: a full reject-publish queue does not get a message, the others do; the places in ``publishes`` of
         those that some queue refused go to ``rejected``. ``connection`` is whose they are.
         """
+        dying = Dying()
+        returned = self._enqueue(change, publishes, now, dying, atomic=atomic, rejected=rejected, connection=connection)
+        if dying.waiting:
+            self._bury(change, dying, now)
+        return returned
+
+    def _enqueue(
+        self,
+        change: Change,
+        publishes: Iterable[Publish],
+        now: int,
+        dying: Dying,
+        *,
+        atomic: bool = True,
+        rejected: list[int] | None = None,
+        connection: object = None,
+    ) -> list[Message]:
+        """The same; what it drives out is in ``dying`` then."""
         returned: list[Message] = []
         sequence = change.sequence
         if not sequence:
@@ -111,14 +121,17 @@ class Messages(Topology):
             if not atomic:
                 for queue in queues:
                     if queue.refuses:
-                        queues = self._accepting(change, message, queues, now, index, rejected)
+                        queues = self._accepting(change, message, queues, now, index, rejected, dying)
                         break
                 if not queues:
                     continue
             written = queues[0].written or any(queue.written for queue in queues)
             if properties:
-                if delivery_mode(properties) == _TRANSIENT:
-                    written = False
+                try:
+                    if delivery_mode(properties) == _TRANSIENT:
+                        written = False
+                except RemoteProtocolError:
+                    pass  # damaged ones that were taken in as they are
                 if properties[0] & EXPIRATION:
                     at_once = own_time_to_live_ms(properties) == 0
                     for queue in queues:
@@ -143,10 +156,12 @@ class Messages(Topology):
                 change.rows.append(entry)
             for queue in queues:
                 if queue.limited:
-                    self._overflow(change, queue, now)
+                    self._overflow(change, queue, now, dying)
         return returned
 
-    def _accepting(self, change: Change, message: Message, queues: Queues, now: int, index: int, rejected: list[int] | None) -> Queues:
+    def _accepting(
+        self, change: Change, message: Message, queues: Queues, now: int, index: int, rejected: list[int] | None, dying: Dying
+    ) -> Queues:
         """Those of ``queues`` that are not full; what reject-publish-dlx refuses is dead-lettered."""
         full = [queue for queue in queues if queue.refuses and self.would_overflow(queue, 1, len(message.body))]
         if full and rejected is not None:
@@ -154,7 +169,7 @@ class Messages(Topology):
         for queue in full:
             if queue.arguments["x-overflow"] == "reject-publish-dlx":
                 row = InboxRow(0, 0, change.sequence, now, message.exchange, message.routing_key, message.properties, message.body, b"")
-                self._dead_letter(change, queue, row, "maxlen", now)
+                dying.waiting.append(Died(queue, [row], "maxlen"))
         return tuple(queue for queue in queues if queue not in full)
 
     def enqueue_batch(
@@ -185,6 +200,7 @@ class Messages(Topology):
         if batch.expiring is None:
             batch.expiring = expiring
         firsts: dict[int, int] = {}
+        dying = Dying()
         for queue_id, (row, count, bitmap) in selections.items():
             queue = self.queues_by_id[queue_id]
             first = firsts[queue_id] = queue.append(count, batch_id, row, bitmap, sequence, now)
@@ -198,7 +214,9 @@ class Messages(Topology):
                 queue.timed = True
             if queue.limited:
                 self._measure(queue, first)
-                self._overflow(change, queue, now)
+                self._overflow(change, queue, now, dying)
+        if dying.waiting:
+            self._bury(change, dying, now)
         return firsts
 
     def enqueue_inline(
@@ -262,28 +280,8 @@ class Messages(Topology):
         self.touched.clear()
 
     def _plan(self, queue: Queue) -> None:
-        try:
-            offset = queue.head(queue.visible_end)
-            deadline = self.deadline(queue, offset) if offset is not None else None
-        except StoreError:
-            return  # what cannot be read does not expire; whoever reads it gets the error
-        if deadline is not None and deadline < self.next_deadline:
-            self.next_deadline = deadline
-
-    def due(self, now: int) -> list[Queue]:
-        """Queues whose head has to go now; ``next_deadline`` is when to ask again, as far as it is known."""
-        self.next_deadline = NEVER
-        due: list[Queue] = []
-        for queue in self.queues.values():
-            try:
-                expired = self.head_expired(queue, now)
-            except StoreError:
-                continue
-            if expired or queue.has_news:
-                due.append(queue)
-            elif queue.timed:
-                self._plan(queue)
-        return due
+        """See when its head expires (``expiry.py``)."""
+        raise NotImplementedError
 
     def fetch(self, queue: Queue, offset: int) -> InboxRow:
         """The message of an entry that is not deleted, with its commit sequence and time."""
@@ -291,7 +289,7 @@ class Messages(Topology):
         row = self.batches.row(run.batch.batch_id, number)
         return row._replace(sequence=run.sequence, committed_at=run.committed_at) if run.sequence else row
 
-    # -- overflow, expiry, dead-lettering -------------------------------------------------------------------------------
+    # -- overflow, dead-lettering ---------------------------------------------------------------------------------------
     def check_overflow(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
         """Before anything is written: messages and bytes per queue. Raises PreconditionFailed for a full reject-publish queue."""
         for queue, (messages, size_bytes) in incoming.items():
@@ -331,30 +329,55 @@ class Messages(Topology):
         frozen = sum(size for offset, size in sizes.items() if offset < queue.claimed_end) if queue.owner else 0
         return queue.sizes_sum - queue.held_bytes - frozen
 
-    def _overflow(self, change: Change, queue: Queue, now: int) -> None:
+    def _overflow(self, change: Change, queue: Queue, now: int, dying: Dying) -> None:
         """Drop the oldest ready messages until the queue is within its limits (x-overflow drop-head).
 
-        What its consumers take as soon as it is visible was never in the queue, as in RabbitMQ.
+        What its consumers take as soon as it is visible was never in the queue, as in RabbitMQ. What cannot be read, and so not be
+        dead-lettered, stays for whoever repairs it, and does not count.
         """
         if queue.refuses:
             return  # checked before; what is dead-lettered into it is never lost
         if not self._too_much(queue, 0, 0) or (queue.consumers and queue.consumers.credit >= queue.ready):
             return
-        taken = self._for_consumers(queue)
-        count, size_bytes = len(taken), sum(queue.sizes.get(offset, 0) for offset in taken) if queue.sizes else 0
-        dropped = False
-        while self._too_much(queue, count, size_bytes):
-            head = queue.take_block(1, queue.next_offset)
+        spared = self._for_consumers(queue)
+        spared_bytes = self._sizes(queue, spared)
+        unreadable: list[int] = []
+        dropped = one_by_one = False
+        while self._too_much(queue, len(spared) + len(unreadable), spared_bytes):
+            if queue.dead_letters and (dying.room <= 0 or dying.room_bytes <= 0):
+                self.undo.item(self.overfull, queue)
+                self.overfull[queue] = None
+                self.next_deadline = min(self.next_deadline, now)
+                break
+            head = queue.take_block(1 if one_by_one else self._excess(queue, len(spared), dying), queue.next_offset)
             if not head:
                 break
             try:
-                self._discard(change, queue, head[0], "maxlen", now)
-            except StoreError as error:  # in the middle of a commit: half of it must never be committed
-                raise RuntimeError(f"a message that overflows queue '{queue.name}' cannot be read: {error}") from error
-            dropped = True
-        queue.untake(taken)
+                self._discard(queue, head, "maxlen", dying)
+                dropped = True
+            except StoreError:
+                if len(head) > 1:
+                    queue.untake(head)
+                    one_by_one = True
+                    continue
+                unreadable.append(head[0])
+                spared_bytes += self._sizes(queue, head)
+        queue.untake(spared)
+        queue.untake(unreadable)
         if dropped:
             queue.record(change)
+
+    def _excess(self, queue: Queue, spared: int, dying: Dying) -> int:
+        """How many of the oldest may go in one step."""
+        length = queue.arguments.get("x-max-length")
+        if length is None or queue.sizes is not None or "x-max-length-bytes" in queue.arguments:
+            return 1
+        excess: int = queue.ready - spared - length
+        return min(excess, dying.room, _STEP) if queue.dead_letters else excess
+
+    @staticmethod
+    def _sizes(queue: Queue, offsets: Iterable[int]) -> int:
+        return sum(queue.sizes.get(offset, 0) for offset in offsets) if queue.sizes else 0
 
     def _too_much(self, queue: Queue, spared: int, spared_bytes: int) -> bool:
         length, total = queue.arguments.get("x-max-length"), queue.arguments.get("x-max-length-bytes")
@@ -371,79 +394,54 @@ class Messages(Topology):
             taken += block
         return taken
 
-    def _discard(self, change: Change, queue: Queue, offset: int, reason: Reason, now: int) -> None:
-        """Settle an entry, and dead-letter it where the queue says so, in the same commit; once it is settled nothing more is done."""
-        if queue.is_settled(offset):
-            return
-        row = self.fetch(queue, offset) if queue.dead_letters else None
-        queue.settle_held(offset)
-        if row is not None:
-            self._dead_letter(change, queue, row, reason, now)
+    def _discard(self, queue: Queue, offsets: Sequence[int], reason: Reason, dying: Dying) -> None:
+        """Settle entries, and dead-letter them where the queue says so, in the same commit; what is settled already only ends to be held.
 
-    def _dead_letter(self, change: Change, queue: Queue, row: InboxRow, reason: Reason, now: int) -> None:
-        source = self.exchanges.get(str(queue.arguments.get("x-dead-letter-exchange"))) if queue.dead_letters else None
-        if source is None:
-            return  # as RabbitMQ: an exchange that does not exist takes nothing
-        message = dead_letter_copy(
-            row, queue.name, reason, source.name, queue.arguments.get("x-dead-letter-routing-key"), row.sequence, now
-        )
-        queues = source.route(message.routing_key, message.properties)
-        for key in carbon_copies(message.properties)[0] if has_copies(message.properties) else ():
-            queues = tuple(dict.fromkeys((*queues, *source.route(key, message.properties))))
-        queues = without_cycles(queues, message, reason)
-        self.enqueue_rows(change, [Publish(message, queues)], now)
-
-    def deadline(self, queue: Queue, offset: int) -> int | None:
-        """When an entry expires, in microseconds since the epoch; None: never. The time to live starts at commit."""
-        ttl_ms: int | None = queue.arguments.get("x-message-ttl")
-        run, number = queue.locate(offset)
-        own_ms: int | None = None
-        if self.batches.may_expire(run.batch):
-            own_ms = own_time_to_live_ms(self.batches.row(run.batch.batch_id, number).properties)
-        times_ms = [time_ms for time_ms in (ttl_ms, own_ms) if time_ms is not None]
-        if not times_ms:
-            return None
-        committed_at = run.committed_at if run.sequence else self.batches.row(run.batch.batch_id, number).committed_at
-        return committed_at + min(times_ms) * 1000
-
-    def head_expired(self, queue: Queue, now: int) -> bool:
-        """Whether the next message has to go instead of being delivered: it is too old, or came back too often."""
-        offset = queue.head(queue.visible_end)
-        if offset is None:
-            return False
-        if queue.counts and queue.over_limit(offset):
-            return True
-        deadline = self.deadline(queue, offset)
-        return deadline is not None and deadline <= now
-
-    def expire(self, change: Change, now: int, queues: Iterable[Queue] | None = None) -> int:
-        """Expire what has come to the head of a queue; how many. What is held or claimed never expires.
-
-        What came back more often than its x-delivery-limit goes too. The queues are woken. A message that cannot be read stops its
-        queue only; raises CorruptSegment or DataLoss where such a message is all there was to expire.
+        Raises StoreError, with nothing changed.
         """
-        count = 0
-        unreadable: StoreError | None = None
-        for queue in list(self.queues.values()) if queues is None else queues:
-            before = count
-            try:
-                while not queue.deleted and self.head_expired(queue, now):
-                    offset = queue.head(queue.visible_end)
-                    assert offset is not None
-                    reason: Reason = "delivery_limit" if queue.counts and queue.over_limit(offset) else "expired"
-                    self._discard(change, queue, offset, reason, now)
-                    count += 1
-            except StoreError as error:
-                unreadable = error
-            if count > before or queue.has_news:
-                queue.record(change)
-            if not queue.deleted:
-                self._plan(queue)
-            if queue.consumers and not queue.deleted:
-                self.wake(queue)
-        if unreadable is not None and not count:
-            raise unreadable
-        return count
+        self._leave(queue, offsets, self._rows(queue, offsets) if queue.dead_letters else [], reason, dying)
+
+    def _leave(self, queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, dying: Dying) -> None:
+        """The same for entries that were read already."""
+        for start, end in ranges(offsets):
+            queue.settle_range(start, end)
+        if rows and queue.dead_letters:
+            dying.waiting.append(Died(queue, rows, reason))
+            if reason == "maxlen":
+                dying.room -= len(rows)
+                dying.room_bytes -= sum(len(row.body) for row in rows)
+
+    def _rows(self, queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
+        """Messages of those entries that are not settled, with their commit sequence and time. Raises CorruptSegment, DataLoss."""
+        rows: list[InboxRow] = []
+        for first, last in ranges(offsets):
+            for start, end in queue.unsettled_within(first, last):
+                while start < end:
+                    found = queue.rows(start, end)
+                    rows += found
+                    start += len(found)
+        return rows
+
+    def _bury(self, change: Change, dying: Dying, now: int) -> None:
+        """Dead-letter all that is dying, and what that drives out of full queues, in order. Whatever the messages hold, it never raises."""
+        waiting = dying.waiting
+        while waiting:
+            queue, rows, reason = waiting.popleft()
+            source = self.exchanges.get(str(queue.arguments.get("x-dead-letter-exchange"))) if queue.dead_letters else None
+            if source is None:
+                continue  # as RabbitMQ: an exchange that does not exist takes nothing
+            letters = DeadLetters(queue.name, reason, source.name, queue.arguments.get("x-dead-letter-routing-key"), now)
+            publishes: list[Publish] = []
+            for row in rows:
+                message, keys, deaths = letters.copy(row)
+                queues = source.route(message.routing_key, message.properties)
+                for key in keys:
+                    queues = tuple(dict.fromkeys((*queues, *source.route(key, message.properties))))
+                queues = letters.allowed(queues, deaths)
+                if queues:
+                    publishes.append(Publish(message, queues))
+            if publishes:
+                self._enqueue(change, publishes, now, dying)
 
     def purge(self, change: Change, name: str, connection: object = None) -> int:
         """Settle every visible message that nobody holds; how many. Raises QueueNotFound, ResourceLocked."""
@@ -454,3 +452,20 @@ class Messages(Topology):
             count += end - start
         queue.record(change)
         return count
+
+
+def ranges(offsets: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Consecutive offsets of a block as [start, end), in its order."""
+    if not offsets:
+        return ()
+    if isinstance(offsets, range) or len(offsets) == 1:
+        return ((offsets[0], offsets[-1] + 1),)
+    found: list[tuple[int, int]] = []
+    start = end = offsets[0]
+    for offset in offsets:
+        if offset != end:
+            found.append((start, end))
+            start = offset
+        end = offset + 1
+    found.append((start, end))
+    return found

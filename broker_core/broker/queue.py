@@ -592,7 +592,7 @@ class Queue:
         if end == start + 1 or self.sizes is not None:
             for offset in range(start, end):
                 self._let_go(offset)
-        else:
+        elif self.held:
             self._undo.append((self._hold_again, self.held.intersection(range(start, end)), self.held_bytes))
             self.held.difference_update(range(start, end))
         self.settle(start, end)

@@ -17,6 +17,7 @@ from broker_core.amqp.v0_9_1.methods import BasicDeliver, BasicGetOk, BasicPubli
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.transaction import Transaction
+from broker_core.errors import LocalProtocolError, RemoteProtocolError
 from broker_core.message import Message
 from broker_core.properties import NAMES, Properties, Timestamp
 from broker_core.server.amqp import AmqpServer
@@ -95,13 +96,19 @@ class Tracer(Handler):
         }
         if copy.published:
             headers["routed_queues"] = [queue.name for queue in source.route(copy.original_key, copy.properties)]
-        properties = Properties(headers=headers, delivery_mode=1).encode()
+        try:
+            properties = Properties(headers=headers, delivery_mode=1).encode()
+        except LocalProtocolError:  # nested so deep that a table around them is too deep
+            properties = Properties(headers={**headers, "properties": copy.properties}, delivery_mode=1).encode()
         transaction.publish(Message(copy.body, copy.routing_key, EXCHANGE, properties), queues, False)
 
 
 def _table(properties: bytes) -> dict[str, Any]:
     """Those that a message has, by their names."""
-    decoded = Properties.decode(properties)
+    try:
+        decoded = Properties.decode(properties)
+    except RemoteProtocolError:
+        return {"damaged": properties}
     found = {name: getattr(decoded, name) for name in NAMES}
     if found["timestamp"] is not None:
         found["timestamp"] = Timestamp(found["timestamp"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core import errors
-from broker_core.broker.messages import time_to_live_ms
+from broker_core.broker.content import time_to_live_ms
 from broker_core.properties import Long, Properties, rewrite
 
 values = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=9), st.binary(max_size=9))

@@ -1,0 +1,188 @@
+"""Expiry: what has been in a queue for too long, or came back too often, leaves it, piece by piece.
+
+Pure. Not here: when it is asked for (``upkeep.py``, whoever gets or consumes), and what becomes of it (``messages.py``).
+Invariant: messages leave at the head of their queue only, in the order in which they would be delivered; what is held or claimed never
+expires. One call does a bounded amount of work: whoever calls goes on with what is left, in another commit, so that others come between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
+from broker_core.broker.dead_letter import Reason
+from broker_core.broker.messages import NEVER, Dying, Messages, ranges
+from broker_core.broker.queue import Queue
+from broker_core.errors import StoreError
+
+SLICE = 1024  # messages that expire in one commit
+SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered
+
+
+class Expiry(Messages):
+    def _plan(self, queue: Queue) -> None:
+        try:
+            offset = queue.head(queue.visible_end)
+            deadline = self.deadline(queue, offset) if offset is not None else None
+            if offset is None or deadline is None or deadline >= self.next_deadline:
+                return
+            if queue.dead_letters:
+                self.fetch(queue, offset)
+        except StoreError:
+            return  # what cannot be read does not expire; whoever reads it gets the error
+        self.next_deadline = deadline
+
+    def due(self, now: int) -> list[Queue]:
+        """Queues whose head has to go now; ``next_deadline`` is when to ask again, as far as it is known."""
+        self.next_deadline = NEVER
+        due: list[Queue] = []
+        for queue in self.queues.values():
+            try:
+                expired = self.head_expired(queue, now)
+            except StoreError:
+                expired = False
+            if expired or queue.has_news or queue in self.overfull:
+                due.append(queue)
+            elif queue.timed:
+                self._plan(queue)
+        return due
+
+    def deadline(self, queue: Queue, offset: int) -> int | None:
+        """When an entry expires, in microseconds since the epoch; None: never. The time to live starts at commit."""
+        ttl_ms: int | None = queue.arguments.get("x-message-ttl")
+        run, number = queue.locate(offset)
+        own_ms: int | None = None
+        if self.batches.may_expire(run.batch):
+            own_ms = own_time_to_live_ms(self.batches.row(run.batch.batch_id, number).properties)
+        times_ms = [time_ms for time_ms in (ttl_ms, own_ms) if time_ms is not None]
+        if not times_ms:
+            return None
+        committed_at = run.committed_at if run.sequence else self.batches.row(run.batch.batch_id, number).committed_at
+        return committed_at + min(times_ms) * 1000
+
+    def head_expired(self, queue: Queue, now: int) -> bool:
+        """Whether the next message has to go instead of being delivered: it is too old, or came back too often.
+
+        Raises CorruptSegment, DataLoss where it would have to, and cannot be read.
+        """
+        offset = queue.head(queue.visible_end)
+        if offset is None:
+            return False
+        late = bool(queue.counts) and queue.over_limit(offset)
+        if not late:
+            deadline = self.deadline(queue, offset)
+            late = deadline is not None and deadline <= now
+        if late and queue.dead_letters:
+            self.fetch(queue, offset)
+        return late
+
+    def expire(self, change: Change, now: int, queues: Iterable[Queue] | None = None, limit: int = SLICE) -> list[Queue]:
+        """Expire what has come to the head of a queue, about ``limit`` messages; the queues where more has to go, the next one first.
+
+        A message that cannot be read stops its queue, and nothing else. The queues are woken.
+        """
+        looked = [queue for queue in (list(self.queues.values()) if queues is None else queues) if not queue.deleted]
+        left: list[Queue] = []
+        cut: list[Queue] = []
+        dying = Dying()
+        room, room_bytes = limit, SLICE_BYTES
+        for queue in looked:
+            if room <= 0 or room_bytes <= 0:
+                left.append(queue)
+                continue
+            changed, done = queue.has_news, False
+            while not done and room > 0 and room_bytes > 0:
+                cost, size_bytes, done = self._expire_some(queue, now, room, room_bytes, dying)
+                changed = changed or cost > 0
+                room -= cost
+                room_bytes -= size_bytes
+            if not done:
+                cut.append(queue)
+            if changed:
+                queue.record(change)
+            if queue in self.overfull:
+                self.undo.item(self.overfull, queue)
+                del self.overfull[queue]
+                self._overflow(change, queue, now, dying)
+        if dying.waiting:
+            self._bury(change, dying, now)
+        for queue in looked:
+            self._plan(queue)
+            if queue.consumers:
+                self.wake(queue)
+        return left + cut
+
+    def _expire_some(self, queue: Queue, now: int, room: int, room_bytes: int, dying: Dying) -> tuple[int, int, bool]:
+        """Of the next ready entries those that have to go: what it cost of ``room`` and ``room_bytes``, and whether the next one stays."""
+        block: Sequence[int] = ()
+        try:
+            unread = self._unread(queue, now)
+            block = queue.take_block(unread or room)
+            if not block or queue.is_settled(block[0]):
+                return 0, 0, True
+            if unread:
+                self._leave(queue, block, [], "expired", dying)
+                return 1, 0, False
+            rows, reason, whole = self._late(queue, block, now, room_bytes)
+        except StoreError:  # it stays for whoever repairs it
+            queue.untake(block)
+            return 0, 0, True
+        late = len(rows)
+        queue.untake(block[late:])
+        if not late:
+            return 0, 0, True
+        self._leave(queue, block[:late], rows, reason, dying)
+        return late, sum(len(row.body) for row in rows) if queue.dead_letters else 0, not whole
+
+    def _unread(self, queue: Queue, now: int) -> int:
+        """How many at the head go without a look at them: they are of one stored commit, and nobody wants them any more."""
+        ttl_ms = queue.ttl_ms
+        if queue.dead_letters or queue.counts or queue.ranks is not None or ttl_ms is None:
+            return 0
+        head = queue.head(queue.visible_end)
+        if head is None:
+            return 0
+        run, _ = queue.locate(head)
+        if not run.sequence or run.committed_at + ttl_ms * 1000 > now or self.batches.may_expire(run.batch):
+            return 0
+        return run.end - head
+
+    def _late(self, queue: Queue, block: Sequence[int], now: int, room_bytes: int) -> tuple[list[InboxRow], Reason, bool]:
+        """The first ones of a taken block that go for one reason. False: the next one stays, or is for another call to look at.
+
+        Raises CorruptSegment and DataLoss for the first entry only: those before one that cannot be read may go.
+        """
+        rows: list[InboxRow] = []
+        reason: Reason = "expired"
+        ttl_us = None if queue.ttl_ms is None else queue.ttl_ms * 1000
+        for start, end in ranges(block):
+            while start < end:
+                try:
+                    found = queue.rows(start, end)
+                except StoreError:
+                    if not rows:
+                        raise
+                    return rows, reason, True
+                for offset, row in enumerate(found, start):
+                    why: Reason = "expired"
+                    if queue.counts and queue.over_limit(offset):
+                        why = "delivery_limit"
+                    elif not _is_late(row, ttl_us, now):
+                        return rows, reason, False
+                    if not rows:
+                        reason = why
+                    elif why != reason or room_bytes <= 0:
+                        return rows, reason, True
+                    rows.append(row)
+                    room_bytes -= len(row.body)
+                start += len(found)
+        return rows, reason, True
+
+
+def _is_late(row: InboxRow, ttl_us: int | None, now: int) -> bool:
+    if row.properties and row.properties[0] & EXPIRATION:
+        own_ms = own_time_to_live_ms(row.properties)
+        if own_ms is not None and (ttl_us is None or own_ms * 1000 < ttl_us):
+            ttl_us = own_ms * 1000
+    return ttl_us is not None and row.committed_at + ttl_us <= now
