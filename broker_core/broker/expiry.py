@@ -37,6 +37,8 @@ class Expiry(Messages):
         """Queues whose head has to go now; ``next_deadline`` is when to ask again, as far as it is known."""
         self.next_deadline = NEVER
         due: list[Queue] = []
+        if self.overfull:
+            self.overfull = {queue: None for queue in self.overfull if not queue.deleted}
         for queue in self.queues.values():
             try:
                 expired = self.head_expired(queue, now)

@@ -134,7 +134,7 @@ def test_an_expired_message_of_an_owned_queue_expires_once_and_ends_the_sweep(no
     for left in ([b"later"], []):
         head = queue.head(queue.visible_end)
         assert head is not None and not queue.is_settled(head)
-        node.broker.run(lambda state, change, now: state._discard(change, queue, queue.head(queue.visible_end), "expired", now))
+        node.broker.run(lambda state, change, now: state.expire(change, now, [queue], 1))
         assert node.browse("q") == left
     assert queue.head(queue.visible_end) is None, "nothing is left: a sweep ends here"
     node.broker.upkeep.expire()
