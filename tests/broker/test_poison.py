@@ -242,9 +242,9 @@ def test_a_staged_routing_key_is_text_of_255_bytes_at_most() -> None:
 
 
 def test_staged_rows_whose_lengths_lie_are_refused_before_anybody_looks_at_them() -> None:
-    damaged = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, pa.py_buffer(struct.pack("<ii", 0, 1 << 30)), pa.py_buffer(b"abc")])
+    damaged = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(struct.pack("<iii", 0, 1 << 30, 3)), pa.py_buffer(b"abc")])
     with pytest.raises(errors.OptionError, match="damaged"):
-        check_rows(batch(body=[b"x"]).set_column(2, "body", damaged))
+        check_rows(batch(body=[b"x", b"y"]).set_column(2, "body", damaged))
 
 
 def test_a_routing_key_that_is_no_text_is_refused_wherever_it_leads(node: Node) -> None:
