@@ -29,6 +29,16 @@ class Bench:
             for queue in ("in", "in2", "out"):
                 channel.queue_declare(queue)
 
+    @classmethod
+    def over(cls, local: LocalBroker, engine: EmbeddedEngine) -> Bench:
+        """The same words over a broker that somebody else has opened."""
+        made = cls.__new__(cls)
+        made.local, made.engine = local, engine
+        with local.channel() as channel:
+            for queue in ("in", "in2", "out"):
+                channel.queue_declare(queue)
+        return made
+
     def _open(self) -> None:
         self.now = getattr(self, "now", 1_000_000)
         self.local = LocalBroker(self.store, clock=self._clock, upkeep=False)

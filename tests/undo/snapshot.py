@@ -1,0 +1,113 @@
+"""The whole state of a broker as plain values, so that two moments can be compared.
+
+Everything that the domain's objects hold is in it, found by walking them, so a new field is compared without being named here. Left
+out are caches and marks that only cause one more look, as ``broker_core/broker/undo.py`` names them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from broker_core.broker.batch import Batch
+from broker_core.broker.interval import IntervalSet
+from broker_core.broker.queue import Queue
+from broker_core.broker.rank import Ranks
+from broker_core.broker.run import Run
+
+LEFT_OUT = frozenset(
+    {
+        # how to undo
+        "undo", "_undo",
+        # caches
+        "cache", "_by_headers", "_root", "_selected", "_decoded", "expiring", "_read", "_new_batch_id",
+        # marks that cause one more look
+        "touched", "runnable", "next_deadline", "timed", "hasty", "offered", "used_at_us", "parked",
+        # numbers that are never given twice
+        "_next_transient", "_last_queue_id",
+        # given at the start
+        "send", "cancelled_by",
+    }
+)  # fmt: skip
+
+
+def snapshot(*roots: object) -> dict[str, object]:
+    """Path -> value, for all that can be reached from ``roots``."""
+    found: dict[str, object] = {}
+    seen: dict[int, str] = {}
+    for number, root in enumerate(roots):
+        _walk(root, f"{type(root).__name__}{number}", found, seen)
+    return found
+
+
+def difference(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """What is not the same, a line each."""
+    missing = object()
+    keys = sorted({*before, *after})
+    return [
+        f"{key}: {before.get(key, missing)!r} -> {after.get(key, missing)!r}"
+        for key in keys
+        if before.get(key, missing) != after.get(key, missing)
+    ]
+
+
+def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str]) -> None:
+    if value is None or isinstance(value, (bool, int, float, str, bytes, enum.Enum)) or callable(value):
+        found[path] = value if not callable(value) else getattr(value, "__qualname__", type(value).__name__)
+        return
+    if isinstance(value, (bytearray, memoryview)):
+        found[path] = bytes(value)
+        return
+    if isinstance(value, pa.RecordBatch):
+        found[path] = value.to_pylist()
+        return
+    if isinstance(value, IntervalSet):
+        found[path] = [*value, value.total]
+        return
+    if isinstance(value, Run):
+        found[path] = (value.first, value.batch.batch_id, list(map(int, value.rows())), value.sequence, value.committed_at, value.recorded)
+        return
+    if isinstance(value, (set, frozenset)):
+        found[path] = sorted(_name(item) for item in value)
+        return
+    if isinstance(value, Mapping):
+        value = {key: item for key, item in value.items() if not isinstance(item, (list, dict, set)) or item}
+        found[path] = sorted(_name(key) for key in value)
+        for key, item in value.items():
+            _walk(item, f"{path}[{_name(key)}]", found, seen)
+        return
+    if isinstance(value, (list, tuple, deque)):
+        found[path] = len(value)
+        for number, item in enumerate(value):
+            _walk(item, f"{path}[{number}]", found, seen)
+        return
+    if id(value) in seen:
+        found[path] = f"-> {seen[id(value)]}"
+        return
+    seen[id(value)] = path
+    if isinstance(value, Queue) and value.ranks is not None:
+        value.ranks.best(value)  # it takes in what became visible: when is nobody's concern
+    fields = _fields(value)
+    if isinstance(value, Queue):
+        fields["_runs"], fields["_front"], fields["_firsts"] = value._runs[value._front :], 0, value._firsts[value._front :]
+    elif isinstance(value, Ranks):  # what is settled or held may stand in the heap, once or twice
+        fields["_heap"] = ()
+    elif isinstance(value, Batch):
+        found[path] = type(value).__name__
+    for name, item in sorted(fields.items()):
+        if name not in LEFT_OUT:
+            _walk(item, f"{path}.{name}", found, seen)
+
+
+def _fields(value: object) -> dict[str, Any]:
+    names = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
+    fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {**fields, **getattr(value, "__dict__", {})}
+
+
+def _name(key: object) -> str:
+    return repr(key) if isinstance(key, (str, int, bytes, tuple)) else f"{type(key).__name__}:{getattr(key, 'name', '')}"

@@ -1,0 +1,211 @@
+"""Whatever raises inside a work: its caller gets the error, and the state of the broker is what it was before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+
+from broker_core.broker.channel import Channel
+from broker_core.broker.transaction import Limits, Transaction
+from broker_core.embedded import EmbeddedEngine
+from broker_core.engine import START, Limit, Origin, ReadTicket
+from broker_core.local import LocalBroker
+from broker_core.message import Message
+from broker_core.properties import Properties
+from broker_core.store.memory import MemoryStore
+from tests.broker.conftest import Clock
+from tests.engine.bench import Bench
+from tests.undo.faults import Faults
+
+TRANSIENT = Properties(delivery_mode=1).encode()
+EXPIRING = Properties(delivery_mode=2, expiration="1000").encode()
+
+
+class Life:
+    """A broker whose every work is tried with an exception out of every call, until it succeeds."""
+
+    def __init__(self, moment: Literal["call", "return"]) -> None:
+        self.clock = Clock()
+        self.broker = LocalBroker(MemoryStore(), self.clock, upkeep=False)
+        self.state = self.broker.state
+        self.engine = EmbeddedEngine(self.broker)
+        engine = self.engine
+        self.faults = Faults(self.broker, moment, engine._claims, engine._ledger, engine._branches)
+        self.channel = self.broker.channel()
+
+    def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """A method of the state that fills a change."""
+        return self.faults.exhaust(lambda: self.broker.run(lambda state, change, _now: getattr(state, method)(change, *args, **kwargs)))
+
+    def do_now(self, method: str, *args: Any) -> Any:
+        """One that also asks for the time."""
+        return self.faults.exhaust(lambda: self.broker.run(lambda state, change, now: getattr(state, method)(change, *args, now)))
+
+    def transaction(self, *publishes: tuple[str, str, bytes], xid: str = "") -> Transaction:
+        """Exchange, routing key and properties of each message."""
+        made = Transaction(Limits(), 0, xid)
+        for number, (exchange, key, properties) in enumerate(publishes):
+            message = Message(b"body %d" % number, key, exchange, properties)
+            made.publish(message, self.state.route(exchange, key, properties), True)
+        return made
+
+    def commit(self, *publishes: tuple[str, str, bytes]) -> None:
+        self.do_now("commit_transaction", self.transaction(*publishes))
+
+    def hold(self, queue: str, count: int = 1) -> list[int]:
+        """Deliveries to the channel, which acknowledges them in a transaction of its own."""
+        tags = []
+        for _ in range(count):
+            delivery = self.channel.get(queue)
+            assert delivery is not None
+            tags.append(delivery.tag)
+        return tags
+
+    def settle(self, outcome: Any, tags: list[int], xid: str = "") -> Transaction:
+        made = self.transaction(xid=xid)
+        channel = self.channel._channel
+        for tag in tags:
+            channel.settle(tag, outcome, False, 0)
+        made.settles, channel.transaction.settles = channel.transaction.settles, []
+        return made
+
+
+@pytest.fixture(params=["call", "return"])
+def life(request: pytest.FixtureRequest) -> Iterator[Life]:
+    made = Life(request.param)
+    yield made
+    assert made.faults.raised > 20, "hardly an exception was thrown"
+    made.broker.close()
+
+
+def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
+    consumer: list[Any] = []
+    life.do("declare_exchange", "other", "fanout")
+    life.do("declare_exchange", "topics", "topic", auto_delete=True, arguments={"alternate-exchange": "other"})
+    life.do("declare_exchange", "headers", "headers")
+    life.do("declare_queue", "orders", arguments={"x-max-priority": 5, "x-expires": 60_000})
+    life.do("declare_queue", "mine", exclusive=True, connection="me")
+    life.do("declare_queue", "abandoned", auto_delete=True)
+    life.do("bind", "orders", "topics", "a.#")
+    life.do("bind", "orders", "topics", "b.*")
+    life.do("bind", "abandoned", "amq.direct", "x")
+    life.do("bind", "abandoned", "headers", "", {"x-match": "all", "a": 1})
+    life.do("bind_exchange", "other", "topics", "c")
+    life.do("unbind", "orders", "topics", "b.*")
+    life.do("unbind_exchange", "other", "topics", "c")
+    life.do("bind_exchange", "topics", "headers", "")
+    life.commit(("topics", "a.b", b""), ("topics", "a", Properties(priority=3).encode()), ("", "abandoned", b""), ("", "mine", b""))
+    channel = Channel(life.state, connection="me")
+    channel.consume(life.state.queue("abandoned"), "tag", lambda *_: None, consumer.append)
+    life.do("delete_queue", "mine", connection="me")
+    life.do("purge", "orders")
+    life.do("delete_unused", [life.state.queue("orders")])
+    assert "topics" not in life.state.exchanges
+    life.do("delete_exchange", "other")
+    channel.cancel("tag")
+    life.do("delete_abandoned")
+    assert "abandoned" not in life.state.queues
+    channel.consume(life.state.queue(life.channel.queue_declare("late")), "tag", lambda *_: None, consumer.append)
+    life.do("delete_queue", "late")
+
+
+def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
+    life.channel.queue_declare("dead")
+    life.channel.exchange_declare("dlx", "fanout")
+    life.channel.queue_bind("dead", "dlx")
+    dlx = {"x-dead-letter-exchange": "dlx"}
+    life.channel.queue_declare("a", arguments=dlx)
+    life.channel.queue_declare("short", arguments={**dlx, "x-max-length": 2})
+    life.channel.queue_declare("small", arguments={**dlx, "x-max-length-bytes": 15})
+    life.channel.queue_declare("ranked", arguments={"x-max-priority": 3, **dlx})
+    life.channel.queue_declare("counted", arguments={"x-delivery-limit": 1, **dlx})
+    life.channel.queue_declare("memory", durable=False)
+    everywhere = ("a", "short", "small", "ranked", "counted", "memory")
+    life.channel.exchange_declare("all", "fanout")
+    for queue in everywhere:
+        life.channel.queue_bind(queue, "all")
+    for properties in (b"", TRANSIENT, EXPIRING, Properties(priority=2).encode()):
+        life.commit(*[("all", "", properties)] * 2, ("", "nowhere", b""))
+    for outcome in ("ack", "reject", "requeue", "requeue", "reject"):
+        for queue in everywhere:
+            if (delivery := life.channel.get(queue)) is not None:
+                life.do_now("commit_transaction", life.settle(outcome, [delivery.tag]))
+    life.do_now("commit_transaction", life.transaction(("all", "", b""), xid="named"))
+    life.clock.advance(10)
+    life.do("expire", life.clock.now_us)
+    life.do("purge", "dead")
+    life.do("delete_queue", "counted")
+
+
+def test_an_exception_in_a_prepared_transaction_changes_nothing(life: Life) -> None:
+    life.channel.queue_declare("in")
+    life.channel.queue_declare("out")
+    life.commit(*[("", "in", b"")] * 4, ("", "in", TRANSIENT))
+    life.do_now("prepare", life.transaction(("", "out", b"")), "one")
+    life.do_now("prepare", life.settle("ack", life.hold("in", 2)), "two")
+    life.do_now("prepare", life.settle("reject", life.hold("in")), "three")
+    life.do_now("commit_prepared", "one")
+    life.do_now("commit_prepared", "two")
+    life.do_now("rollback_prepared", "three")
+
+
+def test_an_exception_in_upkeep_changes_nothing(life: Life) -> None:
+    life.channel.queue_declare("q")
+    life.commit(*[("", "q", b"")] * 3)
+    life.faults.exhaust(life.broker.upkeep.close_open)
+    life.faults.exhaust(life.broker.upkeep.seal)
+    life.commit(("", "q", b""))
+    life.do_now("commit_transaction", life.settle("ack", life.hold("q", 4)))
+    life.faults.exhaust(life.broker.upkeep.close_open)
+    life.commit(("", "q", b""), ("", "q", TRANSIENT))
+    life.hold("q", 2)
+    life.faults.exhaust(lambda: life.broker.run(lambda _state, change, _now: life.channel._channel.recover(change)))
+    life.do("closing")
+
+
+def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
+    bench = Bench.over(life.broker, life.engine)
+    exhaust = life.faults.exhaust
+    engine = life.engine
+    life.commit(*[("", "in", b"")] * 3, ("", "in", TRANSIENT), ("", "in", b""))
+    start: Any = {"in": START}
+    for batch in range(3):
+        end = exhaust(lambda start=start: engine.claim("app", start, Limit(max_rows=2), Origin(), "fail"))
+        ranges = exhaust(lambda start=start, end=end: engine.resolve("app", start, end))
+        slices = tuple((log, first, last) for log, (first, last) in ranges.items())
+        opened = exhaust(lambda batch=batch: engine.open_batch("app", "query", batch, "fail"))
+        exhaust(lambda batch=batch, ranges=ranges, slices=slices: engine.open_read(ReadTicket("app", "query", batch, ranges, slices)))
+        words = {"query": "query", "batch": batch, "app": "app"}
+        late = exhaust(lambda words=words: bench.stage("late", b"late", branch=f"late {words['batch']}", **words))
+        assert late.rows == 1
+        published = bench.stage(opened.token, b"out", branch=f"p{batch}", **words)
+        appended = bench.stage(opened.token, b"row", kind="append", target={"table": "t"}, branch=f"a{batch}", **words)
+        done = exhaust(partial(engine.commit_batch, "app", "query", batch, opened.token, [published, appended]))
+        exhaust(lambda done=done: engine.mark_applied("app", done.entry.sequence))
+        exhaust(lambda done=done: engine.mark_mirrored("app", done.entry.sequence))
+        start = end
+    exhaust(lambda: engine.ack("app", start))
+    dropped = exhaust(lambda: engine.open_batch("app", "query", 3, "fail"))
+    bench.stage(dropped.token, b"dropped", query="query", batch=3, app="app")
+    exhaust(lambda: engine.rollback_batch(dropped.token))
+    token = "a batch write"
+    branch = bench.stage(token, b"written")
+    exhaust(lambda: engine.commit_branches(token, [branch]))
+    exhaust(lambda: engine.release("app", "in"))
+
+
+def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:
+    life.channel.queue_declare("q")
+    life.commit(*[("", "q", b"")] * 3)
+    channel = Channel(life.state)
+    channel.tx_select(0)
+    channel.consume(life.state.queue("q"), "tag", lambda *_: None, lambda _: None, prefetch=2)
+    life.state.dispatch(life.clock.now_us)
+    channel.settle(1, "ack", False, 0)
+    channel.publish(Message(b"dropped", "q", "", b""), life.state.route("", "q"), False, 0)
+    life.faults.exhaust(lambda: life.broker.run(lambda _state, change, _now: channel.close("it was closed", change)))
+    assert life.state.queue("q").unacknowledged == 0
+    for _ in range(10):
+        life.do_now("commit_transaction", life.transaction(("", "q", b"")))
