@@ -38,9 +38,11 @@ class Undo(list[tuple[Any, ...]]):
         self.append((_truncate, items, len(items)))
 
     def roll_back(self) -> None:
-        while self:
-            function, *arguments = self.pop()
+        steps = self[::-1]
+        self.clear()
+        for function, *arguments in steps:
             function(*arguments)
+        self.clear()  # what the steps themselves have appended
 
 
 def _restore_item(table: MutableMapping[Any, Any], key: object, value: object) -> None:

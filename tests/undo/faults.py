@@ -5,6 +5,7 @@ After each failure the whole state must be what it was, so the same work can be 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,8 +77,8 @@ class Faults:
         def trace(frame: FrameType, event: str, _arg: Any) -> Any:
             nonlocal calls
             name = frame.f_code.co_filename
-            if event != "call" or not name.startswith(CODE) or name == UNDO:
-                return None
+            if event != "call" or not name.startswith(CODE) or name == UNDO or frame.f_code.co_flags & inspect.CO_GENERATOR:
+                return None  # out of a generator that is let go an exception does not come
             calls += 1
             if calls == self._armed_at:
                 if self._moment == "call":

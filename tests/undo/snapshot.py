@@ -77,7 +77,7 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
     if isinstance(value, Mapping):
         value = {key: item for key, item in value.items() if not isinstance(item, (list, dict, set)) or item}
         found[path] = sorted(_name(key) for key in value)
-        for key, item in value.items():
+        for key, item in sorted(value.items(), key=lambda entry: _name(entry[0])):
             _walk(item, f"{path}[{_name(key)}]", found, seen)
         return
     if isinstance(value, (list, tuple, deque)):
