@@ -10,13 +10,18 @@ A commit, in this order:
 3. publish: under the state lock, new entries become visible
 4. answer: everybody of the group; if work waits already, one of the waiting leads
 
-Invariant: nobody is answered, and nothing is visible, before it is durable. After a failure in 2 memory and disk may differ, so
-nothing is ever committed again: every caller, waiting or later, gets StoreFailed.
+A thread that waits holds the lead from the moment that ``leads`` is set until its group is done: one that leaves in between, because
+an exception was raised in it from outside, hands the lead on. In the main thread signal handlers wait until :meth:`Committer.run` is
+over (``shield.py``), so Ctrl-C neither cuts a commit nor stops the broker.
+
+Invariant: nobody is answered, and nothing is visible, before it is durable. While somebody waits, somebody leads. After a failure in 2
+memory and disk may differ, so nothing is ever committed again: every caller, waiting or later, gets StoreFailed.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -26,6 +31,7 @@ from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.errors import InternalFault, StoreFailed, TxmqError
+from broker_core.shield import uninterrupted
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.broker")
@@ -43,15 +49,19 @@ class Gate(Protocol):
 
 
 class Waiting:
-    """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when it waits no more; None: it need not wait."""
+    """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when it waits no more; None: it need not wait.
 
-    __slots__ = ("answer", "done", "error", "gate", "work")
+    ``leads``: the lead was handed to it, and it has not begun to lead.
+    """
+
+    __slots__ = ("answer", "done", "error", "gate", "leads", "work")
 
     def __init__(self, work: Work[Any]) -> None:
         self.work = work
         self.answer: Any = None
         self.error: BaseException | None = None
         self.done = False
+        self.leads = False
         self.gate: Gate | None = None
 
 
@@ -70,31 +80,30 @@ class Committer:
         self._last_us = state.latest_us
         self.failure: StoreFailed | None = None
 
+    @uninterrupted
     def run(self, work: Work[T]) -> T:
         """Run ``work`` in commit order and return its answer when all that it changed is durable.
 
         Raises what the work raises (a TxmqError: nothing changed but what the work had put into its change); StoreFailed.
         """
         mine = Waiting(work)
-        mutex = self._mutex
-        mutex.acquire()
-        if self._led:
-            gate = _thread.allocate_lock()
-            gate.acquire()
-            mine.gate = gate
-            self._waiting.append(mine)
-            mutex.release()
-            try:
+        try:
+            with self._mutex:
+                if not self._led:
+                    self._led = mine.leads = True  # nobody waits where nobody leads
+                else:
+                    gate = mine.gate = _thread.allocate_lock()
+                    gate.acquire()
+                    self._waiting.append(mine)
+            if mine.leads:
+                self._lead(mine, [mine])
+            else:
                 gate.acquire()
-            except BaseException:  # a signal handler raised
-                self._leave(mine, gate)
-                raise
-            if not mine.done:
-                self.lead(mine)
-        else:
-            self._led = True
-            mutex.release()
-            self._lead(mine, [mine])  # nobody waits where nobody leads
+                if not mine.done:
+                    self.lead(mine)
+        except BaseException:  # raised in this thread from outside
+            self._leave(mine)
+            raise
         if mine.error is not None:
             if mine.error is self.failure:
                 self.check()
@@ -122,10 +131,7 @@ class Committer:
 
     def lead(self, mine: Waiting) -> None:
         """``mine`` was handed the lead, which took it out of those who wait: commit it, with all that wait now."""
-        with self._mutex:
-            group = [mine, *self._waiting[: _MAX_GROUP - 1]]
-            del self._waiting[: _MAX_GROUP - 1]
-        self._lead(mine, group)
+        self._lead(mine, None)
 
     def check(self) -> None:
         """Raises StoreFailed once the broker has stopped."""
@@ -137,38 +143,55 @@ class Committer:
         """Nothing is committed from now on; waiting callers and ``wait`` get StoreFailed."""
         self._fail(error, [])
 
-    def _lead(self, mine: Waiting, group: list[Waiting], *, last: bool = True) -> None:
-        """Commit ``group``, which starts with ``mine``, answer it, and hand the lead on, if this is the ``last`` group of the leader."""
+    def end(self, error: StoreFailed) -> None:
+        """As ``stop``, and returns when no other thread is in a commit: the store may be closed."""
+        self.stop(error)
+        with contextlib.suppress(StoreFailed):
+            self.run(_nothing)
+
+    def _lead(self, mine: Waiting, group: list[Waiting] | None, *, last: bool = True) -> None:
+        """Commit ``group``, which starts with ``mine``, answer it, and hand the lead on, if this is the ``last`` group of the leader.
+
+        None: ``mine`` and all that wait now.
+        """
         try:
+            mine.leads = False
+            if group is None:
+                group = [mine]
+                with self._mutex:
+                    group += self._waiting[: _MAX_GROUP - 1]
+                    del self._waiting[: _MAX_GROUP - 1]
             self._commit(group)
         except BaseException as error:
-            self._fail(error, group)
+            self._fail(error, group or [mine])
             if not isinstance(error, Exception):
                 raise
         finally:
             if last:
                 with self._mutex:
                     self._hand_on()
-            for waiting in group:
+            for waiting in group or [mine]:
                 waiting.done = True
                 if waiting is not mine and waiting.gate is not None:
-                    waiting.gate.release()
+                    _open(waiting.gate)
 
     def _hand_on(self) -> None:
         """Under the mutex: one of the waiting leads next, or nobody."""
-        if self._waiting:
-            gate = self._waiting.pop(0).gate
-            assert gate is not None
-            gate.release()
-        else:
-            self._led = False
+        while self._waiting:
+            following = self._waiting.pop(0)
+            assert following.gate is not None
+            following.leads = True
+            if _open(following.gate):
+                return
+        self._led = False
 
-    def _leave(self, mine: Waiting, gate: _thread.LockType) -> None:
+    def _leave(self, mine: Waiting) -> None:
         """This caller does not wait any more: its work is taken back, or done without it; a lead that it was handed goes on."""
         with self._mutex:
             if mine in self._waiting:
                 self._waiting.remove(mine)
-            elif gate.acquire(False) and not mine.done:
+            elif mine.leads:
+                mine.leads = False
                 self._hand_on()
 
     def _commit(self, group: list[Waiting]) -> None:
@@ -225,6 +248,19 @@ def _defect(error: Exception) -> TxmqError:
     )
     found.__cause__ = error
     return found
+
+
+def _nothing(_state: BrokerState, _change: Change, _now: int) -> None:
+    """A work that only takes its turn."""
+
+
+def _open(gate: Gate) -> bool:
+    """False where whoever waited behind it is gone: the event loop of a server that has ended. Nobody else suffers for it."""
+    try:
+        gate.release()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _stopped(error: BaseException) -> StoreFailed:

@@ -45,7 +45,6 @@ from broker_core.errors import (
     LineageConflict,
     MissingBranch,
     PreconditionFailed,
-    StoreError,
     StoreFailed,
     TransactionState,
     TxmqError,
@@ -53,6 +52,7 @@ from broker_core.errors import (
 from broker_core.failpoint import here
 from broker_core.local import LocalBroker
 from broker_core.part_file import PartFile
+from broker_core.shield import uninterrupted
 from broker_core.staging import branch_checksum, part_checksum, parts, signed
 from broker_core.store.port import BatchInfo
 
@@ -219,6 +219,7 @@ class EmbeddedEngine:
         here("engine.open.durable")
         return opened
 
+    @uninterrupted
     def stage_part(self, header: BranchHeader, part: int, batch: pa.RecordBatch) -> tuple[int, int]:
         """One part, durable when this returns: (rows, checksum). The same (branch, part) twice is staged once.
 
@@ -232,13 +233,11 @@ class EmbeddedEngine:
         (staged,) = self._stage(header, part, [(info, batch)])  # 2. the commit that names them
         return staged
 
+    @uninterrupted
     def stage_file(self, header: BranchHeader, first: int, file: PartFile) -> list[tuple[int, int]]:
         """As ``stage_part``, for parts ``first`` and on in the file of a writer; one commit. Empty where the file cannot be taken."""
-        try:
+        with self._local.writing():
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
-        except StoreError as error:
-            self._local.committer.stop(error)
-            raise
         here("engine.stage.appended")
         try:
             for _, batch in adopted:

@@ -160,12 +160,13 @@ class Broker:
         if self._closed:
             return
         self._closed = True
-        if self._directory:  # 1. nobody new finds us
-            endpoint.remove_endpoint(self._directory, os.getpid())
-        if self._amqp is not None:
-            self._amqp.stop()  # 2. nobody is served
-        self._server.stop()
-        self._local.close()  # 3. what is committed is on the disk; the lock is free
+        with contextlib.ExitStack() as steps:  # all are done, also when Ctrl-C comes in one of them
+            steps.callback(self._local.close)  # 3. what is committed is on the disk; the lock is free
+            steps.callback(self._server.stop)
+            if self._amqp is not None:
+                steps.callback(self._amqp.stop)  # 2. nobody is served
+            if self._directory:  # 1. nobody new finds us
+                endpoint.remove_endpoint(self._directory, os.getpid())
 
     def __enter__(self) -> Broker:
         return self

@@ -8,11 +8,13 @@ read outside it wherever it is stored.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -32,6 +34,7 @@ from broker_core.engine import PreparedInfo, QueueInfo
 from broker_core.errors import AccessRefused, OptionError, StoreError, StoreFailed, TxmqError
 from broker_core.message import Delivery, Message
 from broker_core.properties import Properties, delivery_mode
+from broker_core.shield import uninterrupted
 from broker_core.store.codec import merged_batch
 from broker_core.store.port import BatchInfo, Location, Store
 from broker_core.upkeep import Upkeep
@@ -46,6 +49,9 @@ SPILL_BYTES = 4 * 1024 * 1024
 # What is left at its commit goes there as well when it has more than this, instead of row by row into the catalog.
 INBOX_ROWS = 1_000
 INBOX_BYTES = 1024 * 1024
+
+
+CLOSED = "the broker is closed; open it again"
 
 
 def now_us() -> int:
@@ -69,8 +75,10 @@ class LocalBroker:
         self._ids = ids
         self.limits = limits or Limits()
         self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
-        self._grown = threading.Condition()
-        self._waiters = 0
+        self._mutex = _thread.allocate_lock()  # guards the next two
+        self._readers: set[_thread.LockType] = set()  # gates of those who wait for messages
+        self._writing = 0  # batches on their way into a segment
+        self._written = threading.Event()  # set when there is none, and looked at when the broker closes
         self._closed = False
         self.awaken: Callable[[], None] | None = None  # called, by any thread, when there is something to dispatch to consumers
         self.committer = Committer(self.state, store, clock, self._published)
@@ -85,12 +93,30 @@ class LocalBroker:
 
     def append(self, batch: pa.RecordBatch) -> BatchInfo:
         """Bytes into a segment, off the commit path; a work has to name them."""
-        try:
+        with self.writing():
             return self._store.append(batch)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around writing to the store outside a commit: the store stays open until it is done, and a failure stops the broker."""
+        self._count_writing(1)
+        try:
+            yield
         except StoreError as error:
             self.committer.stop(error)
             raise
+        finally:
+            self._count_writing(-1)
 
+    def _count_writing(self, step: int) -> None:
+        with self._mutex:
+            if self._closed and step > 0:
+                raise StoreFailed(CLOSED)
+            self._writing += step
+            if self._closed and not self._writing:
+                self._written.set()
+
+    @uninterrupted
     def spill(self, transaction: Transaction) -> None:
         """The publishes so far go to a segment; unless some must never be written, or overflow may have to look at them in the commit."""
         rows = [publish for publish in transaction.publishes if publish.queues]
@@ -151,25 +177,30 @@ class LocalBroker:
     def wait(self, grown: Callable[[BrokerState], bool], timeout_s: float) -> bool:
         """Wait until ``grown(state)``, which is asked after each commit that made messages visible. Raises StoreFailed."""
         deadline = time.monotonic() + timeout_s
-        with self._grown:
-            self._waiters += 1
+        while True:
+            gate = _thread.allocate_lock()
+            gate.acquire()
+            with self._mutex:
+                self._readers.add(gate)  # before looking: what grows after the look opens the gate
             try:
-                while True:
-                    self.committer.check()
-                    with self.committer.lock:
-                        if grown(self.state):
-                            return True
-                    left_s = deadline - time.monotonic()
-                    if left_s <= 0:
-                        return False
-                    self._grown.wait(left_s)
+                self.committer.check()
+                with self.committer.lock:
+                    if grown(self.state):
+                        return True
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                gate.acquire(True, min(left_s, threading.TIMEOUT_MAX))
             finally:
-                self._waiters -= 1
+                with self._mutex:
+                    self._readers.discard(gate)
 
     def _published(self) -> None:
-        if self._waiters:
-            with self._grown:
-                self._grown.notify_all()
+        if self._readers:
+            with self._mutex:
+                readers, self._readers = self._readers, set()
+            for gate in readers:
+                gate.release()
         self.notify_consumers()
         self.upkeep.look()
 
@@ -237,12 +268,17 @@ class LocalBroker:
     def new_name(self) -> str:
         return f"amq.gen-{self._ids()}"
 
+    @uninterrupted
     def close(self) -> None:
-        """Twice is fine. What channels hold is delivered again after the next start."""
-        if self._closed:
-            return
-        self._closed = True
+        """Twice is fine. What channels hold is delivered again after the next start. Other threads finish the commit they are in."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            if not self._writing:
+                self._written.set()
         self.upkeep.stop()
+        self._written.wait()  # 1. nobody writes beside commits
         clean = self.committer.failure is None
         try:
             if clean:
@@ -250,7 +286,7 @@ class LocalBroker:
         except StoreFailed:
             clean = False
         finally:
-            self.committer.stop(StoreFailed("the broker is closed; open it again"))
+            self.committer.end(StoreFailed(CLOSED))  # 2. nobody commits
             self._store.close(clean=clean)
 
 
@@ -382,6 +418,7 @@ class LocalChannel:
         return bool(queues)
 
     # -- deliveries -----------------------------------------------------------------------------------------------------
+    @uninterrupted
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
         """The next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound, ResourceLocked."""
         channel = self._channel
@@ -411,11 +448,13 @@ class LocalChannel:
     def reject(self, tag: int, *, requeue: bool = True) -> None:
         self._settle(tag, "requeue" if requeue else "reject", False)
 
+    @uninterrupted
     def _settle(self, tag: int, outcome: Outcome, multiple: bool) -> None:
         self._channel.settle(tag, outcome, multiple, self._clock())
         if not self._channel.transactional:
             self._commit_single()
 
+    @uninterrupted
     def recover(self) -> int:
         """Requeue what is delivered and not acked, also not in the open transaction; how many."""
         with self._committer.lock:
@@ -432,6 +471,7 @@ class LocalChannel:
         """In process every publish outside a transaction is confirmed by its return. Raises PreconditionFailed with tx_select."""
         self._channel.confirm_select()
 
+    @uninterrupted
     def tx_commit(self, token: str = "") -> None:
         """All publishes and acks of the transaction, or nothing. ``token``: a name under which ``LocalBroker.outcome`` answers.
 
@@ -454,11 +494,13 @@ class LocalChannel:
             raise
         channel.finish(0)
 
+    @uninterrupted
     def tx_rollback(self) -> None:
         """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
         self._channel.check_transactional()
         self._broker.discard(self._channel.rollback(0))
 
+    @uninterrupted
     def prepare(self, xid: str) -> Literal["prepared", "read_only"]:
         """The transaction becomes durable under ``xid``, invisible, for any process to commit or roll back; the channel goes on.
 
@@ -478,11 +520,13 @@ class LocalChannel:
         """Why the channel is closed; "" while it is open."""
         return self._channel.closed
 
+    @uninterrupted
     def close(self) -> None:
         """Roll back, requeue what is not acked (as redelivered), delete exclusive queues. Twice is fine."""
         if not self._channel.closed:
             self._end("it was closed")
 
+    @uninterrupted
     def _end(self, why: str) -> None:
         channel = self._channel
         with self._committer.lock:
@@ -494,6 +538,7 @@ class LocalChannel:
             for name in exclusive:
                 self._broker.run(lambda state, change, _now, name=name: state.delete_queue(change, name, connection=channel))  # type: ignore[misc]
 
+    @uninterrupted
     def _commit_single(self) -> None:
         """Outside tx.select every publish and every ack is a transaction of its own, and raises what is wrong with it."""
         single = self._channel.take()

@@ -14,6 +14,7 @@ Invariant: everything here runs in the thread of the loop, but ``awaken``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -97,7 +98,8 @@ class CommitQueue:
         """The same, from any thread."""
         if threading.get_ident() != self._thread and not self._awakened:
             self._awakened = True
-            self._loop.call_soon_threadsafe(self.wake)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be given anything
+                self._loop.call_soon_threadsafe(self.wake)
 
     @property
     def idle(self) -> bool:

@@ -198,6 +198,7 @@ def test_a_caller_whose_wait_is_interrupted_by_a_signal_does_not_hold_up_the_oth
         while not broker.committer._waiting:
             waiting.wait(0.001)
         signal.pthread_kill(main, signal.SIGUSR1)
+        gate.set()  # the signal is handled when the commit is done
 
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
@@ -207,7 +208,6 @@ def test_a_caller_whose_wait_is_interrupted_by_a_signal_does_not_hold_up_the_oth
     finally:
         signal.signal(signal.SIGUSR1, before)
     interrupter.join()
-    gate.set()
     first.join(30)
     assert broker.run(lambda _state, _change, now: now) > 0
     assert bodies(broker, "q") == [b"0 " + BODY]
