@@ -4,8 +4,8 @@ Not here: what a work does (``broker/``) and how a change becomes durable (``sto
 commit never waits for another thread.
 
 A commit, in this order:
-1. plan: under the state lock each waiting work runs, in order, and fills its change. A work that raises fails alone: what it
-   changed in memory is undone, and its change is dropped
+1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work that raises, or
+   whose change cannot be encoded, fails alone: what it changed in memory is undone, and its change is dropped
 2. make durable: one ``store.commit`` for all changes of the group
 3. publish: under the state lock, new entries become visible
 4. answer: everybody of the group; if work waits already, one of the waiting leads
@@ -207,14 +207,14 @@ class Committer:
                 undo.clear()
                 try:
                     waiting.answer = waiting.work(state, change, now_us)
+                    if change:
+                        self._store.encode(change)
+                        changes.append(change)
                 except Exception as error:
                     undo.roll_back()
                     if isinstance(error, StoreFailed):
                         raise
                     waiting.error = error if isinstance(error, TxmqError) else _defect(error)
-                    continue
-                if change.rows or change.puts or change.drops or change.names or change.forgets or change.seals or change.moves:
-                    changes.append(change)
             numbers = state.keep_numbers()
             if numbers is not None:
                 changes.append(numbers)

@@ -195,7 +195,7 @@ class Upkeep:
                     change.forgets.append(batch_id)
                     return False
                 change.seals.append(batch_id)
-                change.puts.extend(state.sealing(batch_id))
+                change.journal.extend(state.sealing(batch_id))
                 return True
 
             if self._committer.run(work):  # 2.

@@ -56,7 +56,7 @@ class Branches:
         if self._attempts.get(attempt.token) is None:
             self._undo.item(self._attempts, attempt.token)
             self._attempts[attempt.token] = attempt
-            change.puts.append(attempt)
+            change.put(attempt)
 
     def part(self, branch: str, part: int) -> PartRecord | None:
         return self._parts.get(branch, {}).get(part)
@@ -71,7 +71,7 @@ class Branches:
         if self.part(part.branch, part.part) is not None:
             return
         self._keep(part)
-        change.puts.append(part)
+        change.put(part)
         if part.batch_id:
             change.names.append(part.batch_id)
             state.hold(part.batch_id, part.rows, part.size_bytes)
@@ -132,7 +132,7 @@ class Branches:
         self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
-            change.drops.append((AttemptRecord, attempt.key))
+            change.drop(AttemptRecord, attempt.key)
         for branch in list(self._by_token.get(token, ())):
             self.free(state, change, branch)
 
@@ -141,7 +141,7 @@ class Branches:
         self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
-            change.drops.append((AttemptRecord, attempt.key))
+            change.drop(AttemptRecord, attempt.key)
         for branch in self._by_token.get(token, set()) - kept:
             self.free(state, change, branch)
 
@@ -154,7 +154,7 @@ class Branches:
             return
         self._undo.append((self._keep, part))
         self._unkeep(part)
-        change.drops.append((PartRecord, part.key))
+        change.drop(PartRecord, part.key)
         if part.batch_id:
             state.unhold(change, part.batch_id)
 

@@ -255,7 +255,7 @@ class BrokerState(Dispatch):
         transaction.xid = xid
         self.prepared[xid] = transaction
         self.prepared_at[xid] = now
-        change.puts.append(transaction.record(now))
+        change.put(transaction.record(now))
         return "prepared"
 
     def commit_prepared(self, change: Change, xid: str, now: int) -> Committed:
@@ -308,18 +308,18 @@ class BrokerState(Dispatch):
             self.batches.unpin(spilled.batch_id)
         self.batches.record(change)
         del self.prepared_at[xid]
-        change.drops.append((PreparedRecord, (xid,)))
+        change.drop(PreparedRecord, (xid,))
 
     def remember(self, change: Change, record: OutcomeRecord) -> None:
         """How a named transaction ended; the oldest outcome goes when there are too many."""
         self.undo.item(self.outcomes, record.xid)
         self.outcomes[record.xid] = record
-        change.puts.append(record)
+        change.put(record)
         if len(self.outcomes) > OUTCOMES_KEPT:
             oldest = next(iter(self.outcomes))
             self.undo.append((_put_first, self.outcomes, oldest, self.outcomes[oldest]))
             del self.outcomes[oldest]
-            change.drops.append((OutcomeRecord, (oldest,)))
+            change.drop(OutcomeRecord, (oldest,))
 
     # -- ownership (protocol S6) ----------------------------------------------------------------------------------------
     def require_ownable(self, queue: Queue, app_id: str) -> None:
@@ -405,7 +405,7 @@ class BrokerState(Dispatch):
         for queue in self.queues.values():
             queue.record(change)
             if queue.written:
-                change.puts.append(queue.progress())
+                change.put(queue.progress())
 
 
 def _put_first(outcomes: dict[str, OutcomeRecord], xid: str, record: OutcomeRecord) -> None:

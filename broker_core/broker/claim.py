@@ -161,7 +161,7 @@ class Claims:
             position=self.position(app_id) + 1,
         )
         self._add(claim)
-        change.puts.append(claim)
+        change.put(claim)
         self._prune(change, app_id)
 
     def _prune(self, change: Change, app_id: str) -> None:
@@ -170,7 +170,7 @@ class Claims:
             oldest = claims[0]
             self._undo.append((claims.insert, 0, oldest))
             del claims[0]
-            change.drops.append((ClaimRecord, oldest.key))
+            change.drop(ClaimRecord, oldest.key)
             self._unlist(oldest)
 
     def _unlist(self, claim: ClaimRecord) -> None:
@@ -243,10 +243,10 @@ class Claims:
         for other in self._overlapping(entry.app_id, entry.queues, list(entry.start)):
             self._undo.item(self._origins, (other.app_id, other.queues))
             del self._origins[(other.app_id, other.queues)]
-            change.drops.append((OriginRecord, other.key))
+            change.drop(OriginRecord, other.key)
         self._undo.item(self._origins, (entry.app_id, entry.queues))
         self._origins[(entry.app_id, entry.queues)] = entry
-        change.puts.append(entry)
+        change.put(entry)
 
     def _decided(self, origin: OriginRecord, consumed: Mapping[str, int]) -> bool:
         return any(consumed.get(log, -1) > int(offset) for log, offset in origin.start.items())
@@ -306,7 +306,7 @@ class Claims:
         wanted: dict[str, Any] = {log: [first, last] for log, (first, last) in ranges.items()}
         record = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted)
         self._keep_read(record)
-        change.puts.append(record)
+        change.put(record)
         self._prune_reads(change, app_id)
 
     def _prune_reads(self, change: Change, app_id: str) -> None:
@@ -323,7 +323,7 @@ class Claims:
                 self._reads[key] = known
             else:
                 del self._reads[key]
-            change.drops.append((ReadRecord, oldest.key))
+            change.drop(ReadRecord, oldest.key)
 
     def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
         """All that this (query, batch) has read, over all its sources, whatever their app_id.
@@ -353,7 +353,7 @@ class Claims:
                 passed = replace(entry, passed=True)
                 self._undo.item(self._origins, (app, key))
                 self._origins[(app, key)] = passed
-                change.puts.append(passed)
+                change.put(passed)
         for log, offset in vector.items():
             queue = state.queues.get(log)
             if queue is not None and queue.owner == app_id:
@@ -367,13 +367,13 @@ class Claims:
             if app == app_id and log in entry.start:
                 self._undo.item(self._origins, (app, key))
                 del self._origins[(app, key)]
-                change.drops.append((OriginRecord, entry.key))
+                change.drop(OriginRecord, entry.key)
         for claim in [claim for claim in self._by_app.get(app_id, ()) if log in claim.ranges]:
             claims = self._by_app[app_id]
             self._undo.append((claims.insert, claims.index(claim), claim))
             claims.remove(claim)
             self._unlist(claim)
-            change.drops.append((ClaimRecord, claim.key))
+            change.drop(ClaimRecord, claim.key)
         for at, read in enumerate(self._app_reads.get(app_id, ())):
             if log in read.ranges:
                 voided = replace(read, ranges={**read.ranges, log: RELEASED})
@@ -382,7 +382,7 @@ class Claims:
                 self._undo.append((reads.__setitem__, at, read))
                 self._reads[batch] = {**self._reads[batch], (app_id, read.queues): voided}
                 reads[at] = voided
-                change.puts.append(voided)
+                change.put(voided)
 
 
 def _require_not_released(read: ReadRecord) -> None:

@@ -96,13 +96,13 @@ class Ledger:
                 )
             if replaced is not None:
                 lineages.remove(replaced)
-                change.drops.append((LineageRecord, replaced.key))
+                change.drop(LineageRecord, replaced.key)
             position = lineages[-1].position + 1 if lineages else 1
             current = LineageRecord(app_id, query_id, position, batch_id)
             lineages.append(current)
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
-            change.puts.append(current)
+            change.put(current)
         return self._follow(current, app_id, query_id, batch_id, consumes=consumes, claim_position=claim_position)
 
     def _refuse(self, app_id: str, query_id: str, lineages: list[LineageRecord], on_new: OnNewCheckpoint) -> None:
@@ -199,7 +199,7 @@ class Ledger:
 
     def decide(self, change: Change, entry: LedgerRecord) -> None:
         self._keep(entry)
-        change.puts.append(entry)
+        change.put(entry)
         self._prune(change, entry.app_id)
 
     def _prune(self, change: Change, app_id: str) -> None:
@@ -219,7 +219,7 @@ class Ledger:
             self._undo.item(self._tokens, entry.token)
             self._batches.pop((app_id, entry.query_id, entry.batch_id), None)
             self._tokens.pop(entry.token, None)
-            change.drops.append((LedgerRecord, entry.key))
+            change.drop(LedgerRecord, entry.key)
 
     # -- C5, C6 ---------------------------------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerRecord]:
@@ -248,7 +248,7 @@ class Ledger:
         self._entries[entry.app_id][entry.sequence] = entry
         self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
         self._tokens[entry.token] = entry
-        change.puts.append(entry)
+        change.put(entry)
 
     def release(self, change: Change, log: str, commit_sequence: int) -> None:
         """A queue was taken from its app: the next range of that log may start anywhere."""
@@ -256,7 +256,7 @@ class Ledger:
         self._undo.item(self._released, log)
         self._consumed.pop(log, None)
         self._released[log] = commit_sequence
-        change.puts.append(ReleaseRecord(log, commit_sequence))
+        change.put(ReleaseRecord(log, commit_sequence))
 
 
 def public(entry: LedgerRecord) -> LedgerEntry:

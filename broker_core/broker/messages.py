@@ -205,7 +205,7 @@ class Messages(Topology):
             queue = self.queues_by_id[queue_id]
             first = firsts[queue_id] = queue.append(count, batch_id, row, bitmap, sequence, now)
             if queue.written:
-                change.puts.append(queue.record_last_run())
+                change.put(queue.record_last_run())
             self.touched.add(queue)
             if queue.publishers is not None and connection is not None:
                 self.undo.append((setattr, queue, "publishers", dict(queue.publishers)))

@@ -628,7 +628,8 @@ class Queue:
         self._free(0, self.next_offset)
 
     def record(self, change: Change) -> None:
-        """Write what became dirty: progress, holes, and the drops of runs that became deletable."""
+        """Write what became dirty: progress, holes, and the drops of runs that became deletable. Of a deleted queue nothing is put."""
+        kept = self.written and not self.deleted
         undo = self._undo
         if self._progress_dirty:
             undo.append((self._put_back, self.floor, self.acked, True))
@@ -636,29 +637,30 @@ class Queue:
             if not self.owner:
                 self.acked = self.floor
             self._sent.drop_below(min(self.floor, self.acked))
-            if self.written:
-                change.puts.append(self.progress())
+            if kept:
+                change.put(self.progress())
         if self._hole_changes:
             if self.written:
                 for start, end in self._hole_changes.items():
                     if end is None:
-                        change.drops.append((HoleRecord, (self.queue_id, start)))
-                    else:
-                        change.puts.append(HoleRecord(self.queue_id, start, end))
+                        change.drop(HoleRecord, (self.queue_id, start))
+                    elif kept:
+                        change.put(HoleRecord(self.queue_id, start, end))
             undo.attribute(self, "_hole_changes")
             self._hole_changes = {}
         if self._dropped:
-            change.drops.extend((RunRecord, (self.queue_id, first)) for first in self._dropped)
+            for first in self._dropped:
+                change.drop(RunRecord, (self.queue_id, first))
             undo.attribute(self, "_dropped")
             self._dropped = []
         if self._count_changes:
             if self.written:
                 for offset in self._count_changes:
                     count = self.counts.get(offset, 0) if self.counts else 0
-                    if count:
-                        change.puts.append(DeliveryRecord(self.queue_id, offset, count))
+                    if count and kept:
+                        change.put(DeliveryRecord(self.queue_id, offset, count))
                     else:
-                        change.drops.append((DeliveryRecord, (self.queue_id, offset)))
+                        change.drop(DeliveryRecord, (self.queue_id, offset))
             undo.attribute(self, "_count_changes")
             self._count_changes = set()
         self._batches.record(change)

@@ -30,7 +30,6 @@ from broker_core.broker.numbers import Numbers
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
     BindingRecord,
-    DeliveryRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
     HoleRecord,
@@ -157,7 +156,7 @@ class Topology(Numbers):
         )
         self._add_exchange(exchange)
         if durable:
-            change.puts.append(ExchangeRecord(name, type, durable, auto_delete, internal, arguments))
+            change.put(ExchangeRecord(name, type, durable, auto_delete, internal, arguments))
         return exchange
 
     def _add_exchange(self, exchange: Exchange) -> None:
@@ -202,7 +201,7 @@ class Topology(Numbers):
             for other in self._alternates.get(exchange.name, ()):
                 other.divert(None)
             if exchange.durable:
-                change.drops.append((ExchangeRecord, (exchange.name,)))
+                change.drop(ExchangeRecord, (exchange.name,))
 
     def _unbind_everywhere(self, change: Change, destination: Destination, sources: Iterable[Exchange]) -> list[Exchange]:
         """Drop the bindings from ``sources`` to something that goes; the auto-delete exchanges that have none left."""
@@ -251,7 +250,7 @@ class Topology(Numbers):
             _enter(self.undo, self._exclusive, connection, queue)
         self._add(queue)
         if queue.written:
-            change.puts.append(QueueRecord(queue_id, name, durable, exclusive, auto_delete, queue.arguments))
+            change.put(QueueRecord(queue_id, name, durable, exclusive, auto_delete, queue.arguments))
         return queue
 
     def _add(self, queue: Queue) -> None:
@@ -321,13 +320,10 @@ class Topology(Numbers):
         queue.forget_runs()
         queue.record(change)
         if queue.written:
-            change.puts[:] = [
-                put
-                for put in change.puts
-                if not (isinstance(put, (ProgressRecord, HoleRecord, DeliveryRecord)) and put.queue_id == queue.queue_id)
-            ]
-            change.drops.extend((HoleRecord, (queue.queue_id, start)) for start, _ in holes)
-            change.drops += [(ProgressRecord, (queue.queue_id,)), (QueueRecord, (queue.queue_id,))]
+            for start, _ in holes:
+                change.drop(HoleRecord, (queue.queue_id, start))
+            change.drop(ProgressRecord, (queue.queue_id,))
+            change.drop(QueueRecord, (queue.queue_id,))
 
     # -- bindings -------------------------------------------------------------------------------------------------------
     def bind(
@@ -370,7 +366,7 @@ class Topology(Numbers):
                 if isinstance(target, Queue)
                 else ExchangeBindingRecord(*names, routing_key, arguments)
             )
-            change.puts.append(record)
+            change.put(record)
 
     def unbind(
         self,
@@ -410,7 +406,7 @@ class Topology(Numbers):
         target = binding.destination
         if _is_written(source, target):
             kind = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
-            change.drops.append((kind, (source.name, target.name, binding.routing_key, binding.arguments)))
+            change.drop(kind, (source.name, target.name, binding.routing_key, binding.arguments))
 
     # -- loading --------------------------------------------------------------------------------------------------------
     def _restore_exchange(self, record: ExchangeRecord) -> None:

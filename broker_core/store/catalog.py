@@ -14,16 +14,16 @@ import contextlib
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker_core import failpoint
-from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import DataDirectoryFormat
-from broker_core.store.codec import Value, decode, encode, encode_key, guard, guarded_inbox, row_key, to_signed, to_unsigned
+from broker_core.store.codec import Encoded, decode, guard, guarded_inbox, merged, to_signed, to_unsigned
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.segment import Place
@@ -247,16 +247,9 @@ class Catalog:
         first = batch_id << ROW_BITS
         self._execute(QUERIES["drop_inbox"], (first, first + MAX_ROWS - 1))
 
-    def put_records(self, changes: Iterable[Change]) -> None:
-        """All puts and drops, the last one of each key; in one change the drops come first."""
-        last: dict[type[Record], dict[tuple[Value, ...], tuple[Value, ...] | None]] = {}
-        for change in changes:
-            for cls, key in change.drops:
-                last.setdefault(cls, {})[encode_key(cls, key)] = None
-            for record in change.puts:
-                row = encode(record)
-                last.setdefault(type(record), {})[row_key(type(record), row)] = row
-        for cls, rows in last.items():
+    def put_records(self, changes: Sequence[Encoded]) -> None:
+        """All puts and drops of the changes, the last one of each key."""
+        for cls, rows in merged(changes).items():
             dropped = [key for key, kept in rows.items() if kept is None]
             if dropped:
                 self._executemany(_RECORD_STATEMENTS[cls].drop, dropped)

@@ -2,26 +2,31 @@
 
 It knows the annotations of the record classes and nothing of any single class. Not here: SQL.
 
-Invariant: ``decode(cls, encode(record)) == record`` for a record whose dicts and lists are JSON, and two equal keys encode equally.
+Invariant: ``decode(cls, encode(record)) == record`` for a record whose dicts and lists are JSON, and two equal keys encode equally. A
+value for which that cannot hold is refused here, before anything is written.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from operator import attrgetter
+from operator import attrgetter, index
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from broker_core.broker.change import InboxRow
+from broker_core.broker.change import Change, Drop, InboxRow
 from broker_core.broker.records import RECORDS, Record
+from broker_core.errors import OptionError
 from broker_core.message import MERGED_SCHEMA
 
 Value = int | str | bytes
+Row = tuple[Value, ...]
+Rows = dict[type[Record], dict[Row, Row | None]]  # by class and encoded key; None: dropped
 Coder = Callable[[Any], Any]
 
 _UNSIGNED = 1 << 64
@@ -37,12 +42,65 @@ def to_unsigned(value: int) -> int:
     return value & (_UNSIGNED - 1)
 
 
-def _to_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+def _signed(value: Any) -> int:
+    number = index(value)  # of numpy too; what is no integer raises TypeError
+    if -_BIT_63 <= number < _BIT_63:
+        return number
+    raise ValueError(f"{number} needs more than 64 bits")
+
+
+def _unsigned(value: Any) -> int:
+    number = index(value)
+    if 0 <= number < _UNSIGNED:
+        return to_signed(number)
+    raise ValueError(f"{number} needs more than 64 bits")
+
+
+def _flag(value: Any) -> int:
+    if value is True or value is False:
+        return int(value)
+    raise TypeError(f"{value!r} is neither True nor False")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    if not value.isascii():
+        value.encode()  # a lone surrogate raises
+    return value if type(value) is str else str(value)
+
+
+def _blob(value: Any) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{value!r} is no bytes")
+
+
+def _has_text_keys(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_has_text_keys, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_has_text_keys, value))
+
+
+def _json(kind: type[dict[Any, Any]] | type[list[Any]]) -> Coder:
+    def to_json(value: Any) -> str:
+        if not value and type(value) is kind:
+            return "{}" if kind is dict else "[]"
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} is no {kind.__name__}")
+        if not _has_text_keys(value):
+            raise TypeError(f"{value!r} has a key that is no text")
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    return to_json
 
 
 class _Codec(NamedTuple):
     values: Callable[[Any], tuple[Any, ...]]  # of the fields of a record, in order
+    plain: tuple[type, ...] | None  # the types of a record that is its own row, where the class has such; texts and integers are checked
+    texts: tuple[int, ...]
+    numbers: tuple[int, ...]
+    pack: Callable[..., bytes]  # the integers: raises where one is beyond 64 bits
     encoders: tuple[Coder, ...]
     decoders: tuple[tuple[int, Coder], ...]  # of the places whose value is not the SQL value itself
     key: tuple[int, ...]  # places of the key fields
@@ -51,24 +109,38 @@ class _Codec(NamedTuple):
 
 def _coders(name: str, annotation: str) -> tuple[Coder, Coder, str]:
     if name == "checksum":
-        return lambda value: to_signed(int(value)), to_unsigned, "INTEGER"
+        return _unsigned, to_unsigned, "INTEGER"
     coders: dict[str, tuple[Coder, Coder, str]] = {
-        "int": (int, int, "INTEGER"),
-        "bool": (int, bool, "INTEGER"),
-        "str": (str, str, "TEXT"),
-        "Literal": (str, str, "TEXT"),
-        "bytes": (bytes, bytes, "BLOB"),
-        "dict": (_to_json, json.loads, "TEXT"),
-        "list": (_to_json, json.loads, "TEXT"),
+        "int": (_signed, int, "INTEGER"),
+        "bool": (_flag, bool, "INTEGER"),
+        "str": (_text, str, "TEXT"),
+        "Literal": (_text, str, "TEXT"),
+        "bytes": (_blob, bytes, "BLOB"),
+        "dict": (_json(dict), json.loads, "TEXT"),
+        "list": (_json(list), json.loads, "TEXT"),
     }
     return coders[annotation.partition("[")[0]]
+
+
+_PLAIN = {_signed: int, _text: str, _blob: bytes}  # the types of values that are stored as they are, by their encoder
 
 
 def _codec(cls: type[Record]) -> _Codec:
     names = cls.columns()
     encoders, decoders, types = zip(*(_coders(field.name, str(field.type)) for field in fields(cls)), strict=True)
     decoders = tuple((place, decoder) for place, decoder in enumerate(decoders) if decoder not in (int, str, bytes))
-    return _Codec(attrgetter(*names), encoders, decoders, tuple(names.index(name) for name in cls.KEY), types)
+    places = {kind: tuple(place for place, encoder in enumerate(encoders) if encoder is kind) for kind in _PLAIN}
+    return _Codec(
+        attrgetter(*names),
+        tuple(_PLAIN[encoder] for encoder in encoders) if all(encoder in _PLAIN for encoder in encoders) else None,
+        places[_text],
+        places[_signed],
+        struct.Struct(f"{len(places[_signed])}q").pack,
+        encoders,
+        decoders,
+        tuple(names.index(name) for name in cls.KEY),
+        types,
+    )
 
 
 _CODECS: dict[type[Record], _Codec] = {cls: _codec(cls) for cls in RECORDS}
@@ -79,20 +151,105 @@ def sql_types(cls: type[Record]) -> tuple[str, ...]:
     return _CODECS[cls].sql_types
 
 
-def encode(record: Record) -> tuple[Value, ...]:
-    """``record`` as SQL values in column order. Raises TypeError or ValueError for a value that its column cannot hold."""
+def encode(record: Record) -> Row:
+    """``record`` as SQL values in column order. Raises OptionError for a value that its column cannot hold."""
     codec = _CODECS[type(record)]
-    return tuple([coder(value) for coder, value in zip(codec.encoders, codec.values(record), strict=True)])
+    values = codec.values(record)
+    if tuple(map(type, values)) == codec.plain:  # nearly all: nothing to convert, and checked by a few calls
+        for place in codec.texts:
+            if not values[place].isascii():
+                break
+        else:
+            try:
+                codec.pack(*[values[place] for place in codec.numbers])
+            except struct.error:
+                pass
+            else:
+                return values
+    return _encoded(type(record), range(len(values)), values)
 
 
-def encode_key(cls: type[Record], key: Sequence[Any]) -> tuple[Value, ...]:
-    codec = _CODECS[cls]
-    return tuple([codec.encoders[place](value) for place, value in zip(codec.key, key, strict=True)])
+def encode_key(cls: type[Record], key: Sequence[Any]) -> Row:
+    """Raises OptionError."""
+    return _encoded(cls, _CODECS[cls].key, key)
 
 
-def row_key(cls: type[Record], row: Sequence[Value]) -> tuple[Value, ...]:
+def _encoded(cls: type[Record], places: Sequence[int], values: Sequence[Any]) -> Row:
+    """The values of these columns, one by one."""
+    encoders = _CODECS[cls].encoders
+    row: list[Value] = []
+    for place, value in zip(places, values, strict=True):
+        try:
+            row.append(encoders[place](value))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise _not_storable(f"{cls.TABLE}.{cls.columns()[place]}", error) from error
+    return tuple(row)
+
+
+def _not_storable(what: str, error: Exception) -> OptionError:
+    why = " ".join(str(error).split())
+    return OptionError(
+        f"a value cannot be stored as {what}: {why[:200]}",
+        "nothing of this transaction was written; give text that is UTF-8, whole numbers of at most 64 bits, and tables with text as keys",
+    )
+
+
+def row_key(cls: type[Record], row: Sequence[Value]) -> Row:
     """The encoded key of an encoded row."""
     return tuple([row[place] for place in _CODECS[cls].key])
+
+
+class Encoded(NamedTuple):
+    """What a change writes. ``entries`` of its journal and ``messages`` of its rows have been looked at."""
+
+    entries: int
+    messages: int
+    records: Rows
+
+
+_INBOX_TYPES = (int, int, int, int, str, str, bytes, bytes, bytes)
+_INBOX_CODERS = (_signed, _signed, _signed, _signed, _text, _text, _blob, _blob, _blob)
+
+
+def encode_change(change: Change) -> Encoded:
+    """Kept in ``change.encoded``, so that it is done once. Raises OptionError: nothing of the change may be written."""
+    known = change.encoded
+    if isinstance(known, Encoded) and known.entries == len(change.journal) and known.messages == len(change.rows):
+        return known
+    for message in change.rows:
+        if tuple(map(type, message)) != _INBOX_TYPES or not (message[4].isascii() and message[5].isascii()):
+            _check_message(message)
+    records: Rows = {}
+    for entry in change.journal:
+        if isinstance(entry, Drop):
+            records.setdefault(entry.kind, {})[encode_key(*entry)] = None
+        else:
+            kind = type(entry)
+            row = encode(entry)
+            records.setdefault(kind, {})[row_key(kind, row)] = row
+    encoded = change.encoded = Encoded(len(change.journal), len(change.rows), records)
+    return encoded
+
+
+def _check_message(message: InboxRow) -> None:
+    for name, kind, coder, value in zip(InboxRow._fields, _INBOX_TYPES, _INBOX_CODERS, message, strict=True):
+        try:
+            if type(value) is not kind:
+                raise TypeError(f"a value of type {type(value).__name__} is not of type {kind.__name__}")
+            coder(value)
+        except (TypeError, ValueError) as error:
+            raise _not_storable(f"the {name} of a message", error) from error
+
+
+def merged(changes: Sequence[Encoded]) -> Rows:
+    """What the changes write together: of each key the last entry holds."""
+    if len(changes) == 1:
+        return changes[0].records
+    last: Rows = {}
+    for change in changes:
+        for kind, rows in change.records.items():
+            last.setdefault(kind, {}).update(rows)
+    return last
 
 
 def decode(cls: type[Record], row: Sequence[Value]) -> Record:
@@ -124,13 +281,8 @@ def guard(values: Sequence[Value]) -> int:
     return to_signed(xxhash.xxh3_64_intdigest(ascii(plain).encode(), seed))
 
 
-_PLAIN = frozenset((int, str, bytes))
-
-
 def guarded_inbox(values: Sequence[Any]) -> tuple[Value, ...]:
-    """``values`` of a row of the table inbox with its :func:`guard`, which every small commit waits for."""
-    if not _PLAIN.issuperset(map(type, values)):
-        return (*values, guard(values))
+    """``values`` of a row of the table inbox, of which :func:`encode_change` has checked the types, with its :func:`guard`."""
     key, sequence, committed_at, exchange, routing_key, properties, body, routes = values
     seed = 0
     for value in (properties, body, routes):

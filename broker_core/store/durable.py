@@ -26,7 +26,7 @@ from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
 from broker_core.part_file import PartFile
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import MAX_ROWS, Catalog
-from broker_core.store.codec import blank_bodies, merged_batch
+from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_batch
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import corrupt_catalog, store_error
 from broker_core.store.port import BatchInfo, Location, StoreImage
@@ -267,8 +267,12 @@ class DurableStore:
             self._segments.sync()
             failpoint.here("store.sync.synced")
 
+    def encode(self, change: Change) -> None:
+        encode_change(change)
+
     def commit(self, changes: Sequence[Change]) -> None:
         self._check_writable()
+        encoded = [encode_change(change) for change in changes]
         try:
             # 1. nothing is written yet
             plan = self._plan(changes)
@@ -279,7 +283,7 @@ class DurableStore:
             failpoint.here("store.commit.synced")
             # 3. what they mean
             self._catalog.begin()
-            idle = self._execute(changes, plan)
+            idle = self._execute(encoded, plan)
             failpoint.here("store.commit.executed")
             # 4. the commit point
             self._catalog.commit()
@@ -323,12 +327,12 @@ class DurableStore:
             if rows != plan.put[batch_id].rows:
                 raise ValueError(f"open batch {batch_id} has {rows} rows, but {plan.put[batch_id].rows} were sealed")
 
-    def _execute(self, changes: Sequence[Change], plan: _Plan) -> list[int]:
+    def _execute(self, encoded: Sequence[Encoded], plan: _Plan) -> list[int]:
         """The statements of one commit. Returns the segments that nothing needs after it."""
         catalog, segments = self._catalog, self._segments
         if plan.rows:
             catalog.put_inbox(plan.rows)
-        catalog.put_records(changes)
+        catalog.put_records(encoded)
         emptied: list[int] = []
         if plan.put or plan.forgotten:
             emptied = [batch_id for batch_id in (*plan.sealed, *plan.forgotten) if batch_id in self._inbox]

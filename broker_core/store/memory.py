@@ -19,7 +19,7 @@ from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import Record
 from broker_core.errors import DataLoss, StoreFailed
-from broker_core.store.codec import Value, blank_bodies, body_bytes, decode, encode, encode_key, merged_batch, row_key
+from broker_core.store.codec import Value, blank_bodies, body_bytes, decode, encode_change, merged, merged_batch
 from broker_core.store.port import BatchInfo, Location, StoreImage
 
 Rows = dict[tuple[Value, ...], tuple[Value, ...]]
@@ -92,22 +92,33 @@ class MemoryStore:
     def sync(self) -> None:
         self._check_writable()
 
+    def encode(self, change: Change) -> None:
+        encode_change(change)
+
     def commit(self, changes: Sequence[Change]) -> None:
         self._check_writable()
+        encoded = [encode_change(change) for change in changes]
         try:
             failpoint.here("store.commit.begin")  # 1.
             failpoint.here("store.commit.synced")  # 2. nothing to sync
-            puts = self._prepared(changes)
+            self._check(changes)
             failpoint.here("store.commit.executed")  # 3. all that can fail has been done
             with self._lock:
-                for change, encoded in zip(changes, puts, strict=True):
-                    self._apply(change, encoded)
+                for change in changes:
+                    self._apply(change)
+                for cls, rows in merged(encoded).items():
+                    table = self._kept.records.setdefault(cls, {})
+                    for key, values in rows.items():
+                        if values is None:
+                            table.pop(key, None)
+                        else:
+                            table[key] = values
             failpoint.here("store.commit.committed")  # 4.
         except Exception as error:
             self._failure = error
             raise StoreFailed(f"the commit failed: {error}; open the store again") from error
 
-    def _prepared(self, changes: Sequence[Change]) -> list[list[tuple[type[Record], tuple[Value, ...]]]]:
+    def _check(self, changes: Sequence[Change]) -> None:
         lengths: dict[int, int] = {}
         for change in changes:
             for row in change.rows:
@@ -121,18 +132,13 @@ class MemoryStore:
             for batch_id in (*change.seals, *change.moves):
                 if batch_id not in self._written:
                     raise ValueError(f"batch {batch_id} was neither sealed nor rewritten")
-        return [[(type(record), encode(record)) for record in change.puts] for change in changes]
 
-    def _apply(self, change: Change, puts: list[tuple[type[Record], tuple[Value, ...]]]) -> None:
+    def _apply(self, change: Change) -> None:
         kept = self._kept
         kept.sequence = max(kept.sequence, change.sequence)
         for row in change.rows:
             kept.inbox.setdefault(row.batch_id, []).append(row)
             kept.sequence = max(kept.sequence, row.sequence)
-        for cls, key in change.drops:  # before the puts: a change may drop a run and put its successor under the same key
-            kept.records.get(cls, {}).pop(encode_key(cls, key), None)
-        for cls, row_values in puts:
-            kept.records.setdefault(cls, {})[row_key(cls, row_values)] = row_values
         for batch_id in change.names:
             kept.batches[batch_id] = self._staged.pop(batch_id)
         for batch_id in (*change.seals, *change.moves):

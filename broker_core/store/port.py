@@ -55,8 +55,15 @@ class Store(Protocol):
     def sync(self) -> None:
         """Make all appended batches durable (fdatasync). ``commit`` does it as well."""
 
+    def encode(self, change: Change) -> None:
+        """Work out what ``change`` writes, so that ``commit`` need not, and cannot fail at it. Pure but for ``change.encoded``.
+
+        Raises OptionError for a value that cannot be stored and read back as it is: a wrong type, a text that is no UTF-8, an
+        integer beyond 64 bits. Nothing of such a change may be committed. Nothing may be added to a change once it is encoded.
+        """
+
     def commit(self, changes: Sequence[Change]) -> None:
-        """Make all of ``changes`` durable, together or not at all. One caller at a time.
+        """Make all of ``changes`` durable, together or not at all, in their order. Encodes what is not encoded. One caller at a time.
 
         1. sync the segments that hold a batch named here; 2. one SQLite transaction; it is the commit point.
         """

@@ -229,3 +229,18 @@ def test_commit_times_do_not_fall_over_a_restart_with_a_clock_that_was_set_back(
         channel.publish(b"2", routing_key="q")
     assert again.state.fetch(again.state.queue("q"), 1).committed_at > committed_at
     again.close()
+
+
+def test_a_work_that_cannot_be_encoded_fails_alone_in_its_group_and_the_broker_goes_on() -> None:
+    store = GatedStore()
+    broker = LocalBroker(store, upkeep=False)
+    answers = together(store, broker, ["first", "before", "lone \ud800 surrogate", "after"])
+    failed = answers.pop("lone \ud800 surrogate")
+    assert isinstance(failed, errors.OptionError) and "outcome.xid" in failed.message
+    assert answers == {name: name for name in ("first", "before", "after")}
+    assert store.groups == [1, 2]
+    assert broker.run(remember("later")) == "later"
+    found = LocalBroker(store.reopened(), upkeep=False)
+    assert set(found.state.outcomes) == {"first", "before", "after", "later"}
+    found.close()
+    broker.close()

@@ -113,7 +113,7 @@ def test_what_an_exchange_cannot_be_asked_is_refused_with_rabbitmqs_code_and_tex
     with pytest.raises(error) as caught:
         act(found, change)
     assert (caught.value.summary, getattr(caught.value, "reply_code", None)) == (text, code)
-    assert (set(found.exchanges), change.puts, change.drops) == (before, [], [])
+    assert (set(found.exchanges), change.puts, change.drops) == (before, (), ())
 
 
 def test_deleting_and_unbinding_what_is_not_there_is_fine() -> None:
@@ -125,7 +125,7 @@ def test_deleting_and_unbinding_what_is_not_there_is_fine() -> None:
     found.unbind_exchange(change, "none", "amq.topic")
     found.unbind_exchange(change, "amq.topic", "none")
     found.unbind_exchange(change, "amq.topic", "amq.fanout", "not bound")
-    assert change.drops == []
+    assert change.drops == ()
 
 
 def test_an_exchange_is_in_use_while_it_has_bindings_to_others_and_not_while_others_have_bindings_to_it() -> None:
@@ -138,7 +138,7 @@ def test_an_exchange_is_in_use_while_it_has_bindings_to_others_and_not_while_oth
     assert caught.value.summary == "exchange 'from' in vhost '/' in use"
     change = Change()
     found.delete_exchange(change, "to", if_unused=True)
-    assert change.drops == [(ExchangeBindingRecord, ("from", "to", "", {})), (ExchangeRecord, ("to",))]
+    assert change.drops == ((ExchangeBindingRecord, ("from", "to", "", {})), (ExchangeRecord, ("to",)))
     found.delete_exchange(Change(), "from", if_unused=True)
     assert not {"from", "to"} & set(found.exchanges)
 
@@ -163,7 +163,7 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding_and_not_before_it_ha
     change = Change()
     found.unbind(change, "b", "auto")
     assert "auto" not in found.exchanges
-    assert change.drops == [(BindingRecord, ("auto", "b", "", {})), (ExchangeRecord, ("auto",))]
+    assert change.drops == ((BindingRecord, ("auto", "b", "", {})), (ExchangeRecord, ("auto",)))
 
 
 def test_an_auto_delete_exchange_goes_when_the_queue_or_the_exchange_that_it_was_bound_to_is_deleted() -> None:

@@ -202,7 +202,7 @@ def test_an_id_that_an_older_version_left_in_a_prepared_transaction_is_never_giv
 
     def as_before(_state: BrokerState, change: Change, _now: int) -> None:
         (record,) = [record for record in node.store.reopened().load().records if isinstance(record, PreparedRecord)]
-        change.puts.append(PreparedRecord(record.xid, record.prepared_at, record.publishes, [[lost]], []))
+        change.put(PreparedRecord(record.xid, record.prepared_at, record.publishes, [[lost]], []))
 
     broker.run(as_before)
     broker = node.restart()

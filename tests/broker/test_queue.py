@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker_core.broker.batch import Batches
-from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.change import Change, Drop, InboxRow
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.records import HoleRecord, ProgressRecord, RunRecord
 
@@ -43,10 +43,11 @@ class QueueModel(RuleBasedStateMachine):
         self.records: dict[tuple[type, object], object] = {}
 
     def _apply(self, change: Change) -> None:
-        for cls, key in change.drops:
-            self.records.pop((cls, key), None)
-        for put in change.puts:
-            self.records[(type(put), put.key)] = put
+        for entry in change.journal:
+            if isinstance(entry, Drop):
+                self.records.pop(entry, None)
+            else:
+                self.records[(type(entry), entry.key)] = entry
         for batch_id in change.forgets:
             assert not any(entry[0] == batch_id for offset, entry in enumerate(self.entries) if offset not in self.settled), (
                 "a living batch is never forgotten"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
 
 from broker_core import failpoint
-from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.change import Change, Drop, InboxRow
 from broker_core.broker.records import (
     RECORDS,
     BindingRecord,
@@ -21,10 +22,11 @@ from broker_core.broker.records import (
     LedgerRecord,
     PartRecord,
     ProgressRecord,
+    QueueRecord,
     Record,
     RunRecord,
 )
-from broker_core.errors import DataLoss, StoreFailed
+from broker_core.errors import DataLoss, OptionError, StoreFailed
 from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
@@ -106,7 +108,7 @@ def test_an_empty_store_is_empty_and_clean(case: Case) -> None:
 @pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
 def test_every_record_class_survives_a_crash_as_it_was_put(case: Case, cls: type[Record]) -> None:
     first, second = sample(cls, 1), sample(cls, 40)
-    case.store.commit([Change(puts=[first, second])])
+    case.store.commit([Change(journal=[first, second])])
     case.crash()
     assert case.image.records in ([first, second], [second, first])
 
@@ -114,43 +116,54 @@ def test_every_record_class_survives_a_crash_as_it_was_put(case: Case, cls: type
 @pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
 def test_a_dropped_record_is_gone_and_the_others_stay(case: Case, cls: type[Record]) -> None:
     first, second = sample(cls, 1), sample(cls, 40)
-    case.store.commit([Change(puts=[first, second])])
-    case.store.commit([Change(drops=[(cls, first.key)])])
+    case.store.commit([Change(journal=[first, second])])
+    case.store.commit([Change(journal=[Drop(cls, first.key)])])
     case.crash()
     assert case.image.records == [second]
 
 
 def test_a_put_replaces_the_record_with_the_same_key_also_within_one_commit(case: Case) -> None:
-    case.store.commit([Change(puts=[ProgressRecord(1, "a", 1, 1, 1, 0)]), Change(puts=[ProgressRecord(1, "a", 2, 2, 2, 0)])])
-    case.store.commit([Change(puts=[ProgressRecord(1, "b", 3, 3, 3, 0)])])
+    case.store.commit([Change(journal=[ProgressRecord(1, "a", 1, 1, 1, 0)]), Change(journal=[ProgressRecord(1, "a", 2, 2, 2, 0)])])
+    case.store.commit([Change(journal=[ProgressRecord(1, "b", 3, 3, 3, 0)])])
     case.crash()
     assert case.image.records == [ProgressRecord(1, "b", 3, 3, 3, 0)]
 
 
-def test_within_a_change_drops_come_before_puts_and_between_changes_the_later_wins(case: Case) -> None:
-    hole, other = HoleRecord(1, 5, 6), HoleRecord(2, 5, 6)
-    case.store.commit([Change(puts=[hole])])
-    case.store.commit([Change(puts=[HoleRecord(1, 5, 9), other], drops=[(HoleRecord, (1, 5))]), Change(drops=[(HoleRecord, (2, 5))])])
+def test_the_last_of_put_and_drop_holds_within_a_change_and_between_the_changes_of_a_commit(case: Case) -> None:
+    def hole(queue_id: int, end: int = 6) -> HoleRecord:
+        return HoleRecord(queue_id, 5, end)
+
+    def drop(queue_id: int) -> Drop:
+        return Drop(HoleRecord, (queue_id, 5))
+
+    case.store.commit([Change(journal=[hole(1), hole(5)])])
+    case.store.commit(
+        [
+            Change(journal=[drop(1), hole(1, 9), hole(2), drop(2), hole(3), hole(4)]),
+            Change(journal=[drop(3), drop(5), hole(5, 7), drop(5)]),
+            Change(journal=[hole(3, 8), drop(4), hole(4, 7), drop(4)]),
+        ]
+    )
     case.crash()
-    assert case.image.records == [HoleRecord(1, 5, 9)]
+    assert sorted(case.image.records, key=lambda record: record.key) == [hole(1, 9), hole(3, 8)]
 
 
 def test_a_key_with_a_dict_is_the_same_key_in_any_order_of_its_entries(case: Case) -> None:
-    case.store.commit([Change(puts=[BindingRecord("e", "q", "k", {"a": 1, "b": 2})])])
-    case.store.commit([Change(drops=[(BindingRecord, ("e", "q", "k", {"b": 2, "a": 1}))])])
+    case.store.commit([Change(journal=[BindingRecord("e", "q", "k", {"a": 1, "b": 2})])])
+    case.store.commit([Change(journal=[Drop(BindingRecord, ("e", "q", "k", {"b": 2, "a": 1}))])])
     case.crash()
     assert case.image.records == []
 
 
 def test_a_64_bit_checksum_survives(case: Case) -> None:
     part = PartRecord("b", 0, "t", "publish", {}, 0, 0, 1, 1, (1 << 64) - 1, 0, b"x", {}, 0, [])
-    case.store.commit([Change(puts=[part])])
+    case.store.commit([Change(journal=[part])])
     case.crash()
     assert case.image.records == [part]
 
 
 def test_dropping_what_is_not_there_is_no_error(case: Case) -> None:
-    case.store.commit([Change(drops=[(HoleRecord, (1, 2))], forgets=[12345])])
+    case.store.commit([Change(journal=[Drop(HoleRecord, (1, 2))], forgets=[12345])])
     case.crash()
     assert case.image.records == []
 
@@ -221,7 +234,7 @@ def test_a_sealed_batch_reads_the_same_before_and_after_the_commit_and_leaves_th
     case.store.seal(batch_id)
     assert case.store.read(batch_id).equals(before)
     run = RunRecord(7, 0, 4, batch_id, 0, b"", 0, 0)
-    case.store.commit([Change(seals=[batch_id], puts=[run])])
+    case.store.commit([Change(seals=[batch_id], journal=[run])])
     assert case.store.read(batch_id).equals(before)
     case.crash()
     assert case.image.inbox == [] and [info.rows for info in case.image.batches] == [4]
@@ -270,7 +283,7 @@ def test_a_forgotten_batch_is_gone_sealed_open_or_never_named(case: Case) -> Non
 
 def test_one_commit_takes_many_changes_together(case: Case) -> None:
     batch_id = case.store.new_batch_id()
-    case.store.commit([Change(sequence=i + 1, rows=[inbox(batch_id, i, i + 1)], puts=[HoleRecord(1, i, i + 1)]) for i in range(16)])
+    case.store.commit([Change(sequence=i + 1, rows=[inbox(batch_id, i, i + 1)], journal=[HoleRecord(1, i, i + 1)]) for i in range(16)])
     case.crash()
     assert len(case.image.inbox) == len(case.image.records) == 16 and case.image.sequence == 16
 
@@ -281,7 +294,7 @@ def test_a_commit_that_fails_before_its_commit_point_leaves_nothing_and_ends_the
     kept = put_row(case.store, batch_id, 0, 1)
     info = case.store.append(messages(b"a"))
     failpoint.arm(f"store.commit.{step}", "raise")
-    change = Change(sequence=2, rows=[inbox(batch_id, 1, 2)], puts=[HoleRecord(1, 2, 3)], names=[info.batch_id])
+    change = Change(sequence=2, rows=[inbox(batch_id, 1, 2)], journal=[HoleRecord(1, 2, 3)], names=[info.batch_id])
     with pytest.raises(StoreFailed):
         case.store.commit([change])
     failpoint.disarm()
@@ -298,16 +311,73 @@ def test_a_row_that_is_not_the_next_of_its_open_batch_is_refused(case: Case) -> 
         case.store.commit([Change(rows=[inbox(1, 1, 1)])])
 
 
-def test_a_value_that_would_come_back_as_something_else_is_refused(tmp_path: Path) -> None:
-    store = DurableStore(tmp_path)
-    store.load()
-    with pytest.raises(StoreFailed, match="a value of type bytearray cannot be stored"):
-        store.commit([Change(rows=[inbox(1, 0, 1)._replace(body=bytearray(b"x"))])])  # type: ignore[arg-type]
-    store.close()
+WRONG: dict[str, list[Any]] = {
+    "int": [None, "1", 1.5, 1 << 63, -(1 << 63) - 1],
+    "bool": [None, "x", 1],
+    "str": [None, 1, b"x", "\ud800", "a\udfffb"],
+    "bytes": [None, "x", 3],
+    "Literal": [None, 1],
+    "dict": [None, [1], {1: 2}, {"a": [{2: 3}]}, {"a": b"x"}, {"a": {1}}, "x"],
+    "list": [None, {"a": 1}, "x", [b"x"], [{3: 4}]],
+}
+
+
+@pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
+def test_a_record_that_cannot_be_read_back_as_it_is_is_refused_and_nothing_is_written(case: Case, cls: type[Record]) -> None:
+    good = sample(cls, 1)
+    for field in fields(cls):
+        for value in WRONG[str(field.type).partition("[")[0]]:
+            if field.name == "checksum" and value == 1 << 63:
+                continue
+            bad = Change(journal=[good, replace(good, **{field.name: value})])
+            with pytest.raises(OptionError, match=rf"{cls.TABLE}\.{field.name}"):
+                case.store.encode(bad)
+            with pytest.raises(OptionError):
+                case.store.commit([Change(journal=[good]), bad])
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(OptionError):
+        case.store.encode(Change(journal=[QueueRecord(1, "q", True, False, False, {"x": nested})]))
+    case.store.commit([Change(journal=[HoleRecord(1, 2, 3)])])
+    case.crash()
+    assert case.image.records == [HoleRecord(1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"body": bytearray(b"x")}, {"body": "x"}, {"routing_key": "\ud800"}, {"exchange": b"e"}, {"exchange": "\udc80"}, {"properties": None}],
+    ids=repr,
+)
+def test_a_message_that_cannot_be_read_back_as_it_is_is_refused_and_nothing_is_written(case: Case, values: dict[str, Any]) -> None:
+    good, bad = inbox(1, 0, 1), inbox(1, 1, 2)._replace(**values)
+    with pytest.raises(OptionError, match=f"the {next(iter(values))} of a message"):
+        case.store.encode(Change(rows=[good, bad]))
+    with pytest.raises(OptionError):
+        case.store.commit([Change(rows=[good]), Change(rows=[bad])])
+    case.store.commit([Change(rows=[good])])
+    case.crash()
+    assert case.image.inbox == [good]
+
+
+def test_numbers_of_numpy_are_stored_as_numbers(case: Case) -> None:
+    case.store.commit([Change(journal=[HoleRecord(np.int64(1), np.uint8(2), 3)])])  # type: ignore[arg-type]
+    case.crash()
+    assert case.image.records == [HoleRecord(1, 2, 3)]
+
+
+def test_what_was_encoded_before_is_what_is_committed(case: Case) -> None:
+    change = Change(rows=[inbox(1, 0, 1)], journal=[HoleRecord(1, 2, 3)])
+    case.store.encode(change)
+    encoded = change.encoded
+    case.store.commit([change])
+    assert change.encoded is encoded
+    case.crash()
+    assert case.image.records == [HoleRecord(1, 2, 3)] and case.image.inbox == [inbox(1, 0, 1)]
 
 
 def test_a_closed_store_says_so_and_reopens_clean_and_a_crashed_one_does_not(case: Case) -> None:
-    case.store.commit([Change(puts=[LedgerRecord("a", 1, "q", 0, "t", {}, 1, 1, 1, 1, [], 0, True, False)])])
+    case.store.commit([Change(journal=[LedgerRecord("a", 1, "q", 0, "t", {}, 1, 1, 1, 1, [], 0, True, False)])])
     old = case.store
     case.reopen()
     assert case.image.clean and len(case.image.records) == 1

@@ -78,18 +78,18 @@ def step(store: Store, state: State, seed: int) -> None:
     """The next step: one commit."""
     number = state.steps
     choice = random.Random(f"{seed}-{number}")
-    change = Change(sequence=number + 1, puts=[HoleRecord(1, number, number + 1)])
+    change = Change(sequence=number + 1, journal=[HoleRecord(1, number, number + 1)])
     kind = choice.choice(("small", "small", "small", "large", "large", "seal", "compact", "forget", "branch", "apply"))
     if kind == "seal" and state.open_rows:
         store.seal(state.open_batch)
         change.seals.append(state.open_batch)
-        change.puts.append(RunRecord(2, number * 1000, state.open_rows, state.open_batch, 0, b"", 0, 0))
+        change.put(RunRecord(2, number * 1000, state.open_rows, state.open_batch, 0, b"", 0, 0))
         state.open_batch = state.open_rows = 0
     elif kind == "large":
         info = _written(store, messages(number, choice.randrange(1, 60)), by_file=number % 4 == 0)
         run = RunRecord(1, number * 1000, info.rows, info.batch_id, 0, b"", number + 1, 0)
         change.names.append(info.batch_id)
-        change.puts.append(run)
+        change.put(run)
         state.runs.append(run)
     elif kind == "compact" and state.runs:
         run = choice.choice(state.runs)
@@ -97,18 +97,18 @@ def step(store: Store, state: State, seed: int) -> None:
         change.moves.append(run.batch_id)
     elif kind == "forget" and state.runs:
         run = state.runs.pop(0)
-        change.drops.append((RunRecord, run.key))
+        change.drop(RunRecord, run.key)
         change.forgets.append(run.batch_id)
     elif kind == "branch":
         info = store.append(pa.record_batch({"n": pa.array(range(number, number + choice.randrange(1, 50)))}))
         store.sync()
         part = PartRecord("branch", number, "t", "append", {}, 0, 0, info.rows, 0, 0, info.batch_id, b"", {}, 0, [])
         change.names.append(info.batch_id)
-        change.puts.append(part)
+        change.put(part)
         state.parts.append(part)
     elif kind == "apply" and state.parts:
         part = state.parts.pop(0)
-        change.drops.append((PartRecord, part.key))
+        change.drop(PartRecord, part.key)
         change.forgets.append(part.batch_id)
     else:
         state.open_batch = state.open_batch or store.new_batch_id()

@@ -15,6 +15,7 @@ import pytest
 
 from broker_core import failpoint
 from broker_core.broker.branch import Branches
+from broker_core.broker.change import Drop
 from broker_core.broker.claim import Claims
 from broker_core.broker.ledger import Ledger
 from broker_core.broker.queue import Queue
@@ -316,9 +317,9 @@ def claim_in_memory_only(patch: Patch) -> None:
     record = Claims._record
 
     def without(self: Claims, state: Any, change: Any, *arguments: Any) -> None:
-        kept = list(change.puts)
+        before = len(change.journal)
         record(self, state, change, *arguments)
-        change.puts[:] = kept
+        change.journal[before:] = [entry for entry in change.journal[before:] if isinstance(entry, Drop)]
 
     patch.setattr(Claims, "_record", without)
 
@@ -433,9 +434,9 @@ def parts_in_memory_only(patch: Patch) -> None:
     stage = Branches.stage
 
     def without(self: Branches, state: Any, change: Any, part: Any) -> None:
-        kept = list(change.puts)
+        before = len(change.journal)
         stage(self, state, change, part)
-        change.puts[:] = kept
+        change.journal[before:] = [entry for entry in change.journal[before:] if isinstance(entry, Drop)]
 
     patch.setattr(Branches, "stage", without)
 

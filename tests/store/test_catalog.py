@@ -39,7 +39,7 @@ def filled(path: Path) -> Path:
     store.load()
     rows = [InboxRow(1, i, i + 1, i, "", "secret-key", b"", b"body-%06d" % i * 8, bytes(16)) for i in range(2000)]
     runs: list[Record] = [RunRecord(1, i * 10, 5, 1, 0, b"", 1, 1) for i in range(2000)]
-    store.commit([Change(sequence=2000, rows=rows, puts=runs)])
+    store.commit([Change(sequence=2000, rows=rows, journal=[*runs])])
     store.close()
     return path / "catalog.db"
 
@@ -180,7 +180,7 @@ def test_a_directory_of_format_1_is_upgraded_in_place_with_all_that_it_holds_and
     image = store.load()
     assert image.records == held and image.sequence == 9 and image.clean
     assert [row.body for row in image.inbox] == [b"body"]
-    store.commit([Change(puts=NEW_IN_2)])
+    store.commit([Change(journal=NEW_IN_2)])
     store.close()
     store = DurableStore(tmp_path / "data")
     assert sorted(store.load().records, key=repr) == sorted([*held, *NEW_IN_2], key=repr)
@@ -230,7 +230,7 @@ def test_a_crash_while_the_catalog_is_first_made_leaves_a_directory_that_opens(t
     (tmp_path / "catalog.db.new").write_bytes(b"half")
     store = DurableStore(tmp_path)
     assert store.load().records == []
-    store.commit([Change(puts=[HoleRecord(1, 2, 3)])])
+    store.commit([Change(journal=[HoleRecord(1, 2, 3)])])
     store.close()
     assert not (tmp_path / "catalog.db.new").exists()
 

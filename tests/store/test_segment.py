@@ -319,7 +319,7 @@ def test_verify_finds_runs_and_parts_that_name_rows_which_are_not_there(tmp_path
     store.load()
     batch_id = named(store, messages(8))
     good: list[Record] = [RunRecord(1, 0, 8, batch_id, 0, b"", 1, 1), RunRecord(2, 0, 2, batch_id, 4, b"\x09", 1, 1)]
-    store.commit([Change(puts=good)])
+    store.commit([Change(journal=good)])
     store.close()
     assert verify(tmp_path).problems == []
     store = DurableStore(tmp_path)
@@ -331,7 +331,7 @@ def test_verify_finds_runs_and_parts_that_name_rows_which_are_not_there(tmp_path
         RunRecord(1, 4, 2, batch_id, 0, b"", 1, 1),
         PartRecord("branch-1", 0, "t", "publish", {}, 0, 0, 9, 1, 1, batch_id, b"", {}, 0, []),
     ]
-    store.commit([Change(puts=bad)])
+    store.commit([Change(journal=bad)])
     store.close()
     problems = verify(tmp_path).problems
     assert problems == [
@@ -364,7 +364,7 @@ def test_a_backlog_of_ten_million_messages_opens_without_reading_bodies(tmp_path
     for i in range(600):
         info = store.append(batch)
         run = RunRecord(1, i * 16_384, 16_384, info.batch_id, 0, b"", i, 1)
-        store.commit([Change(sequence=i + 1, names=[info.batch_id], puts=[run])])
+        store.commit([Change(sequence=i + 1, names=[info.batch_id], journal=[run])])
     store.close()
     before = _bytes_read()
     store = DurableStore(tmp_path)
