@@ -74,7 +74,12 @@ class LocalBroker:
         self.clock = clock
         self._ids = ids
         self.limits = limits or Limits()
-        self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
+        try:
+            self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
+            self._write_repairs()
+        except BaseException:
+            store.close(clean=False)
+            raise
         self._mutex = _thread.allocate_lock()  # guards the next two
         self._readers: set[_thread.LockType] = set()  # gates of those who wait for messages
         self._writing = 0  # batches on their way into a segment
@@ -85,6 +90,15 @@ class LocalBroker:
         self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
         if upkeep:
             self.upkeep.start()
+
+    def _write_repairs(self) -> None:
+        found = self.state.repaired
+        for text in found.done:
+            logger.warning("the catalog was repaired: %s", text)
+        for text in found.problems:
+            logger.error("the catalog contradicts itself; what is concerned cannot be read, the rest is served: %s", text)
+        if found.journal:
+            self._store.commit([Change(journal=list(found.journal))])
 
     # -- what the engine builds on --------------------------------------------------------------------------------------
     def run(self, work: Work[T]) -> T:
@@ -159,6 +173,7 @@ class LocalBroker:
 
     def read_batch(self, batch_id: int) -> pa.RecordBatch:
         """A whole batch, wherever it is: segment, inbox or memory. May be called within a work. Raises CorruptSegment, DataLoss."""
+        self.state.batches.require(batch_id)
         batch = self.state.batches.by_id.get(batch_id)
         inbox = batch.inbox if batch is not None else None
         return self._store.read(batch_id) if inbox is None else merged_batch(inbox[:])
@@ -170,7 +185,8 @@ class LocalBroker:
         return batch.slice(rows.start, len(rows)) if isinstance(rows, range) else batch.take(pa.array(rows))
 
     def locate(self, batch_id: int) -> Location | None:
-        """Where a reader on this host finds a batch; None where it has to be read through the broker."""
+        """Where a reader on this host finds a batch; None where it has to be read through the broker. Raises CorruptCatalog."""
+        self.state.batches.require(batch_id)
         batch = self.state.batches.by_id.get(batch_id)
         return None if batch is None or batch.inbox is not None else self._store.locate(batch_id)
 

@@ -331,6 +331,8 @@ def _verify(options: argparse.Namespace) -> int:
         )
         for problem in found.problems:
             print(problem)
+        for text in found.repairs:
+            print(f"opening it repairs: {text}")
         print("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
     return 0 if found.ok else 1
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.undo import Undo
+from broker_core.errors import CorruptCatalog
 
 OPEN_ROWS = 16_384
 OPEN_BYTES = 4 * 1024 * 1024
@@ -71,12 +72,31 @@ class Batches:
         self.undo = Undo()
         self.by_id: dict[int, Batch] = {}
         self.full: list[int] = []  # closed open batches that wait for their seal
+        self.lost: dict[int, str] = {}  # batches that something names and nobody has: why
         self._new_batch_id = new_batch_id
-        self._read = read
+        self._stored = read
         self._open: Batch | None = None
         self._transient: Batch | None = None
         self._next_transient = -1
         self._dead: list[int] = []
+
+    def _read(self, batch_id: int) -> pa.RecordBatch:
+        self.require(batch_id)
+        return self._stored(batch_id)
+
+    def require(self, batch_id: int) -> None:
+        """Raises CorruptCatalog for a batch that nobody has."""
+        if batch_id in self.lost:
+            raise CorruptCatalog(self.lost[batch_id])
+
+    def lose(self, batch_id: int, rows: int, why: str) -> Batch:
+        """While loading: what the catalog says of this batch cannot be. It can be pinned and given up, not read."""
+        self.lost[batch_id] = (
+            f"the catalog contradicts itself, the messages cannot be read: {why}. `txmq verify` lists all of it; stop the broker, and"
+            " `txmq salvage` makes a data directory of what is whole; or purge the queue"
+        )
+        batch = self.by_id[batch_id] = Batch(batch_id, rows, undo=self.undo)
+        return batch
 
     def open(self) -> Batch:
         """The batch that takes the next small commit's rows."""

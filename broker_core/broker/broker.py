@@ -9,7 +9,9 @@ Invariant: entries at or above a queue's ``visible_end`` belong to a commit that
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -42,8 +44,9 @@ from broker_core.broker.records import (
     ReleaseRecord,
     RunRecord,
 )
+from broker_core.broker.repair import Repaired, repair
 from broker_core.broker.transaction import Spilled, State, Transaction
-from broker_core.errors import PreconditionFailed, ResourceLocked, TransactionState, UnknownTransaction
+from broker_core.errors import CorruptCatalog, PreconditionFailed, ResourceLocked, TransactionState, UnknownTransaction
 from broker_core.message import Message
 
 OUTCOMES_KEPT = 10_000
@@ -90,6 +93,7 @@ class Committed(NamedTuple):
 class BrokerState(Dispatch):
     def __init__(self, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
         super().__init__(Batches(new_batch_id, read))
+        self.repaired = Repaired()  # while loading
         self.latest_us = 0  # the latest commit time that was found while loading
         self.prepared: dict[str, Transaction] = {}
         self.prepared_at: dict[str, int] = {}
@@ -107,43 +111,56 @@ class BrokerState(Dispatch):
     # -- loading --------------------------------------------------------------------------------------------------------
     @classmethod
     def load(cls, image: Image, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> BrokerState:
+        """Raises CorruptCatalog for records of which no sense can be made; what ``repair`` can derive is put right."""
         state = cls(new_batch_id=new_batch_id, read=read)
-        state.restore_numbers(image.sequence, image.records)
+        try:
+            state._load(image, new_batch_id)
+        except (LookupError, TypeError, ValueError, AttributeError, struct.error, pa.ArrowException) as error:
+            raise CorruptCatalog(
+                f"the catalog holds a record of which no sense can be made ({type(error).__name__}: {error}); its checksum holds, so a"
+                " program wrote it so. Keep a copy of the data directory; `txmq salvage` makes a new one of what is whole"
+            ) from error
+        return state
+
+    def _load(self, image: Image, new_batch_id: Callable[[], int]) -> None:
+        found = self.repaired = repair(image.records, image.inbox, image.batches)
+        self.restore_numbers(image.sequence, image.records)
         by_class: dict[type[Record], list[Any]] = {}
-        for record in image.records:
+        for record in found.records:
             by_class.setdefault(type(record), []).append(record)
         for info in image.batches:
-            state.batches.name(info.batch_id, info.rows, info.size_bytes)
+            self.batches.name(info.batch_id, info.rows, info.size_bytes)
+        for batch_id, (rows, why) in found.lost_batches.items():
+            self.batches.lose(batch_id, rows, why)
         for exchange in by_class.get(ExchangeRecord, ()):
-            state._restore_exchange(exchange)
+            self._restore_exchange(exchange)
         for queue in by_class.get(QueueRecord, ()):
-            state._restore_queue(queue)
+            self._restore_queue(queue)
         for binding in (*by_class.get(BindingRecord, ()), *by_class.get(ExchangeBindingRecord, ())):
-            state._restore_binding(binding)
+            self._restore_binding(binding)
         tables: tuple[tuple[type[Record], dict[Key, Any]], ...] = (
-            (ClaimRecord, state.claims),
-            (OriginRecord, state.origins),
-            (ReadRecord, state.reads),
-            (LineageRecord, state.lineages),
-            (AttemptRecord, state.attempts),
-            (PartRecord, state.parts),
-            (LedgerRecord, state.ledger),
-            (ReleaseRecord, state.releases),
+            (ClaimRecord, self.claims),
+            (OriginRecord, self.origins),
+            (ReadRecord, self.reads),
+            (LineageRecord, self.lineages),
+            (AttemptRecord, self.attempts),
+            (PartRecord, self.parts),
+            (LedgerRecord, self.ledger),
+            (ReleaseRecord, self.releases),
         )
         for kind, table in tables:
             table.update((record.key, record) for record in by_class.get(kind, ()))
-        for part in state.parts.values():
-            if part.batch_id in state.batches.by_id:
-                state.batches.pin(part.batch_id)
-        state._load_queues(by_class, image)
+        for part in self.parts.values():
+            if part.batch_id in self.batches.by_id:
+                self.batches.pin(part.batch_id)
+        self._load_queues(by_class, image, new_batch_id)
         for outcome in sorted(by_class.get(OutcomeRecord, ()), key=lambda record: record.decided_at):
-            state.outcomes[outcome.xid] = outcome
+            self.outcomes[outcome.xid] = outcome
         for prepared in by_class.get(PreparedRecord, ()):
-            state._restore_prepared(prepared)
-        state.batches.forget_unpinned()
-        return state
+            self._restore_prepared(prepared)
+        self.batches.forget_unpinned()
 
-    def _load_queues(self, by_class: Mapping[type[Record], list[Any]], image: Image) -> None:
+    def _load_queues(self, by_class: Mapping[type[Record], list[Any]], image: Image, new_batch_id: Callable[[], int]) -> None:
         holes: dict[int, list[HoleRecord]] = {}
         for hole in by_class.get(HoleRecord, ()):
             holes.setdefault(hole.queue_id, []).append(hole)
@@ -156,7 +173,7 @@ class BrokerState(Dispatch):
         for queue_id, found in deliveries.items():
             if queue_id in self.queues_by_id:
                 self.queues_by_id[queue_id].restore_counts(found)
-        self._load_runs(by_class.get(RunRecord, []), image.inbox)
+        self._load_runs([self._readable(run, new_batch_id) for run in by_class.get(RunRecord, ())], image.inbox)
         self.latest_us = max(
             max((row.committed_at for row in image.inbox), default=0),
             max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
@@ -170,7 +187,19 @@ class BrokerState(Dispatch):
         for queue in self.queues.values():
             queue.loaded(clean=image.clean)
 
+    def _readable(self, run: RunRecord, new_batch_id: Callable[[], int]) -> RunRecord:
+        """``run``, or where its rows are lost, one over a batch that nobody has: its offsets stay, and reading them raises."""
+        why = self.repaired.lost_runs.get((run.queue_id, run.first))
+        if why is None:
+            return run
+        if run.batch_id in self.batches.by_id:
+            self.batches.pin(run.batch_id)  # some of its rows are meant: they stay for whoever looks into it
+        where = f"queue '{self.queues_by_id[run.queue_id].name}', offsets {run.first} to {run.first + run.count}"
+        batch = self.batches.lose(new_batch_id(), run.count, f"{where}: {why}")
+        return replace(run, batch_id=batch.batch_id, row=0, bitmap=b"")
+
     def _load_runs(self, runs: Iterable[RunRecord], inbox: Sequence[InboxRow]) -> None:
+        unread = self.repaired.unread
         entries: dict[int, list[tuple[int, InboxRow | RunRecord]]] = {}
         for run in runs:
             entries.setdefault(run.queue_id, []).append((run.first, run))
@@ -179,8 +208,11 @@ class BrokerState(Dispatch):
             if batch is None or batch.inbox is None:
                 batch = self.batches.reopen(row.batch_id)
             batch.add(row)
+            if len(row.routes) % ROUTE.size:
+                continue  # named by ``repair``
             for queue_id, offset in ROUTE.iter_unpack(row.routes):
-                entries.setdefault(queue_id, []).append((offset, row))
+                if not unread or (queue_id, row.batch_id, row.row) not in unread:
+                    entries.setdefault(queue_id, []).append((offset, row))
         for queue_id, found in entries.items():
             if queue_id in self.queues_by_id:
                 self.queues_by_id[queue_id].restore_entries(sorted(found, key=_first), self.batches)

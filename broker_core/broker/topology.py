@@ -42,7 +42,7 @@ from broker_core.broker.undo import Undo
 from broker_core.errors import AccessRefused, CommandInvalid, ExchangeNotFound, PreconditionFailed, QueueNotFound, ResourceLocked
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
-_PREDECLARED = {
+PREDECLARED = {
     "amq.direct": "direct",
     "amq.fanout": "fanout",
     "amq.topic": "topic",
@@ -66,7 +66,7 @@ class Topology(Numbers):
         self._alternates: dict[str, dict[Exchange, None]] = {}  # exchange name -> those that name it as their alternate
         self._leased: dict[Queue, None] = {}  # with x-expires
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
-        for name, kind in _PREDECLARED.items():
+        for name, kind in PREDECLARED.items():
             self._add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=self.undo))
 
     # -- looking up -----------------------------------------------------------------------------------------------------

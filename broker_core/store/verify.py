@@ -2,7 +2,8 @@
 
 It works on a copy of the catalog, since SQLite writes even where one only reads. A broker must not own the directory meanwhile.
 
-Invariant: a report without problems means that every batch the catalog names can be delivered.
+Invariant: a report without problems means that every message that a queue needs can be delivered; ``repairs`` are what opening the
+directory puts right by itself.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
-from broker_core.broker.records import PartRecord, Record, RunRecord
+from broker_core.broker.repair import repair
 from broker_core.errors import DataDirectoryInvalid, StoreError
 from broker_core.store.catalog import Catalog
 from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.port import BatchInfo
 from broker_core.store.segment import END_MARK, Place, parse, read_buffer
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What ``verify`` found. ``problems`` are single-line texts."""
+    """What ``verify`` found. ``problems`` and ``repairs`` are single-line texts."""
 
     path: str
     segments: int = 0
@@ -36,6 +37,7 @@ class VerifyReport:
     records: int = 0
     size_bytes: int = 0  # of the batches, as they lie in the files
     problems: list[str] = field(default_factory=list)
+    repairs: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -94,16 +96,20 @@ def _verify_contents(directory: Path, catalog: Catalog, report: VerifyReport) ->
     for batch_id, place in sorted(places.items(), key=lambda item: item[1][:2]):
         _verify_batch(directory, batch_id, place, schemas.get(place.segment), report)
     inbox: dict[int, int] = {}
-    for row in catalog.inbox():
+    rows = list(catalog.inbox())
+    for row in rows:
         expected = inbox.get(row.batch_id, 0)
         if row.row != expected:
             report.problems.append(f"open batch {row.batch_id}: row {row.row} where row {expected} should be")
-        if len(row.routes) % 16:
-            report.problems.append(f"open batch {row.batch_id}, row {row.row}: its routes are not pairs of 64-bit numbers")
         inbox[row.batch_id] = row.row + 1
-        report.inbox_rows += 1
+    report.inbox_rows = len(rows)
     report.problems += [f"batch {batch_id} is both open and in a segment" for batch_id in sorted(inbox.keys() & places.keys())]
-    _verify_references(catalog.records(), {batch_id: place.rows for batch_id, place in places.items()} | inbox, report)
+    records = list(catalog.records())
+    report.records = len(records)
+    infos = [BatchInfo(batch_id, place.rows, place.size_bytes, place.checksum) for batch_id, place in places.items()]
+    repaired = repair(records, rows, infos)
+    report.problems += repaired.problems
+    report.repairs += repaired.done
 
 
 def _verify_file(path: Path, state: str, report: VerifyReport) -> None:
@@ -133,34 +139,3 @@ def _verify_batch(directory: Path, batch_id: int, place: Place, schema: pa.Schem
         report.problems.append(str(error))
     except pa.ArrowInvalid as error:
         report.problems.append(f"segment {path}, batch {batch_id}: {' '.join(str(error).split())}")
-
-
-def _verify_references(records: Iterable[Record], rows: dict[int, int], report: VerifyReport) -> None:
-    """``rows``: how many rows each batch has."""
-    ends: dict[int, tuple[int, RunRecord]] = {}
-    for record in records:
-        report.records += 1
-        if isinstance(record, RunRecord):
-            _verify_run(record, rows, report)
-            end, before = ends.get(record.queue_id, (0, record))
-            if before is not record and record.first < end:
-                report.problems.append(f"queue {record.queue_id}: the runs at offsets {before.first} and {record.first} overlap")
-            ends[record.queue_id] = (record.first + record.count, record)
-        elif isinstance(record, PartRecord) and record.rows and not record.inline and rows.get(record.batch_id, -1) < record.rows:
-            where = f"part {record.part} of branch {record.branch}"
-            report.problems.append(f"{where}: its {record.rows} rows are not in batch {record.batch_id}")
-
-
-def _verify_run(run: RunRecord, rows: dict[int, int], report: VerifyReport) -> None:
-    where = f"queue {run.queue_id}, run at offset {run.first}"
-    if run.batch_id not in rows:
-        report.problems.append(f"{where}: batch {run.batch_id} does not exist")
-        return
-    selected, last = run.count, run.count
-    if run.bitmap:
-        bits = int.from_bytes(run.bitmap, "little")
-        selected, last = bits.bit_count(), bits.bit_length()
-    if selected != run.count:
-        report.problems.append(f"{where}: its bitmap selects {selected} rows, not {run.count}")
-    if run.row < 0 or run.row + last > rows[run.batch_id]:
-        report.problems.append(f"{where}: rows {run.row} to {run.row + last} are not in batch {run.batch_id} of {rows[run.batch_id]} rows")

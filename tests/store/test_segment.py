@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.records import PartRecord, Record, RunRecord
+from broker_core.broker.records import LedgerRecord, PartRecord, QueueRecord, Record, RunRecord
 from broker_core.errors import CorruptSegment, DataLoss, OptionError
 from broker_core.message import MESSAGE_SCHEMA
 from broker_core.part_file import PartFile, PartWriter, encapsulated
@@ -318,7 +318,8 @@ def test_verify_finds_runs_and_parts_that_name_rows_which_are_not_there(tmp_path
     store = DurableStore(tmp_path)
     store.load()
     batch_id = named(store, messages(8))
-    good: list[Record] = [RunRecord(1, 0, 8, batch_id, 0, b"", 1, 1), RunRecord(2, 0, 2, batch_id, 4, b"\x09", 1, 1)]
+    queues = [QueueRecord(number, f"q{number}", True, False, False, {}) for number in range(1, 6)]
+    good: list[Record] = [*queues, RunRecord(1, 0, 8, batch_id, 0, b"", 1, 1), RunRecord(2, 0, 2, batch_id, 4, b"\x09", 1, 1)]
     store.commit([Change(journal=good)])
     store.close()
     assert verify(tmp_path).problems == []
@@ -329,17 +330,18 @@ def test_verify_finds_runs_and_parts_that_name_rows_which_are_not_there(tmp_path
         RunRecord(4, 0, 2, batch_id, 0, b"\x07", 1, 1),
         RunRecord(5, 0, 1, 99, 0, b"", 1, 1),
         RunRecord(1, 4, 2, batch_id, 0, b"", 1, 1),
-        PartRecord("branch-1", 0, "t", "publish", {}, 0, 0, 9, 1, 1, batch_id, b"", {}, 0, []),
+        LedgerRecord("a", 1, "q", 0, "t", {}, 1, 1, 1, 1, [["append", {}, "branch-1", 9]], 0, False, False),
+        PartRecord("branch-1", 0, "t", "append", {}, 0, 0, 9, 1, 1, batch_id, b"", {}, 0, []),
     ]
     store.commit([Change(journal=bad)])
     store.close()
     problems = verify(tmp_path).problems
     assert problems == [
-        "queue 1: the runs at offsets 0 and 4 overlap",
-        f"queue 3, run at offset 0: rows 1 to 9 are not in batch {batch_id} of 8 rows",
-        "queue 4, run at offset 0: its bitmap selects 3 rows, not 2",
-        "queue 5, run at offset 0: batch 99 does not exist",
-        f"part 0 of branch branch-1: its 9 rows are not in batch {batch_id}",
+        f"queue 'q3', run at offset 0: rows 1 to 9 are not in batch {batch_id} of 8 rows",
+        "queue 'q4', run at offset 0: its bitmap selects 3 rows, not 2",
+        "queue 'q5', run at offset 0: batch 99 does not exist",
+        "queue 'q1': the runs at offsets 0 and 4 overlap",
+        f"part 0 of branch branch-1, which is decided and not applied: its 9 rows are not in batch {batch_id}",
     ]
 
 

@@ -1,0 +1,315 @@
+"""Repair: a catalog whose records contradict each other is put right where the others say what is true.
+
+Not here: damaged bytes (a row that does not match its checksum never comes so far). Pure, from records alone, so that ``txmq verify``
+says the same as opening does. What cannot be derived is a problem: the messages concerned are lost until somebody repairs the catalog,
+reading them raises CorruptCatalog, everything else is served.
+
+Invariant: nothing that a queue, an open transaction or a decided batch still needs is dropped; repairing twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from broker_core.broker.change import Drop, InboxRow
+from broker_core.broker.interval import IntervalSet
+from broker_core.broker.records import (
+    AttemptRecord,
+    BindingRecord,
+    DeliveryRecord,
+    ExchangeBindingRecord,
+    ExchangeRecord,
+    HoleRecord,
+    LedgerRecord,
+    PartRecord,
+    PreparedRecord,
+    ProgressRecord,
+    QueueRecord,
+    Record,
+    RunRecord,
+)
+from broker_core.broker.topology import PREDECLARED
+
+R = TypeVar("R", bound=Record)
+
+_ROUTE = struct.Struct("<qq")
+_SHOWN = 3  # offsets or names in one line
+
+
+class Info(Protocol):
+    @property
+    def batch_id(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Repaired:
+    """What to load instead of what was found, and what to write so that it is found next time."""
+
+    records: list[Record] = field(default_factory=list)
+    journal: list[Record | Drop] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)  # what was derived
+    problems: list[str] = field(default_factory=list)  # what was not
+    lost_runs: dict[tuple[int, int], str] = field(default_factory=dict)  # by (queue_id, first): why its rows cannot be read
+    lost_batches: dict[int, tuple[int, str]] = field(default_factory=dict)  # that something names and nobody has: rows, and why
+    unread: set[tuple[int, int, int]] = field(default_factory=set)  # (queue_id, batch_id, row): two messages have one offset
+
+
+class _Log:
+    """What is settled of a queue, and which entries it has."""
+
+    def __init__(self, queue: QueueRecord, progress: ProgressRecord | None, holes: Iterable[HoleRecord]) -> None:
+        self.queue = queue
+        self.progress = progress or ProgressRecord(queue.queue_id, "", 0, 0, 0, 0)
+        self.holes = list(holes)
+        self.floor = max(0, self.progress.floor)
+        self.settled = IntervalSet()
+        for hole in self.holes:
+            if hole.end > max(hole.start, self.floor):
+                self.settled.add(max(hole.start, self.floor), hole.end)
+        if len(self.settled) and self.settled.first()[0] <= self.floor:
+            self.floor = self.settled.first()[1]
+            self.settled.drop_below(self.floor)
+        self.acked = min(self.progress.acked, self.floor) if self.progress.owner else self.floor
+
+    @property
+    def name(self) -> str:
+        return f"queue '{self.queue.name}'"
+
+    def deletable(self, start: int, end: int) -> bool:
+        """Whether nothing needs these entries any more."""
+        if self.progress.owner:
+            return end <= self.acked
+        return end <= self.floor or self.settled.covers(max(start, self.floor), end)
+
+    def counts(self, offset: int) -> bool:
+        """Whether a delivery count of this entry means anything."""
+        arguments = self.queue.arguments
+        return (arguments.get("x-delivery-limit") is not None or arguments.get("x-queue-type") == "quorum") and not self.is_settled(offset)
+
+    def is_settled(self, offset: int) -> bool:
+        return offset < self.floor or self.settled.contains(offset)
+
+
+def repair(records: Sequence[Record], inbox: Sequence[InboxRow], batches: Iterable[Info]) -> Repaired:
+    """``batches`` are those that lie in segments; the rows of the others are ``inbox``, in (batch_id, row) order."""
+    return _Repair(records, inbox, batches).run()
+
+
+class _Repair:
+    def __init__(self, records: Sequence[Record], inbox: Sequence[InboxRow], batches: Iterable[Info]) -> None:
+        self.found = Repaired()
+        self.inbox = inbox
+        self.rows = {info.batch_id: info.rows for info in batches}
+        self.rows.update((row.batch_id, row.row + 1) for row in inbox)
+        self.by_class: dict[type[Record], list[Any]] = {}
+        for record in records:
+            self.by_class.setdefault(type(record), []).append(record)
+        self.logs: dict[int, _Log] = {}
+
+    def of(self, kind: type[R]) -> list[R]:
+        return self.by_class.get(kind, [])
+
+    def run(self) -> Repaired:
+        self._stale_topology()
+        self._queues()
+        self._deliveries()
+        self._runs()
+        self._inbox()
+        self._parts()
+        self._prepared()
+        self.found.records = [record for kept in self.by_class.values() for record in kept]
+        return self.found
+
+    # -- one class of records -------------------------------------------------------------------------------------------
+    def _keep(self, kind: type[R], wanted: Callable[[R], bool], what: Callable[[list[R]], str]) -> None:
+        """Drop the records that are not ``wanted``."""
+        kept: list[R] = []
+        gone: list[R] = []
+        for record in self.of(kind):
+            (kept if wanted(record) else gone).append(record)
+        if gone:
+            self.by_class[kind] = kept
+            self.found.journal += [Drop(kind, record.key) for record in gone]
+            self.found.done.append(what(gone))
+
+    def _put(self, old: R | None, new: R) -> None:
+        kept = self.by_class.setdefault(type(new), [])
+        if old is not None:
+            kept.remove(old)
+        kept.append(new)
+        self.found.journal.append(new)
+
+    # -- topology -------------------------------------------------------------------------------------------------------
+    def _stale_topology(self) -> None:
+        queues = {queue.name for queue in self.of(QueueRecord)}
+        exchanges = {exchange.name for exchange in self.of(ExchangeRecord)} | {"", *PREDECLARED}
+
+        def text(gone: Sequence[BindingRecord | ExchangeBindingRecord]) -> str:
+            return f"{len(gone)} bindings of queues or exchanges that do not exist were dropped ({_shown(map(_binding, gone))})"
+
+        self._keep(BindingRecord, lambda binding: binding.exchange in exchanges and binding.queue in queues, text)
+        self._keep(ExchangeBindingRecord, lambda binding: {binding.source, binding.destination} <= exchanges, text)
+
+    # -- queues ---------------------------------------------------------------------------------------------------------
+    def _queues(self) -> None:
+        known = {queue.queue_id for queue in self.of(QueueRecord)}
+        for kind in (ProgressRecord, HoleRecord, DeliveryRecord, RunRecord):
+            self._keep(
+                kind,
+                lambda record: record.queue_id in known,  # type: ignore[attr-defined]
+                lambda gone: f"{len(gone)} records of table {gone[0].TABLE} of queues that do not exist were dropped",
+            )
+        progress = {record.queue_id: record for record in self.of(ProgressRecord)}
+        holes: dict[int, list[HoleRecord]] = {}
+        for hole in self.of(HoleRecord):
+            holes.setdefault(hole.queue_id, []).append(hole)
+        for queue in self.of(QueueRecord):
+            log = self.logs[queue.queue_id] = _Log(queue, progress.get(queue.queue_id), holes.get(queue.queue_id, ()))
+            self._settled(log, progress.get(queue.queue_id))
+
+    def _settled(self, log: _Log, progress: ProgressRecord | None) -> None:
+        """Holes lie above the floor, none touches it or another."""
+        expected = {start: HoleRecord(log.queue.queue_id, start, end) for start, end in log.settled}
+        stale = [hole for hole in log.holes if expected.get(hole.start) != hole]
+        for hole in stale:
+            self.by_class[HoleRecord].remove(hole)
+            if hole.start not in expected:
+                self.found.journal.append(Drop(HoleRecord, hole.key))
+        for hole in set(expected.values()) - set(log.holes):
+            self._put(None, hole)
+        if stale:
+            self.found.done.append(f"{log.name}: {len(stale)} settled ranges below its floor, or touching it or each other, were merged")
+        if progress is None and log.floor == 0 and not expected:
+            return
+        right = replace(log.progress, floor=log.floor, acked=log.acked)
+        if right != progress:
+            self._put(progress, right)
+            self.found.done.append(f"{log.name}: its floor is {log.floor}, by what is settled; its record said {log.progress.floor}")
+
+    def _deliveries(self) -> None:
+        self._keep(
+            DeliveryRecord,
+            lambda record: record.count > 0 and self.logs[record.queue_id].counts(record.offset),
+            lambda gone: f"{len(gone)} delivery counts of settled messages, or of queues that do not count, were dropped",
+        )
+
+    def _runs(self) -> None:
+        def text(gone: list[RunRecord]) -> str:
+            named = _shown(f"{self.logs[run.queue_id].name} at offset {run.first}" for run in gone)
+            return f"{len(gone)} runs of messages that nothing needs any more were dropped ({named})"
+
+        self._keep(RunRecord, lambda run: run.count > 0 and not self.logs[run.queue_id].deletable(run.first, run.first + run.count), text)
+        by_queue: dict[int, list[RunRecord]] = {}
+        for run in self.of(RunRecord):
+            by_queue.setdefault(run.queue_id, []).append(run)
+            why = self._wrong(run)
+            if why:
+                self._lose(run, why)
+        for runs in by_queue.values():
+            runs.sort(key=lambda run: run.first)
+            for index, run in enumerate(runs[1:], 1):
+                before = runs[index - 1]
+                if run.first < before.first + before.count:
+                    self._overlap(runs, index)
+
+    def _overlap(self, runs: list[RunRecord], index: int) -> None:
+        """Two runs give the same offsets: nobody knows which is right. The first ends where the second begins; both are lost."""
+        before, run = runs[index - 1], runs[index]
+        end = max(before.first + before.count, run.first + run.count)
+        shorter, longer = replace(before, count=run.first - before.first), replace(run, count=end - run.first)
+        for old, new in ((before, shorter), (run, longer)):
+            self.by_class[RunRecord].remove(old)
+            if new.count:
+                self.by_class[RunRecord].append(new)
+        runs[index - 1], runs[index] = shorter, longer
+        text = f"the runs at offsets {before.first} and {run.first} overlap"
+        self.found.problems.append(f"{self.logs[run.queue_id].name}: {text}")
+        for part in (shorter, longer):
+            self.found.lost_runs[(part.queue_id, part.first)] = text
+
+    def _wrong(self, run: RunRecord) -> str:
+        """Why the rows of a run cannot be found; empty where they can."""
+        if run.batch_id not in self.rows:
+            return f"batch {run.batch_id} does not exist"
+        selected = last = run.count
+        if run.bitmap:
+            bits = int.from_bytes(run.bitmap, "little")
+            selected, last = bits.bit_count(), bits.bit_length()
+        if selected != run.count:
+            return f"its bitmap selects {selected} rows, not {run.count}"
+        if run.row < 0 or run.row + last > self.rows[run.batch_id]:
+            return f"rows {run.row} to {run.row + last} are not in batch {run.batch_id} of {self.rows[run.batch_id]} rows"
+        return ""
+
+    def _lose(self, run: RunRecord, why: str) -> None:
+        self.found.problems.append(f"{self.logs[run.queue_id].name}, run at offset {run.first}: {why}")
+        self.found.lost_runs[(run.queue_id, run.first)] = why
+
+    def _inbox(self) -> None:
+        """Messages of open batches: each has its offset for itself."""
+        taken = {queue_id: IntervalSet() for queue_id in self.logs}
+        for run in self.of(RunRecord):
+            taken[run.queue_id].add(run.first, run.first + run.count)
+        seen: set[tuple[int, int]] = set()
+        for row in self.inbox:
+            if len(row.routes) % _ROUTE.size:
+                self.found.problems.append(f"open batch {row.batch_id}, row {row.row}: its routes are not pairs of 64-bit numbers")
+                continue
+            for queue_id, offset in _ROUTE.iter_unpack(row.routes):
+                log = self.logs.get(queue_id)
+                if log is None or log.is_settled(offset):
+                    continue
+                if taken[queue_id].contains(offset) or (queue_id, offset) in seen:
+                    self.found.unread.add((queue_id, row.batch_id, row.row))
+                    self.found.problems.append(
+                        f"{log.name}: row {row.row} of open batch {row.batch_id} has offset {offset}, which another message has"
+                    )
+                seen.add((queue_id, offset))
+
+    # -- transactions ---------------------------------------------------------------------------------------------------
+    def _parts(self) -> None:
+        attempts = {attempt.token for attempt in self.of(AttemptRecord)}
+        decided = {branch[2] for entry in self.of(LedgerRecord) if not entry.applied for branch in entry.branches}
+
+        def text(gone: list[PartRecord]) -> str:
+            named = _shown(f"part {part.part} of branch {part.branch}" for part in gone)
+            return f"{len(gone)} staged parts of transactions that are over, or whose rows do not exist, were dropped ({named})"
+
+        def lacks_rows(part: PartRecord) -> bool:
+            return bool(part.batch_id) and self.rows.get(part.batch_id, -1) < part.rows
+
+        self._keep(PartRecord, lambda part: part.branch in decided or (part.token in attempts and not lacks_rows(part)), text)
+        for part in self.of(PartRecord):
+            if lacks_rows(part):
+                where = f"part {part.part} of branch {part.branch}, which is decided and not applied"
+                self._lost_batch(part.batch_id, part.rows, f"{where}: its {part.rows} rows are not in batch {part.batch_id}")
+
+    def _prepared(self) -> None:
+        for prepared in self.of(PreparedRecord):
+            for route in prepared.routes:
+                if isinstance(route, Mapping):
+                    batch_id, rows = route["batch"][:2]
+                    if self.rows.get(batch_id, -1) < rows:
+                        where = f"prepared transaction '{prepared.xid}'"
+                        self._lost_batch(batch_id, rows, f"{where}: its {rows} messages are not in batch {batch_id}")
+
+    def _lost_batch(self, batch_id: int, rows: int, text: str) -> None:
+        self.found.problems.append(text)
+        if batch_id not in self.rows:
+            self.found.lost_batches.setdefault(batch_id, (rows, text))
+
+
+def _binding(binding: BindingRecord | ExchangeBindingRecord) -> str:
+    if isinstance(binding, BindingRecord):
+        return f"'{binding.exchange}' to queue '{binding.queue}'"
+    return f"'{binding.source}' to exchange '{binding.destination}'"
+
+
+def _shown(texts: Iterable[str]) -> str:
+    listed = list(texts)
+    return ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")
