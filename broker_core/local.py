@@ -28,7 +28,7 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.content import check_properties
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.routing import select
-from broker_core.broker.transaction import Limits, Outcome, Settle, Spilled, Transaction, to_batch
+from broker_core.broker.transaction import Limits, Outcome, Settle, Spilled, State, Transaction, to_batch
 from broker_core.committer import Committer, Work
 from broker_core.engine import PreparedInfo, QueueInfo
 from broker_core.errors import AccessRefused, OptionError, StoreError, StoreFailed, TxmqError
@@ -165,9 +165,8 @@ class LocalBroker:
         if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
             self.spill(transaction)
 
-    def discard(self, dropped: Transaction) -> None:
+    def discard(self, batch_ids: list[int]) -> None:
         """The bytes of a rolled-back transaction that are in a segment already."""
-        batch_ids = [spilled.batch_id for spilled in dropped.spilled]
         if batch_ids:
             self.run(lambda _state, change, _now: change.forgets.extend(batch_ids))
 
@@ -320,6 +319,7 @@ class LocalChannel:
         self._clock = broker.clock
         self._channel = Channel(broker.state, connection=connection, limits=limits)
         self._timed = limits.open_s is not None
+        self._ended = False
         self.returned: list[Message] = []
 
     # -- exchanges and queues -------------------------------------------------------------------------------------------
@@ -448,11 +448,23 @@ class LocalChannel:
                     break
             self._broker.run(lambda state, change, now, due=found: state.expire(change, now, [due]))  # type: ignore[misc]
         if delivery is not None and no_ack:
-            found_at = channel.unacked.pop(delivery.tag)
-            single = Transaction(channel.limits, 0)
-            single.settles.append(Settle(found_at.queue, found_at.offset, "ack"))
-            self._commit(single)
+            self._settle_at_once(delivery.tag)
         return delivery
+
+    @uninterrupted
+    def _settle_at_once(self, tag: int) -> None:
+        """Also within a transaction. Where it fails nobody has got the message, and it is ready again."""
+        channel = self._channel
+        single = Transaction(channel.limits, 0)
+        queue, offset, _ = channel.unacked[tag]
+        single.settles.append(Settle(queue, offset, "ack"))
+        try:
+            self._commit(single)
+        finally:
+            with self._committer.lock:
+                if channel.unacked.pop(tag, None) is not None and single.state is State.ACTIVE:
+                    single.become(State.ROLLED_BACK)
+                    self._state.requeue([(queue, offset)])
 
     def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
         """Raises PreconditionFailed for an unknown or repeated tag."""
@@ -505,16 +517,18 @@ class LocalChannel:
                 transaction.check_open_time(self._clock())
             self._broker.spill_large(transaction)
             self._commit(transaction)
+            channel.finish(0)
         except TxmqError as error:
             self._end(f"its commit failed ({error.message})")
             raise
-        channel.finish(0)
 
     @uninterrupted
     def tx_rollback(self) -> None:
         """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
         self._channel.check_transactional()
-        self._broker.discard(self._channel.rollback(0))
+        with self._committer.lock:
+            batch_ids = self._channel.rollback(0)
+        self._broker.discard(batch_ids)
 
     @uninterrupted
     def prepare(self, xid: str) -> Literal["prepared", "read_only"]:
@@ -539,20 +553,26 @@ class LocalChannel:
     @uninterrupted
     def close(self) -> None:
         """Roll back, requeue what is not acked (as redelivered), delete exclusive queues. Twice is fine."""
-        if not self._channel.closed:
+        if not self._ended:
             self._end("it was closed")
 
     @uninterrupted
     def _end(self, why: str) -> None:
+        """In one commit, behind whatever this channel has still on its way."""
         channel = self._channel
-        with self._committer.lock:
-            dropped = channel.close(why)
-            exclusive = [queue.name for queue in self._state.exclusive_queues(channel)]
-        if self._committer.failure is None:
-            self._broker.notify_consumers()
-            self._broker.discard(dropped)
-            for name in exclusive:
-                self._broker.run(lambda state, change, _now, name=name: state.delete_queue(change, name, connection=channel))  # type: ignore[misc]
+
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            change.forgets.extend(channel.close(why, change))
+            for queue in state.exclusive_queues(channel):
+                state.delete_queue(change, queue.name, connection=channel)
+
+        try:
+            self._broker.run(work)
+        except StoreFailed:
+            with self._committer.lock:
+                channel.close(why)
+        self._ended = True
+        self._broker.notify_consumers()
 
     @uninterrupted
     def _commit_single(self) -> None:
@@ -575,8 +595,14 @@ class LocalChannel:
             self.returned += committed.returned
 
     def _run(self, work: Work[T]) -> T:
-        self._channel.check_open()
-        return self._committer.run(work)
+        channel = self._channel
+        channel.check_open()
+
+        def while_open(state: BrokerState, change: Change, now: int) -> T:
+            channel.check_open()  # it may have been closed meanwhile, and what is exclusive to it would be nobody's
+            return work(state, change, now)
+
+        return self._committer.run(while_open)
 
     def __enter__(self) -> LocalChannel:
         return self

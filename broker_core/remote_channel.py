@@ -164,6 +164,9 @@ class RemoteChannel:
             (answer,) = self._connection.call("admin.committed", flight.encode({"token": token}))
             if not flight.decode(bool, answer):
                 raise
+        except (KeyboardInterrupt, SystemExit):
+            self.close()  # whether it was committed the token tells; nothing else may come into the same transaction
+            raise
 
     def tx_rollback(self) -> None:
         with self._lock:
@@ -173,7 +176,11 @@ class RemoteChannel:
 
     def prepare(self, xid: str) -> str:
         """Make the transaction durable, invisible and transferable: ``prepared``, or ``read_only`` where there was nothing to do."""
-        answer: str = self._say("prepare", str, xid=xid)
+        try:
+            answer: str = self._say("prepare", str, xid=xid)
+        except (KeyboardInterrupt, SystemExit):
+            self.close()
+            raise
         return answer
 
     # -- lease and close --------------------------------------------------------------------------------------------------------
@@ -213,7 +220,7 @@ class RemoteChannel:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         try:
             self._numbered("publish_all", {"messages": waiting})
-        except errors.TxmqError:
+        except BaseException:  # also where Ctrl-C interrupts it
             self._end()
             raise
 

@@ -3,6 +3,8 @@
 Pure. Publishes and settlings are gathered in ``transaction``, always: under tx.select until tx.commit, otherwise until the shell
 takes them (``take``) and commits them when it likes, in this order. Errors are AMQP channel exceptions.
 
+Threads: the channel's own one, without the lock of the state, unless somebody else may look: ``get``, ``consume``, ``cancel``,
+``recover``, ``rollback`` and ``close`` want the lock. Whoever deletes a queue takes its consumers out of ``consumers``, with the lock.
 Invariant: tags count from 1 and are never used twice. A tag is in ``unacked`` (in tag order) from its delivery until it is settled;
 one that the open tx settles is in ``marked`` until commit, and comes back by rollback. Credit comes back when the tag leaves both.
 """
@@ -223,7 +225,7 @@ class Channel:
             consumer.parked = False
             self._state.wake(consumer.queue)
         if self.prefetch and self.consuming >= self.prefetch:
-            for other in self.consumers.values():
+            for other in tuple(self.consumers.values()):  # a copy: another thread may delete a queue, which takes its consumers out
                 if other.parked:
                     other.parked = False
                     self._state.wake(other.queue)
@@ -253,24 +255,31 @@ class Channel:
                 self._return_credit(delivery.consumer)
         self.transaction = self._begin(now_us)
 
-    def rollback(self, now_us: int) -> Transaction:
-        """Publishes are dropped; acked tags are unacked again, and not redelivered. The dropped transaction."""
-        dropped = self.transaction
-        if dropped.state is State.ACTIVE:
-            dropped.become(State.ROLLED_BACK)
-        if self.marked:
-            for tag, (delivery, _) in self.marked.items():
-                self.unacked[tag] = delivery
-            self.unacked = dict(sorted(self.unacked.items()))
-            self._lowest = next(iter(self.unacked))
-            self.marked.clear()
-        self.transaction = self._begin(now_us)
-        return dropped
+    def rollback(self, now_us: int) -> list[int]:
+        """Publishes are dropped; acked tags are unacked again, and not redelivered. The batches of spilled publishes, to be forgotten.
 
-    def close(self, why: str = "it was closed", change: Change | None = None) -> Transaction:
+        A transaction whose commit or prepare was on its way, and has been carried out, is not this channel's any more: as ``finish``.
+        """
+        dropped = self.transaction
+        if dropped.state is not State.ACTIVE:
+            self.finish(now_us)
+            return []
+        dropped.become(State.ROLLED_BACK)
+        marked, self.marked = self.marked, {}
+        self.hold({tag: delivery for tag, (delivery, _) in marked.items()})
+        self.transaction = self._begin(now_us)
+        return [spilled.batch_id for spilled in dropped.spilled]
+
+    def hold(self, deliveries: Mapping[int, Unacked]) -> None:
+        """Tags that were taken out of ``unacked``, and not settled, are in it again."""
+        if deliveries:
+            self.unacked = dict(sorted({**self.unacked, **deliveries}.items()))
+            self._lowest = next(iter(self.unacked))
+
+    def close(self, why: str = "it was closed", change: Change | None = None) -> list[int]:
         """Cancel its consumers, roll back, and requeue everything, acked in the transaction or not, as redelivered.
 
-        Outside tx.select ``take`` what was gathered first. The dropped transaction.
+        Outside tx.select ``take`` what was gathered first. The batches of spilled publishes, as ``rollback``.
         """
         assert self.transactional or not self.transaction, "take() what was gathered before the channel closes"
         for tag in list(self.consumers):

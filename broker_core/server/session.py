@@ -25,7 +25,7 @@ from broker_core.broker.carbon_copy import carbon_copies, has_copies
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, Send, consumer_priority
-from broker_core.broker.transaction import Outcome, Settle, State, Transaction
+from broker_core.broker.transaction import Outcome, Settle, Transaction
 from broker_core.errors import (
     InternalFault,
     NotImplementedFeature,
@@ -456,9 +456,9 @@ class Session:
         channel.check_transactional()
         self._named = transaction_exchange.Named()
         with self._lock:
-            dropped = channel.rollback(self._clock() if self._timed else 0)
-        if dropped.spilled:
-            self.submit(command, partial(_forget, dropped), lambda _: m.TxRollbackOk())
+            batch_ids = channel.rollback(self._clock() if self._timed else 0)
+        if batch_ids:
+            self.submit(command, lambda _state, change, _now: change.forgets.extend(batch_ids), lambda _: m.TxRollbackOk())
         else:
             self.connection.send(self.number, m.TxRollbackOk())
 
@@ -555,10 +555,8 @@ class Session:
         self.connection.resume(self)
         channel = self.channel
 
-        def work(state: BrokerState, change: Change, now: int) -> None:
-            dropped = channel.close(why, change)
-            if dropped.state is State.ROLLED_BACK:  # not where its commit was on its way
-                _forget(dropped, state, change, now)
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            change.forgets.extend(channel.close(why, change))
             state.delete_abandoned(change)
 
         def ended(_answer: object, _error: BaseException | None) -> None:
@@ -594,10 +592,6 @@ def _commit(transaction: Transaction, state: BrokerState, change: Change, now: i
 
 def _prepare(transaction: Transaction, xid: str, state: BrokerState, change: Change, now: int) -> None:
     state.prepare(change, transaction, xid, now)
-
-
-def _forget(dropped: Transaction, _state: BrokerState, change: Change, _now: int) -> None:
-    change.forgets.extend(spilled.batch_id for spilled in dropped.spilled)
 
 
 def _consume_priority(queue: str, arguments: dict[str, Any]) -> int:

@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from pamqp import base, commands
 
-from broker_core import failpoint
 from broker_core.amqp.v0_9_1.events import Command, Event
 from broker_core.errors import NotAllowed
-from broker_core.local import LocalBroker
-from broker_core.server.amqp import AmqpServer
 from broker_core.server.amqp_connection import Connection as ServerConnection
 from broker_core.server.handler import Handler
 from broker_core.server.session import Session
-from broker_core.store.memory import MemoryStore
+from tests.amqp_in_process import Leader, Served, ended, serving
 from tests.amqp_peer import Closed, Peer, content, encoded, peer
 
 B, C, H, Q, T = commands.Basic, commands.Connection, commands.Channel, commands.Queue, commands.Tx
@@ -43,62 +40,10 @@ class Looking(Handler):
         return command
 
 
-class Served:
-    """An AMQP server in this process, over a broker that keeps nothing."""
-
-    def __init__(self, *handlers: Handler) -> None:
-        self.broker = LocalBroker(MemoryStore())
-        self.server = AmqpServer(self.broker, ["127.0.0.1:0"], handlers=handlers)
-        self.server.start()
-
-    @property
-    def url(self) -> str:
-        return f"amqp://guest:guest@{self.server.addresses[0]}/"
-
-    def counts(self) -> dict[str, int]:
-        return {queue.name: queue.messages for queue in self.broker.queues()}
-
-    def close(self) -> None:
-        failpoint.disarm()
-        self.server.stop()
-        self.broker.close()
-
-
-@contextlib.contextmanager
-def serving(*handlers: Handler) -> Iterator[Served]:
-    with contextlib.closing(Served(*handlers)) as served:
-        yield served
-
-
 @pytest.fixture(params=["plain", "handlers"])
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     with serving(*([Looking()] if request.param == "handlers" else [])) as served:
         yield served
-
-
-class Leader:
-    """Another thread that leads the commits, and is held in the middle of one."""
-
-    def __init__(self, served: Served) -> None:
-        self._held, self._go_on = threading.Event(), threading.Event()
-        failpoint.arm("committer.planned", self._hold)
-        self._thread = threading.Thread(target=served.broker.run, args=(lambda _state, _change, _now: None,))
-        self._thread.start()
-        assert self._held.wait(60)
-
-    def _hold(self, _name: str) -> None:
-        self._held.set()
-        self._go_on.wait(600)
-
-    def let_go(self) -> None:
-        self._go_on.set()
-        self._thread.join()
-
-    def __enter__(self) -> Leader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.let_go()
 
 
 def rest(client: Peer, *, answer: bool = True) -> list[str]:
@@ -113,12 +58,6 @@ def rest(client: Peer, *, answer: bool = True) -> list[str]:
             names.append(frame.name)
         if answer and isinstance(frame, C.Close):
             client.send(0, C.CloseOk())
-
-
-def ended(served: Served, *but: Peer) -> None:
-    """Wait until the broker has nothing left of connections that are gone."""
-    while len(served.server.connections) > len(but) or not served.server.commits.idle:
-        threading.Event().wait(0.005)
 
 
 def publish(channel: int, queue: str, body: bytes = b"x", **more: bool) -> bytes:
