@@ -42,6 +42,7 @@ class Piece:
     redelivered: tuple[Interval, ...] = ()
     location: Location | None = None
     before: int = 0
+    queue_id: int = 0  # of the log: a queue that is declared again under the same name is another one
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from broker_core.assemble import Piece, ReadPlan, assemble
+from broker_core.assemble import ReadPlan
 from broker_core.broker.branch import Branches
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
@@ -22,7 +23,7 @@ from broker_core.broker.claim import Claims, offsets
 from broker_core.broker.content import check_rows
 from broker_core.broker.ledger import Ledger, public
 from broker_core.broker.queue import Queue
-from broker_core.broker.records import AttemptRecord, ClaimRecord, LedgerRecord, OutcomeRecord, PartRecord
+from broker_core.broker.records import AttemptRecord, LedgerRecord, OutcomeRecord, PartRecord
 from broker_core.broker.routing import Routed
 from broker_core.engine import (
     AppInfo,
@@ -41,7 +42,6 @@ from broker_core.engine import (
 )
 from broker_core.errors import (
     BatchDecided,
-    DataLoss,
     LineageConflict,
     MissingBranch,
     PreconditionFailed,
@@ -52,6 +52,7 @@ from broker_core.errors import (
 from broker_core.failpoint import here
 from broker_core.local import LocalBroker
 from broker_core.part_file import PartFile
+from broker_core.reader import Reader
 from broker_core.shield import uninterrupted
 from broker_core.staging import branch_checksum, part_checksum, parts, signed
 from broker_core.store.port import BatchInfo
@@ -76,6 +77,7 @@ class EmbeddedEngine:
         state = local.state
         self._claims = Claims([*state.claims.values(), *state.origins.values(), *state.reads.values()], state.ledger.values(), state.undo)
         self._ledger = Ledger([*state.ledger.values(), *state.lineages.values(), *state.releases.values()], state.undo)
+        self._reader = Reader(local)
         self._branches = Branches([*state.attempts.values(), *state.parts.values()], state.undo)
 
     def identity(self) -> str:
@@ -135,7 +137,7 @@ class EmbeddedEngine:
 
         def work(state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
-            plan = self._plan(state, ticket.slices, claim, fail_on_data_loss=ticket.fail_on_data_loss)
+            plan = self._reader.plan(state, ticket.slices, claim, fail_on_data_loss=ticket.fail_on_data_loss)
             if not self._claims.already_read(ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges):
                 self._ledger.require_undecided(ticket.query_id, ticket.batch_id, ticket.ranges)
             self._claims.record_read(change, ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
@@ -146,50 +148,19 @@ class EmbeddedEngine:
         return plan
 
     def plan_browse(self, slices: Sequence[tuple[str, int, int]]) -> ReadPlan:
-        return self._local.run(lambda state, _change, _now_us: self._plan(state, slices, None, fail_on_data_loss=False))
+        return self._local.run(lambda state, _change, _now_us: self._reader.plan(state, slices, None, fail_on_data_loss=False))
 
-    def _plan(
-        self, state: BrokerState, slices: Sequence[tuple[str, int, int]], claim: ClaimRecord | None, *, fail_on_data_loss: bool
-    ) -> ReadPlan:
-        pieces: list[Piece] = []
-        for log, start, end in slices:
-            queue = state.queue(log)
-            if claim is None:
-                skipped, redelivered = queue.settled_within(start, end), queue.redelivered_within(start, end)
-            else:
-                skipped, redelivered = claim.skipped.get(log, []), claim.redelivered.get(log, [])
-            found = queue.runs_between(start, end)
-            if fail_on_data_loss:
-                _require_all(log, start, end, [(run.first, run.first + run.count) for run in found], skipped)
-            for run in found:
-                first, last = run.first, run.first + run.count
-                pieces.append(
-                    Piece(
-                        log=log,
-                        first=first,
-                        count=run.count,
-                        batch_id=run.batch_id,
-                        row=run.row,
-                        bitmap=bytes(run.bitmap),
-                        sequence=run.sequence,
-                        committed_at=run.committed_at,
-                        skipped=_clip(skipped, first, last),
-                        redelivered=_clip(redelivered, first, last),
-                        location=self._local.locate(run.batch_id),
-                        before=run.skip,
-                    )
-                )
-        return ReadPlan(tuple(pieces))
+    def read_plan(self, plan: ReadPlan, ticket: ReadTicket | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a plan, batch by batch, as READ_SCHEMA. ``ticket``: of a claimed range; without one it is a browser's plan."""
 
-    def read_plan(self, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-        """The rows of a plan, batch by batch, as READ_SCHEMA."""
-        for piece in plan.pieces:
-            rows = assemble(piece, self._local.read_batch(piece.batch_id))
-            if rows.num_rows:
-                yield rows
+        def again(log: str, start: int, end: int) -> ReadPlan:
+            slices = ((log, start, end),)
+            return self.plan_browse(slices) if ticket is None else self.open_read(replace(ticket, slices=slices))
+
+        return self._reader.rows(plan, again)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        return self.read_plan(self.open_read(ticket))
+        return self.read_plan(self.open_read(ticket), ticket)
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
         return self.read_plan(self.plan_browse(slices))
@@ -355,7 +326,7 @@ class EmbeddedEngine:
             for log in ranges:
                 state.queue(log)
             if on_unroutable == "fail":
-                self._branches.require_routable(named)
+                self._branches.require_routable(state, named, self._local.read_batch)
             self._require_room(state, named)
             # 3. publish, consume, decide: one change
             sequence = state.next_sequence()
@@ -418,7 +389,7 @@ class EmbeddedEngine:
                 raise TransactionState(f"batch write {token} was rolled back; write the DataFrame again")
             named = self._branches.require(token, branches)
             if on_unroutable == "fail":
-                self._branches.require_routable(named)
+                self._branches.require_routable(state, named, self._local.read_batch)
             self._require_room(state, named)
             sequence = state.next_sequence()
             change.sequence = sequence
@@ -497,7 +468,7 @@ class EmbeddedEngine:
                         sequence=last.sequence if last else 0,
                         query_id=last.query_id if last else "",
                         batch_id=last.batch_id if last else -1,
-                        lag=sum(state.queue(name).messages for name in queues),
+                        lag=sum(state.queue(name).to_read for name in queues),
                         unapplied=len(self._ledger.unapplied(app_id)),
                         unmirrored=len(self._ledger.unmirrored(app_id, 1_000_000)),
                     )
@@ -513,7 +484,7 @@ class EmbeddedEngine:
                 owner = f"app {found.owner!r}" if found.owner else "nobody"
                 raise PreconditionFailed(f"queue {queue!r} is claimed by {owner}, not by app {app_id!r}; `txmq apps` lists the claims")
             state.release(change, found)
-            self._claims.release(change, app_id, queue)
+            self._claims.release(state, change, app_id, queue)
             self._ledger.release(change, queue, state.sequence)
 
         self._local.run(work)
@@ -529,25 +500,6 @@ def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:
         known = merged.get(str(branch))
         merged[str(branch)] = [kind, target, branch, rows if known is None else known[3] + rows]
     return list(merged.values())
-
-
-def _clip(intervals: Iterable[Sequence[int]], first: int, last: int) -> tuple[tuple[int, int], ...]:
-    return tuple((max(start, first), min(end, last)) for start, end in intervals if start < last and end > first)
-
-
-def _require_all(log: str, start: int, end: int, found: Sequence[tuple[int, int]], skipped: Iterable[Sequence[int]]) -> None:
-    """Raises DataLoss unless every offset is in a run or was settled before the claim."""
-    at = start
-    for first, last in sorted([*found, *_clip(skipped, start, end)]):
-        if first > at:
-            break
-        at = max(at, last)
-    if at < end:
-        raise DataLoss(
-            f"messages of {log!r} from offset {at} on are gone, and the range {start} to {end} names them: they were acknowledged "
-            "by a newer checkpoint or "
-            "lost with an older data directory. Use the newest checkpoint, or set failOnDataLoss=false to go on without them"
-        )
 
 
 def _stream(batch: pa.RecordBatch) -> bytes:

@@ -7,17 +7,24 @@ Invariant: a part that no open attempt or ledger entry owns does not exist; drop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import AttemptRecord, PartRecord
+from broker_core.broker.routing import Selection, selected_rows
 from broker_core.broker.undo import Undo
 from broker_core.engine import StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
 from broker_core.staging import branch_checksum
+
+ReadBatch = Callable[[int], pa.RecordBatch]
+
+_EXAMPLES = 3
 
 
 class Branches:
@@ -99,17 +106,24 @@ class Branches:
         return parts
 
     @staticmethod
-    def require_routable(parts: Iterable[PartRecord]) -> None:
-        """Raises Unroutable with a count and three examples."""
-        lost = [part for part in parts if part.unroutable]
-        if not lost:
-            return
-        examples = [example for part in lost for example in part.examples][:3]
-        shown = ", ".join(f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples)
-        raise Unroutable(
-            f"{sum(part.unroutable for part in lost)} messages of the transaction reach no queue ({shown}); nothing was published. "
-            "Bind a queue, or set onUnroutable=drop"
-        )
+    def require_routable(state: BrokerState, parts: Iterable[PartRecord], read_batch: ReadBatch) -> None:
+        """Raises Unroutable with a count and three examples: of what no queue was bound for, and of what lost its queues since."""
+        count = 0
+        examples: list[Sequence[str]] = []
+        for part in parts:
+            rows = _orphaned(state, part)
+            count += part.unroutable + len(rows)
+            examples += part.examples
+            if len(rows) and len(examples) < _EXAMPLES:
+                batch = _inline(part) if not part.batch_id else read_batch(part.batch_id)
+                found = batch.select(["exchange", "routing_key"]).take(pa.array(rows[:_EXAMPLES])).to_pylist()
+                examples += [(row["exchange"], row["routing_key"]) for row in found]
+        if count:
+            shown = ", ".join(f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES])
+            raise Unroutable(
+                f"{count} messages of the transaction reach no queue ({shown}); nothing was published. "
+                "Bind a queue, or set onUnroutable=drop"
+            )
 
     def publish(self, state: BrokerState, change: Change, parts: Iterable[PartRecord], sequence: int, now_us: int) -> int:
         """Enqueue staged messages and free their parts. Returns the number of messages that reached a queue."""
@@ -117,13 +131,12 @@ class Branches:
         for part in parts:
             if part.kind != "publish":
                 continue
-            published += part.rows - part.unroutable
+            published += part.rows - part.unroutable - len(_orphaned(state, part))
             routes = {int(queue): (int(row), int(count), bytes.fromhex(bitmap)) for queue, (row, count, bitmap) in part.routes.items()}
             if part.batch_id:
                 state.enqueue_batch(change, part.batch_id, part.rows, part.size_bytes, routes, sequence, now_us)
             elif part.rows:
-                with pa.ipc.open_stream(part.inline) as stream:
-                    state.enqueue_inline(change, stream.read_next_batch(), routes, sequence, now_us)
+                state.enqueue_inline(change, _inline(part), routes, sequence, now_us)
             self._forget(state, change, part)
         return published
 
@@ -165,3 +178,19 @@ class Branches:
             for attempt in self._attempts.values()
             if attempt.app_id == app_id and (attempt.query_id != query_id or attempt.batch_id <= batch_id)
         ]
+
+
+def _inline(part: PartRecord) -> pa.RecordBatch:
+    with pa.ipc.open_stream(part.inline) as stream:
+        return stream.read_next_batch()
+
+
+def _orphaned(state: BrokerState, part: PartRecord) -> npt.NDArray[np.int64]:
+    """The rows of a part that had a queue when they were staged, and have none now: all their queues were deleted since."""
+    if all(int(queue_id) in state.queues_by_id for queue_id in part.routes):
+        return np.empty(0, dtype=np.int64)
+    reached = {alive: np.zeros(part.rows, dtype=np.bool_) for alive in (True, False)}
+    for queue_id, (row, count, bitmap) in part.routes.items():
+        selection = selected_rows(Selection(row, count, bytes.fromhex(bitmap)))
+        reached[int(queue_id) in state.queues_by_id][np.asarray(selection)] = True
+    return np.flatnonzero(reached[False] & ~reached[True]).astype(np.int64)

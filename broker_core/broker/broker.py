@@ -178,12 +178,15 @@ class BrokerState(Dispatch):
             max((row.committed_at for row in image.inbox), default=0),
             max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
         )
+        claimed: list[tuple[Queue, int]] = []
         for claim in self.claims.values():
-            for log, (_, end) in claim.ranges.items():
+            for log, (start, end) in claim.ranges.items():
                 queue = self.queues.get(log)
                 if queue is not None and queue.owner == claim.app_id:
-                    queue.reserve(end)
-                    queue.claim(end)
+                    queue.restore_claim(start, end)
+                    claimed.append((queue, end))
+        for queue, end in claimed:  # settling lets go of what no claim names
+            queue.reserve(end)
         for queue in self.queues.values():
             queue.loaded(clean=image.clean)
 
@@ -384,11 +387,11 @@ class BrokerState(Dispatch):
         if queue.exclusive:
             raise ResourceLocked(f"queue '{queue.name}' is exclusive to a connection: app '{app_id}' cannot own it")
 
-    def own(self, change: Change, queue: Queue, app_id: str) -> None:
-        """From its first claim an app owns a queue. Raises as ``require_ownable``."""
+    def own(self, change: Change, queue: Queue, app_id: str, start: int = 0) -> None:
+        """From its first claim an app owns a queue, and skips what lies below ``start``. Raises as ``require_ownable``."""
         if queue.owner != app_id:
             self.require_ownable(queue, app_id)
-            queue.own(app_id)
+            queue.own(app_id, start)
             queue.record(change)
 
     def release(self, change: Change, queue: Queue) -> None:

@@ -123,7 +123,7 @@ class Claims:
         end = dict(known.end) if known is not None else cut(queues, begin, limit, read_batch)
 
         for queue in queues.values():
-            state.own(change, queue, app_id)
+            state.own(change, queue, app_id, begin[queue.name])
         if origin_record is not None:
             self._keep_origin(change, origin_record)
         if finished is not None:  # Spark has everything below a concrete start in its commit log
@@ -148,7 +148,7 @@ class Claims:
         spans = {log: (begin[log], end[log]) for log in queues}
         for log, (first, last) in spans.items():
             state.persist(change, queues[log], first, last)
-            queues[log].claim(last)
+            queues[log].claim(first, last)
             queues[log].record(change)
         claim = ClaimRecord(
             app_id=app_id,
@@ -229,7 +229,10 @@ class Claims:
         if on_new_checkpoint != "resume":
             raise self._new_checkpoint(app_id, logs, consumed)
         # acked offsets may be behind the ledger: resuming there would publish twice
-        resumed = {log: consumed.get(log, state.queue(log).floor) for log in logs}
+        owned = {log: state.queue(log).first_to_read() for log in logs if state.queue(log).owner == app_id}
+        resumed = {log: consumed[log] if log in consumed else owned[log] for log in logs if log in consumed or log in owned}
+        if len(resumed) < len(logs):  # the app reads some queue for the first time
+            resumed = offsets(state, logs, origin, read_batch) | resumed
         lineage = 1 + max(entry.lineage for entry in [*overlapping, *([found] if found else [])])
         return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
 
@@ -357,12 +360,16 @@ class Claims:
         for log, offset in vector.items():
             queue = state.queues.get(log)
             if queue is not None and queue.owner == app_id:
-                queue.settle(queue.floor, offset)  # a stream without a ledger consumes by its acks alone
+                queue.settle_claimed(offset)  # a stream without a ledger consumes by its acks alone
                 queue.ack_to(int(finished.ranges[log][0]))
                 queue.record(change)
 
-    def release(self, change: Change, app_id: str, log: str) -> None:
-        """S6: an operator takes the claim on one queue. What the app claimed and did not consume is there for others again."""
+    def release(self, state: BrokerState, change: Change, app_id: str, log: str) -> None:
+        """S6: an operator takes the claim on one queue. What the app claimed and did not consume is there for others again.
+
+        A claim over several queues ends as a whole: its ranges of the others are not claimed any more, though they stay the app's.
+        """
+        others: set[str] = set()
         for (app, key), entry in list(self._origins.items()):
             if app == app_id and log in entry.start:
                 self._undo.item(self._origins, (app, key))
@@ -374,6 +381,12 @@ class Claims:
             claims.remove(claim)
             self._unlist(claim)
             change.drop(ClaimRecord, claim.key)
+            others |= claim.ranges.keys() - {log}
+        for other in sorted(others):
+            queue = state.queues.get(other)
+            if queue is not None and queue.owner == app_id:
+                queue.reclaim([claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges])
+                queue.record(change)
         for at, read in enumerate(self._app_reads.get(app_id, ())):
             if log in read.ranges:
                 voided = replace(read, ranges={**read.ranges, log: RELEASED})
@@ -465,26 +478,32 @@ def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, rea
     whole = int(np.count_nonzero(fits))
     if whole:
         last = distinct[whole - 1]
-        return {log: begin[log] + int(found[1][found[0] <= last].sum()) for log, found in commits.items()}
+        return {log: max([begin[log], *found[3][found[0] <= last].tolist()]) for log, found in commits.items()}
     # the first transaction alone is over the limit: split it
     room = max_rows
     if limit.max_bytes is not None and size[0] > 0:
         room = min(room, max(1, int(limit.max_bytes * rows[0] / size[0])))
     split: dict[str, int] = {}
     for log, found in commits.items():
-        taken = min(room, int(found[1][found[0] == distinct[0]].sum()))
-        split[log] = begin[log] + taken
-        room -= taken
+        split[log] = begin[log]
+        for count, end in zip(found[1][found[0] == distinct[0]].tolist(), found[3][found[0] == distinct[0]].tolist(), strict=True):
+            if room:
+                split[log] = end - max(0, count - room)
+                room -= min(room, count)
     return split
 
 
 def _commits(
     queue: Queue, begin: int, end: int, max_rows: int, max_bytes: int | None, read_batch: ReadBatch
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Commit sequence, rows and bytes of each commit in ``begin .. end``, as far as the limits could reach."""
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Commit sequence, rows, bytes and end of each commit in ``begin .. end``, as far as the limits could reach.
+
+    The offsets of rows that are deleted lie between ends.
+    """
     sequences: list[np.ndarray[Any, Any]] = []
     counts: list[np.ndarray[Any, Any]] = []
     sizes: list[np.ndarray[Any, Any]] = []
+    ends: list[np.ndarray[Any, Any]] = []
     rows = size = 0
     for run in queue.runs_between(begin, end):
         if run.sequence:
@@ -495,6 +514,7 @@ def _commits(
         sequences.append(found)
         counts.append(count)
         sizes.append(count * (run.size_bytes / max(run.count, 1)))
+        ends.append(run.first + np.cumsum(count))
         rows += run.count
         size += run.size_bytes
         # what was gathered of this queue alone is over the limit, so the limit falls inside it
@@ -505,4 +525,5 @@ def _commits(
         np.concatenate(sequences) if sequences else empty,
         np.concatenate(counts) if counts else empty,
         np.concatenate(sizes) if sizes else empty,
+        np.concatenate(ends) if ends else empty,
     )

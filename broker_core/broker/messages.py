@@ -313,7 +313,7 @@ class Messages(Topology):
             return
         initial = queue.sizes is None
         if initial:
-            for name in ("sizes", "sizes_sum", "held_bytes"):
+            for name in ("sizes", "sizes_sum", "held_bytes", "claimed_bytes"):
                 self.undo.attribute(queue, name)
             queue.sizes, queue.sizes_sum, start = {}, 0, queue.floor
         for first, end in queue.unsettled_within(start, queue.next_offset):
@@ -321,13 +321,12 @@ class Messages(Topology):
                 queue.add_size(offset, len(self.fetch(queue, offset).body))
         if initial:
             queue.held_bytes = sum(queue.sizes.get(offset, 0) for offset in queue.held) if queue.sizes else 0
+            queue.measure_claimed()
 
     def _ready_bytes(self, queue: Queue) -> int:
         if queue.sizes is None:
             self._measure(queue, queue.floor)
-        sizes = queue.sizes or {}
-        frozen = sum(size for offset, size in sizes.items() if offset < queue.claimed_end) if queue.owner else 0
-        return queue.sizes_sum - queue.held_bytes - frozen
+        return queue.sizes_sum - queue.held_bytes - queue.claimed_bytes
 
     def _overflow(self, change: Change, queue: Queue, now: int, dying: Dying) -> None:
         """Drop the oldest ready messages until the queue is within its limits (x-overflow drop-head).
@@ -444,10 +443,14 @@ class Messages(Topology):
                 self._enqueue(change, publishes, now, dying)
 
     def purge(self, change: Change, name: str, connection: object = None) -> int:
-        """Settle every visible message that nobody holds; how many. Raises QueueNotFound, ResourceLocked."""
-        queue = self.usable(name, connection)
+        """Settle every visible message that nobody holds; how many. Of a queue that an app owns only what that app skipped.
+
+        Raises QueueNotFound, ResourceLocked.
+        """
+        parts = self.queue(name).skipped()
+        queue = self.queue(name) if parts else self.usable(name, connection)
         count = 0
-        for start, end in queue.ready_offsets():
+        for start, end in parts or queue.ready_offsets():
             queue.settle(start, end)
             count += end - start
         queue.record(change)

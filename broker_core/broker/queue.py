@@ -3,9 +3,11 @@
 Not here: routing, reading of bodies, and who may do what (``topology.py``, ``broker.py``).
 
 Words: *settled* is acked, dead-lettered, expired or purged. *held* is in the hands of a channel or of a prepared transaction.
+*claimed* is in a range that the owning app was given and has not acked. *ready* is none of these. An entry is *needed* while it is
+not settled, or claimed: what is not needed any more may lose its bytes at any moment, and is never needed again.
 Offsets are dense, in commit order, end-exclusive in pairs. Readers look only below ``visible_end``.
 Invariant: ``floor`` is the first offset that is not settled; every hole lies above it, none touches it. A run leaves memory and
-catalog when all its entries are deletable: settled in an unowned queue, below ``acked`` in an owned one.
+catalog when none of its entries is needed. Below ``acked`` nothing is claimed: what is not settled there is skipped by the owner.
 Every mutator tells ``undo`` first what it is about to write (``undo.py``).
 """
 
@@ -68,11 +70,11 @@ class Queue:
         self.floor = 0
         self.next_offset = 0
         self.visible_end = 0
-        self.claimed_end = 0  # of an owned queue: entries below are frozen by claims
+        self.claimed = IntervalSet(undo=self._undo)  # of an owned queue: frozen until the owner has acked them
         self.dispatched_below = 0  # nothing at or above was ever handed out
         self.held: set[int] = set()
         self.sizes: dict[int, int] | None = None  # body sizes of unsettled entries, only under x-max-length-bytes
-        self.sizes_sum = self.held_bytes = 0  # of all of these, and of the held ones
+        self.sizes_sum = self.held_bytes = self.claimed_bytes = 0  # of all of these, of the held and of the claimed ones
         self._batches = batches
         self.delivery_limit: int | None = self.arguments.get("x-delivery-limit")
         counted = self.delivery_limit is not None or self.arguments.get("x-queue-type") == "quorum"
@@ -196,10 +198,10 @@ class Queue:
         return [run for run in self._runs[self._front :] if run.batch.batch_id in batch_ids]
 
     def needed_within(self, start: int, end: int) -> list[list[int]]:
-        """Offsets of [start, end) that are not deletable, as [start, end] pairs."""
-        return (
-            [[max(start, self.acked), end]] if self.owner and end > self.acked else [] if self.owner else self.unsettled_within(start, end)
-        )
+        """Offsets of [start, end) that are not settled, or claimed, as [start, end] pairs: those whose bytes are kept."""
+        unsettled = self.unsettled_within(start, end)
+        claimed = self.claimed.within(max(start, self.acked), end) if self.owner else []
+        return [list(part) for part in IntervalSet([*unsettled, *claimed])] if claimed else unsettled
 
     def record_last_run(self) -> RunRecord:
         """The run that was appended last, for the catalog."""
@@ -299,6 +301,9 @@ class Queue:
             settled = {offset: self.sizes[offset] for offset in range(start, end) if offset in self.sizes}
             undo.append((self.sizes.update, settled))
             undo.append((setattr, self, "sizes_sum", self.sizes_sum))
+            if self.owner:
+                undo.attribute(self, "claimed_bytes")
+                self.claimed_bytes -= self._claimed_size(start, end)
             for offset in settled:
                 del self.sizes[offset]
             self.sizes_sum -= sum(settled.values())
@@ -318,8 +323,7 @@ class Queue:
             else:
                 undo.item(self._hole_changes, low)
                 self._hole_changes[low] = high
-        if not self.owner:
-            self._free(start, end)
+        self._free(start, end)
 
     def _put_back(self, floor: int, acked: int, progress_dirty: bool) -> None:
         self.floor, self.acked, self._progress_dirty = floor, acked, progress_dirty
@@ -343,18 +347,25 @@ class Queue:
             self._count_changes.add(offset)
 
     def ack_to(self, offset: int) -> None:
-        """Everything below ``offset`` is settled and may be deleted: the source has acked it and the range after it (S5)."""
+        """Claimed entries below ``offset`` are settled and not needed: the source has acked them and the range after them (S5)."""
         if offset <= self.acked:
             return
-        self.settle(self.floor, offset)
+        self.settle_claimed(offset)
         self._undo.append((self._put_back, self.floor, self.acked, self._progress_dirty))
-        self.acked = offset
+        before, self.acked = self.acked, offset
+        self.claimed.drop_below(offset)
         self._progress_dirty = True
-        self._free(0, offset)
+        self._free(before, offset)
+
+    def settle_claimed(self, end: int) -> None:
+        """Claimed entries below ``end`` are consumed. What the owner skipped stays."""
+        for first, last in self.claimed.within(self.floor, end):
+            for start, stop in self.unsettled_within(first, last):
+                self.settle(start, stop)
 
     def _free(self, start: int, end: int) -> None:
-        """Drop the runs, of those that touch [start, end), whose entries are all deletable."""
-        limit = self.acked if self.owner else self.floor
+        """Drop the runs, of those that touch [start, end), of which no entry is needed."""
+        limit = min(self.floor, self._first_claimed()) if self.owner else self.floor
         if self._front < len(self._runs) and self._runs[self._front].end <= limit:
             self._undo.append((setattr, self, "_front", self._front))
             while self._front < len(self._runs) and self._runs[self._front].end <= limit:
@@ -365,12 +376,14 @@ class Queue:
             self._undo.append((self._put_runs, 0, 0, self._runs[: self._front], self._firsts[: self._front]))
             del self._runs[: self._front], self._firsts[: self._front]
             self._front = 0
-        if self.owner or not len(self._holes):
+        if not self.owner and not len(self._holes):
             return
         at = max(self._front, bisect_right(self._firsts, start) - 1)
         while at < len(self._runs) and self._runs[at].first < end:
             run = self._runs[at]
-            if run.end > self.floor and self._holes.covers(max(run.first, self.floor), run.end):
+            if (run.end <= self.floor or self._holes.covers(max(run.first, self.floor), run.end)) and not (
+                self.owner and self.claimed.within(max(run.first, self.acked), run.end)
+            ):
                 self._drop(run)
                 self._undo.append((self._put_runs, at, at, [run], [run.first]))
                 del self._runs[at], self._firsts[at]
@@ -390,34 +403,84 @@ class Queue:
             self._selected = None
 
     # -- ownership (protocol S6) ----------------------------------------------------------------------------------------
-    def own(self, app_id: str) -> None:
-        """From now on entries are deletable when acked, no more when settled. Who may own is the broker's rule."""
+    def own(self, app_id: str, start: int = 0) -> None:
+        """From now on claimed entries are needed until they are acked. The app skips what lies below ``start``: it stays as it is.
+
+        Who may own is the broker's rule.
+        """
         if self.owner != app_id:
             self._undo_ownership()
             self.owner = app_id
-            self.acked = self.claimed_end = self.floor
+            self.acked = max(self.floor, start)
             self._progress_dirty = True
 
-    def claim(self, end: int) -> None:
-        """Entries below ``end`` are claimed by the owner: frozen, and as good as handed out."""
+    def claim(self, start: int, end: int) -> None:
+        """[start, end) is claimed by the owner: frozen, and as good as handed out."""
         self._undo_ownership()
-        self.claimed_end = max(self.claimed_end, end)
+        self.acked = min(self.acked, max(start, self.floor))
+        if self.sizes is not None:
+            self.claimed_bytes += sum(self._size(first, last) for first, last in self.claimed.outside(start, end))
+        self.claimed.add(max(start, self.acked), end)
         self.dispatched_below = max(self.dispatched_below, end)
         self._progress_dirty = True
 
-    def release(self) -> None:
-        """Nobody owns the queue: claimed and unsettled entries are ready again, as redelivered."""
+    def unclaim(self) -> None:
+        """Claimed and unsettled entries are ready again, as redelivered."""
         self._undo_ownership()
-        self._sent.add(self.floor, max(self.floor, self.claimed_end))
-        self.owner = ""
-        self.acked = self.claimed_end = self.floor
+        for start, end in self.claimed:
+            self._sent.add(max(start, self.floor), end)
+        self.claimed = IntervalSet(undo=self._undo)
+        self.claimed_bytes = 0
         self._cursor, self._requeued = self.floor, IntervalSet(undo=self._undo)
+
+    def release(self) -> None:
+        """Nobody owns the queue."""
+        self.unclaim()
+        self.owner = ""
+        self.acked = self.floor
         self._progress_dirty = True
         self._free(0, self.next_offset)
 
     def _undo_ownership(self) -> None:
-        for name in ("owner", "acked", "claimed_end", "dispatched_below", "_cursor", "_requeued", "_progress_dirty"):
+        for name in ("owner", "acked", "claimed", "claimed_bytes", "dispatched_below", "_cursor", "_requeued", "_progress_dirty"):
             self._undo.attribute(self, name)
+
+    def skipped(self) -> list[list[int]]:
+        """Entries that the owner skipped and nobody settled, as [start, end] pairs."""
+        return self.unsettled_within(self.floor, self.acked) if self.owner else []
+
+    def first_to_read(self) -> int:
+        """The first offset that is not settled, of those that the owner does not skip."""
+        return self._holes.first_outside(max(self.floor, self.acked))
+
+    def reclaim(self, ranges: Iterable[Sequence[int]]) -> None:
+        """Only these ranges are claimed still."""
+        self.unclaim()
+        for start, end in ranges:
+            self.restore_claim(start, end)
+        self.measure_claimed()
+        self._progress_dirty = True
+        self._free(0, self.next_offset)
+
+    def measure_claimed(self) -> None:
+        """Sizes are known now."""
+        self._undo.attribute(self, "claimed_bytes")
+        self.claimed_bytes = sum(self._size(start, end) for start, end in self.claimed)
+
+    def _size(self, start: int, end: int) -> int:
+        return sum(self.sizes.get(offset, 0) for offset in range(start, end)) if self.sizes else 0
+
+    def _claimed_size(self, start: int, end: int) -> int:
+        return sum(self._size(first, last) for first, last in self.claimed.within(start, end))
+
+    def _first_claimed(self) -> int:
+        """The first claimed entry that is not acked; ``next_offset`` where there is none."""
+        found = self.claimed.within(self.acked, self.next_offset)
+        return found[0][0] if found else self.next_offset
+
+    def restore_claim(self, start: int, end: int) -> None:
+        """While loading, after the progress and before any ``reserve``: a claim that the catalog names."""
+        self.claimed.add(max(start, self.acked), end)
 
     def reserve(self, offset: int) -> None:
         """Offsets below ``offset`` are taken, though their entries may be gone (transient messages that a claim names)."""
@@ -435,6 +498,11 @@ class Queue:
         return max(0, self.visible_end - self.floor - self._holes.measure(self.floor, self.visible_end))
 
     @property
+    def to_read(self) -> int:
+        """Of these, what the owner does not skip."""
+        return self.messages - sum(end - start for start, end in self.skipped())
+
+    @property
     def unacknowledged(self) -> int:
         """Of these, held by channels or prepared transactions."""
         return len(self.held)
@@ -444,13 +512,13 @@ class Queue:
         """Entries that overflow may drop: neither settled, held nor claimed; those of the commit in hand count."""
         if not self.owner:
             return self.next_offset - self.floor - self._holes.total - len(self.held)
-        start = max(self.floor, self.claimed_end)
-        return self.next_offset - start - self._holes.measure(start, self.next_offset) - len(self.held)
+        frozen = sum(end - start - self._holes.measure(start, end) for start, end in self.claimed.within(self.floor, self.next_offset))
+        return self.next_offset - self.floor - self._holes.total - len(self.held) - frozen
 
     # -- dispatch -------------------------------------------------------------------------------------------------------
     def head(self, end: int) -> int | None:
         """The next ready offset below ``end``, requeued ones first, or by priority; it stays where it is. Raises CorruptSegment."""
-        start = max(self.floor, self.claimed_end) if self.owner else self.floor
+        start = self.floor
         if self.ranks is not None and not self.owner:
             offset = self.ranks.best(self)
             return offset if offset is not None else self.first_ready(max(self.visible_end, start), end)
@@ -466,10 +534,12 @@ class Queue:
         return self.first_ready(max(self._cursor, start), end)
 
     def first_ready(self, start: int, end: int) -> int | None:
-        """The first offset of [start, end) that is neither settled nor held."""
+        """The first offset of [start, end) that is neither settled, held nor claimed."""
         start = max(start, self.floor)
         while start < end:
             after = self._holes.first_outside(start)
+            if after == start and self.owner:
+                after = self.claimed.first_outside(start)
             if after == start:
                 if start not in self.held:
                     return start
@@ -493,6 +563,8 @@ class Queue:
             stop = min(stop, self._requeued.first()[1])
         if len(self._holes):
             stop = min(stop, self._holes.next_start(first, stop))
+        if self.owner:
+            stop = min(stop, self.claimed.next_start(first, stop))
         if first < self._held_ahead:
             stop = next((offset for offset in range(first, stop) if offset in self.held), stop)
         if first < self._cursor:
@@ -621,7 +693,6 @@ class Queue:
         for start, end in kept.outside(self.floor, self.next_offset):
             self.settle(start, end)
         self._cursor = self.floor
-        self.claimed_end = max(self.claimed_end, self.acked) if self.owner else 0
         self.visible_end = self.next_offset
         self.dispatched_below = min(self.dispatched_below, self.next_offset) if clean else self.next_offset
         self._sent.add(min(self.floor, self.acked), self.dispatched_below)

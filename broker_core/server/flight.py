@@ -106,7 +106,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             return answer
         batches: list[pa.RecordBatch] = []
         size = 0
-        for batch in self._engine.read_plan(plan):
+        for batch in self._engine.read_plan(plan, ticket):
             batches.append(batch)
             size += batch.nbytes
             if size > flight.SMALL_READ_BYTES:

@@ -537,7 +537,7 @@ def test_22_claimed_entries_neither_expire_nor_overflow_and_those_behind_them_do
     def claim(state: Any, change: Any, _now: int) -> None:
         queue = state.queue("q")
         state.own(change, queue, "etl")
-        queue.claim(2)
+        queue.claim(0, 2)
         queue.record(change)
 
     node.broker.run(claim)

@@ -123,7 +123,7 @@ def test_an_expired_message_of_an_owned_queue_expires_once_and_ends_the_sweep(no
     def consume(state: Any, change: Any, _now: int) -> None:
         queue = state.queue("q")
         state.own(change, queue, APP)
-        queue.claim(1)
+        queue.claim(0, 1)
         queue.settle(0, 1)
         queue.record(change)
 

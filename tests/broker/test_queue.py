@@ -165,6 +165,7 @@ def filled(count: int) -> Queue:
 def test_an_owned_queue_keeps_what_is_settled_until_its_source_acks() -> None:
     queue = filled(10)
     queue.own("app")
+    queue.claim(0, 10)
     queue.settle(0, 10)
     change = Change()
     queue.record(change)
@@ -181,7 +182,7 @@ def test_an_owned_queue_keeps_what_is_settled_until_its_source_acks() -> None:
 def test_a_release_makes_claimed_and_unsettled_entries_ready_again_as_redelivered() -> None:
     queue = filled(10)
     queue.own("app")
-    queue.claim(6)
+    queue.claim(0, 6)
     queue.settle(0, 4)
     queue.release()
     assert queue.take() == 4

@@ -1,0 +1,130 @@
+"""Reading ranges of queues: a plan says where the rows are, then batch by batch they are read.
+
+Not here: who may read which range (``broker/claim.py``), how a piece becomes rows (``assemble.py``), and how a client on the broker's
+host reads the files itself (``client.py``): the bytes at a place of a segment never change, so a place that was right stays right.
+
+Invariant: nobody gets a row whose bytes were taken. Bytes may go once no queue needs their row; a row that is not needed is never
+needed again. So bytes that were read are right if the queue still needs their rows when it is asked afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from broker_core.assemble import Piece, ReadPlan, assemble
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.interval import IntervalSet
+from broker_core.broker.queue import Queue
+from broker_core.broker.records import ClaimRecord
+from broker_core.errors import DataLoss, QueueNotFound
+from broker_core.local import LocalBroker
+
+PlanAgain = Callable[[str, int, int], ReadPlan]  # the same read of one slice, as of now
+
+
+class Reader:
+    def __init__(self, local: LocalBroker) -> None:
+        self._local = local
+
+    def plan(
+        self, state: BrokerState, slices: Sequence[tuple[str, int, int]], claim: ClaimRecord | None, *, fail_on_data_loss: bool
+    ) -> ReadPlan:
+        """Within a work. A claimed range is read as it was when it was claimed; without a claim what is not settled now is read.
+
+        Raises QueueNotFound, and DataLoss where rows of a claim are gone, if it is to fail.
+        """
+        pieces: list[Piece] = []
+        for log, start, end in slices:
+            queue = state.queue(log)
+            found = queue.runs_between(start, end)
+            if claim is None:
+                there = IntervalSet(queue.unsettled_within(start, end))
+                skipped, redelivered = there.outside(start, end), queue.redelivered_within(start, end)
+            else:
+                there = IntervalSet(queue.needed_within(start, end))
+                settled, redelivered = claim.skipped.get(log, []), claim.redelivered.get(log, [])
+                if fail_on_data_loss:
+                    rows = [(first, last) for run in found for first, last in there.within(run.first, run.end)]
+                    _require_all(log, start, end, rows, settled)
+                skipped = [[first, last] for first, last in IntervalSet([*there.outside(start, end), *settled])]
+            for run in found:
+                pieces.append(
+                    Piece(
+                        log=log,
+                        first=run.first,
+                        count=run.count,
+                        batch_id=run.batch_id,
+                        row=run.row,
+                        bitmap=bytes(run.bitmap),
+                        sequence=run.sequence,
+                        committed_at=run.committed_at,
+                        skipped=_clip(skipped, run.first, run.end),
+                        redelivered=_clip(redelivered, run.first, run.end),
+                        location=self._local.locate(run.batch_id),
+                        before=run.skip,
+                        queue_id=queue.queue_id,
+                    )
+                )
+        return ReadPlan(tuple(pieces))
+
+    def rows(self, plan: ReadPlan, again: PlanAgain) -> Iterator[pa.RecordBatch]:
+        """Raises DataLoss, CorruptSegment; QueueNotFound where the queue was deleted meanwhile."""
+        for piece in plan.pieces:
+            if IntervalSet(piece.skipped).covers(*_span(piece)):
+                continue
+            rows = self._rows(piece)
+            if rows is None:
+                yield from self.rows(again(piece.log, piece.first, piece.first + piece.count), again)
+            elif rows.num_rows:
+                yield rows
+
+    def _rows(self, piece: Piece) -> pa.RecordBatch | None:
+        """None where the plan does not hold any more."""
+        try:
+            batch = self._local.read_batch(piece.batch_id)  # 1. the bytes
+        except DataLoss:
+            with self._local.committer.lock:
+                queue = self._queue(piece)
+                if _needs(queue, piece) and all(run.batch_id == piece.batch_id for run in queue.runs_between(*_span(piece))):
+                    raise  # it should be there
+            return None
+        with self._local.committer.lock:  # 2. were they whole?
+            if not _needs(self._queue(piece), piece):
+                return None
+        return assemble(piece, batch)
+
+    def _queue(self, piece: Piece) -> Queue:
+        queue = self._local.state.queues.get(piece.log)
+        if queue is None or queue.queue_id != piece.queue_id:
+            raise QueueNotFound(f"queue '{piece.log}' in vhost '/' was deleted while it was read", "read it again")
+        return queue
+
+
+def _span(piece: Piece) -> tuple[int, int]:
+    return piece.first, piece.first + piece.count
+
+
+def _needs(queue: Queue, piece: Piece) -> bool:
+    """Whether all rows of a piece that are to be read are needed."""
+    return IntervalSet([*queue.needed_within(*_span(piece)), *piece.skipped]).covers(*_span(piece))
+
+
+def _clip(intervals: Iterable[Sequence[int]], first: int, last: int) -> tuple[tuple[int, int], ...]:
+    return tuple((max(start, first), min(end, last)) for start, end in intervals if start < last and end > first)
+
+
+def _require_all(log: str, start: int, end: int, found: Sequence[tuple[int, int]], skipped: Iterable[Sequence[int]]) -> None:
+    """Raises DataLoss unless every offset is there or was settled before the claim."""
+    at = start
+    for first, last in sorted([*found, *_clip(skipped, start, end)]):
+        if first > at:
+            break
+        at = max(at, last)
+    if at < end:
+        raise DataLoss(
+            f"messages of {log!r} from offset {at} on are gone, and the range {start} to {end} names them: they were acknowledged "
+            "by a newer checkpoint or "
+            "lost with an older data directory. Use the newest checkpoint, or set failOnDataLoss=false to go on without them"
+        )
