@@ -22,6 +22,7 @@ import pyarrow.flight as arrow_flight
 
 from broker_core import endpoint, errors, flight
 from broker_core.assemble import ReadPlan, assemble
+from broker_core.checks import checked_calls
 from broker_core.connection import CONNECT_S, FAILED, RECONNECT_S, Connection, Live
 from broker_core.engine import (
     AppInfo,
@@ -71,6 +72,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+@checked_calls()
 class BrokerClient:
     """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
 

@@ -25,6 +25,7 @@ from broker_core.broker.ledger import Ledger, public
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import AttemptRecord, LedgerRecord, OutcomeRecord, PartRecord
 from broker_core.broker.routing import Routed
+from broker_core.checks import checked_calls
 from broker_core.engine import (
     AppInfo,
     Available,
@@ -54,13 +55,14 @@ from broker_core.local import LocalBroker
 from broker_core.part_file import PartFile
 from broker_core.reader import Reader
 from broker_core.shield import uninterrupted
-from broker_core.staging import branch_checksum, part_checksum, parts, signed
+from broker_core.staging import branch_checksum, check_part, part_checksum, parts, signed
 from broker_core.store.port import BatchInfo
 
 INLINE_ROWS = 1_000
 INLINE_BYTES = 64 * 1024  # a part below both stays in the catalog, and its messages become rows of the open batch
 
 
+@checked_calls(but=("read_plan",))
 class EmbeddedEngine:
     """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` takes a writer's file into the store, where the store can."""
 
@@ -196,6 +198,7 @@ class EmbeddedEngine:
 
         Raises, as a publish does, RemoteProtocolError, PreconditionFailed, OptionError for a message that cannot be taken in.
         """
+        check_part(header, part, batch)
         if header.kind == "publish":
             check_rows(batch)
         inline = batch.num_rows <= INLINE_ROWS and batch.nbytes <= INLINE_BYTES
@@ -211,7 +214,8 @@ class EmbeddedEngine:
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
         here("engine.stage.appended")
         try:
-            for _, batch in adopted:
+            for part, (_, batch) in enumerate(adopted, first):
+                check_part(header, part, batch)
                 check_rows(batch)
         except TxmqError:
             taken = [info.batch_id for info, _ in adopted]

@@ -19,9 +19,11 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-START = "start"
+from broker_core.checks import Json
 
-Vector = dict[str, int | str]
+START: Literal["start"] = "start"
+
+Vector = dict[str, int | Literal["start"]]
 Ranges = dict[str, tuple[int, int]]  # log -> (start, end), concrete
 OnNewCheckpoint = Literal["fail", "resume"]
 BranchKind = Literal["publish", "append", "after_commit"]
@@ -95,7 +97,7 @@ class BranchHeader:
     token: str
     branch: str  # uuid made by the task: a retried or speculative attempt has another
     kind: BranchKind
-    target: Mapping[str, Any]
+    target: Mapping[str, Json]
     app_id: str = ""  # for attempts that the tasks open by staging (native sink, batch write)
     query_id: str = ""
     batch_id: int = -1

@@ -30,11 +30,11 @@ import json
 import types
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import pyarrow as pa
 
-from broker_core import errors
+from broker_core import checks, errors
 from broker_core.engine import BranchHeader, Engine, ReadTicket
 from broker_core.part_file import PartFile
 
@@ -101,6 +101,9 @@ class ChannelCall:
 # -- values ---------------------------------------------------------------------------------------------------------------
 
 
+_UNREADABLE = (ValueError, TypeError, KeyError, LookupError, AttributeError, OverflowError, RecursionError, OSError)
+
+
 def encode(value: Any) -> bytes:
     return json.dumps(_plain(value), separators=(",", ":")).encode()
 
@@ -109,8 +112,23 @@ def decode(kind: Any, data: bytes | pa.Buffer) -> Any:
     """The value of annotation ``kind`` that ``encode`` wrote. Raises RemoteProtocolError."""
     try:
         return _typed(kind, json.loads(bytes(data)) if len(data) else None)
-    except (ValueError, TypeError, KeyError) as error:
-        raise errors.RemoteProtocolError(f"cannot read a {getattr(kind, '__name__', kind)} from the other side: {error}") from error
+    except _UNREADABLE as error:
+        raise _unreadable(f"a {getattr(kind, '__name__', kind)}", error) from error
+
+
+def decode_checked(kind: Any, data: bytes | pa.Buffer, call: str) -> Any:
+    """The same for what a client sends with ``call``: all of it is what its annotations say. Raises RemoteProtocolError."""
+    value = decode(kind, data)
+    try:
+        checks.check_of(kind)(value)
+    except checks.Mismatch as wrong:
+        what = getattr(kind, "__name__", "what came")
+        raise errors.RemoteProtocolError(f"{call}: {what}{wrong.path} must be {wrong.allowed}, not {checks.shown(wrong.value)}") from None
+    return value
+
+
+def _unreadable(what: str, error: Exception) -> errors.RemoteProtocolError:
+    return errors.RemoteProtocolError(f"cannot read {what} from the other side: {type(error).__name__}: {str(error)[:200]}")
 
 
 def _plain(value: Any) -> Any:
@@ -123,58 +141,58 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, collections.abc.Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        plain = {str(key): _plain(item) for key, item in value.items()}
+        return {"$map": plain} if _is_marked(plain) else plain
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise errors.LocalProtocolError(f"a value of type {type(value).__name__} cannot cross to the broker: {value!r}")
 
 
+def _is_marked(value: dict[str, Any]) -> bool:
+    """``{"$bytes": ...}`` are bytes, ``{"$map": ...}`` is a table that would look like them."""
+    return len(value) == 1 and ("$bytes" in value or "$map" in value)
+
+
 def _typed(kind: Any, value: Any) -> Any:
-    if isinstance(value, dict) and len(value) == 1 and "$bytes" in value:
-        return base64.b64decode(value["$bytes"])
-    if kind is Any:
-        return _untyped(value)
-    if value is None:
-        return None
-    if kind is float:
-        return float(value)
-    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
-        hints = _hints(kind)
-        return kind(**{name: _typed(hints[name], item) for name, item in value.items() if name in hints})
+    """What has another form than its annotation is left as it is: a checker names it."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is None or origin is Literal:
-        return value
-    if origin in (Union, types.UnionType):
-        return _typed(_chosen(arguments, value), value)
-    if origin is tuple:
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple(_typed(arguments[0], item) for item in value)
-        return tuple(_typed(item_kind, item) for item_kind, item in zip(arguments, value, strict=True))
-    if origin in (dict, collections.abc.Mapping):
-        return {key: _typed(arguments[1], item) for key, item in value.items()}
-    return [_typed(arguments[0], item) for item in value]  # list, Sequence
-
-
-def _untyped(value: Any) -> Any:
+    if origin is Annotated:
+        return _typed(arguments[0], value)
     if isinstance(value, dict):
         if len(value) == 1 and "$bytes" in value:
-            return base64.b64decode(value["$bytes"])
-        return {key: _untyped(item) for key, item in value.items()}
+            return base64.b64decode(value["$bytes"], validate=True)
+        if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
+            hints = checks.hints_of(kind)
+            return kind(**{name: _typed(hints[name], item) for name, item in value.items() if name in hints})
+        if origin in (Union, types.UnionType):
+            return _typed(_chosen(arguments, (dict, collections.abc.Mapping)), value)
+        inner = arguments[1] if origin in (dict, collections.abc.Mapping) else Any
+        return {key: _typed(inner, item) for key, item in _unmarked(value).items()}
     if isinstance(value, list):
-        return [_untyped(item) for item in value]
-    return value
+        if origin in (Union, types.UnionType):
+            return _typed(_chosen(arguments, (list, tuple, collections.abc.Sequence)), value)
+        if origin is tuple and arguments[-1] is Ellipsis:
+            return tuple(_typed(arguments[0], item) for item in value)
+        if origin is tuple and len(arguments) == len(value):
+            return tuple(_typed(item_kind, item) for item_kind, item in zip(arguments, value, strict=True))
+        inner = arguments[0] if origin in (list, collections.abc.Sequence) else Any
+        return [_typed(inner, item) for item in value]
+    return float(value) if kind is float and type(value) is int else value
 
 
-def _chosen(kinds: tuple[Any, ...], value: Any) -> Any:
-    """The member of a union that ``value`` is; the unions of this contract are ``X | None`` and unions of scalars."""
-    if isinstance(value, (str, int, float, bool)):
-        return Any
-    return next(kind for kind in kinds if kind is not type(None) and kind not in (str, int, float, bool))
+def _unmarked(value: dict[str, Any]) -> dict[str, Any]:
+    inner = value.get("$map") if len(value) == 1 else None
+    return inner if isinstance(inner, dict) else value
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _chosen(kinds: tuple[Any, ...], origins: tuple[Any, ...]) -> Any:
+    """The member of a union that takes a value of this form; the unions of this contract are ``X | None`` and unions of scalars."""
+    for kind in kinds:
+        if get_origin(kind) in origins or (dict in origins and isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            return kind
+        if dict in origins and hasattr(kind, "_fields"):
+            return kind
+    return Any
 
 
 # -- methods --------------------------------------------------------------------------------------------------------------
@@ -190,7 +208,7 @@ METHODS = tuple(
 @cache
 def _signature(method: str) -> tuple[tuple[str, ...], dict[str, Any]]:
     function = getattr(Engine, method)
-    return tuple(inspect.signature(function).parameters)[1:], get_type_hints(function)
+    return tuple(inspect.signature(function).parameters)[1:], checks.hints_of(function)
 
 
 def encode_arguments(method: str, positional: tuple[Any, ...], named: dict[str, Any]) -> bytes:
@@ -198,16 +216,26 @@ def encode_arguments(method: str, positional: tuple[Any, ...], named: dict[str, 
     return encode({**dict(zip(names, positional, strict=False)), **named})
 
 
-def decode_arguments(method: str, data: bytes | pa.Buffer) -> dict[str, Any]:
-    names, hints = _signature(method)
+def decode_arguments(call: str, function: Any, data: bytes | pa.Buffer) -> dict[str, Any]:
+    """The arguments of ``function``, all of them as its annotations say. Raises RemoteProtocolError, OptionError."""
+    given = _object(call, data)
+    hints = checks.hints_of(function)
     try:
-        arguments = json.loads(bytes(data))
-        unknown = sorted(set(arguments) - set(names))
-        if unknown:
-            raise errors.RemoteProtocolError(f"{method} has no argument {unknown[0]!r}; client and broker are of different versions")
-        return {name: _typed(hints[name], value) for name, value in arguments.items()}
-    except (ValueError, TypeError, KeyError) as error:
-        raise errors.RemoteProtocolError(f"cannot read the arguments of {method}: {error}") from error
+        arguments = {name: _typed(hints.get(name, Any), value) for name, value in given.items()}
+    except _UNREADABLE as error:
+        raise _unreadable(f"the arguments of {call}", error) from error
+    checks.check_call(call, function, arguments)
+    return arguments
+
+
+def _object(call: str, data: bytes | pa.Buffer) -> dict[str, Any]:
+    try:
+        given = json.loads(bytes(data)) if len(data) else {}
+    except _UNREADABLE as error:
+        raise _unreadable(f"the arguments of {call}", error) from error
+    if not isinstance(given, dict):
+        raise errors.RemoteProtocolError(f"the arguments of {call} must be a dict, not {checks.shown(given)}")
+    return given
 
 
 def answer_type(method: str) -> Any:
@@ -226,8 +254,12 @@ def encode_rows(batches: collections.abc.Sequence[pa.RecordBatch], schema: pa.Sc
 
 
 def decode_rows(data: pa.Buffer | bytes) -> list[pa.RecordBatch]:
-    with pa.ipc.open_stream(data) as reader:
-        return list(reader)
+    """Raises RemoteProtocolError."""
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            return list(reader)
+    except (pa.ArrowException, *_UNREADABLE) as error:
+        raise _unreadable("rows", error) from error
 
 
 def encode_part(header: PartHeader, batch: pa.RecordBatch) -> bytes:
@@ -236,10 +268,15 @@ def encode_part(header: PartHeader, batch: pa.RecordBatch) -> bytes:
 
 
 def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.RecordBatch]:
-    length = int.from_bytes(bytes(data.slice(0, 4)), "little")
-    header: PartHeader = decode(PartHeader, data.slice(4, length))
-    (batch,) = decode_rows(data.slice(4 + length))
-    return header, batch
+    """Raises RemoteProtocolError."""
+    length = int.from_bytes(bytes(data[:4]), "little")
+    if length > len(data) - 4:
+        raise errors.RemoteProtocolError(f"stage: a header of {length} bytes is announced, and {max(0, len(data) - 4)} came")
+    header: PartHeader = decode_checked(PartHeader, data.slice(4, length), "stage")
+    batches = decode_rows(data.slice(4 + length))
+    if len(batches) != 1:
+        raise errors.RemoteProtocolError(f"stage: one batch of rows must come, not {len(batches)}")
+    return header, batches[0]
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------------

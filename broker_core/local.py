@@ -29,6 +29,7 @@ from broker_core.broker.content import check_properties
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.routing import select
 from broker_core.broker.transaction import Limits, Outcome, Settle, Spilled, State, Transaction, to_batch
+from broker_core.checks import check_call, checked, checked_calls
 from broker_core.committer import Committer, Work
 from broker_core.engine import PreparedInfo, QueueInfo
 from broker_core.errors import AccessRefused, OptionError, StoreError, StoreFailed, TxmqError
@@ -263,6 +264,7 @@ class LocalBroker:
             ]
         return sorted(found, key=lambda info: -info.age_s)
 
+    @checked
     def commit(self, xid: str) -> int:
         """Commit a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState.
 
@@ -272,10 +274,12 @@ class LocalBroker:
         log_dropped(xid, dropped)
         return dropped
 
+    @checked
     def rollback(self, xid: str) -> None:
         """Roll back a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState."""
         self.run(lambda state, change, now: state.rollback_prepared(change, xid, now))
 
+    @checked
     def outcome(self, xid: str) -> str:
         """Was it committed? For an xid or a commit token: prepared, committed or rolled_back. Raises UnknownTransaction."""
         return self.run(lambda state, _change, _now: state.outcome(xid))
@@ -305,6 +309,7 @@ class LocalBroker:
             self._store.close(clean=clean)
 
 
+@checked_calls(but=("publish", "get", "ack", "nack", "reject"))
 class LocalChannel:
     """A transactional channel in this process (semantics.md). For one thread at a time.
 
@@ -409,6 +414,8 @@ class LocalChannel:
         """
         channel = self._channel
         channel.check_open()
+        if type(exchange) is not str or (mandatory is not True and mandatory is not False):
+            check_call("publish", LocalChannel.publish, {"body": b"", "exchange": exchange, "mandatory": mandatory})
         if isinstance(properties, Properties):
             properties = properties.encode()
         if type(body) is not bytes or type(routing_key) is not str or type(properties) is not bytes:
@@ -437,6 +444,8 @@ class LocalChannel:
     @uninterrupted
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
         """The next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound, ResourceLocked."""
+        if type(queue) is not str or type(no_ack) is not bool:
+            check_call("get", LocalChannel.get, {"queue": queue, "no_ack": no_ack})
         channel = self._channel
         channel.check_open()
         self._committer.check()
@@ -468,12 +477,18 @@ class LocalChannel:
 
     def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
         """Raises PreconditionFailed for an unknown or repeated tag."""
+        if type(tag) is not int or type(multiple) is not bool:
+            check_call("ack", LocalChannel.ack, {"tag": tag, "multiple": multiple})
         self._settle(tag, "ack", multiple)
 
     def nack(self, tag: int = 0, *, multiple: bool = False, requeue: bool = True) -> None:
+        if type(tag) is not int or type(multiple) is not bool or type(requeue) is not bool:
+            check_call("nack", LocalChannel.nack, {"tag": tag, "multiple": multiple, "requeue": requeue})
         self._settle(tag, "requeue" if requeue else "reject", multiple)
 
     def reject(self, tag: int, *, requeue: bool = True) -> None:
+        if type(tag) is not int or type(requeue) is not bool:
+            check_call("reject", LocalChannel.reject, {"tag": tag, "requeue": requeue})
         self._settle(tag, "requeue" if requeue else "reject", False)
 
     @uninterrupted

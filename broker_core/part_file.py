@@ -20,6 +20,7 @@ import pyarrow as pa
 import xxhash
 
 from broker_core import failpoint
+from broker_core.checks import Unsigned
 from broker_core.errors import DiskFull, StoreFailed
 from broker_core.message import MESSAGE_SCHEMA
 
@@ -35,7 +36,7 @@ class FilePart:
     position: int
     length: int
     rows: int
-    checksum: int  # xxh3_64 of those bytes
+    checksum: Unsigned  # xxh3_64 of those bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class PartFile:
 
     pid: int
     descriptor: int
-    device: int
-    inode: int
+    device: Unsigned
+    inode: Unsigned
     size_bytes: int
     parts: tuple[FilePart, ...]
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker_core import errors, flight
+from broker_core.checks import check_call, checked_calls
 from broker_core.connection import Connection
 from broker_core.message import Delivery, Message
 from broker_core.properties import Properties
@@ -30,6 +31,7 @@ _keeper: threading.Thread | None = None
 _keeper_lock = threading.Lock()
 
 
+@checked_calls(but=("publish",))
 class RemoteChannel:
     """Not shared between threads: calls of two threads are put in some order. Close it, or use it in a ``with``."""
 
@@ -112,9 +114,12 @@ class RemoteChannel:
         In a transaction publishes are sent together, so an error may come with a later call. Then the transaction is rolled back and the
         channel closed: what follows a message that failed is not committed without it.
         """
-        if not isinstance(body, (bytes, bytearray, memoryview)):
-            raise errors.OptionError(f"a body must be bytes, not {type(body).__name__}; encode it first")
         encoded = properties.encode() if isinstance(properties, Properties) else properties
+        if not (type(body) is type(encoded) is bytes and type(exchange) is type(routing_key) is str and len(routing_key) < 64):
+            if not isinstance(body, (bytes, bytearray, memoryview)):
+                raise errors.OptionError(f"a body must be bytes, not {type(body).__name__}; encode it first")
+            given = {"body": body, "exchange": exchange, "routing_key": routing_key, "properties": encoded, "mandatory": mandatory}
+            check_call("publish", RemoteChannel.publish, given)
         message = {"body": bytes(body), "exchange": exchange, "routing_key": routing_key, "properties": encoded, "mandatory": mandatory}
         if not self._transactional:
             self.returned += self._say("publish", list[Message], **message)

@@ -20,6 +20,7 @@ from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
 
 PART_ROWS = 65_536
 PART_BYTES = 8 * 1024 * 1024
+MAX_PART_ROWS = 16 * PART_ROWS  # that a broker takes
 
 _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # checksums fit a bigint of Spark and an INTEGER of SQLite
 
@@ -49,6 +50,21 @@ def parts(rows: Iterable[pa.RecordBatch], header: BranchHeader) -> Iterator[pa.R
         yield from _cut(_normalised(rows, header.target))
     else:
         yield from _cut(rows)
+
+
+def check_part(header: BranchHeader, part: int, batch: pa.RecordBatch) -> None:
+    """A part has a number and so many rows, and Arrow can read them. Raises OptionError.
+
+    Arrow trusts what comes from elsewhere: an offset beyond its buffer would be found by whoever looks at the row. Rows of messages
+    are looked at as such (``broker/content.py``).
+    """
+    if part < 0 or batch.num_rows > MAX_PART_ROWS:
+        raise OptionError(f"part {part} of branch {header.branch!a} has {batch.num_rows} rows; a part has at most {MAX_PART_ROWS}")
+    if header.kind != "publish":
+        try:
+            batch.validate(full=True)
+        except (pa.ArrowException, ValueError) as error:
+            raise OptionError(f"part {part} of branch {header.branch!a} is damaged: {' '.join(str(error).split())[:200]}") from error
 
 
 def _cut(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -8,16 +8,20 @@ A client that says nothing for LEASE_S is gone, and its channel ends as an AMQP 
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import uuid
 from typing import Any
 
-from broker_core import errors, flight
+from broker_core import checks, errors, flight
 from broker_core.local import LocalBroker, LocalChannel
 
 LEASE_S = 60.0
 LOOK_S = 5.0  # how often leases are looked at
+
+WORDS = {name for name, member in vars(LocalChannel).items() if inspect.isfunction(member) and not name.startswith("_")} - {"close"}
+WORDS.add("publish_all")
 
 
 class _Held:
@@ -55,16 +59,17 @@ class Channels:
         held.used_at = time.monotonic()
         if word == "keepalive":
             return None
-        if word != "publish_all" and (word.startswith("_") or not callable(getattr(LocalChannel, word, None))):
+        if word not in WORDS:
             raise errors.RemoteProtocolError(f"a channel has no word {word!r}; client and broker are of different versions")
+        arguments = _arguments(word, call.arguments)
         with held.lock:
-            return self._once(held, word, call)
+            return self._once(held, word, call.number, arguments)
 
-    def _once(self, held: _Held, word: str, call: flight.ChannelCall) -> Any:
-        if call.number != held.number:
-            held.number, held.answer, held.error = call.number, None, None
+    def _once(self, held: _Held, word: str, number: int, arguments: dict[str, Any]) -> Any:
+        if number != held.number:
+            held.number, held.answer, held.error = number, None, None
             try:
-                held.answer = _said(held.channel, word, call.arguments)
+                held.answer = _said(held.channel, word, arguments)
             except Exception as error:  # kept as the answer: the call was made and is not made again
                 held.error = error
         held.used_at = time.monotonic()
@@ -103,6 +108,22 @@ class Channels:
         self._closed.set()
         for channel_id in list(self._held):
             self._end(channel_id)
+
+
+def _arguments(word: str, given: dict[str, Any]) -> dict[str, Any]:
+    """As the channel's method has them. Raises OptionError, and the call has not been made."""
+    call = f"channel.{word}"
+    if word != "publish_all":
+        checks.check_call(call, getattr(LocalChannel, word), given)
+        return given
+    messages = given.get("messages")
+    if not isinstance(messages, list) or len(given) != 1:
+        raise errors.OptionError(f"{call}: argument 'messages' must be a list, and the only one")
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise errors.OptionError(f"{call}: argument 'messages[{place}]' must be a dict, not {checks.shown(message)}")
+        checks.check_call(f"{call}: messages[{place}]", LocalChannel.publish, message)
+    return given
 
 
 def _said(channel: LocalChannel, word: str, arguments: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ import pyarrow.flight
 
 from broker_core import errors, failpoint, flight
 from broker_core.embedded import EmbeddedEngine
-from broker_core.engine import BranchHeader, ReadTicket
+from broker_core.engine import BranchHeader, Engine, ReadTicket
 from broker_core.local import LocalBroker
 from broker_core.message import READ_SCHEMA
 from broker_core.server.channels import Channels
@@ -71,20 +71,20 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def _answer(self, kind: str, word: str, body: pa.Buffer) -> list[Any]:
         if kind == "engine" and word in flight.METHODS:
-            arguments = flight.decode_arguments(word, body)
+            arguments = flight.decode_arguments(word, getattr(Engine, word), body)
             if word == "wait":
                 return [flight.encode(self._wait(**arguments))]
             return [flight.encode(getattr(self._engine, word)(**arguments))]
         if kind == "channel":
-            return [flight.encode(self._channels.call(word, flight.decode(flight.ChannelCall, body)))]
+            return [flight.encode(self._channels.call(word, flight.decode_checked(flight.ChannelCall, body, f"channel.{word}")))]
         if kind == "admin":
-            return [flight.encode(self._admin(word, flight.decode(dict[str, Any], body)))]
+            return [flight.encode(self._admin(word, body))]
         if word == "read":
-            return self._read(flight.decode(ReadTicket, body))
+            return self._read(flight.decode_checked(ReadTicket, body, "read"))
         if word == "stage":
             return [flight.encode(self._stage_part(*flight.decode_part(body)))]
         if word == "adopt":
-            return [flight.encode(self._stage_file(flight.decode(flight.FileHeader, body)))]
+            return [flight.encode(self._stage_file(flight.decode_checked(flight.FileHeader, body, "adopt")))]
         if word == "hello":
             return [flight.encode(self._hello)]
         raise errors.RemoteProtocolError(f"unknown action {kind}.{word}; client and broker are of different versions")
@@ -113,23 +113,27 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
                 return answer
         return [flight.encode(None), flight.encode_rows(batches, READ_SCHEMA)]
 
-    def _admin(self, word: str, arguments: dict[str, Any]) -> Any:
+    def _admin(self, word: str, body: pa.Buffer) -> Any:
         words: dict[str, Callable[..., Any]] = {
             "queues": self._broker.queues,
             "prepared": self._broker.prepared,
-            "committed": lambda token: committed(self._broker, token),
+            "committed": self._committed,
             "commit": self._broker.commit,
             "rollback": self._broker.rollback,
         }
         if word not in words:
             raise errors.RemoteProtocolError(f"unknown action admin.{word}; client and broker are of different versions")
-        return words[word](**arguments)
+        function = words[word]
+        return function(**flight.decode_arguments(f"admin.{word}", function, body))
+
+    def _committed(self, token: str) -> bool:
+        return committed(self._broker, token)
 
     # -- streams ----------------------------------------------------------------------------------------------------------
 
     def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
         with self._call("get"):
-            request: flight.Ticket = flight.decode(flight.Ticket, ticket.ticket)
+            request: flight.Ticket = flight.decode_checked(flight.Ticket, ticket.ticket, "get")
             if request.branches is not None:
                 rows = self._engine.read_branches(request.branches)
                 first = next(rows, None)
@@ -151,9 +155,9 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def do_put(self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any) -> None:
         with self._call("put"):
-            header: BranchHeader = flight.decode(BranchHeader, descriptor.command)
-            for chunk in reader:
-                part = int(bytes(chunk.app_metadata))
+            header: BranchHeader = flight.decode_checked(BranchHeader, descriptor.command or b"", "put")
+            for chunk in _chunks(reader):
+                part = _part_number(chunk.app_metadata)
                 receipt = self._stage_part(flight.PartHeader(header, part), chunk.data)
                 failpoint.here("server.reply.part")
                 writer.write(pa.py_buffer(flight.encode(receipt)))
@@ -198,6 +202,26 @@ def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iter
     if first is not None:
         yield first
     yield from rest
+
+
+def _chunks(reader: Any) -> Iterator[Any]:
+    """What a client streams. Raises RemoteProtocolError where that is no stream of batches."""
+    try:
+        for chunk in reader:
+            if chunk.data is None:
+                raise errors.RemoteProtocolError("put: a message without rows came")
+            yield chunk
+    except pyarrow.flight.FlightError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise errors.RemoteProtocolError(f"put: the stream cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def _part_number(metadata: pa.Buffer | None) -> int:
+    text = b"" if metadata is None else bytes(metadata)
+    if not text.isdigit() or len(text) > 18:
+        raise errors.RemoteProtocolError(f"put: the number of a part must come with its rows, not {text[:40]!r}")
+    return int(text)
 
 
 def committed(broker: LocalBroker, token: str) -> bool:
