@@ -14,14 +14,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, NullType, StructField, StructType
 
 from broker_core.errors import LineageConflict, OptionError
 from connector import delta_log
-from connector.delta_log import is_connect as is_connect
-from connector.delta_log import is_path as is_path
+from connector.table import Table, in_sql, is_path
 
 T = TypeVar("T")
 
@@ -43,25 +41,6 @@ _REFUSED_OPTIONS = {
     "replacewhere": "a micro-batch only appends",
     "partitionoverwritemode": "a micro-batch only appends",
 }
-
-
-def qualified(spark: SparkSession, table: str) -> str:
-    """One spelling per table, as far as it can be told: two appends under one txnVersion lose the second, silently."""
-    if not is_path(table):
-        if re.fullmatch(r"delta\.`[^`]+`", table):
-            return qualified(spark, table[len("delta.`") : -1])
-        parts = table.split(".")
-        if len(parts) == 1:
-            parts.insert(0, spark.catalog.currentDatabase())
-        if len(parts) == 2:
-            parts.insert(0, spark.catalog.currentCatalog())
-        return ".".join(parts).lower()
-    if is_connect(spark):
-        return table.rstrip("/")
-    jvm: Any = spark._jvm
-    path = jvm.org.apache.hadoop.fs.Path(table)
-    file_system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-    return str(file_system.makeQualified(path).toString())
 
 
 def writer_options(table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
@@ -91,7 +70,7 @@ def retried(write: Callable[[], T]) -> T:
 
 def append(
     rows: DataFrame,
-    table: str,
+    table: Table,
     *,
     txn_app_id: str,
     txn_version: int,
@@ -114,71 +93,62 @@ def append(
         writer = writer.option("txnAppId", txn_app_id).option("txnVersion", str(txn_version)).option("userMetadata", metadata)
         if partition_by:
             writer = writer.partitionBy(*partition_by)
-        if is_path(table):
-            writer.save(table)
+        if is_path(table.name):
+            writer.save(table.name)
             return
         spark.conf.set(_USER_METADATA, metadata)  # Delta forgets the option where saveAsTable creates the table
         try:
-            writer.saveAsTable(table)
+            writer.saveAsTable(table.name)
         finally:
             spark.conf.unset(_USER_METADATA)
 
-    if table_schema(spark, table) is not None and delta_log.forgets_transactions(spark, table):
+    if table.exists and delta_log.forgets_transactions(spark, table):
         known = delta_log.held(delta_log.commits(spark, table), batch, decided_at_us)
         if known:
             return
         if known is None:
             raise LineageConflict(
-                f"table {table!r} forgets which batches it has (delta.setTransactionRetentionDuration), and its log was cleaned since "
+                f"table {table.name!r} forgets which batches it has (delta.setTransactionRetentionDuration), and its log was cleaned since "
                 f"batch {txn_version} of app {batch['app_id']!r} was decided: nobody can tell whether it has these rows. {UNAPPLIED}"
             )
     retried(write)
     require_held(spark, table, txn_app_id, batch, decided_at_us)
 
 
-def require_held(spark: SparkSession, table: str, txn_app_id: str, batch: Mapping[str, Any], decided_at_us: int) -> None:
+def require_held(spark: SparkSession, table: Table, txn_app_id: str, batch: Mapping[str, Any], decided_at_us: int) -> None:
     """Raises LineageConflict unless the table has the commit of this very batch."""
     known = delta_log.held(delta_log.commits(spark, table, fresh=False), batch, decided_at_us)
     if known or (known is None and delta_log.stored_at_ms(spark, table, txn_app_id) >= decided_at_us // 1000):
         return
     raise LineageConflict(
-        f"Delta has skipped batch {batch['sequence']} of app {batch['app_id']!r}: table {table!r} holds a batch with this number that is "
-        "another one. An older copy of the broker's data directory was restored, or two copies of it are in use; its rows are kept. "
+        f"Delta has skipped batch {batch['sequence']} of app {batch['app_id']!r}: table {table.name!r} holds another batch "
+        "with this number. An older copy of the broker's data directory was restored, or two copies of it are in use; its rows are kept. "
         f"{UNAPPLIED}"
     )
 
 
-def table_schema(spark: SparkSession, table: str) -> StructType | None:
+def table_schema(spark: SparkSession, table: Table) -> StructType | None:
     """The table's columns; None where there is no Delta table yet."""
-    if not is_path(table):
-        return spark.table(table).schema if spark.catalog.tableExists(table) else None
-    try:
-        return spark.read.format("delta").load(table).schema
-    except AnalysisException:  # Spark has an error class of its own for each way in which nothing is there
-        return None
+    return spark.table(in_sql(table.name)).schema if table.exists else None
 
 
-def stored_version(spark: SparkSession, table: str, txn_app_id: str) -> int:
-    """The last txnVersion that the table holds for this app, 0 for none."""
-    return 0 if table_schema(spark, table) is None else delta_log.stored_version(spark, table, txn_app_id)
-
-
-def refuse_a_restarted_sequence(spark: SparkSession, table: str, txn_app_id: str, app_id: str, decided: Callable[[], int]) -> None:
+def refuse_a_restarted_sequence(spark: SparkSession, table: Table, txn_app_id: str, app_id: str, decided: Callable[[], int]) -> None:
     """Raises LineageConflict where the table holds later batches of this data directory than it knows (``decided``)."""
-    stored = stored_version(spark, table, txn_app_id)
+    stored = delta_log.stored_version(spark, table, txn_app_id) if table.exists else 0
     if stored and stored > (known := decided()):  # asked behind the look at the table: another driver may decide meanwhile
         raise LineageConflict(
-            f"Delta table {table!r} holds batch {stored} of app {app_id!r}, and the broker has decided only {known}: an older copy of the "
-            "broker's data directory was restored, and Delta would skip rows. Nothing was done; restore the newest data directory, or go "
-            "on with a new app_id, which appends what was decided since that copy once more"
+            f"Delta table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only {known}: an older copy of "
+            "the broker's data directory was restored, and Delta would skip rows. Nothing was done; restore the newest data directory, or "
+            "go on with a new app_id, which appends what was decided since that copy once more"
         )
 
 
-def check_append(spark: SparkSession, table: str, schema: StructType, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
+def check_append(spark: SparkSession, found: Table, schema: StructType, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
     """What can be known before the decision about an append that would fail after it. Raises OptionError.
 
     After the decision a failing append stops the pipeline until somebody changes the table, so the check is worth its time.
     """
+    table = found.name
     names = [name.lower() for name in schema.names]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
@@ -189,7 +159,7 @@ def check_append(spark: SparkSession, table: str, schema: StructType, options: M
     for column in schema:
         if _has_void(column.dataType):
             raise OptionError(f"append to {table!r}: column {column.name!r} has type void, which Delta cannot write; cast it")
-    existing = table_schema(spark, table)
+    existing = table_schema(spark, found)
     if existing is None:
         bad = [name for name in schema.names if re.search(r"[ ,;{}()\n\t=]", name)]
         if bad:

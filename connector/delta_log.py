@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
+from connector.table import Table, in_sql, is_connect, log_at, resolve, snapshot_at
+
 # A commit is stamped by a driver's clock and a decision by the broker's: so far apart they may be.
 CLOCKS_APART_MS = 24 * 3600 * 1000
 _PAGES = (1, 100, 10_000)
@@ -25,35 +27,17 @@ class Commit(NamedTuple):
     metadata: dict[str, Any]  # what the writer left in userMetadata
 
 
-def is_connect(session_or_frame: object) -> bool:
-    """Whether this session or DataFrame belongs to Spark Connect."""
-    return type(session_or_frame).__module__.startswith("pyspark.sql.connect")
+def _location(spark: SparkSession, table: Table) -> str:
+    """Also of a table that was not there when it was looked up."""
+    return resolve(spark, table.name).location if table.location.startswith("name:") else table.location
 
 
-def is_path(table: str) -> bool:
-    """``lake/flights``, ``/lake/flights`` and ``s3://...`` are paths; ``flights``, ``db.flights`` and ``delta.`/x``` are names."""
-    return "/" in table and "`" not in table
-
-
-def in_sql(table: str) -> str:
-    """The table as SQL names it."""
-    return f"delta.`{table}`" if is_path(table) else table
-
-
-def delta_log(spark: SparkSession, table: str) -> Any:
-    """Delta's own object for the log of an existing table; not on Connect."""
-    jvm: Any = spark._jvm
-    at = table if is_path(table) else str(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["location"])
-    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, at)
-
-
-def snapshot(spark: SparkSession, table: str) -> Any:
+def snapshot(spark: SparkSession, table: Table) -> Any:
     """Delta's snapshot of an existing table as it is now, whoever wrote it; not on Connect."""
-    nothing = spark._jvm.scala.Option.empty()  # type: ignore[union-attr]
-    return delta_log(spark, table).update(False, nothing, nothing)
+    return snapshot_at(spark, _location(spark, table))
 
 
-def commits(spark: SparkSession, table: str, *, fresh: bool = True) -> Iterator[Commit]:
+def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterator[Commit]:
     """The commits of an existing table, newest first, as far back as its log goes.
 
     ``fresh`` False spares a listing: enough for what this process has just written.
@@ -61,7 +45,7 @@ def commits(spark: SparkSession, table: str, *, fresh: bool = True) -> Iterator[
     if is_connect(spark):
         yield from _told_history(spark, table)
         return
-    log = delta_log(spark, table)
+    log = log_at(spark, _location(spark, table))
     jvm: Any = spark._jvm
     configuration = log.newDeltaHadoopConf()
     newest = snapshot(spark, table) if fresh else log.unsafeVolatileSnapshot()
@@ -87,10 +71,10 @@ def _commit(version: int, lines: Any) -> Commit:
     return Commit(version, 0, {})
 
 
-def _told_history(spark: SparkSession, table: str) -> Iterator[Commit]:
+def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
     below = None
     for limit in _PAGES:
-        rows = spark.sql(f"DESCRIBE HISTORY {in_sql(table)} LIMIT {limit}").select("version", "timestamp", "userMetadata").collect()
+        rows = spark.sql(f"DESCRIBE HISTORY {in_sql(table.name)} LIMIT {limit}").select("version", "timestamp", "userMetadata").collect()
         for row in rows:
             if below is None or row["version"] < below:
                 below = int(row["version"])
@@ -117,7 +101,7 @@ def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:
     return all(metadata.get(name) == batch[name] for name in ("app_id", "query_id", "batch_id", "sequence"))
 
 
-def stored_version(spark: SparkSession, table: str, txn_app_id: str) -> int:
+def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     """The last txnVersion that an existing table holds for this app, 0 for none; on Connect as far as its last 100 commits tell."""
     if is_connect(spark):
         found = [0]
@@ -130,11 +114,11 @@ def stored_version(spark: SparkSession, table: str, txn_app_id: str) -> int:
     return int(found_version.get()) if found_version.isDefined() else 0
 
 
-def stored_at_ms(spark: SparkSession, table: str, txn_app_id: str) -> int:
+def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     """When the table took the last txnVersion of this app; 0 where that is not known."""
     if is_connect(spark):
         return 0
-    transactions = delta_log(spark, table).unsafeVolatileSnapshot().setTransactions().iterator()
+    transactions = snapshot(spark, table).setTransactions().iterator()
     while transactions.hasNext():
         transaction = transactions.next()
         if transaction.appId() == txn_app_id and transaction.lastUpdated().isDefined():
@@ -142,10 +126,10 @@ def stored_at_ms(spark: SparkSession, table: str, txn_app_id: str) -> int:
     return 0
 
 
-def forgets_transactions(spark: SparkSession, table: str) -> bool:
+def forgets_transactions(spark: SparkSession, table: Table) -> bool:
     """Whether an existing table forgets, after some time, which txnVersion it has seen."""
     if is_connect(spark):
-        properties = spark.sql(f"DESCRIBE DETAIL {in_sql(table)}").collect()[0]["properties"]
+        properties = spark.sql(f"DESCRIBE DETAIL {in_sql(table.name)}").collect()[0]["properties"]
         return _RETENTION in (properties or {})
     configuration = snapshot(spark, table).metadata().configuration()
     return bool(configuration.contains(_RETENTION))

@@ -15,6 +15,7 @@ follows from the engine's ledger entry and is repeated until it is done: rule by
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ from connector import delta, staging
 from connector.ledger import DeltaLedger, offsets_of
 from connector.options import WriteOptions, write_options
 from connector.schema import check_publish_columns
+from connector.table import Table, is_connect, is_path, resolve
 
 log = logging.getLogger("txmq")
 
@@ -152,13 +154,13 @@ class BatchTransaction:
         spark = rows.sparkSession
         chosen, columns = delta.writer_options(table, options)
         schema = delta.nullable(rows.schema)
-        name = delta.qualified(spark, table)
-        txn = txn_app_id(self.app_id, self._owner.engine.identity())
-        # the name under which Delta will know the append is decided with it: whatever follows, a repeated append has the same one
-        target = {"table": name, "options": chosen, "partition_by": columns, "schema": schema.json(), "txn_app_id": txn}
-        self._same_target("append", name, target, schema)
-        self._owner.check_table(spark, name, schema, chosen, columns, txn)
-        self._stage(rows, "append", target)
+        found = resolve(spark, table)
+        # what Delta will know the append by is decided with it: whatever follows, a repeated append is known by the same
+        txn = txn_app_id(self.app_id, self._owner.engine.identity(), found.location)
+        target = {"options": chosen, "partition_by": columns, "schema": schema.json(), "txn_app_id": txn, "location": found.location}
+        self._same_target("append", found.location, target, schema)
+        self._owner.check_table(spark, found, schema, chosen, columns, txn)
+        self._stage(rows, "append", {**target, "table": found.name, "table_id": found.table_id})
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
         """Hand ``rows`` to the function ``name`` of ``transactional(after_commit=...)`` after the decision: at least once, in order.
@@ -314,7 +316,7 @@ class Transactional:
 
     def _identity(self, spark: SparkSession, engine: Engine) -> tuple[str, bool]:
         """(query_id, whether the commit consumes what the batch has read)."""
-        if not delta.is_connect(spark):
+        if not is_connect(spark):
             query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
             if not query_id:
                 raise OptionError("transactional runs within foreachBatch of a streaming query, and this thread belongs to none")
@@ -343,18 +345,18 @@ class Transactional:
         return staging.engine_at(self.address)
 
     def check_table(
-        self, spark: SparkSession, table: str, schema: StructType, options: Mapping[str, str], columns: list[str], txn: str
+        self, spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], columns: list[str], txn: str
     ) -> None:
         """Once per process and shape: would this append fail after the decision, or be skipped?"""
-        if (table, txn) not in self._guarded:
+        if (table.table_id, txn) not in self._guarded:
 
             def decided() -> int:
                 last = self.engine.last_entry(self.app_id)
                 return 0 if last is None else last.sequence
 
             delta.refuse_a_restarted_sequence(spark, table, txn, self.app_id, decided)
-            self._guarded.add((table, txn))
-        shape = (table, schema.json(), repr(sorted(options.items())), *columns)
+            self._guarded.add((table.table_id, txn))
+        shape = (table.table_id, table.name, schema.json(), repr(sorted(options.items())), *columns)
         if shape not in self._checked:
             delta.check_append(spark, table, schema, options, columns)
             self._checked.add(shape)
@@ -365,9 +367,9 @@ class Transactional:
             tables, functions = _grouped(entry)
             for name in functions:  # before the first effect of this batch
                 self.function(name)
-            for number, (table, parts) in enumerate(tables.items()):
+            for number, parts in enumerate(tables.values()):
                 failpoint.here(f"foreach.applying.{number}")
-                self._append_to(spark, table, entry, parts)
+                self._append_to(spark, entry, parts)
                 failpoint.here(f"foreach.applied.{number}")
             for name, parts in functions.items():
                 self.function(name)(self._rows(spark, parts), entry.sequence)
@@ -375,9 +377,16 @@ class Transactional:
             engine.mark_applied(self.app_id, entry.sequence)
             failpoint.here("foreach.marked")
 
-    def _append_to(self, spark: SparkSession, table: str, entry: LedgerEntry, parts: list[ToApply]) -> None:
+    def _append_to(self, spark: SparkSession, entry: LedgerEntry, parts: list[ToApply]) -> None:
         if not sum(part.rows for part in parts):
             return  # a Delta commit costs as much empty as full
+        # a table that is spelled both ways and not there yet: by its name the catalog gets to know it
+        table = resolve(spark, min((part.target["table"] for part in parts), key=is_path))
+        if any(part.target.get("table_id") for part in parts) and not table.exists:
+            raise OptionError(
+                f"table {table.name!r} was dropped after batch {entry.sequence} of app {self.app_id!r} was decided and not applied; "
+                f"create it again and start the query. {delta.UNAPPLIED}"
+            )
         delta.append(
             self._rows(spark, parts),
             table,
@@ -398,7 +407,7 @@ class Transactional:
     def _start_ledger(self, spark: SparkSession, engine: Engine, query_id: str) -> None:
         if self._ledger_table is None:
             return
-        if delta.is_connect(spark):
+        if is_connect(spark):
             self._ledger = DeltaLedger(spark, self._ledger_table, engine, self.app_id)
             return
         # the user's session: the batch's is a clone of it, whose listeners hear nothing
@@ -425,18 +434,21 @@ class Transactional:
         ledger.flush(timeout_s)
 
 
-def txn_app_id(app_id: str, identity: str) -> str:
-    """What Delta knows an app's appends by: batch numbers count within one data directory."""
-    return f"{app_id}@{identity}"
+def txn_app_id(app_id: str, identity: str, location: str) -> str:
+    """What Delta knows an app's appends to a table by: batch numbers count within one data directory.
+
+    The location is in it for what nobody can tell to be one table, as ``s3://b/t`` and ``s3a://b/t``: two commits instead of one.
+    """
+    return f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
 
 
 def _grouped(entry: LedgerEntry) -> tuple[dict[str, list[ToApply]], dict[str, list[ToApply]]]:
-    """What is to apply, by table and by function name, each in the order of staging."""
+    """What is to apply, by table (not its spelling) and by function name, each in the order of staging."""
     tables: dict[str, list[ToApply]] = {}
     functions: dict[str, list[ToApply]] = {}
     for part in entry.to_apply:
         if part.kind == "append":
-            tables.setdefault(part.target["table"], []).append(part)
+            tables.setdefault(part.target.get("location", part.target["table"]), []).append(part)
         elif part.kind == "after_commit":
             functions.setdefault(part.target["name"], []).append(part)
     return tables, functions
@@ -471,7 +483,7 @@ def _shortened(error: BaseException) -> Exception:
 
 def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
     """Whether executing ``frame`` executed every row of ``batch``. False wherever that is not certain: then it is executed once more."""
-    if delta.is_connect(frame):
+    if is_connect(frame):
         return False
     with suppress(Exception):  # the plan is Spark's private matter; not to understand it costs one execution, no more
         nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())

@@ -23,7 +23,7 @@ from broker_core import failpoint
 from broker_core.engine import Engine, LedgerEntry
 from broker_core.errors import LineageConflict, TxmqError
 from connector import delta
-from connector.delta_log import in_sql
+from connector.table import in_sql, is_connect, resolve
 
 log = logging.getLogger("txmq")
 
@@ -75,11 +75,12 @@ def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
 
 def held_tokens(spark: SparkSession, table: str, tokens: Sequence[str]) -> set[str]:
     """Which of these batches the ledger table has."""
-    if delta.table_schema(spark, table) is None:
+    found = resolve(spark, table)
+    if not found.exists:
         return set()
     wanted = spark.createDataFrame([(token,) for token in tokens], "token string")
-    found = spark.table(in_sql(table)).select("token").join(wanted, "token", "left_semi").distinct().collect()
-    return {str(row["token"]) for row in found}
+    rows = spark.table(in_sql(found.name)).select("token").join(wanted, "token", "left_semi").distinct().collect()
+    return {str(row["token"]) for row in rows}
 
 
 class DeltaLedger:
@@ -125,7 +126,8 @@ class DeltaLedger:
             last = self._engine.last_entry(self._app_id)
             return 0 if last is None else last.sequence
 
-        delta.refuse_a_restarted_sequence(spark, self._table, txn_app_id, self._app_id, decided)
+        table = resolve(spark, self._table)
+        delta.refuse_a_restarted_sequence(spark, table, txn_app_id, self._app_id, decided)
         held = held_tokens(spark, self._table, [entry.token for entry in entries])
         while entries and entries[0].token in held:
             self._engine.mark_mirrored(self._app_id, entries.pop(0).sequence)
@@ -136,7 +138,7 @@ class DeltaLedger:
         rows = spark.createDataFrame(ledger_rows(entry), LEDGER_COLUMNS).coalesce(1)
         delta.append(
             rows,
-            self._table,
+            resolve(spark, self._table),
             txn_app_id=self._txn_app_id,
             txn_version=entry.sequence,
             batch=offsets_of(entry),
@@ -150,13 +152,13 @@ class DeltaLedger:
         """Many entries in one commit. By key, because another writer may have appended some of them meanwhile; under the same
         txnAppId, because Delta lets a blind append pass beside a MERGE, and refuses two commits of one app."""
         last = entries[-1]
-        if delta.table_schema(spark, self._table) is None:
+        if not resolve(spark, self._table).exists:
             self._append(spark, entries[0])
             entries = entries[1:]
         rows = spark.createDataFrame([row for entry in entries for row in ledger_rows(entry)], LEDGER_COLUMNS).coalesce(1)
         view = f"txmq_ledger_{uuid.uuid4().hex}"
         match = " AND ".join(f"held.{name} <=> new.{name}" for name in _KEY)
-        table = in_sql(self._table)
+        table = in_sql(resolve(spark, self._table).name)
 
         def write() -> None:
             rows.createOrReplaceTempView(view)
@@ -250,7 +252,7 @@ class DeltaLedger:
 
     def _stopped(self) -> bool:
         """Whether ``spark.stop()`` came first: then the next start repairs the table."""
-        if delta.is_connect(self._spark):
+        if is_connect(self._spark):
             client: Any = self._spark
             return bool(client.is_stopped)
         context: Any = self._spark.sparkContext

@@ -19,10 +19,10 @@ from pyspark.sql.streaming.listener import (
 )
 
 from broker_core.errors import OptionError
-from connector import delta
 from connector.ledger import DeltaLedger, log
 from connector.options import write_options
 from connector.staging import engine_at
+from connector.table import is_connect
 
 FLUSH_AT_END_S = 30.0
 
@@ -89,7 +89,7 @@ def mirror_offsets(spark: SparkSession, *, ledger: str, app_id: str, url: str | 
     given = {"url": url, "data": data, "appId": app_id}
     address = write_options({name: value for name, value in given.items() if value is not None}, "stream write").address
     engine = engine_at(address)
-    session = spark if delta.is_connect(spark) else spark.newSession()
+    session = spark if is_connect(spark) else spark.newSession()
     table = DeltaLedger(session, ledger, engine, app_id)
     listener = FlushAtEnd(table, each_progress=True)
     table.start()

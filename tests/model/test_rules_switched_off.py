@@ -26,6 +26,7 @@ from connector import delta, staging
 from connector.foreach_batch import BatchTransaction, Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
 from connector.source import TxmqStreamReader
+from connector.table import Table
 from tests.model.world import Violation, World, require, world
 
 Patch = pytest.MonkeyPatch
@@ -476,7 +477,9 @@ def apply_at_the_next_start(patch: Patch) -> None:
 
 def append_at_once(patch: Patch) -> None:
     def without(tx: BatchTransaction, rows: Any, table: str, **_options: Any) -> None:
-        delta.append(rows, table, txn_app_id=tx.app_id, txn_version=tx.sequence, batch={"token": tx._token}, decided_at_us=0)
+        delta.append(
+            rows, Table(table, table, ""), txn_app_id=tx.app_id, txn_version=tx.sequence, batch={"token": tx._token}, decided_at_us=0
+        )
 
     patch.setattr(BatchTransaction, "append", without)
 

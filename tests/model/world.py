@@ -27,6 +27,7 @@ from broker_core.errors import ResourceLocked, TxmqError
 from broker_core.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from connector.ledger import DeltaLedger
+from connector.table import Table
 from tests.model.actors import Actor, point
 from tests.model.driver import ROW, URL, Driver
 from tests.model.fake_spark import Checkpoint, ConcurrentQuery, Delta, Frame, Session, install_task_context
@@ -413,6 +414,7 @@ def world(**options: Any) -> Iterator[World]:
     import broker_core.client
     import connector.delta
     import connector.delta_log
+    import connector.foreach_batch
     import connector.ledger
     import connector.options
     import connector.staging
@@ -422,11 +424,13 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(broker_core.client, "connect", lambda **_: gate)
         patch.setattr(connector.staging, "connect", lambda **_: gate)
         patch.setattr(connector.options, "connect", lambda **_: gate)
-        patch.setattr(connector.delta, "is_connect", lambda _session: _current[-1].sink == "connect")
-        patch.setattr(connector.delta, "qualified", lambda _spark, table: table)
-        patch.setattr(connector.delta, "table_schema", lambda _spark, table: ROW if table in _current[-1].delta.tables else None)
-        patch.setattr(connector.delta_log, "stored_version", lambda _spark, table, app: _current[-1].delta.version(table, app))
-        patch.setattr(connector.delta_log, "commits", lambda _spark, table, fresh=True: _current[-1].delta.history(table))
+        for module in (connector.ledger, connector.foreach_batch):
+            patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
+        for module in (connector.ledger, connector.foreach_batch):
+            patch.setattr(module, "resolve", lambda _spark, name: Table(name, name, name if name in _current[-1].delta.tables else ""))
+        patch.setattr(connector.delta, "table_schema", lambda _spark, table: ROW if table.name in _current[-1].delta.tables else None)
+        patch.setattr(connector.delta_log, "stored_version", lambda _spark, table, app: _current[-1].delta.version(table.name, app))
+        patch.setattr(connector.delta_log, "commits", lambda _spark, table, fresh=True: _current[-1].delta.history(table.name))
         patch.setattr(connector.delta_log, "forgets_transactions", lambda _spark, _table: False)
         patch.setattr(connector.ledger, "held_tokens", lambda _spark, table, _tokens: {row[3] for row in _current[-1].delta.rows(table)})
         patch.setattr(staging, "PART_ROWS", 2)  # branches of several parts

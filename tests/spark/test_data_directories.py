@@ -17,6 +17,7 @@ from connector import delta, foreach_batch, staging
 from connector.foreach_batch import BatchTransaction, transactional
 from connector.ledger import DeltaLedger
 from connector.options import write_options
+from connector.table import resolve
 from tests.spark.conftest import Rig
 from tests.spark.pipelines import delta_rows, delta_transactions
 
@@ -97,11 +98,11 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
     opened = engine.open_batch("app", "third", 0, "resume")
     decided = engine.commit_batch("app", "third", 0, opened.token, []).entry
     rows = place.spark.createDataFrame([("x",)], "body string")
-    txn = foreach_batch.txn_app_id("app", engine.identity())
+    txn = foreach_batch.txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
     with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
         delta.append(
             rows,
-            str(place.table),
+            resolve(place.spark, str(place.table)),
             txn_app_id=txn,
             txn_version=2,
             batch=foreach_batch.offsets_of(decided),
@@ -118,7 +119,7 @@ def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
     engine = place.rig.broker.engine
     rows_of = {body: spark.createDataFrame([(body,)], "body string") for body in "abc"}
     schema = delta.nullable(rows_of["a"].schema).json()
-    target = {"table": delta.qualified(spark, str(place.table)), "options": {}, "partition_by": [], "schema": schema}
+    target = {"table": resolve(spark, str(place.table)).name, "options": {}, "partition_by": [], "schema": schema}
     for number, (body, rows) in enumerate(rows_of.items()):
         opened = engine.open_batch("app", "earlier", number, "fail")
         address = write_options({"url": place.rig.broker.url, "appId": "app"}, "stream write").address
@@ -134,7 +135,8 @@ def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
             engine.mark_applied("app", entry.sequence)
     place.run("d", on_new_checkpoint="resume")
     assert place.bodies() == ["a", "b", "c", "d"]
-    assert delta_transactions(place.table) == [("app", 1), ("app", 2), ("app", 3), (f"app@{engine.identity()}", 4)]
+    txn = (foreach_batch.txn_app_id("app", engine.identity(), resolve(spark, str(place.table)).location), 4)
+    assert delta_transactions(place.table) == [("app", 1), ("app", 2), ("app", 3), txn]
 
 
 def test_ledger_rows_that_an_earlier_version_wrote_are_not_written_again(place: Place) -> None:

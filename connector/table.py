@@ -1,0 +1,226 @@
+"""Which table a spelling means: a name, a path, a url, a symbolic link, and where its Delta log is.
+
+Not here: what the log says (delta_log.py), what fits into the table (fit.py).
+
+Invariant: two spellings of one table have one ``location``, as far as the catalog and the file system tell; an append depends on it for
+one commit instead of two, never for its rows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from broker_core.errors import OptionError
+
+_PATH = re.compile(r"(?i)\s*delta\s*\.\s*`((?:[^`]|``)+)`\s*")
+_PART = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*")
+_FILE_FORMATS = ("parquet", "orc", "csv", "json", "text", "avro", "xml")
+_SESSION_CATALOG = "spark_catalog"
+
+
+@dataclass(frozen=True)
+class Table:
+    """``name`` is what Spark is told: a qualified name or a path. ``table_id`` is Delta's, "" where there is no table yet."""
+
+    name: str
+    location: str
+    table_id: str
+
+    @property
+    def exists(self) -> bool:
+        return bool(self.table_id)
+
+
+def is_connect(session_or_frame: object) -> bool:
+    """Whether this session or DataFrame belongs to Spark Connect."""
+    return type(session_or_frame).__module__.startswith("pyspark.sql.connect")
+
+
+def is_path(table: str) -> bool:
+    """``lake/flights``, ``/lake/flights`` and ``s3://...`` are paths; ``flights``, ``db.flights`` and ``delta.`/x``` are names."""
+    return "/" in table and "`" not in table
+
+
+def in_sql(table: str) -> str:
+    """The table as SQL names it."""
+    return f"delta.`{table}`" if is_path(table) else table
+
+
+def path_of(spelling: str) -> str | None:
+    """The path that is spelled, plainly or as ``delta.`...```; None for a name."""
+    if is_path(spelling):
+        return spelling
+    found = _PATH.fullmatch(spelling)
+    return found[1].replace("``", "`") if found is not None else None
+
+
+def name_parts(spelling: str) -> list[str]:
+    """``a.`b.c``` is ["a", "b.c"]. Raises OptionError."""
+    parts: list[str] = []
+    at = 0
+    while True:
+        found = _PART.match(spelling, at)
+        if found is None:
+            break
+        parts.append(found[1].replace("``", "`") if found[1] is not None else found[2])
+        at = found.end()
+        if at == len(spelling):
+            return parts
+        if spelling[at] != ".":
+            break
+        at += 1
+    raise OptionError(f"append to {spelling!r}: neither a path (it has no '/') nor the name of a table; set odd names in backticks")
+
+
+def quoted(parts: list[str]) -> str:
+    """Parts of a name as Spark reads them; plain ones stay plain."""
+    return ".".join(part if re.fullmatch(r"\w+", part) else "`" + part.replace("`", "``") + "`" for part in parts)
+
+
+def plain_location(url: str) -> str:
+    """A url or path without what has no meaning: ``FILE:///a//b/`` is ``file:/a/b``; symbolic links on this host are followed."""
+    scheme, colon, rest = url.partition(":")
+    if not colon or "/" in scheme:
+        scheme, rest = "", url
+    scheme = scheme.lower()
+    authority = ""
+    if rest.startswith("//"):
+        authority, _, rest = rest[2:].partition("/")
+        rest = "/" + rest
+    rest = re.sub(r"/+", "/", rest).rstrip("/") or "/"
+    if scheme == "file":
+        return f"file:{os.path.realpath(rest)}"
+    if not scheme:
+        return rest
+    return f"{scheme}://{authority}{rest}"
+
+
+def resolve(spark: SparkSession, spelling: str) -> Table:
+    """The table that ``spelling`` means now. Raises OptionError for what Delta cannot append to: a view, another format, no database."""
+    path = path_of(spelling)
+    if path is not None:
+        return _at_path(spark, path)
+    parts = name_parts(spelling)
+    if len(parts) == 2 and parts[0].lower() in _FILE_FORMATS and "/" in parts[1]:
+        raise OptionError(f"append to {spelling!r}: files of format {parts[0]} are no Delta table; name a Delta table, or its path")
+    parts = _qualified(spark, parts)
+    if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not is_connect(spark):
+        return _in_session_catalog(spark, parts)
+    return _in_some_catalog(spark, parts)
+
+
+def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
+    if len(parts) == 1:
+        return [spark.catalog.currentCatalog(), *name_parts(spark.catalog.currentDatabase()), *parts]
+    if len(parts) == 2 and spark.conf.get(f"spark.sql.catalog.{parts[0]}", None) is None:
+        return [spark.catalog.currentCatalog(), *parts]
+    return parts
+
+
+def _at_path(spark: SparkSession, path: str) -> Table:
+    if is_connect(spark):
+        found = _detail(spark, in_sql(path)) if _is_delta(spark, path) else None
+        if found is None:
+            return Table(path.rstrip("/") or "/", plain_location(path), "")
+        return Table(path.rstrip("/") or "/", plain_location(str(found["location"])), str(found["id"]))
+    jvm: Any = spark._jvm
+    try:
+        hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
+        file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        qualified = str(file_system.makeQualified(hadoop_path).toString())
+    except Exception as error:
+        raise OptionError(f"append to {path!r}: {_first_line(error)}; give a path that Spark can write to") from error
+    return Table(qualified, plain_location(qualified), _table_id(spark, qualified))
+
+
+def _is_delta(spark: SparkSession, path: str) -> bool:
+    try:
+        return spark.read.format("delta").load(path).schema is not None
+    except AnalysisException:  # Spark has an error class of its own for each way in which nothing is there
+        return False
+
+
+def log_at(spark: SparkSession, location: str) -> Any:
+    """Delta's own object for the log at a path; not on Connect. Raises OptionError where the session has no Delta."""
+    jvm: Any = spark._jvm
+    try:
+        return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, location)
+    except TypeError as error:  # py4j's answer for a class that is not there
+        raise OptionError(
+            f"append to {location!r}: the Spark session has no Delta; build it with delta.configure_spark_with_delta_pip"
+        ) from error
+
+
+def snapshot_at(spark: SparkSession, location: str) -> Any:
+    """Delta's snapshot of the table at a path as it is now, whoever wrote it; not on Connect."""
+    jvm: Any = spark._jvm
+    nothing = jvm.scala.Option.empty()
+    return log_at(spark, location).update(False, nothing, nothing)
+
+
+def _table_id(spark: SparkSession, location: str) -> str:
+    snapshot = snapshot_at(spark, location)
+    return str(snapshot.metadata().id()) if int(snapshot.version()) >= 0 else ""
+
+
+def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
+    """By the catalog itself: a few milliseconds, for each batch."""
+    jvm: Any = spark._jvm
+    catalog = spark._jsparkSession.sessionState().catalog()
+    identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(parts[2], jvm.scala.Option.apply(parts[1]))
+    if not catalog.databaseExists(parts[1]):
+        raise OptionError(f"append to {quoted(parts)!r}: there is no database {parts[1]!r}; create it, or name another one")
+    if not catalog.tableExists(identifier):
+        location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
+        name = quoted(parts if spark.conf.get("spark.sql.caseSensitive", "false") == "true" else [part.lower() for part in parts])
+        if _table_id(spark, location):  # somebody appends to it by its path
+            raise OptionError(
+                f"append to {name!r}: the catalog has no such table, and a Delta table lies where it would be ({location}); "
+                f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'"
+            )
+        return Table(name, location, "")
+    known = catalog.getTableMetadata(identifier)
+    name = quoted([_SESSION_CATALOG, str(known.identifier().database().get()), str(known.identifier().table())])
+    provider = str(known.provider().get()).lower() if known.provider().isDefined() else ""
+    if str(known.tableType().name()) == "VIEW" or provider != "delta":
+        kind = "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
+        raise OptionError(f"append to {name!r}: it is {kind}, and only Delta tables are appended to; name a Delta table, or its path")
+    location = _decoded(spark, known.location())
+    table_id = _table_id(spark, location)
+    if not table_id:
+        raise OptionError(f"append to {name!r}: the catalog has the table, and no Delta log is at {location}; drop and create it again")
+    return Table(name, plain_location(location), table_id)
+
+
+def _decoded(spark: SparkSession, url: Any) -> str:
+    jvm: Any = spark._jvm
+    return str(jvm.org.apache.hadoop.fs.Path(url).toString())
+
+
+def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
+    name = quoted(parts)
+    try:
+        exists = spark.catalog.tableExists(name)
+        found = _detail(spark, name) if exists else None
+    except Exception as error:
+        raise OptionError(f"append to {name!r}: {_first_line(error)}; name a Delta table, or its path") from error
+    if found is None:
+        return Table(name, f"name:{name.lower()}", "")
+    if str(found["format"]).lower() != "delta":
+        raise OptionError(f"append to {name!r}: it is a table of format {found['format']}, and only Delta tables are appended to")
+    return Table(name, plain_location(str(found["location"])), str(found["id"]))
+
+
+def _detail(spark: SparkSession, table: str) -> Any:
+    return spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
