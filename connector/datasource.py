@@ -71,7 +71,7 @@ class TxmqDataSource(DataSource):
     | `data` |  | all | the broker of this data directory, started when needed; one of `url`, `data` is required |
     | `queue` | required (reads) | all | read: one queue, or several separated by commas; write: default exchange and this routing key |
     | `appId` | required (streams) | streams | the stable name of the pipeline: owner of the claim and of the ledger entry |
-    | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; only for a new query. What it skips [stays in the queue](claims.md) |
+    | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; for a new query; what it skips stays |
     | `startingTimestamp` |  | reads | first message committed at or after it (ms since the epoch, or ISO 8601) |
     | `endingOffsets` | `latest` | batch reads | `latest` or JSON `{"queue": offset}`, exclusive |
     | `maxOffsetsPerTrigger` |  | stream reads | most messages of a micro-batch; a transaction is not split |

@@ -175,8 +175,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("queue", None, _names, ALL, "read: one queue, or several separated by commas; write: default exchange and this routing key",
            required=READ, excludes=("exchange", "routingKey")),
     Option("appId", None, _name, STREAM, "the stable name of the pipeline: owner of the claim and of the ledger entry", required=STREAM),
-    Option("startingOffsets", "earliest", _offsets, READ, '`earliest`, `latest` or JSON `{"queue": offset}`; only for a new query. '
-           "What it skips [stays in the queue](claims.md)",
+    Option("startingOffsets", "earliest", _offsets, READ,
+           '`earliest`, `latest` or JSON `{"queue": offset}`; for a new query; what it skips stays',
            excludes=("startingTimestamp",)),
     Option("startingTimestamp", None, _timestamp_us, READ, "first message committed at or after it (ms since the epoch, or ISO 8601)"),
     Option("endingOffsets", "latest", _offsets, ("batch read",), '`latest` or JSON `{"queue": offset}`, exclusive'),
