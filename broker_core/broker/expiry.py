@@ -16,7 +16,7 @@ from broker_core.broker.messages import NEVER, Dying, Messages, ranges
 from broker_core.broker.queue import Queue
 from broker_core.errors import StoreError
 
-SLICE = 1024  # messages that expire in one commit
+SLICE = 512  # messages that expire in one commit
 SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered
 
 

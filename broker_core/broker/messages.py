@@ -33,6 +33,7 @@ NEVER = 1 << 62
 _TRANSIENT = 1
 _LIMITS = ("x-max-length", "x-max-length-bytes")
 _STEP = 256  # messages that overflow takes out at once, where they are dead-lettered
+_new = tuple.__new__  # a third of the time of a NamedTuple's own
 _DRIVEN_OUT = 4096  # messages that overflow dead-letters in one commit; the rest waits for the next
 _DRIVEN_OUT_BYTES = 16 * 1024 * 1024
 
@@ -438,7 +439,7 @@ class Messages(Topology):
                     queues = tuple(dict.fromkeys((*queues, *source.route(key, message.properties))))
                 queues = letters.allowed(queues, deaths)
                 if queues:
-                    publishes.append(Publish(message, queues))
+                    publishes.append(_new(Publish, (message, queues, False)))
             if publishes:
                 self._enqueue(change, publishes, now, dying)
 
