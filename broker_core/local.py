@@ -29,6 +29,7 @@ from broker_core.broker.content import check_properties
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.routing import select
 from broker_core.broker.transaction import Limits, Outcome, Settle, Spilled, State, Transaction, to_batch
+from broker_core.burial import Burial, bury, forget, is_worth_it
 from broker_core.checks import check_call, checked, checked_calls
 from broker_core.committer import Committer, Work
 from broker_core.engine import PreparedInfo, QueueInfo
@@ -165,6 +166,13 @@ class LocalBroker:
         """Before its commit: what is too much for the catalog goes to a segment."""
         if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
             self.spill(transaction)
+
+    def bury(self, transaction: Transaction) -> Burial:
+        """Before its commit, where ``burial.is_worth_it``, in a thread that may take its time. ``apply`` it, or ``discard_burial``."""
+        return bury(transaction, self.state, self.committer, self.append, self.clock())
+
+    def discard_burial(self, burial: Burial) -> None:
+        forget(burial, self.committer)
 
     def discard(self, batch_ids: list[int]) -> None:
         """The bytes of a rolled-back transaction that are in a segment already."""
@@ -531,6 +539,8 @@ class LocalChannel:
             if self._timed:
                 transaction.check_open_time(self._clock())
             self._broker.spill_large(transaction)
+            if is_worth_it(transaction):
+                self._broker.bury(transaction).apply(transaction)
             self._commit(transaction)
             channel.finish(0)
         except TxmqError as error:
@@ -596,9 +606,12 @@ class LocalChannel:
         single.atomic = True
         if single:
             try:
+                if is_worth_it(single):
+                    self._broker.bury(single).apply(single)
                 self._commit(single)
             except TxmqError:  # what it acked is not this channel's any more, so nobody else would give it back
                 if self._committer.failure is None:
+                    self._broker.discard(single.appended)
                     with self._committer.lock:
                         self._state.requeue((queue, offset) for queue, offset, _ in single.settles)
                     self._broker.notify_consumers()

@@ -45,7 +45,8 @@ from broker_core.broker.records import (
     RunRecord,
 )
 from broker_core.broker.repair import Repaired, repair
-from broker_core.broker.transaction import Spilled, State, Transaction
+from broker_core.broker.routing import Selection, route_rows
+from broker_core.broker.transaction import Buried, Spilled, State, Transaction
 from broker_core.errors import CorruptCatalog, PreconditionFailed, ResourceLocked, TransactionState, UnknownTransaction
 from broker_core.message import Message
 
@@ -255,6 +256,8 @@ class BrokerState(Dispatch):
             )
         if transaction.settles:
             self._settle(change, transaction.settles, now)
+        for buried in transaction.buried:
+            self._enqueue_buried(change, buried, now)
         if transaction.xid:
             self.remember(change, OutcomeRecord(transaction.xid, "committed", now))
         return Committed(change.sequence, returned, rejected)
@@ -264,6 +267,15 @@ class BrokerState(Dispatch):
         selections = {queue.queue_id: selection for queue, selection in spilled.selections if not queue.deleted}
         batch_id, rows, size_bytes, _, expiring = spilled
         self.enqueue_batch(change, batch_id, rows, size_bytes, selections, change.sequence, now, expiring=expiring, connection=connection)
+
+    def _enqueue_buried(self, change: Change, buried: Buried, now: int) -> None:
+        """As ``_bury``, of rejects whose copies are in a segment. Raises nothing."""
+        source = self.exchanges.get(buried.exchange)
+        routes: dict[int, Selection] = {}
+        if source is not None and not buried.queue.deleted:
+            routes = route_rows(source, buried.keys.column("routing_key"), buried.keys.column("properties"))
+        change.sequence = change.sequence or self.next_sequence()
+        self.enqueue_batch(change, buried.batch_id, buried.rows, buried.size_bytes, routes, change.sequence, now, expiring=False)
 
     def delete_abandoned(self, change: Change) -> None:
         """Auto-delete queues whose last consumer has gone. One that an app owns, or that is consumed again, stays."""

@@ -27,6 +27,8 @@ from broker_core.broker.transaction import Limits, Outcome, Settle, State, Trans
 from broker_core.errors import NotAllowed, PreconditionFailed, TransactionState
 from broker_core.message import Delivery, Message
 
+_new = tuple.__new__  # a third of the time of a NamedTuple's own
+
 
 class Channel:
     """``connection`` tells whose exclusive queues it may use, and whose messages a no-local consumer does not get."""
@@ -208,10 +210,9 @@ class Channel:
             transaction.opened_us = now_us
         settles = transaction.settles
         if self.transactional:
-            for held in tags:
-                found = unacked.pop(held)
-                self.marked[held] = (found, outcome)
-                settles.append(Settle(found.queue, found.offset, outcome))
+            taken = [unacked.pop(held) for held in tags]
+            self.marked.update(zip(tags, [(found, outcome) for found in taken], strict=True))
+            settles += [_new(Settle, (queue, offset, outcome)) for queue, offset, _ in taken]
             return
         for held in tags:
             found = unacked.pop(held)
@@ -256,7 +257,7 @@ class Channel:
         self.transaction = self._begin(now_us)
 
     def rollback(self, now_us: int) -> list[int]:
-        """Publishes are dropped; acked tags are unacked again, and not redelivered. The batches of spilled publishes, to be forgotten.
+        """Publishes are dropped; acked tags are unacked again, and not redelivered. The batches that it appended, to be forgotten.
 
         A transaction whose commit or prepare was on its way, and has been carried out, is not this channel's any more: as ``finish``.
         """
@@ -268,7 +269,7 @@ class Channel:
         marked, self.marked = self.marked, {}
         self.hold({tag: delivery for tag, (delivery, _) in marked.items()})
         self.transaction = self._begin(now_us)
-        return [spilled.batch_id for spilled in dropped.spilled]
+        return dropped.appended
 
     def hold(self, deliveries: Mapping[int, Unacked]) -> None:
         """Tags that were taken out of ``unacked``, and not settled, are in it again."""
@@ -279,7 +280,7 @@ class Channel:
     def close(self, why: str = "it was closed", change: Change | None = None) -> list[int]:
         """Cancel its consumers, roll back, and requeue everything, acked in the transaction or not, as redelivered.
 
-        Outside tx.select ``take`` what was gathered first. The batches of spilled publishes, as ``rollback``.
+        Outside tx.select ``take`` what was gathered first. The batches that it appended, as ``rollback``.
         """
         assert self.transactional or not self.transaction, "take() what was gathered before the channel closes"
         for tag in list(self.consumers):

@@ -61,7 +61,7 @@ class Dispatch(Expiry):
                     read.add(run.batch_id)
 
     def _settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
-        """All of them in order; acks and rejects of consecutive entries in one step."""
+        """All of them in order; consecutive entries of one outcome in one step."""
         dying = Dying()
         queues: dict[Queue, None] = {}
         grown: dict[Queue, None] = {}
@@ -79,7 +79,11 @@ class Dispatch(Expiry):
                     at += 1
                 queue.settle_range(offset, end)
             elif outcome == "requeue":
-                queue.requeue(offset)
+                end = offset + 1
+                while at < count and settles[at] == (queue, end, "requeue"):
+                    end += 1
+                    at += 1
+                queue.requeue_range(offset, end)
                 self.wake(queue)
                 if queue.limited:
                     grown[queue] = None
@@ -99,10 +103,19 @@ class Dispatch(Expiry):
     def requeue(self, settles: Iterable[tuple[Queue, int]], change: Change | None = None) -> None:
         """Deliveries that nobody holds any more. Durable is only how often they came back; without ``change`` later."""
         queues: dict[Queue, None] = {}
+        last: Queue | None = None
+        start = end = 0
         for queue, offset in settles:
-            if not queue.deleted:
-                queue.requeue(offset)
-                queues[queue] = None
+            if queue is last and offset == end:
+                end += 1
+                continue
+            if last is not None and not last.deleted:
+                last.requeue_range(start, end)
+                queues[last] = None
+            last, start, end = queue, offset, offset + 1
+        if last is not None and not last.deleted:
+            last.requeue_range(start, end)
+            queues[last] = None
         for queue in queues:
             self.wake(queue)
             if change is not None and queue.has_news:

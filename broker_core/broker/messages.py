@@ -399,7 +399,7 @@ class Messages(Topology):
 
         Raises StoreError, with nothing changed.
         """
-        self._leave(queue, offsets, self._rows(queue, offsets) if queue.dead_letters else [], reason, dying)
+        self._leave(queue, offsets, self.messages_of(queue, offsets) if queue.dead_letters else [], reason, dying)
 
     def _leave(self, queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, dying: Dying) -> None:
         """The same for entries that were read already."""
@@ -411,7 +411,7 @@ class Messages(Topology):
                 dying.room -= len(rows)
                 dying.room_bytes -= sum(len(row.body) for row in rows)
 
-    def _rows(self, queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
+    def messages_of(self, queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
         """Messages of those entries that are not settled, with their commit sequence and time. Raises CorruptSegment, DataLoss."""
         rows: list[InboxRow] = []
         for first, last in ranges(offsets):

@@ -626,19 +626,34 @@ class Queue:
 
     def requeue(self, offset: int) -> None:
         """A held entry is ready again, at its old place, and any later delivery of it says redelivered."""
-        self._let_go(offset)
-        if self.is_settled(offset):
-            return
-        self._sent.add(offset, offset + 1)
-        if self.counts is not None:
-            self._undo.item(self.counts, offset)
-            self.counts[offset] = self.counts.get(offset, 0) + 1
-            self._count_changed(offset)
-        if self.ranks is not None:
-            if offset < self.ranks.below:
-                self.ranks.push(offset)
-        elif offset < self._cursor:  # otherwise the cursor comes to it
-            self._requeued.add(offset, offset + 1)
+        self.requeue_range(offset, offset + 1)
+
+    def requeue_range(self, start: int, end: int) -> None:
+        """The same for consecutive entries."""
+        self._let_go_range(start, end)
+        for low, high in self.unsettled_within(start, end):
+            self._sent.add(low, high)
+            if self.counts is not None:
+                self._count(self.counts, range(low, high))
+            if self.ranks is not None:
+                for offset in range(low, min(high, self.ranks.below)):
+                    self.ranks.push(offset)
+            elif low < self._cursor:  # otherwise the cursor comes to it
+                self._requeued.add(low, min(high, self._cursor))
+
+    def _count(self, counts: dict[int, int], offsets: range) -> None:
+        before = {offset: counts[offset] for offset in offsets if offset in counts}
+        fresh = set(offsets) - self._count_changes
+        self._undo.append((self._uncount, offsets, before, fresh))
+        counts.update((offset, before.get(offset, 0) + 1) for offset in offsets)
+        self._count_changes |= fresh
+
+    def _uncount(self, offsets: range, before: dict[int, int], fresh: set[int]) -> None:
+        assert self.counts is not None
+        for offset in offsets:
+            self.counts.pop(offset, None)
+        self.counts.update(before)
+        self._count_changes -= fresh
 
     def over_limit(self, offset: int) -> bool:
         """Whether it was given back more often than x-delivery-limit allows."""
@@ -661,13 +676,18 @@ class Queue:
 
     def settle_range(self, start: int, end: int) -> None:
         """The same for consecutive entries."""
-        if end == start + 1 or self.sizes is not None:
-            for offset in range(start, end):
-                self._let_go(offset)
-        elif self.held:
-            self._undo.append((self._hold_again, self.held.intersection(range(start, end)), self.held_bytes))
-            self.held.difference_update(range(start, end))
+        self._let_go_range(start, end)
         self.settle(start, end)
+
+    def _let_go_range(self, start: int, end: int) -> None:
+        if end == start + 1:
+            self._let_go(start)
+        elif self.held:
+            held = self.held.intersection(range(start, end))
+            self._undo.append((self._hold_again, held, self.held_bytes))
+            self.held -= held
+            if self.sizes is not None:
+                self.held_bytes -= sum(self.sizes.get(offset, 0) for offset in held)
 
     def ready_offsets(self) -> list[list[int]]:
         """Visible entries that a purge takes: neither settled nor held."""

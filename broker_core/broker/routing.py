@@ -88,6 +88,13 @@ def route_column(exchanges: Mapping[str, Exchange], exchange: str | pa.Array, ro
     return Routed({queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}, len(missed), examples)
 
 
+def route_rows(exchange: Exchange, routing_keys: pa.Array, properties: pa.Array) -> dict[int, Selection]:
+    """Every row through one exchange, internal or not: per queue id the rows that it receives."""
+    masks: dict[int, npt.NDArray[np.bool_]] = {}
+    _route_rows(exchange, None, routing_keys, properties, masks, np.zeros(len(routing_keys), dtype=np.bool_))
+    return {queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}
+
+
 def _encoded(column: pa.Array) -> pa.DictionaryArray:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

@@ -60,6 +60,17 @@ class Settle(NamedTuple):
     outcome: Outcome
 
 
+class Buried(NamedTuple):
+    """Dead letters of ``queue`` whose bytes are in a segment already, under a batch that no catalog names yet; routed at the commit."""
+
+    queue: Queue
+    exchange: str
+    batch_id: int
+    rows: int
+    size_bytes: int
+    keys: pa.RecordBatch  # routing_key and properties of each
+
+
 class Spilled(NamedTuple):
     """Publishes whose bytes are in a segment already, under a batch that no catalog names yet."""
 
@@ -88,6 +99,7 @@ class Transaction:
 
     __slots__ = (
         "atomic",
+        "buried",
         "connection",
         "gone",
         "limited",
@@ -115,6 +127,7 @@ class Transaction:
         self.spilled: list[Spilled] = []
         self.mandatory: list[Publish] = []  # spilled ones, to be returned where their queues are gone by commit
         self.settles: list[Settle] = []
+        self.buried: list[Buried] = []  # of settles that were rejects, and count as acks now
         self.limited = False  # some queue has a maximum length
         self.messages = 0
         self.size_bytes = 0
@@ -147,6 +160,22 @@ class Transaction:
         self.messages += 1
         self.size_bytes += size_bytes
         self.unspilled_bytes += size_bytes
+
+    @property
+    def appended(self) -> list[int]:
+        """Batches that are nobody's should it be rolled back."""
+        return [*(spilled.batch_id for spilled in self.spilled), *(buried.batch_id for buried in self.buried)]
+
+    def pieces(self, settles: int) -> list[Transaction]:
+        """For one that is not atomic: itself with its first settles, and the rest in others, in order."""
+        found = [self]
+        for start in range(settles, len(self.settles), settles):
+            piece = Transaction(self.limits, self.opened_us)
+            piece.atomic, piece.connection = False, self.connection
+            piece.settles = self.settles[start : start + settles]
+            found.append(piece)
+        del self.settles[settles:]
+        return found
 
     def check_open_time(self, now_us: int) -> None:
         """Raises TransactionTooLarge for one that is open for too long."""

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle, Transaction
@@ -29,6 +29,7 @@ logger = logging.getLogger("txmq.amqp")
 
 DISPATCH_BUDGET = 1024  # messages, before the loop looks at its sockets again
 
+T = TypeVar("T")
 Then = Callable[[Any, BaseException | None], None]
 
 
@@ -65,6 +66,7 @@ class CommitQueue:
         self._gathering: list[Gathering] = []
         self._settles: list[Settle] = []
         self._elsewhere: dict[Waiting, Then] = {}  # in a group that another thread leads
+        self._aside = 0  # works in other threads
         self._thread = threading.get_ident()
         broker.awaken = self.awaken
         self.answered: Callable[[], None] | None = None  # called when a tick is over: what it answered may be written
@@ -88,6 +90,18 @@ class CommitQueue:
         if not self._scheduled:
             self._schedule()
 
+    def aside(self, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]) -> None:
+        """``work`` in another thread, which touches nothing of the loop's; then ``then(answer, error)`` in the loop."""
+        self._aside += 1
+
+        def done(future: asyncio.Future[T]) -> None:
+            self._aside -= 1
+            error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            then(None if error is not None else future.result(), error)
+            self.wake()
+
+        self._loop.run_in_executor(None, work).add_done_callback(done)
+
     def wake(self) -> None:
         """Consumers may take more: dispatch at the end of this tick."""
         self._awakened = False
@@ -103,7 +117,7 @@ class CommitQueue:
 
     @property
     def idle(self) -> bool:
-        return not (self._group or self._gathering or self._settles or self._elsewhere)
+        return not (self._group or self._gathering or self._settles or self._elsewhere or self._aside)
 
     def close(self) -> None:
         """No other thread calls the loop from now on."""

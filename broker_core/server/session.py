@@ -26,6 +26,7 @@ from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, Send, consumer_priority
 from broker_core.broker.transaction import Outcome, Settle, Transaction
+from broker_core.burial import Burial, is_worth_it
 from broker_core.errors import (
     InternalFault,
     NotImplementedFeature,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 BACKLOG_COMMANDS = 1_000  # that wait behind a commit, before the connection is not read any more
 BACKLOG_BYTES = 16 * 1024 * 1024  # of their bodies
+REJECTS = 512  # of one commit, where a client rejects a great many outside a transaction
 IN_FLIGHT = 8  # ticks whose publishes and acks are not durable yet, before the connection is not read any more
 _USER_ID = 0x10  # in the second byte of the property flags
 _DELIVERY_MODES = (2, 1, None)
@@ -169,8 +171,35 @@ class Session:
             self._handed_over(transaction, 0, 0, None, error)
             return
         publishes = transaction.messages if self.channel.confirming else 0
-        work = partial(_commit, transaction)
-        self._commits.submit(work, partial(self._handed_over, transaction, self._published - publishes, publishes))
+        then = partial(self._handed_over, transaction, self._published - publishes, publishes)
+        if is_worth_it(transaction):
+            self._commit_pieces(deque(transaction.pieces(REJECTS)), then)
+        else:
+            self._commits.submit(partial(_commit, transaction), then)
+
+    def _commit_pieces(self, pieces: deque[Transaction], then: Callable[[Committed | None, BaseException | None], None]) -> None:
+        """A great many rejects: one commit after the other, so that others come between. ``then`` hears of the first, at the end."""
+        answers: list[Committed] = []
+
+        def committed(answer: Committed | None, error: BaseException | None) -> None:
+            piece = pieces.popleft()
+            if answer is not None:
+                answers.append(answer)
+                if pieces:
+                    self._commits.submit(partial(_commit, pieces[0]), committed)
+                else:
+                    then(answers[0], None)
+                return
+            with self._lock:
+                self.state.requeue((queue, offset) for left in pieces for queue, offset, _ in left.settles)
+                if answers:
+                    self.state.requeue((queue, offset) for queue, offset, _ in piece.settles)
+            then(answers[0] if answers else None, None if answers else error)
+            if answers and not self.ended:
+                assert error is not None
+                self._fail(error, None)
+
+        self._commits.submit(partial(_commit, pieces[0]), committed)
 
     def _handed_over(
         self, transaction: Transaction, before: int, publishes: int, committed: Committed | None, error: BaseException | None
@@ -427,6 +456,25 @@ class Session:
             transaction.check_open_time(self._clock())
         self._broker.spill_large(transaction)
         self._busy = True
+        if not named.prepare and is_worth_it(transaction):
+            self._commits.aside(partial(self._broker.bury, transaction), partial(self._buried, command, transaction))
+        else:
+            self._commit_tx(command, transaction)
+
+    def _buried(self, command: Command, transaction: Transaction, burial: Burial | None, error: BaseException | None) -> None:
+        """Its many dead letters are in segments."""
+        if self.ended:
+            if burial is not None:
+                self._commits.aside(partial(self._broker.discard_burial, burial), lambda _answer, _error: None)
+        elif burial is None:
+            assert error is not None
+            self._fail(error, command.method)
+        else:
+            burial.apply(transaction)
+            self._commit_tx(command, transaction)
+
+    def _commit_tx(self, command: Command, transaction: Transaction) -> None:
+        named = self._named
         if named.prepare:
             work: Work = partial(_prepare, transaction, named.prepare)
         else:

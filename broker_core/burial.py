@@ -1,0 +1,119 @@
+"""Burial: the dead letters of a great many rejects are written to a segment before their commit, which then only names them.
+
+Not here: what a dead letter is (``broker/dead_letter.py``), and where it goes (``BrokerState.commit_transaction``, at the commit).
+A commit works on the state alone, and everybody else waits: it must not make fifty thousand copies. So whoever commits makes them first,
+in a thread that may take its time, a few at a time under the lock.
+Invariant: until ``Burial.apply`` the transaction is as it was. After it, it acks what it had rejected, and ``buried`` holds the copies; a
+reject that was not copied (further routing keys, a message that cannot be read) stays a reject, which the commit deals with as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.dead_letter import DeadLetters
+from broker_core.broker.queue import Queue
+from broker_core.broker.transaction import Buried, Settle, Transaction, to_batch
+from broker_core.committer import Committer
+from broker_core.errors import CorruptSegment, DataLoss
+from broker_core.message import Message
+from broker_core.store.port import BatchInfo
+
+Append = Callable[[pa.RecordBatch], BatchInfo]
+
+MANY = 1_024  # rejects, from which on it is worth it
+_STEP = 256  # messages that are read under the lock at a time
+_BATCH_ROWS = 16_384
+_BATCH_BYTES = 4 * 1024 * 1024
+
+
+def is_worth_it(transaction: Transaction) -> bool:
+    """Whether its commit would make many copies."""
+    settles = transaction.settles
+    return len(settles) >= MANY and sum(1 for queue, _, outcome in settles if outcome == "reject" and queue.dead_letters) >= MANY
+
+
+@dataclass
+class Burial:
+    """Copies that are in segments; ``places`` are those of the rejects in ``settles``."""
+
+    buried: list[Buried] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    def apply(self, transaction: Transaction) -> None:
+        settles = transaction.settles
+        for place in self.places:
+            queue, offset, _ = settles[place]
+            settles[place] = Settle(queue, offset, "ack")
+        transaction.buried += self.buried
+
+    @property
+    def appended(self) -> list[int]:
+        return [buried.batch_id for buried in self.buried]
+
+
+def bury(transaction: Transaction, state: BrokerState, committer: Committer, append: Append, now_us: int) -> Burial:
+    """The transaction must not change meanwhile. Raises what ``append`` raises, having forgotten what it appended."""
+    burial = Burial()
+    places: dict[Queue, list[int]] = {}
+    for place, (queue, _, outcome) in enumerate(transaction.settles):
+        if outcome == "reject" and queue.dead_letters:
+            places.setdefault(queue, []).append(place)
+    try:
+        for queue, found in places.items():
+            _bury_queue(queue, [(place, transaction.settles[place].offset) for place in found], burial, state, committer, append, now_us)
+    except BaseException:
+        forget(burial, committer)
+        raise
+    return burial
+
+
+def forget(burial: Burial, committer: Committer) -> None:
+    """The transaction is over without it."""
+    batch_ids = burial.appended
+    if batch_ids and committer.failure is None:
+        committer.run(lambda _state, change, _now: change.forgets.extend(batch_ids))
+
+
+def _bury_queue(
+    queue: Queue, rejects: list[tuple[int, int]], burial: Burial, state: BrokerState, committer: Committer, append: Append, now_us: int
+) -> None:
+    """``rejects`` are places and offsets."""
+    exchange, key = queue.arguments["x-dead-letter-exchange"], queue.arguments.get("x-dead-letter-routing-key")
+    letters = DeadLetters(queue.name, "rejected", exchange, key, now_us)
+    messages: list[Message] = []
+    copied: list[int] = []
+    size_bytes = 0
+
+    def write() -> None:
+        nonlocal messages, copied, size_bytes
+        if messages:
+            rows = to_batch(messages)
+            info = append(rows)
+            keys = rows.select(["routing_key", "properties"])
+            burial.buried.append(Buried(queue, exchange, info.batch_id, info.rows, info.size_bytes, keys))
+            burial.places += copied
+        messages, copied, size_bytes = [], [], 0
+
+    for start in range(0, len(rejects), _STEP):
+        step = rejects[start : start + _STEP]
+        try:
+            with committer.lock:
+                rows = [] if queue.deleted else state.messages_of(queue, [offset for _, offset in step])
+        except (CorruptSegment, DataLoss):
+            continue  # the commit says so
+        if len(rows) != len(step):
+            continue  # some are settled
+        for (place, _), row in zip(step, rows, strict=True):
+            message, keys, _ = letters.copy(row)
+            if not keys:
+                messages.append(message)
+                copied.append(place)
+                size_bytes += len(message.body)
+        if len(messages) >= _BATCH_ROWS or size_bytes >= _BATCH_BYTES:
+            write()
+    write()
