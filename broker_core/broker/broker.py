@@ -275,7 +275,9 @@ class BrokerState(Dispatch):
         if source is not None and not buried.queue.deleted:
             routes = route_rows(source, buried.keys.column("routing_key"), buried.keys.column("properties"))
         change.sequence = change.sequence or self.next_sequence()
-        self.enqueue_batch(change, buried.batch_id, buried.rows, buried.size_bytes, routes, change.sequence, now, expiring=False)
+        self.enqueue_batch(
+            change, buried.batch_id, buried.rows, buried.size_bytes, routes, change.sequence, now, expiring=False, readable=False
+        )
 
     def delete_abandoned(self, change: Change) -> None:
         """Auto-delete queues whose last consumer has gone. One that an app owns, or that is consumed again, stays."""

@@ -185,11 +185,13 @@ class Messages(Topology):
         *,
         expiring: bool | None = None,
         connection: object = None,
+        readable: bool = True,
     ) -> dict[int, int]:
         """A stored batch becomes visible: one run per queue id of ``routes`` (row, count, bitmap). Queues that are deleted drop out.
 
         A batch that nobody holds is named by ``change``. ``expiring``: whether a message has an expiration of its own; None: not
-        known. Returns the first offset per queue id. A transient message among the rows counts as written.
+        known. Not ``readable``: it is not named yet, so a queue that gets too long is cut in a later commit. Returns the first offset per
+        queue id. A transient message among the rows counts as written.
         """
         selections = {queue_id: selection for queue_id, selection in routes.items() if queue_id in self.queues_by_id}
         if batch_id not in self.batches.by_id:
@@ -213,9 +215,14 @@ class Messages(Topology):
                 queue.publishers.update(dict.fromkeys(range(first, first + count), connection))
             if expiring is not False:
                 queue.timed = True
-            if queue.limited:
+            if queue.limited and readable:
                 self._measure(queue, first)
                 self._overflow(change, queue, now, dying)
+            elif queue.limited:
+                for name in ("sizes", "sizes_sum", "held_bytes"):
+                    self.undo.attribute(queue, name)
+                queue.sizes = None
+                self._cut_later(queue, now)
         if dying.waiting:
             self._bury(change, dying, now)
         return firsts
@@ -345,9 +352,7 @@ class Messages(Topology):
         dropped = one_by_one = False
         while self._too_much(queue, len(spared) + len(unreadable), spared_bytes):
             if queue.dead_letters and (dying.room <= 0 or dying.room_bytes <= 0):
-                self.undo.item(self.overfull, queue)
-                self.overfull[queue] = None
-                self.next_deadline = min(self.next_deadline, now)
+                self._cut_later(queue, now)
                 break
             head = queue.take_block(1 if one_by_one else self._excess(queue, len(spared), dying), queue.next_offset)
             if not head:
@@ -366,6 +371,11 @@ class Messages(Topology):
         queue.untake(unreadable)
         if dropped:
             queue.record(change)
+
+    def _cut_later(self, queue: Queue, now: int) -> None:
+        self.undo.item(self.overfull, queue)
+        self.overfull[queue] = None
+        self.next_deadline = min(self.next_deadline, now)
 
     def _excess(self, queue: Queue, spared: int, dying: Dying) -> int:
         """How many of the oldest may go in one step."""
