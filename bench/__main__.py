@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import amqp, backlog, commits, streams
+from bench import amqp, backlog, commits, dead_letters, streams
 from bench.report import Figure, Skipped, emit, note, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
@@ -29,6 +29,8 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "amqp_plain_autoack": amqp.amqp_plain,
     "amqp_plain_acks": amqp.amqp_plain,
     "amqp_commit_p99": amqp.amqp_commit_p99,
+    "dead_letter_rate": dead_letters.dead_letters,
+    "longest_silence_ms": dead_letters.dead_letters,
 }
 
 

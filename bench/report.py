@@ -51,6 +51,8 @@ GOALS = {
     "amqp_plain_autoack": Goal("ratio", 0.5, 1.5),
     "amqp_plain_acks": Goal("ratio", 0.5, 1.5),
     "amqp_commit_p99": Goal("ratio", 1, 0.5, less_is_better=True),
+    "dead_letter_rate": Goal("ratio", 0.5, 1),
+    "longest_silence_ms": Goal("value", 100, 50, less_is_better=True),
 }
 
 

@@ -15,7 +15,7 @@ from broker_core.broker.change import InboxRow
 from broker_core.broker.exchange import Queues
 from broker_core.errors import RemoteProtocolError
 from broker_core.message import Message
-from broker_core.properties import Long, Timestamp, append_headers, encode_headers, expiration, rewrite_of
+from broker_core.properties import Long, Timestamp, append_headers, check, encode_headers, expiration, rewrite_of
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 Deaths = list[dict[str, Any]]
@@ -62,6 +62,7 @@ class DeadLetters:
         else:
             found: list[Any] = []
             try:
+                check(row.properties)
                 properties = rewrite_of(row.properties, lambda headers: self._headers(row, headers, found), _READ, ("expiration",))
                 keys, deaths = found
             except Exception:  # whatever they hold

@@ -42,6 +42,7 @@ DAMAGED_ONES = {
     "a header that is nothing": b"\x20\x00\x00\x00\x00\x02\x01k",
     "an expiration behind a damaged table": b"\x21\x00\x00\x00\x00\x02\x01k\x010",
     "an expiration that is not there": b"\x01\x00",
+    "an application id that is not UTF-8, behind deaths": b"\x20\x08\x00\x00\x00\x09\x07x-deathV\x01\xff",
     "an application id that is not UTF-8": b"\x00\x08\x01\xff",
 }
 # Properties that decode, and hold what nobody expects.

@@ -1,0 +1,132 @@
+"""dead_letter_rate and longest_silence_ms: a client rejects 50,000 messages at once, and as many expire at once, into a dead-letter queue.
+
+Not here: the brokers (amqp.py). Invariant: the same client program, the same messages and the same order against both brokers; what is
+silent is another client's confirmed publish, of a connection of its own, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+
+from bench.amqp import REPETITIONS, brokers
+from bench.report import Figure, against, note
+
+MESSAGES = 50_000
+TTL_MS = 1_000
+BODY = b"x" * 100
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+class _Asking(threading.Thread):
+    """Another client. ``longest_s`` is what it waited for an answer at most."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(daemon=True)
+        self._uri = uri
+        self._over = threading.Event()
+        self.longest_s = 0.0
+
+    def run(self) -> None:
+        connection = pika.BlockingConnection(pika.URLParameters(self._uri))
+        channel = connection.channel()
+        channel.queue_declare("asking", durable=True)
+        channel.confirm_delivery()
+        while not self._over.is_set():
+            asked = time.monotonic()
+            channel.basic_publish("", "asking", b"x", PERSISTENT)
+            self.longest_s = max(self.longest_s, time.monotonic() - asked)
+            self._over.wait(0.002)
+        channel.queue_delete("asking")
+        connection.close()
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@contextlib.contextmanager
+def _asking(uri: str) -> Iterator[_Asking]:
+    asking = _Asking(uri)
+    asking.start()
+    try:
+        yield asking
+    finally:
+        asking.end()
+
+
+def _declared(uri: str, **arguments: Any) -> tuple[pika.BlockingConnection, Any]:
+    connection = pika.BlockingConnection(pika.URLParameters(f"{uri}?heartbeat=0"))
+    channel = connection.channel()
+    channel.queue_declare("dead", durable=True)
+    channel.queue_declare(
+        "source", durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", **arguments}
+    )
+    return connection, channel
+
+
+def _until(channel: Any, count: int) -> None:
+    while channel.queue_declare("dead", durable=True, passive=True).method.message_count < count:
+        time.sleep(0.02)
+
+
+def _ended(connection: pika.BlockingConnection, channel: Any) -> None:
+    for queue in ("source", "dead"):
+        channel.queue_delete(queue)
+    connection.close()
+
+
+def rejected(uri: str) -> tuple[float, float]:
+    """Messages per second that one nack dead-letters, and the longest silence in ms."""
+    connection, channel = _declared(uri)
+    for _ in range(MESSAGES):
+        channel.basic_publish("", "source", BODY, PERSISTENT)
+    last = 0
+    for method, _, _ in channel.consume("source", inactivity_timeout=60):
+        if method is None:
+            raise SystemExit(f"{MESSAGES - last} messages did not come: {uri}")
+        last = method.delivery_tag
+        if last == MESSAGES:
+            break
+    with _asking(uri) as asking:
+        start = time.monotonic()
+        channel.basic_nack(last, multiple=True, requeue=False)
+        _until(channel, MESSAGES)
+        took = time.monotonic() - start
+    _ended(connection, channel)
+    return MESSAGES / took, asking.longest_s * 1000
+
+
+def expired(uri: str) -> float:
+    """The longest silence in ms while as many expire."""
+    connection, channel = _declared(uri, **{"x-message-ttl": TTL_MS})
+    with _asking(uri) as asking:
+        for _ in range(MESSAGES):
+            channel.basic_publish("", "source", BODY, PERSISTENT)
+        _until(channel, MESSAGES)
+    _ended(connection, channel)
+    return asking.longest_s * 1000
+
+
+def dead_letters(folder: Path) -> list[Figure]:
+    rates: dict[str, list[float]] = {}
+    silences: dict[str, list[float]] = {}
+    with brokers(folder) as uris:
+        for _ in range(REPETITIONS):
+            for uri in uris:
+                rate, silence = rejected(uri)
+                expiring = expired(uri)
+                note(f"{rate:,.0f} messages/s; silent for {silence:.0f} ms at rejects, {expiring:.0f} ms at expiry: {uri}")
+                rates.setdefault(uri, []).append(rate)
+                silences.setdefault(uri, []).append(max(silence, expiring))
+    txmq, reference = uris
+    return [
+        against("dead_letter_rate", rates[txmq], rates[reference], "msg/s"),
+        against("longest_silence_ms", silences[txmq], silences[reference], "ms"),
+    ]
