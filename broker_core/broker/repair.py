@@ -74,7 +74,8 @@ class _Log:
         if len(self.settled) and self.settled.first()[0] <= self.floor:
             self.floor = self.settled.first()[1]
             self.settled.drop_below(self.floor)
-        self.acked = min(self.progress.acked, self.floor) if self.progress.owner else self.floor
+        # what is not settled below ``acked`` is skipped by the owner
+        self.acked = min(self.progress.acked, max(self.floor, self.progress.next_offset)) if self.progress.owner else self.floor
 
     @property
     def name(self) -> str:
@@ -82,8 +83,8 @@ class _Log:
 
     def deletable(self, start: int, end: int) -> bool:
         """Whether nothing needs these entries any more."""
-        if self.progress.owner:
-            return end <= self.acked
+        if self.progress.owner and end > self.acked:
+            return False
         return end <= self.floor or self.settled.covers(max(start, self.floor), end)
 
     def counts(self, offset: int) -> bool:

@@ -12,7 +12,7 @@ from broker_core.broker.batch import Batch
 from broker_core.broker.run import Run
 from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import START, Limit, Origin, Ranges, ReadTicket
-from broker_core.errors import CorruptCatalog, DataLoss
+from broker_core.errors import CorruptCatalog, DataLoss, PreconditionFailed, ResourceLocked
 from broker_core.local import LocalBroker
 from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
@@ -229,3 +229,194 @@ def test_how_often_a_lost_transient_message_came_back_is_not_counted_for_a_later
             got = channel.get("q")
             assert got is not None and got.body == b"another"
             channel.nack(got.tag)
+
+
+# -- pairs: a claim beside each feature of a queue (docs/claims.md) -------------------------------------------------------------
+
+DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+LATEST = Origin("latest")
+REOPENED = pytest.mark.parametrize("reopened", ["not", "killed", "closed"])
+
+
+class Pair:
+    """Two messages that an app skipped, two that it claimed (one of them transient), two that came behind."""
+
+    def __init__(self, durable: Durable, reopened: str, properties: bytes = b"", **arguments: Any) -> None:
+        self.durable, self._reopened = durable, reopened
+        durable.declare("dead")
+        durable.declare("in", **arguments)
+        durable.publish("in", b"skipped 1", b"skipped 2", properties=properties)
+        assert durable.claim(origin=LATEST) == {"in": START}
+        durable.publish("in", b"claimed 1", properties=properties or TRANSIENT)
+        durable.publish("in", b"claimed 2", properties=properties)
+        self.ranges = durable.ranges({"in": START}, durable.claim(origin=LATEST))
+        durable.publish("in", b"behind 1", b"behind 2", properties=properties)
+        self.reopen()
+
+    def reopen(self) -> None:
+        if self._reopened != "not":
+            self.durable.reopen(clean=self._reopened == "closed")
+
+    def shows(self, *bodies: bytes, dead: tuple[bytes, ...] = ()) -> None:
+        """Now and after a restart; and the claim reads what it read at first."""
+        for _ in range(2):
+            assert (self.browse("in"), self.browse("dead")) == (list(bodies), list(dead))
+            assert self.durable.read(self.ranges) == [b"claimed 1", b"claimed 2"]
+            self.reopen()
+
+    def browse(self, queue: str) -> list[bytes]:
+        found = self.durable.engine.available([queue])[queue]
+        return [body for rows in self.durable.engine.browse([(queue, found.start, found.end)]) for body in rows.column("body").to_pylist()]
+
+    def decide(self) -> None:
+        self.durable.read(self.ranges)
+        opened = self.durable.engine.open_batch(APP, "query", 0, "fail")
+        self.durable.engine.commit_batch(APP, "query", 0, opened.token, [])
+
+    def drain(self) -> list[tuple[bytes, bool]]:
+        with self.durable.broker.channel() as channel:
+            found = []
+            while (delivery := channel.get("in")) is not None:
+                found.append((delivery.body, delivery.redelivered))
+                channel.ack(delivery.tag)
+            return found
+
+
+@REOPENED
+@pytest.mark.parametrize("own", [False, True], ids=["of the queue", "of the message"])
+def test_pair_time_to_live_takes_what_is_skipped_and_behind_and_nothing_claimed(durable: Durable, reopened: str, own: bool) -> None:
+    properties = Properties(expiration="1000", delivery_mode=2).encode() if own else b""
+    pair = Pair(durable, reopened, properties, **DEAD, **({} if own else {"x-message-ttl": 1000}))
+    durable.clock.advance(5)
+    durable.broker.upkeep.expire()
+    durable.broker.upkeep.expire()
+    gone = (b"skipped 1", b"skipped 2", b"behind 1", b"behind 2")
+    pair.shows(b"claimed 1", b"claimed 2", dead=gone)
+    pair.decide()
+    pair.shows(dead=gone)
+
+
+@REOPENED
+@pytest.mark.parametrize("limit", [{"x-max-length": 4}, {"x-max-length-bytes": 36}], ids=["messages", "bytes"])
+def test_pair_drop_head_drops_what_is_skipped_then_what_is_behind_and_nothing_claimed(durable: Durable, reopened: str, limit: Any) -> None:
+    pair = Pair(durable, reopened, **limit, **DEAD)
+    durable.publish("in", b"behind 3")
+    pair.shows(b"skipped 2", b"claimed 1", b"claimed 2", b"behind 1", b"behind 2", b"behind 3", dead=(b"skipped 1",))
+    durable.publish("in", b"behind 4", b"behind 5")
+    left = [b"behind %d" % number for number in range(2, 6)]
+    pair.shows(b"claimed 1", b"claimed 2", *left, dead=(b"skipped 1", b"skipped 2", b"behind 1"))
+
+
+@REOPENED
+@pytest.mark.parametrize("limit", [{"x-max-length": 4}, {"x-max-length-bytes": 36}], ids=["messages", "bytes"])
+def test_pair_reject_publish_counts_what_is_skipped_and_not_what_is_claimed(durable: Durable, reopened: str, limit: Any) -> None:
+    pair = Pair(durable, reopened, **limit, **{"x-overflow": "reject-publish"})
+    with durable.broker.channel() as channel, pytest.raises(PreconditionFailed, match="is full"):
+        channel.publish(b"refused", routing_key="in")
+    pair.decide()
+    with durable.broker.channel() as channel, pytest.raises(PreconditionFailed, match="is full"):
+        channel.publish(b"refused", routing_key="in")
+    with durable.broker.channel() as channel:
+        assert channel.queue_purge("in") == 2, "what is skipped can be purged, which makes room"
+    durable.publish("in", b"behind 3")
+    pair.shows(b"behind 1", b"behind 2", b"behind 3")
+
+
+@REOPENED
+def test_pair_priorities_order_neither_claims_nor_what_is_read_and_hold_again_after_a_release(durable: Durable, reopened: str) -> None:
+    durable.declare("dead")
+    durable.declare("in", **{"x-max-priority": 5})
+    for priority in (1, 5, 3):
+        durable.publish("in", b"%d" % priority, properties=Properties(priority=priority, delivery_mode=2).encode())
+    end = durable.claim(limit=Limit(max_rows=2))
+    durable.publish("in", b"4", properties=Properties(priority=4, delivery_mode=2).encode())
+    if reopened != "not":
+        durable.reopen(clean=reopened == "closed")
+    assert durable.read(durable.ranges({"in": START}, end)) == [b"1", b"5"]
+    durable.engine.release(APP, "in")
+    with durable.broker.channel() as channel:
+        assert [(found := channel.get("in")) and found.body for _ in range(5)] == [b"5", b"4", b"3", b"1", None]
+
+
+@REOPENED
+def test_pair_a_delivery_limit_counts_on_after_the_release(durable: Durable, reopened: str) -> None:
+    durable.declare("dead")
+    durable.declare("in", **{"x-delivery-limit": 1}, **DEAD)
+    durable.publish("in", b"poison", b"good")
+    with durable.broker.channel() as channel:
+        first = channel.get("in")
+        assert first is not None
+        channel.nack(first.tag)
+    end = durable.claim()
+    assert durable.read(durable.ranges({"in": START}, end)) == [b"poison", b"good"]
+    if reopened != "not":
+        durable.reopen(clean=reopened == "closed")
+    durable.engine.release(APP, "in")
+    with durable.broker.channel() as channel:
+        again = channel.get("in")
+        assert again is not None and again.body == b"poison"
+        channel.nack(again.tag)
+        after = channel.get("in")
+        assert after is not None and after.body == b"good"
+        dead = channel.get("dead")
+        assert dead is not None and dead.body == b"poison"
+
+
+@REOPENED
+def test_pair_a_release_gives_back_what_was_not_consumed_and_says_redelivered_of_the_claimed(durable: Durable, reopened: str) -> None:
+    pair = Pair(durable, reopened)
+    durable.engine.release(APP, "in")
+    found = pair.drain()
+    assert [body for body, _ in found] == [b"skipped 1", b"skipped 2", b"claimed 1", b"claimed 2", b"behind 1", b"behind 2"]
+    assert [redelivered for body, redelivered in found if body.startswith(b"claimed")] == [True, True]
+
+
+@REOPENED
+def test_pair_consumers_and_deletion_are_refused_and_nothing_ends_the_queue_while_it_is_owned(durable: Durable, reopened: str) -> None:
+    pair = Pair(durable, reopened, **{"x-expires": 1000})
+    for word in ("get", "queue_delete"):
+        with durable.broker.channel() as channel, pytest.raises(ResourceLocked, match="belongs to app"):
+            getattr(channel, word)("in")
+    for _ in range(3):
+        durable.clock.advance(10)
+        durable.broker.upkeep.expire()
+    durable.broker.run(lambda state, change, _now: state.delete_unused(change, [state.queue("in")]))
+    pair.shows(b"skipped 1", b"skipped 2", b"claimed 1", b"claimed 2", b"behind 1", b"behind 2")
+
+
+@REOPENED
+def test_pair_a_prepared_delivery_keeps_an_app_out_and_a_prepared_publish_comes_behind_a_claim(durable: Durable, reopened: str) -> None:
+    durable.declare("in", "other")
+    durable.publish("in", b"held")
+    for xid, settles in (("settles", True), ("publishes", False)):
+        channel = durable.broker.channel()
+        channel.tx_select()
+        if settles:
+            delivery = channel.get("in")
+            assert delivery is not None
+            channel.ack(delivery.tag)
+        else:
+            channel.publish(b"prepared", routing_key="in")
+        channel.prepare(xid)
+    if reopened != "not":
+        durable.reopen(clean=reopened == "closed")
+    with pytest.raises(ResourceLocked, match="prepared transactions hold 1"):
+        durable.claim()
+    durable.broker.rollback("settles")
+    first = durable.claim()
+    durable.broker.commit("publishes")
+    second = durable.claim(first)
+    assert durable.read(durable.ranges({"in": START}, first), 0) == [b"held"]
+    assert durable.read(durable.ranges(first, second), 1) == [b"prepared"]
+
+
+@REOPENED
+def test_pair_seal_and_compaction_keep_a_decided_claim_until_it_is_acked(durable: Durable, reopened: str) -> None:
+    pair = Pair(durable, reopened)
+    pair.decide()
+    durable.broker.upkeep.close_open()
+    durable.broker.upkeep.seal()
+    with durable.broker.channel() as channel:
+        channel.queue_purge("in")
+    durable.broker.upkeep.compact()
+    pair.shows(b"behind 1", b"behind 2")

@@ -57,6 +57,8 @@ def test_what_an_app_skips_stays_over_decision_acks_and_release(bench: Bench, ki
     bench.engine.ack(APP, end)
     assert bench.visible("in") == old, "the ack of a source without a ledger consumes its range, and nothing below"
     assert queue.needed_within(0, 7) == [[0, 5], [6, 7]]
+    if crash:
+        bench.crash()
     (app,) = bench.engine.apps()
     assert app.lag == 0, "the backlog is not the app's to read"
     assert {queue.name: queue.messages for queue in bench.local.queues()}["in"] == 5, "the depth counts it"
@@ -67,10 +69,13 @@ def test_what_an_app_skips_stays_over_decision_acks_and_release(bench: Bench, ki
         assert crash or not any(delivery and delivery.redelivered for delivery in got), "nobody had it before"
 
 
-def test_a_skipped_backlog_can_be_purged_while_the_app_goes_on_and_nothing_else(bench: Bench) -> None:
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_skipped_backlog_can_be_purged_while_the_app_goes_on_and_nothing_else(bench: Bench, crash: bool) -> None:
     old = backlog(bench)
     end = consume(bench, LATEST, b"new")
     bench.produce(b"newer")
+    if crash:
+        bench.crash()
     with bench.local.channel() as channel:
         with pytest.raises(ResourceLocked):
             channel.get("in")
@@ -107,7 +112,8 @@ def test_a_skipped_backlog_makes_room_first_where_the_length_is_limited(bench: B
     assert bench.read("q", 0, bench.ranges({"in": START}, end)) == [b"claimed"]
 
 
-def test_a_new_checkpoint_that_resumes_goes_on_where_its_app_was_and_not_in_the_backlog(bench: Bench) -> None:
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_new_checkpoint_that_resumes_goes_on_where_its_app_was_and_not_in_the_backlog(bench: Bench, crash: bool) -> None:
     """Also where another system is the sink, so that no ledger knows how far the app came."""
     backlog(bench)
     bench.claim(origin=LATEST)
@@ -115,6 +121,8 @@ def test_a_new_checkpoint_that_resumes_goes_on_where_its_app_was_and_not_in_the_
     end = bench.claim(origin=LATEST)
     bench.engine.ack(APP, end)
     bench.produce(b"newer")
+    if crash:
+        bench.crash()
     second = bench.claim(origin=LATEST, on_new="resume")
     assert bench.ranges({"in": START}, second) == {"in": (6, 7)}
 

@@ -1,0 +1,100 @@
+"""One queue under every history that Hypothesis finds: see ``owned_queue.py``. Each rule, switched off, is found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from broker_core import reader
+from broker_core.broker import messages
+from broker_core.broker.claim import Claims
+from broker_core.broker.queue import Queue
+from broker_core.broker.run import Run
+from tests.model.owned_queue import OwnedQueue
+from tests.model.test_machine import QUIET
+
+Patch = pytest.MonkeyPatch
+
+
+def histories(examples: int, **given: Any) -> None:
+    run_state_machine_as_test(
+        OwnedQueue,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            print_blob=True,
+            suppress_health_check=QUIET,
+            **given,
+        ),
+    )
+
+
+def test_a_claim_reads_the_same_rows_whatever_else_happens_to_its_queue(rounds: int) -> None:
+    soak = rounds or int(os.environ.get("TXMQ_SOAK_ROUNDS", "0"))
+    histories(40 * max(1, soak), derandomize=not soak)
+
+
+# -- rules switched off ---------------------------------------------------------------------------------------------------------
+
+
+def rows_need_not_rise(patch: Patch) -> None:
+    """As a run would take any row of its batch."""
+    patch.setattr(Run, "last_row", -1)
+
+
+def transient_messages_are_not_written_by_a_claim(patch: Patch) -> None:
+    patch.setattr(messages.Messages, "persist", lambda *_: None)
+
+
+def claims_freeze_nothing(patch: Patch) -> None:
+    patch.setattr(Queue, "claim", lambda *_: None)
+
+
+def claims_are_not_frozen_after_a_restart(patch: Patch) -> None:
+    patch.setattr(Queue, "restore_claim", lambda *_: None)
+
+
+def acks_settle_from_the_floor(patch: Patch) -> None:
+    patch.setattr(Queue, "settle_claimed", lambda self, end: self.settle(self.floor, end))
+
+
+def acks_delete_the_last_range(patch: Patch) -> None:
+    ack = Claims._ack
+
+    def without(self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]) -> None:
+        ack(self, state, change, app_id, finished, vector)
+        for log, offset in vector.items():
+            state.queue(log).ack_to(offset)
+            state.queue(log).record(change)
+
+    patch.setattr(Claims, "_ack", without)
+
+
+def readers_do_not_ask_again(patch: Patch) -> None:
+    patch.setattr(reader, "_needs", lambda *_: True)
+
+
+RULES: list[Callable[[Patch], None]] = [
+    rows_need_not_rise,
+    transient_messages_are_not_written_by_a_claim,
+    claims_freeze_nothing,
+    claims_are_not_frozen_after_a_restart,
+    acks_settle_from_the_floor,
+    acks_delete_the_last_range,
+    readers_do_not_ask_again,
+]
+
+
+@pytest.mark.parametrize("switched_off", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_that_is_switched_off_is_found(switched_off: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    switched_off(monkeypatch)
+    with pytest.raises(BaseException) as found:
+        histories(400, derandomize=True, phases=[Phase.generate])
+    assert not isinstance(found.value, (KeyboardInterrupt, SystemExit))
