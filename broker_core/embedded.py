@@ -43,6 +43,7 @@ from broker_core.engine import (
 )
 from broker_core.errors import (
     BatchDecided,
+    DataLoss,
     LineageConflict,
     MissingBranch,
     PreconditionFailed,
@@ -431,7 +432,15 @@ class EmbeddedEngine:
                 )
             for part in parts:
                 if part.batch_id:
-                    yield self._local.read_batch(part.batch_id)
+                    try:
+                        batch = self._local.read_batch(part.batch_id)
+                    except DataLoss as error:
+                        if self._branches.part(branch, part.part) is not None:
+                            raise
+                        raise MissingBranch(
+                            f"the rows of branch {branch} were applied by another driver of this query while they were read; start it again"
+                        ) from error
+                    yield batch
                 elif part.rows:
                     with pa.ipc.open_stream(part.inline) as stream:
                         yield stream.read_next_batch()

@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker_core.embedded import EmbeddedEngine
-from broker_core.engine import START, Limit, Origin, ReadTicket, Vector
-from broker_core.errors import DataLoss, QueueNotFound
+from broker_core.embedded import INLINE_ROWS, EmbeddedEngine
+from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector
+from broker_core.errors import DataLoss, MissingBranch, QueueNotFound
 from broker_core.local import LocalBroker
 from broker_core.mapping import SegmentFiles
+from broker_core.staging import branch_checksum
 from broker_core.store.durable import DurableStore
 
 ROWS = 1100  # of a commit: more than stays in the catalog, so each is a batch of a segment
@@ -156,6 +157,22 @@ def test_a_place_that_a_mapping_reader_was_given_keeps_its_bytes_or_is_gone(bed:
     for number, batch in enumerate(found):
         if batch is not None:
             assert batch.column("body").to_pylist() == bed.sent[number * ROWS : (number + 1) * ROWS]
+
+
+def test_rows_that_another_driver_has_applied_meanwhile_are_a_missing_branch_and_no_damage(bed: Bed) -> None:
+    end = bed.claim()
+    list(bed.engine.read(bed.ticket({"q": START}, end)))
+    token = bed.engine.open_batch("app", "query", 0, "fail").token
+    header = BranchHeader(token, "branch", "append", {"path": "/table"}, app_id="app", query_id="query", batch_id=0)
+    rows = pa.RecordBatch.from_pydict({"n": list(range(INLINE_ROWS + 1))})
+    parts = [bed.engine.stage_part(header, number, rows) for number in range(2)]
+    checksum = branch_checksum(checksum for _, checksum in parts)
+    entry = bed.engine.commit_batch("app", "query", 0, token, [StagedBranch("branch", 0, 0, 2 * rows.num_rows, checksum)]).entry
+    reading = bed.engine.read_branches(["branch"])
+    assert next(reading).num_rows == rows.num_rows
+    bed.engine.mark_applied("app", entry.sequence)
+    with pytest.raises(MissingBranch, match="applied by another driver"):
+        next(reading)
 
 
 def test_a_small_claim_over_deleted_rows_ends_where_a_transaction_ends(bed: Bed) -> None:
