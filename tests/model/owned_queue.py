@@ -81,6 +81,7 @@ class App:
     claims: list[Claim] = field(default_factory=list)  # that are not let go of, oldest first
     last: Claim | None = None  # of this lineage
     batches: int = 0
+    passed: bool = False  # something of this lineage is consumed: from then on a start is a new checkpoint
 
 
 class Clock:
@@ -365,6 +366,8 @@ class OwnedQueue(RuleBasedStateMachine):
             assert len({entry.transaction for entry in taken}) == 1, "a transaction was split beside another"
 
     def consume(self, claim: Claim) -> None:
+        assert self.app is not None
+        self.app.passed = True
         for entry in claim.entries:
             entry.state = "settled"
 
@@ -403,12 +406,13 @@ class OwnedQueue(RuleBasedStateMachine):
             self.consume(app.last)
             app.claims = [app.last]
 
-    @precondition(lambda self: self.app is not None and self.app.last is not None)
+    @precondition(lambda self: self.app is not None and self.app.passed)
     @rule(rows=st.sampled_from([None, 2]))
     def new_checkpoint(self, rows: int | None) -> None:
         """It goes on behind what was decided, or acknowledged: what was claimed and not consumed is claimed again."""
         assert self.app is not None
         self.app.query, self.app.batches, self.app.last = uuid.uuid4().hex, 0, None
+        self.app.passed = False
         self.claim(rows, "resume")
 
     @precondition(lambda self: self.app is not None)
