@@ -335,9 +335,18 @@ class BrokerClient:
         """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""
         self._admin(type(None), "rollback", xid=xid)
 
-    def committed(self, token: str) -> bool:
-        """Whether a commit that was given this token took place (semantics 21)."""
-        found: bool = self._admin(bool, "committed", token=token)
+    def committed(self, token: str, since: float | None = None) -> bool:
+        """Whether a commit that was given this token took place (semantics 21).
+
+        False: it did not. Raises UnknownOutcome where it may have taken place and is forgotten; with ``since``, when it began at the
+        earliest (seconds since the epoch, by the broker's clock), only where something later is forgotten.
+        """
+        found: bool = self._admin(bool, "committed", token=token, since=since)
+        return found
+
+    def outcome(self, xid: str, since: float | None = None) -> str:
+        """prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction (there is none), UnknownOutcome."""
+        found: str = self._admin(str, "outcome", xid=xid, since=since)
         return found
 
     def _admin(self, kind: Any, word: str, **arguments: Any) -> Any:

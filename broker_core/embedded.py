@@ -392,6 +392,8 @@ class EmbeddedEngine:
                 if outcome.state == "committed":
                     return sum(branch.rows for branch in branches)
                 raise TransactionState(f"batch write {token} was rolled back; write the DataFrame again")
+            if branches and self._branches.attempt(token) is None:
+                state.outcomes.require_known(f"batch:{token}", 0)
             named = self._branches.require(token, branches)
             if on_unroutable == "fail":
                 self._branches.require_routable(state, named, self._local.read_batch)

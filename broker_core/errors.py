@@ -12,7 +12,7 @@ TxmqError
 │   ├── QueueNotFound, ExchangeNotFound (404), AccessRefused (403), ResourceLocked (405)
 │   └── PreconditionFailed (406)
 ├── TransactionError
-│   ├── UnknownTransaction, TransactionState
+│   ├── UnknownTransaction, UnknownOutcome, TransactionState
 │   ├── LineageConflict, BatchGap, MissingBranch, BatchDecided
 │   └── Unroutable, TransactionTooLarge
 └── StoreError
@@ -183,6 +183,12 @@ class UnknownTransaction(TransactionError):
     """No transaction has this xid."""
 
     code = "TXMQ_UNKNOWN_TRANSACTION"
+
+
+class UnknownOutcome(TransactionError):
+    """Whether a transaction was committed has been forgotten: it may have been, or not."""
+
+    code = "TXMQ_UNKNOWN_OUTCOME"
 
 
 class TransactionState(TransactionError):

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from broker_core import endpoint, errors, failpoint, flight
+from broker_core.broker.outcomes import Kept
 from broker_core.broker.transaction import Limits
 from broker_core.embedded import EmbeddedEngine
 from broker_core.endpoint import Endpoint
@@ -54,6 +55,7 @@ class Broker:
         amqp_options: AmqpOptions | None = None,
         handlers: Sequence[Handler] = (),
         limits: Limits | None = None,
+        outcomes: Kept | None = None,
     ) -> None:
         """Use :meth:`open` or :meth:`memory`."""
         self._directory = directory
@@ -61,7 +63,7 @@ class Broker:
         with contextlib.ExitStack() as undo:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
-            self._local = LocalBroker(store, limits=limits)
+            self._local = LocalBroker(store, limits=limits, outcomes=outcomes)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             self._id = _data_id(directory) if directory else ""
@@ -90,15 +92,27 @@ class Broker:
         amqp_options: AmqpOptions | None = None,
         handlers: Sequence[Handler] = (),
         limits: Limits | None = None,
+        outcomes: Kept | None = None,
     ) -> Broker:
-        """The broker of a data directory, created if missing. ``limits`` are those of one transaction.
+        """The broker of a data directory, created if missing. ``limits`` are those of one transaction; ``outcomes``: how many are kept, and
+        for how long, for "was it committed?".
 
         ``amqp``: HOST:PORT each where AMQP 0-9-1 clients are taken; ``handlers`` stand in their way (docs/handlers.md).
 
         Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog, ConnectionFailed (the port is taken).
         """
         path = os.path.abspath(os.fspath(directory))
-        return cls(DurableStore(path), path, host=host, port=port, amqp=amqp, amqp_options=amqp_options, handlers=handlers, limits=limits)
+        return cls(
+            DurableStore(path),
+            path,
+            host=host,
+            port=port,
+            amqp=amqp,
+            amqp_options=amqp_options,
+            handlers=handlers,
+            limits=limits,
+            outcomes=outcomes,
+        )
 
     @classmethod
     def memory(cls, *, amqp: Sequence[str] = (), amqp_options: AmqpOptions | None = None, handlers: Sequence[Handler] = ()) -> Broker:
@@ -151,9 +165,17 @@ class Broker:
         """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""
         self._local.rollback(xid)
 
-    def committed(self, token: str) -> bool:
-        """Whether a commit that was given this token took place (semantics 21)."""
-        return committed(self._local, token)
+    def committed(self, token: str, since: float | None = None) -> bool:
+        """Whether a commit that was given this token took place (semantics 21). Raises UnknownOutcome: see ``outcome``."""
+        return committed(self._local, token, since)
+
+    def outcome(self, xid: str, since: float | None = None) -> str:
+        """How the transaction of this xid or token ended: prepared, committed or rolled_back.
+
+        Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is forgotten; with ``since``,
+        when it began at the earliest (seconds since the epoch), only where something later is forgotten.
+        """
+        return self._local.outcome(xid, since)
 
     def close(self) -> None:
         """Nobody new finds the broker, calls in progress end, channels are rolled back, the store is closed. Twice is fine."""
@@ -229,6 +251,7 @@ def serve(
     amqp_options: AmqpOptions | None = None,
     handlers: Sequence[Handler] = (),
     limits: Limits | None = None,
+    outcomes: Kept | None = None,
     idle_timeout_s: float | None = None,
 ) -> int:
     """Run the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``; the exit code.
@@ -245,7 +268,9 @@ def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    with Broker.open(directory, host=host, port=port, amqp=amqp, amqp_options=amqp_options, handlers=handlers, limits=limits) as broker:
+    with Broker.open(
+        directory, host=host, port=port, amqp=amqp, amqp_options=amqp_options, handlers=handlers, limits=limits, outcomes=outcomes
+    ) as broker:
         # thousands of messages in flight are thousands of objects that live for a moment: look for cycles among them less often
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)

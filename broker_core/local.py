@@ -22,10 +22,11 @@ import pyarrow as pa
 
 from broker_core.broker.arguments import check_text
 from broker_core.broker.batch import EXPIRATION
-from broker_core.broker.broker import BrokerState
+from broker_core.broker.broker import BrokerState, Committed
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.content import check_properties
+from broker_core.broker.outcomes import Kept
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.routing import select
 from broker_core.broker.transaction import Limits, Outcome, Settle, Spilled, State, Transaction, to_batch
@@ -70,6 +71,7 @@ class LocalBroker:
         ids: Callable[[], str] = lambda: uuid.uuid4().hex,
         *,
         limits: Limits | None = None,
+        outcomes: Kept | None = None,
         upkeep: bool = True,
     ) -> None:
         self._store = store
@@ -79,6 +81,7 @@ class LocalBroker:
         try:
             self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
             self._write_repairs()
+            self.state.outcomes.kept = outcomes or Kept()
         except BaseException:
             store.close(clean=False)
             raise
@@ -288,9 +291,14 @@ class LocalBroker:
         self.run(lambda state, change, now: state.rollback_prepared(change, xid, now))
 
     @checked
-    def outcome(self, xid: str) -> str:
-        """Was it committed? For an xid or a commit token: prepared, committed or rolled_back. Raises UnknownTransaction."""
-        return self.run(lambda state, _change, _now: state.outcome(xid))
+    def outcome(self, xid: str, since: float | None = None) -> str:
+        """Was it committed? For an xid or a commit token: prepared, committed or rolled_back.
+
+        Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is forgotten; not where the
+        transaction began after what is forgotten, by ``since``, in seconds since the epoch.
+        """
+        since_us = int(min(max(since, 0.0), 1e12) * 1_000_000) if since is not None else 0
+        return self.run(lambda state, _change, _now: state.outcome(xid, since_us))
 
     def new_name(self) -> str:
         return f"amq.gen-{self._ids()}"
@@ -332,6 +340,7 @@ class LocalChannel:
         self._clock = broker.clock
         self._channel = Channel(broker.state, connection=connection, limits=limits)
         self._timed = limits.open_s is not None
+        self.call: tuple[str, int] | None = None  # of a channel that another process holds: its id, and the number of this call
         self._ended = False
         self.returned: list[Message] = []
 
@@ -541,7 +550,7 @@ class LocalChannel:
             self._broker.spill_large(transaction)
             if is_worth_it(transaction):
                 self._broker.bury(transaction).apply(transaction)
-            self._commit(transaction)
+            self._commit(transaction, self.call)
             channel.finish(0)
         except TxmqError as error:
             self._end(f"its commit failed ({error.message})")
@@ -565,7 +574,15 @@ class LocalChannel:
         channel.check_transactional()
         transaction = channel.transaction
         transaction.check_open_time(self._clock())
-        answer = self._run(lambda state, change, now: state.prepare(change, transaction, xid, now))
+        call = self.call
+
+        def work(state: BrokerState, change: Change, now: int) -> Literal["prepared", "read_only"]:
+            found = state.prepare(change, transaction, xid, now)
+            if call is not None:
+                state.outcomes.remember_call(change, *call, now)
+            return found
+
+        answer = self._run(work)
         channel.finish(0)
         return answer
 
@@ -617,8 +634,14 @@ class LocalChannel:
                     self._broker.notify_consumers()
                 raise
 
-    def _commit(self, transaction: Transaction) -> None:
-        committed = self._committer.run(lambda state, change, now: state.commit_transaction(change, transaction, now))
+    def _commit(self, transaction: Transaction, call: tuple[str, int] | None = None) -> None:
+        def work(state: BrokerState, change: Change, now: int) -> Committed:
+            committed = state.commit_transaction(change, transaction, now)
+            if call is not None:
+                state.outcomes.remember_call(change, *call, now)
+            return committed
+
+        committed = self._committer.run(work)
         if committed.returned:
             self.returned += committed.returned
 

@@ -46,7 +46,7 @@ class RemoteChannel:
         self._waiting: list[dict[str, Any]] = []  # publishes of the transaction that are not sent yet
         self._waiting_bytes = 0
         self._pid = os.getpid()
-        self._send("open", 0, {})
+        self._opened_us: int = flight.decode(int, self._send("open", 0, {}))
         _keep(self)
 
     def __enter__(self) -> RemoteChannel:
@@ -157,17 +157,15 @@ class RemoteChannel:
         self._transactional = True
 
     def tx_commit(self, token: str = "") -> None:
-        """Commit all of it, or nothing; ``token`` names the commit, for :meth:`BrokerClient.committed`.
+        """Commit all of it, or nothing; ``token`` names the commit for others, who ask :meth:`BrokerClient.committed`.
 
-        When the broker was restarted meanwhile, the answer is found by the token (one is made where none is given);
-        ConnectionFailed means: not committed, or still no broker to ask.
+        When the broker was restarted meanwhile, the answer is found by the number of the call. ConnectionFailed means: not committed, or
+        still no broker to ask. UnknownOutcome: there is a broker, and it has forgotten what was committed at that time.
         """
-        token = token or f"channel-{self._id}-{self._number + 1}"
         try:
             self.returned += self._say("tx_commit", list[Message], token=token)
         except errors.ConnectionFailed:
-            (answer,) = self._connection.call("admin.committed", flight.encode({"token": token}))
-            if not flight.decode(bool, answer):
+            if not self._took_place():
                 raise
         except (KeyboardInterrupt, SystemExit):
             self.close()  # whether it was committed the token tells; nothing else may come into the same transaction
@@ -183,10 +181,20 @@ class RemoteChannel:
         """Make the transaction durable, invisible and transferable: ``prepared``, or ``read_only`` where there was nothing to do."""
         try:
             answer: str = self._say("prepare", str, xid=xid)
+        except errors.ConnectionFailed:
+            if not self._took_place():
+                raise
+            return "prepared"
         except (KeyboardInterrupt, SystemExit):
             self.close()
             raise
         return answer
+
+    def _took_place(self) -> bool:
+        """Whether the last call, whose answer was lost with the broker, is durable: it committed or prepared. Raises UnknownOutcome."""
+        arguments = {"channel": self._id, "number": self._number, "since_us": self._opened_us}
+        (answer,) = self._connection.call("admin.call_took_place", flight.encode(arguments))
+        return bool(flight.decode(bool, answer))
 
     # -- lease and close --------------------------------------------------------------------------------------------------------
 
@@ -230,8 +238,19 @@ class RemoteChannel:
             raise
 
     def _numbered(self, word: str, arguments: dict[str, Any]) -> Any:
+        """The next call. One whose answer is lost for good ends the channel: nobody knows what it has done."""
+        call = flight.encode(flight.ChannelCall(self._id, self._number + 1, arguments))
         self._number += 1
-        return self._send(word, self._number, arguments)
+        try:
+            (answer,) = self._connection.call(f"channel.{word}", call)
+        except errors.ConnectionFailed:
+            self._closed = True  # what the broker may still hold of it ends with its lease
+            _open.discard(self)
+            raise
+        except (KeyboardInterrupt, SystemExit):  # the broker may have got it, or not: it would not know the next number
+            self._end()
+            raise
+        return answer
 
     def _send(self, word: str, number: int, arguments: dict[str, Any]) -> Any:
         (answer,) = self._connection.call(f"channel.{word}", flight.encode(flight.ChannelCall(self._id, number, arguments)))

@@ -90,6 +90,8 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--transaction-messages", metavar="N", type=_count, help="a larger transaction is refused; default 10 million")
     serve.add_argument("--transaction-bytes", metavar="N", type=_count, help="a larger transaction is refused; default 8 GiB")
     serve.add_argument("--transaction-time", metavar="SECONDS", type=_above_zero, help="a longer one is rolled back; default: never")
+    serve.add_argument("--outcomes", metavar="N", type=_count, help="how many are kept of named transactions; default 100 thousand")
+    serve.add_argument("--outcome-hours", metavar="HOURS", type=_above_zero, help="for how long; default 24")
     serve.add_argument(
         "--idle-timeout", metavar="SECONDS", type=_above_zero, default=None, help="end when nothing was asked for so long; default: never"
     )
@@ -182,6 +184,7 @@ def _argument(text: str) -> tuple[str, Any]:
 
 def _serve(options: argparse.Namespace) -> int:
     # the broker itself: no other command needs it
+    from broker_core.broker.outcomes import Kept
     from broker_core.broker.transaction import Limits
     from broker_core.launcher import read_users, serve
     from broker_core.server.amqp import AmqpOptions
@@ -194,6 +197,8 @@ def _serve(options: argparse.Namespace) -> int:
         handlers.append(Tracer())
     if options.publish_rate is not None:
         handlers.append(PublishRateLimit(options.publish_rate))
+    hours = options.outcome_hours
+    outcomes = {"count": options.outcomes, "age_s": hours * 3600 if hours is not None else None}
     limits = {"messages": options.transaction_messages, "size_bytes": options.transaction_bytes, "open_s": options.transaction_time}
     return serve(
         options.data,
@@ -201,6 +206,7 @@ def _serve(options: argparse.Namespace) -> int:
         amqp=() if endpoint.NO_AMQP in options.amqp else options.amqp or (endpoint.DEFAULT_AMQP,),
         amqp_options=AmqpOptions(users=read_users(options.users)) if options.users else None,
         handlers=handlers,
+        outcomes=Kept(**{name: value for name, value in outcomes.items() if value is not None}),
         limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
         idle_timeout_s=options.idle_timeout,
     )

@@ -22,14 +22,17 @@ from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.dispatch import Dispatch
 from broker_core.broker.messages import ROUTE
+from broker_core.broker.outcomes import Outcomes
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
     AttemptRecord,
     BindingRecord,
+    ChannelCommitRecord,
     ClaimRecord,
     DeliveryRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
+    ForgottenRecord,
     HoleRecord,
     LedgerRecord,
     LineageRecord,
@@ -49,8 +52,6 @@ from broker_core.broker.routing import Selection, route_rows
 from broker_core.broker.transaction import Buried, Spilled, State, Transaction
 from broker_core.errors import CorruptCatalog, PreconditionFailed, ResourceLocked, TransactionState, UnknownTransaction
 from broker_core.message import Message
-
-OUTCOMES_KEPT = 10_000
 
 Key = tuple[Any, ...]
 
@@ -98,7 +99,7 @@ class BrokerState(Dispatch):
         self.latest_us = 0  # the latest commit time that was found while loading
         self.prepared: dict[str, Transaction] = {}
         self.prepared_at: dict[str, int] = {}
-        self.outcomes: dict[str, OutcomeRecord] = {}  # oldest first
+        self.outcomes = Outcomes(self.undo)
         # Records by key; claim.py, ledger.py and branch.py give them meaning.
         self.claims: dict[Key, ClaimRecord] = {}
         self.origins: dict[Key, OriginRecord] = {}
@@ -155,8 +156,7 @@ class BrokerState(Dispatch):
             if part.batch_id in self.batches.by_id:
                 self.batches.pin(part.batch_id)
         self._load_queues(by_class, image, new_batch_id)
-        for outcome in sorted(by_class.get(OutcomeRecord, ()), key=lambda record: record.decided_at):
-            self.outcomes[outcome.xid] = outcome
+        self.outcomes.restore(*(by_class.get(kind, ()) for kind in (OutcomeRecord, ChannelCommitRecord, ForgottenRecord)))
         for prepared in by_class.get(PreparedRecord, ()):
             self._restore_prepared(prepared)
         self.batches.forget_unpinned()
@@ -326,12 +326,16 @@ class BrokerState(Dispatch):
         self.remember(change, OutcomeRecord(xid, "rolled_back", now))
         self._forget_prepared(change, xid)
 
-    def outcome(self, xid: str) -> str:
-        """Was it committed? ``prepared``, ``committed``, ``rolled_back``. Raises UnknownTransaction."""
+    def outcome(self, xid: str, since_us: int = 0) -> str:
+        """Was it committed? ``prepared``, ``committed``, ``rolled_back``.
+
+        Raises UnknownTransaction (there was none since ``since_us``), UnknownOutcome (there may have been one, and it is forgotten).
+        """
         if xid in self.prepared:
             return "prepared"
         if xid not in self.outcomes:
-            raise UnknownTransaction(f"no transaction has the xid '{xid}'; the last {OUTCOMES_KEPT} outcomes are remembered")
+            self.outcomes.require_known(xid, since_us)
+            raise UnknownTransaction(f"no transaction has the xid '{xid}': it was not prepared and has not ended")
         return self.outcomes[xid].state
 
     def _decided(self, xid: str, wanted: str) -> bool:
@@ -360,15 +364,8 @@ class BrokerState(Dispatch):
         change.drop(PreparedRecord, (xid,))
 
     def remember(self, change: Change, record: OutcomeRecord) -> None:
-        """How a named transaction ended; the oldest outcome goes when there are too many."""
-        self.undo.item(self.outcomes, record.xid)
-        self.outcomes[record.xid] = record
-        change.put(record)
-        if len(self.outcomes) > OUTCOMES_KEPT:
-            oldest = next(iter(self.outcomes))
-            self.undo.append((_put_first, self.outcomes, oldest, self.outcomes[oldest]))
-            del self.outcomes[oldest]
-            change.drop(OutcomeRecord, (oldest,))
+        """How a named transaction ended."""
+        self.outcomes.remember(change, record)
 
     # -- ownership (protocol S6) ----------------------------------------------------------------------------------------
     def require_ownable(self, queue: Queue, app_id: str) -> None:
@@ -455,13 +452,6 @@ class BrokerState(Dispatch):
             queue.record(change)
             if queue.written:
                 change.put(queue.progress())
-
-
-def _put_first(outcomes: dict[str, OutcomeRecord], xid: str, record: OutcomeRecord) -> None:
-    others = dict(outcomes)
-    outcomes.clear()
-    outcomes[xid] = record
-    outcomes.update(others)
 
 
 def _first(entry: tuple[int, Any]) -> int:

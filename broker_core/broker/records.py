@@ -268,6 +268,25 @@ class OutcomeRecord(Record):
     decided_at: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelCommitRecord(Record):
+    """The last call by which a channel of another process has committed or prepared; calls of a channel are numbered."""
+
+    TABLE, KEY = "channel_commit", ("channel",)
+    channel: str
+    number: int
+    decided_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenRecord(Record):
+    """A horizon: records of this kind that were decided up to this moment may have been forgotten."""
+
+    TABLE, KEY = "forgotten", ("kind",)
+    kind: str
+    decided_at: int
+
+
 RECORDS: tuple[type[Record], ...] = (
     ExchangeRecord,
     QueueRecord,
@@ -287,4 +306,6 @@ RECORDS: tuple[type[Record], ...] = (
     ReleaseRecord,
     PreparedRecord,
     OutcomeRecord,
+    ChannelCommitRecord,
+    ForgottenRecord,
 )

@@ -2,7 +2,8 @@
 
 Not here: what a channel does (``local.py``).
 
-Invariant: a call is done once, however often it is sent: the last call of a channel keeps its answer until the next one.
+Invariant: a call is done once, however often and however late it arrives. Calls are numbered without gaps: the last one keeps its
+answer, an older one is refused, and so is one behind a gap. The id of a channel that has ended opens no other.
 A client that says nothing for LEASE_S is gone, and its channel ends as an AMQP connection would: rolled back and requeued.
 """
 
@@ -12,6 +13,7 @@ import inspect
 import threading
 import time
 import uuid
+from collections import OrderedDict
 from typing import Any
 
 from broker_core import checks, errors, flight
@@ -19,6 +21,8 @@ from broker_core.local import LocalBroker, LocalChannel
 
 LEASE_S = 60.0
 LOOK_S = 5.0  # how often leases are looked at
+ENDED = 100_000  # ids of ended channels that are known, for ENDED_S: a call cannot be on its way for longer
+ENDED_S = 3600.0
 
 WORDS = {name for name, member in vars(LocalChannel).items() if inspect.isfunction(member) and not name.startswith("_")} - {"close"}
 WORDS.add("publish_all")
@@ -27,19 +31,22 @@ WORDS.add("publish_all")
 class _Held:
     """One channel and its last call. ``lock`` puts the calls of a channel in order."""
 
-    def __init__(self, channel: LocalChannel) -> None:
+    def __init__(self, channel: LocalChannel, opened_us: int) -> None:
         self.channel = channel
+        self.opened_us = opened_us  # by the clock of commits: this channel commits nothing earlier
         self.lock = threading.Lock()
         self.number = 0
         self.answer: Any = None
         self.error: Exception | None = None
         self.used_at = time.monotonic()
+        self.ended = False
 
 
 class Channels:
     def __init__(self, broker: LocalBroker) -> None:
         self._broker = broker
         self._held: dict[str, _Held] = {}
+        self._ended: OrderedDict[str, float] = OrderedDict()  # ids, and when their channels ended
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -52,24 +59,32 @@ class Channels:
         if word == "close":
             return self._end(call.channel)
         if held is None:
-            raise errors.ConnectionFailed(
-                f"channel {call.channel} is gone: its broker was restarted or its lease of {LEASE_S:.0f} s ran out. "
-                "What was not committed is rolled back and its deliveries are requeued; open a new channel"
-            )
+            raise _gone(call.channel)
         held.used_at = time.monotonic()
         if word == "keepalive":
             return None
         if word not in WORDS:
             raise errors.RemoteProtocolError(f"a channel has no word {word!r}; client and broker are of different versions")
-        arguments = _arguments(word, call.arguments)
         with held.lock:
-            return self._once(held, word, call.number, arguments)
+            if held.ended:
+                raise _gone(call.channel)
+            return self._once(held, word, call)
 
-    def _once(self, held: _Held, word: str, number: int, arguments: dict[str, Any]) -> Any:
+    def _once(self, held: _Held, word: str, call: flight.ChannelCall) -> Any:
+        number = call.number
+        if number < max(held.number, 1):
+            raise errors.RemoteProtocolError(
+                f"call {number} of channel {call.channel} is older than its last call, {held.number}: it is late, and not made again"
+            )
+        if number > held.number + 1:
+            raise errors.RemoteProtocolError(
+                f"call {number} of channel {call.channel} is not the next one after {held.number}: calls are missing; open a new channel"
+            )
         if number != held.number:
             held.number, held.answer, held.error = number, None, None
+            held.channel.call = (call.channel, number)
             try:
-                held.answer = _said(held.channel, word, arguments)
+                held.answer = _said(held.channel, word, _arguments(word, call.arguments))
             except Exception as error:  # kept as the answer: the call was made and is not made again
                 held.error = error
         held.used_at = time.monotonic()
@@ -77,25 +92,37 @@ class Channels:
             raise held.error
         return held.answer
 
-    def _open(self, channel_id: str) -> str:
-        """The client makes the id, so a repeated open opens one channel."""
+    def _open(self, channel_id: str) -> int:
+        """The client makes the id, so a repeated open opens one channel. When it was opened, by the clock of commits."""
         channel_id = channel_id or uuid.uuid4().hex
+        now = self._broker.run(lambda _state, _change, now: now)
         with self._lock:
             if self._closed.is_set():
                 raise errors.ConnectionFailed("the broker is stopping; open the channel again when it is back")
+            if channel_id in self._ended:
+                raise errors.RemoteProtocolError(f"channel {channel_id} has ended; open another one")
             if channel_id not in self._held:
-                self._held[channel_id] = _Held(self._broker.channel())
+                self._held[channel_id] = _Held(self._broker.channel(), now)
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="channel-leases", daemon=True)
                 self._watcher.start()
-        return channel_id
+            return self._held[channel_id].opened_us
 
     def _end(self, channel_id: str) -> None:
+        """Who asks for the channel meanwhile waits: it is gone when its last call is answered, and not before."""
+        held = self._held.get(channel_id)
+        if held is None:
+            return
+        with held.lock:
+            if held.ended:
+                return
+            held.ended = True
+            held.channel.close()
         with self._lock:
-            held = self._held.pop(channel_id, None)
-        if held is not None:
-            with held.lock:
-                held.channel.close()
+            del self._held[channel_id]
+            self._ended[channel_id] = now = time.monotonic()
+            while len(self._ended) > ENDED or next(iter(self._ended.values())) < now - ENDED_S:
+                self._ended.popitem(last=False)
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_S):
@@ -108,6 +135,13 @@ class Channels:
         self._closed.set()
         for channel_id in list(self._held):
             self._end(channel_id)
+
+
+def _gone(channel_id: str) -> errors.ConnectionFailed:
+    return errors.ConnectionFailed(
+        f"channel {channel_id} is gone: its broker was restarted or its lease of {LEASE_S:.0f} s ran out. "
+        "What was not committed is rolled back and its deliveries are requeued; open a new channel"
+    )
 
 
 def _arguments(word: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -118,6 +118,8 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             "queues": self._broker.queues,
             "prepared": self._broker.prepared,
             "committed": self._committed,
+            "outcome": self._broker.outcome,
+            "call_took_place": self._call_took_place,
             "commit": self._broker.commit,
             "rollback": self._broker.rollback,
         }
@@ -126,8 +128,11 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         function = words[word]
         return function(**flight.decode_arguments(f"admin.{word}", function, body))
 
-    def _committed(self, token: str) -> bool:
-        return committed(self._broker, token)
+    def _committed(self, token: str, since: float | None = None) -> bool:
+        return committed(self._broker, token, since)
+
+    def _call_took_place(self, channel: str, number: int, since_us: int) -> bool:
+        return self._broker.run(lambda state, _change, _now: state.outcomes.call_took_place(channel, number, since_us))
 
     # -- streams ----------------------------------------------------------------------------------------------------------
 
@@ -224,9 +229,9 @@ def _part_number(metadata: pa.Buffer | None) -> int:
     return int(text)
 
 
-def committed(broker: LocalBroker, token: str) -> bool:
-    """Whether a commit that was given this token took place."""
+def committed(broker: LocalBroker, token: str, since: float | None = None) -> bool:
+    """Whether a commit that was given this token took place. Raises UnknownOutcome."""
     try:
-        return broker.outcome(token) == "committed"
+        return broker.outcome(token, since) == "committed"
     except errors.UnknownTransaction:
         return False

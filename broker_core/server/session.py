@@ -35,7 +35,6 @@ from broker_core.errors import (
     QueueNotFound,
     TransactionError,
     TxmqError,
-    UnknownTransaction,
 )
 from broker_core.local import log_dropped
 from broker_core.message import Message
@@ -551,20 +550,14 @@ class Session:
             raise PreconditionFailed(f"queue '{name}' only answers, it holds nothing to acknowledge", "get with no_ack")
         xid = name[len(transaction_exchange.QUEUE_PREFIX) :]
 
-        def work(state: BrokerState, _change: Change, _now: int) -> str:
-            try:
-                return state.outcome(xid)
-            except UnknownTransaction:
-                return ""
-
-        def answer(outcome: str) -> m.Method | None:
-            if not outcome:
+        def answer(outcome: transaction_exchange.Answer | None) -> m.Method | None:
+            if outcome is None:
                 return m.BasicGetEmpty()
             found = m.BasicGetOk(self.channel.next_tag(), False, transaction_exchange.NAME, xid, 0)
-            self.connection.send(self.number, found, b"", outcome.encode())
+            self.connection.send(self.number, found, outcome.properties, outcome.body)
             return None
 
-        self.submit(command, work, answer)
+        self.submit(command, partial(transaction_exchange.asked, xid), answer)
 
     # -- the channel itself ---------------------------------------------------------------------------------------------
     def _channel_flow(self, command: Command) -> None:

@@ -6,7 +6,10 @@ AMQP 0-9-1 has no method for prepared transactions, and every client has ``basic
     publish(exchange="amq.transaction", routing_key="prepare",  body=b"order-7")   then tx.commit: prepared, not committed (XA)
     publish(exchange="amq.transaction", routing_key="commit",   body=b"order-7")   decide a prepared transaction, from any
     publish(exchange="amq.transaction", routing_key="rollback", body=b"order-7")   connection, on a channel without tx
-    get(queue="amq.transaction.order-7", no_ack)   "was it committed?": prepared, committed, rolled_back, or empty: never heard of it
+    get(queue="amq.transaction.order-7", no_ack)   "was it committed?": prepared, committed, rolled_back, unknown, or empty
+
+Empty: it was not committed. ``unknown``: outcomes are forgotten up to the time in the property ``timestamp``, and this may be one of
+them; a transaction that began later was not committed.
 
 A decision is durable when it is confirmed (confirm.select), or when any later command of the channel is answered.
 """
@@ -18,7 +21,9 @@ from typing import NamedTuple
 from broker_core.broker.arguments import check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.errors import OptionError, PreconditionFailed
+from broker_core.broker.outcomes import NAMES
+from broker_core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
+from broker_core.properties import Properties, Timestamp
 
 NAME = "amq.transaction"
 QUEUE_PREFIX = "amq.transaction."
@@ -53,6 +58,24 @@ def parse(verb: str, body: bytes) -> tuple[str, str]:
     if not xid:
         raise PreconditionFailed("an empty body names no transaction", "publish the xid as the body")
     return verb, xid
+
+
+class Answer(NamedTuple):
+    """To "was it committed?"."""
+
+    body: bytes
+    properties: bytes = b""
+
+
+def asked(xid: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
+    """None: there is no such transaction, and there was none."""
+    try:
+        return Answer(state.outcome(xid).encode())
+    except UnknownTransaction:
+        return None
+    except UnknownOutcome:
+        horizon_s = -(-state.outcomes.horizons[NAMES] // 1_000_000)
+        return Answer(b"unknown", Properties(timestamp=Timestamp(horizon_s)).encode())
 
 
 def decide(verb: str, xid: str, state: BrokerState, change: Change, now_us: int) -> int:

@@ -28,7 +28,7 @@ from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.segment import Place
 
-FORMAT = 2
+FORMAT = 3
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS  # of an open batch

@@ -153,3 +153,15 @@ CREATE TABLE delivery (
   queue_id INTEGER, "offset" INTEGER, count INTEGER, guard INTEGER,
   PRIMARY KEY (queue_id, "offset")
 ) WITHOUT ROWID;
+
+-- What follows came with format 3; a catalog of an older format is given it when it is opened.
+
+CREATE TABLE channel_commit (
+  channel TEXT, number INTEGER, decided_at INTEGER, guard INTEGER,
+  PRIMARY KEY (channel)
+) WITHOUT ROWID;
+
+CREATE TABLE forgotten (
+  kind TEXT, decided_at INTEGER, guard INTEGER,
+  PRIMARY KEY (kind)
+) WITHOUT ROWID;

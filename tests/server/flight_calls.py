@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,7 +89,9 @@ CHANNEL: dict[str, dict[str, Any]] = {
 ADMIN: dict[str, dict[str, Any]] = {
     "queues": {},
     "prepared": {},
-    "committed": {"token": "t"},
+    "committed": {"token": "t", "since": 1.0},
+    "outcome": {"xid": "t", "since": 1.0},
+    "call_took_place": {"channel": "c", "number": 1, "since_us": 0},
     "commit": {"xid": "xa"},
     "rollback": {"xid": "xa"},
 }
@@ -146,7 +149,6 @@ class Raw:
         self.client = arrow_flight.connect(url.replace("txmq://", "grpc://"))
         self._numbers = itertools.count(1)
         self._channel = ""
-        self._names = itertools.count()
 
     def action(self, name: str, body: bytes) -> errors.TxmqError | list[bytes]:
         return self._asked(lambda: [bytes(result.body) for result in self.client.do_action((name, body))])
@@ -167,11 +169,14 @@ class Raw:
         """``name`` with ``arguments``, which may be anything that JSON can write."""
         if name.startswith("channel."):
             if not self._channel:
-                self._channel = f"raw {next(self._names)}"
+                self._channel = os.urandom(8).hex()
                 self._numbers = itertools.count(1)
                 self.action("channel.open", json.dumps({"channel": self._channel, "number": 0, "arguments": {}}).encode())
             said = {"channel": self._channel, "number": next(self._numbers), "arguments": arguments}
-            return self.action(name, json.dumps(said).encode())
+            answer = self.action(name, json.dumps(said).encode())
+            if isinstance(answer, errors.RemoteProtocolError):  # it may not have taken its number
+                self.close_channel()
+            return answer
         if name == "stage":
             rows = flight.encode_rows([messages(b"1")], MESSAGE_SCHEMA)
             return self.action(name, part_body(arguments, rows))

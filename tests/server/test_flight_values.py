@@ -75,6 +75,7 @@ def refusals() -> Iterator[tuple[Call, tuple[Any, ...], Any]]:
 
 @pytest.mark.parametrize("call", [name for name, _ in CALLS])
 def test_an_argument_of_a_wrong_type_is_refused_by_name_and_changes_nothing(call: str, broker: Broker, raw: Raw) -> None:
+    raw.close_channel()
     raw.call("channel.recover", {})
     before = picture(broker)
     for (name, arguments), path, by in refusals():
@@ -85,6 +86,7 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name_and_changes_nothing(call
     arguments = dict(CALLS)[call]
     assert isinstance(raw.call(call, {**arguments, "unheard of": 1}), (errors.OptionError, list))
     for bad in (None, [], 5, "text"):
+        raw.close_channel()
         assert isinstance(raw.call(call, bad), errors.RemoteProtocolError) or (bad is None and not arguments), bad
     assert picture(broker) == before or call in ("read", "stage", "adopt")
     assert not broker.failed
@@ -155,7 +157,7 @@ def attacked(broker: Broker, seed: int, rounds: int) -> int:
             refused += 1
             assert type(answer) is not errors.TxmqError and not isinstance(answer, errors.InternalFault), (name, arguments, answer)
             assert before is None or before == picture(broker), (name, answer)
-            if isinstance(answer, (errors.TransactionState, errors.ConnectionFailed)):
+            if isinstance(answer, (errors.TransactionState, errors.ConnectionFailed, errors.RemoteProtocolError)):
                 raw.close_channel()
         assert not broker.failed, (name, arguments, answer)
     raw.close_channel()

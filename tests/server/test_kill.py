@@ -161,6 +161,26 @@ def test_channel_commit_is_found_by_its_token_when_the_broker_dies_after_it(serv
         assert bodies(client, "q") == [b"once"]
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_prepare_is_found_by_the_number_of_its_call_when_the_broker_dies(served: Served, committed: bool) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "q", 0)
+    served.terminate()
+    served.start("server.reply.prepare=kill" if committed else "store.commit.begin=kill")
+    restarting = _restart_when_killed(served)
+    with BrokerClient(served.url) as client, client.channel() as channel:
+        channel.tx_select()
+        channel.publish(b"once", routing_key="q")
+        if committed:
+            assert channel.prepare("xa") == "prepared"
+        else:
+            with pytest.raises(errors.ConnectionFailed):
+                channel.prepare("xa")
+        restarting.join()
+        assert [info.xid for info in client.prepared()] == (["xa"] if committed else [])
+
+
 def test_channel_of_a_killed_broker_is_rolled_back_and_says_so(served: Served) -> None:
     served.start()
     with BrokerClient(served.url) as client:

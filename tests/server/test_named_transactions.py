@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
+from broker_core import errors
 from tests.amqp_server import AmqpServed, serving
 
 NAMED = "amq.transaction"
@@ -189,3 +191,24 @@ def test_a_transaction_is_named_once_and_its_outcome_is_only_got_without_ack(bro
             channel.tx_commit()
         with pytest.raises(ChannelClosedByBroker, match="only answers, it holds nothing to acknowledge"):
             connection.channel().basic_get(f"{NAMED}.a")
+
+
+def test_an_outcome_that_may_be_forgotten_is_answered_unknown_with_the_time_up_to_which(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", "--outcomes", "5") as broker, closing(connect(broker)) as connection:
+        began = time.time()
+        channel = connection.channel()
+        channel.queue_declare("orders", durable=True)
+        channel.tx_select()
+        for number in range(20):
+            publish(channel, "orders", b"a")
+            channel.basic_publish(NAMED, "token", f"order-{number}".encode())
+            channel.tx_commit()
+        assert outcome(channel, "order-19") == "committed"
+        for name in ("order-0", "never used"):
+            method, properties, body = channel.basic_get(f"{NAMED}.{name}", auto_ack=True)
+            assert method and body == b"unknown"
+            assert began <= properties.timestamp <= time.time() + 1
+        with broker.client() as client:
+            with pytest.raises(errors.UnknownOutcome):
+                client.committed("order-0")
+            assert not client.committed("never used", since=time.time() + 1)

@@ -15,9 +15,11 @@ from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import (
     RECORDS,
     BindingRecord,
+    ChannelCommitRecord,
     DeliveryRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
+    ForgottenRecord,
     HoleRecord,
     ProgressRecord,
     QueueRecord,
@@ -171,6 +173,7 @@ def format_1(path: Path) -> list[Record]:
 
 
 NEW_IN_2: list[Record] = [ExchangeBindingRecord("e", "f", "k", {"a": 1}), DeliveryRecord(1, 5, 2)]
+NEW_IN_2 += [ChannelCommitRecord("c", 3, 9), ForgottenRecord("outcome", 8)]  # and in 3
 
 
 def test_a_directory_of_format_1_is_upgraded_in_place_with_all_that_it_holds_and_stays_so(tmp_path: Path) -> None:
