@@ -25,6 +25,7 @@ from broker_core.broker.transaction import Limits
 from broker_core.embedded import EmbeddedEngine
 from broker_core.endpoint import Endpoint
 from broker_core.engine import PreparedInfo, QueueInfo
+from broker_core.holder import open_store
 from broker_core.local import LocalBroker, LocalChannel
 from broker_core.server.amqp import AmqpOptions, AmqpServer
 from broker_core.server.flight import FlightServer, committed
@@ -93,17 +94,21 @@ class Broker:
         handlers: Sequence[Handler] = (),
         limits: Limits | None = None,
         outcomes: Kept | None = None,
+        started: bool = False,
     ) -> Broker:
         """The broker of a data directory, created if missing. ``limits`` are those of one transaction; ``outcomes``: how many are kept, and
         for how long, for "was it committed?".
 
         ``amqp``: HOST:PORT each where AMQP 0-9-1 clients are taken; ``handlers`` stand in their way (docs/handlers.md).
 
+        A broker that a client has started (``data=DIR``) gives the directory up if nobody is using it; ``txmq.connect`` works with whoever
+        holds it. ``started``: this is such a broker, and takes the directory from nobody.
+
         Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog, ConnectionFailed (the port is taken).
         """
         path = os.path.abspath(os.fspath(directory))
         return cls(
-            DurableStore(path),
+            DurableStore(path) if started else open_store(path),
             path,
             host=host,
             port=port,
@@ -269,8 +274,17 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     with Broker.open(
-        directory, host=host, port=port, amqp=amqp, amqp_options=amqp_options, handlers=handlers, limits=limits, outcomes=outcomes
+        directory,
+        host=host,
+        port=port,
+        amqp=amqp,
+        amqp_options=amqp_options,
+        handlers=handlers,
+        limits=limits,
+        outcomes=outcomes,
+        started=True,
     ) as broker:
+        broker.server.gives_up = idle_timeout_s is not None
         # thousands of messages in flight are thousands of objects that live for a moment: look for cycles among them less often
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
@@ -279,7 +293,7 @@ def serve(
             if broker.server.failed.is_set() or broker.failed:
                 print("the store has failed; the broker ends and must be started again", file=sys.stderr, flush=True)
                 return 1
-            if idle_timeout_s is not None and broker.idle_s > idle_timeout_s:
+            if broker.server.given_up.is_set() or (idle_timeout_s is not None and broker.idle_s > idle_timeout_s):
                 break
     return 0
 

@@ -51,6 +51,10 @@ class Channels:
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
 
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
     def call(self, word: str, call: flight.ChannelCall) -> Any:
         """Say ``word``. Raises what the channel raises; ConnectionFailed where no such channel is held any more."""
         if word == "open":

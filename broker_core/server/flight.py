@@ -35,6 +35,8 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def __init__(self, engine: EmbeddedEngine, broker: LocalBroker, hello: flight.Hello, host: str, port: int) -> None:
         self.failed = threading.Event()
+        self.gives_up = False  # a client has started this broker: it ends when another process wants the directory and nobody uses it
+        self.given_up = threading.Event()
         self._engine = engine
         self._broker = broker
         self._hello = hello
@@ -120,6 +122,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             "committed": self._committed,
             "outcome": self._broker.outcome,
             "call_took_place": self._call_took_place,
+            "give_up": self._give_up,
             "commit": self._broker.commit,
             "rollback": self._broker.rollback,
         }
@@ -130,6 +133,14 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def _committed(self, token: str, since: float | None = None) -> bool:
         return committed(self._broker, token, since)
+
+    def _give_up(self) -> bool:
+        """Whether this broker ends now, so that whoever asks can have its directory."""
+        with self._lock:
+            used = self._calls > 1 or self._channels.held
+        if self.gives_up and not used:
+            self.given_up.set()
+        return self.given_up.is_set()
 
     def _call_took_place(self, channel: str, number: int, since_us: int) -> bool:
         return self._broker.run(lambda state, _change, _now: state.outcomes.call_took_place(channel, number, since_us))

@@ -1,0 +1,64 @@
+"""The store of a data directory that another broker may hold: a broker that a client started gives it up while nobody uses it.
+
+Not here: finding or starting a broker for a client (``endpoint.py``), and the lock itself (``store/directory.py``).
+Invariant: a broker that somebody uses, or that a user has started, is never made to end.
+"""
+
+from __future__ import annotations
+
+import time
+
+from broker_core import endpoint, errors, flight
+from broker_core.connection import Connection
+from broker_core.endpoint import Address
+from broker_core.store.durable import DurableStore
+
+ENDING_S = 60.0  # for a broker that has said it ends: it closes its store
+LOOK_S = 0.05
+
+
+def open_store(directory: str) -> DurableStore:
+    """The store, once an idle broker that a client started has let go of it.
+
+    Raises DataDirectoryLocked, which names who holds it and how to reach that one; else as DurableStore does.
+    """
+    try:
+        return DurableStore(directory)
+    except errors.DataDirectoryLocked as locked:
+        if not _gives_up(directory):
+            raise _held(directory, locked) from None
+    deadline = time.monotonic() + ENDING_S
+    while True:
+        try:
+            return DurableStore(directory)
+        except errors.DataDirectoryLocked as locked:
+            if time.monotonic() > deadline:
+                raise _held(directory, locked) from None
+        time.sleep(LOOK_S)
+
+
+def _gives_up(directory: str) -> bool:
+    found = endpoint.read_endpoint(directory)
+    if found is None:
+        return False
+    connection = Connection(Address(host=found.host, port=found.port), reconnect_s=0, connect_s=0)
+    try:
+        if connection.live().hello.id != found.id:
+            return False
+        (answer,) = connection.call("admin.give_up")
+        return bool(flight.decode(bool, answer))
+    except errors.TxmqError:  # it is ending, or of another version
+        return False
+    finally:
+        connection.close()
+
+
+def _held(directory: str, locked: errors.DataDirectoryLocked) -> errors.DataDirectoryLocked:
+    found = endpoint.read_endpoint(directory)
+    if found is None:
+        return locked
+    url = f"txmq://{endpoint.bracketed(found.host)}:{found.port}"
+    return errors.DataDirectoryLocked(
+        f"{locked.summary} (its broker listens at {url})",
+        "use txmq.connect(data=...), which works with whoever holds it; a broker that a client has started ends when nobody uses it",
+    )
