@@ -414,9 +414,8 @@ class EmbeddedEngine:
             if entry is not None or (outcome is not None and outcome.state == "committed"):
                 what = f"batch {entry.batch_id} of app {entry.app_id!r}" if entry is not None else f"batch write {token}"
                 raise BatchDecided(f"{what} is committed and cannot be rolled back; an answer was lost on the way, nothing else")
-            attempt = self._branches.attempt(token)
             self._branches.drop(state, change, token)
-            if outcome is None and (attempt is None or not attempt.app_id):
+            if outcome is None:  # a late task of it, or a late call, is refused from now on
                 state.remember(change, OutcomeRecord(f"batch:{token}", "rolled_back", now_us))
 
         self._local.run(work)

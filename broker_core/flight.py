@@ -17,7 +17,10 @@ carries its part number and is answered by one PartReceipt, once it is durable a
 
 Dataclasses cross as JSON, read back by their annotations. An error crosses as ``[CODE] text`` and is the same class there.
 
-Invariant: every call may be sent twice with the same effect as once.
+Invariant: every call may be sent twice with the same effect as once; what makes it so:
+claim: the recorded claim of a start; ack, mark_applied, mark_mirrored: they only rise; open_batch, rollback_batch, commit_branches: the
+token; commit_batch: the ledger's entry; stage, adopt: (branch, part); read: the range that a batch has read; commit, rollback of an xid:
+its outcome; calls of a channel: their numbers. A second release of a queue is refused: nobody owns it (``test_flight_duplicates.py``).
 """
 
 from __future__ import annotations
