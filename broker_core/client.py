@@ -293,6 +293,9 @@ class BrokerClient:
     def mark_applied(self, app_id: str, sequence: int) -> None:
         self._call("mark_applied", app_id, sequence)
 
+    def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
+        self._call("skip", app_id, sequence, list(branches), to)
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         found: list[LedgerEntry] = self._call("unmirrored", app_id, limit)
         return found

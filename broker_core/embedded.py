@@ -455,6 +455,13 @@ class EmbeddedEngine:
 
         self._local.run(work)
 
+    def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
+        def work(state: BrokerState, change: Change, _now_us: int) -> None:
+            for branch in self._ledger.skip(change, app_id, sequence, set(branches), to):
+                self._branches.free(state, change, branch)
+
+        self._local.run(work)
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         return self._local.run(lambda _state, _change, _now_us: [public(entry) for entry in self._ledger.unmirrored(app_id, limit)])
 

@@ -253,6 +253,12 @@ class Engine(Protocol):
     def mark_applied(self, app_id: str, sequence: int) -> None:
         """The rows of this batch reached their tables; they are freed. Idempotent."""
 
+    def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
+        """An operator has written the rows of these branches of a decided batch to ``to``: nothing applies them any more. Idempotent.
+
+        The ledger keeps ``to``. Raises UnknownTransaction where there is no such batch or branch to apply.
+        """
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         """C6: entries that the Delta ledger does not have yet, in sequence order."""
 

@@ -14,7 +14,7 @@ TxmqError
 ├── TransactionError
 │   ├── UnknownTransaction, UnknownOutcome, TransactionState
 │   ├── LineageConflict, BatchGap, MissingBranch, BatchDecided
-│   └── Unroutable, TransactionTooLarge
+│   └── NotApplied, Unroutable, TransactionTooLarge
 └── StoreError
     ├── CorruptSegment, CorruptCatalog, DataLoss
     ├── DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid
@@ -219,6 +219,12 @@ class BatchDecided(TransactionError):
     """An abort of a batch that is already decided is refused."""
 
     code = "TXMQ_BATCH_DECIDED"
+
+
+class NotApplied(TransactionError):
+    """A decided batch whose rows a table does not take; they are kept until it does, or until somebody skips them."""
+
+    code = "TXMQ_NOT_APPLIED"
 
 
 class Unroutable(TransactionError):

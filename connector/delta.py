@@ -15,10 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, NullType, StructField, StructType
+from pyspark.sql.functions import expr
+from pyspark.sql.types import StructType
 
 from broker_core.errors import LineageConflict, OptionError
 from connector import delta_log
+from connector.fit import Fit, Known, asserting, check_columns, fit, nullable, quoted
+from connector.rehearsal import rehearse
 from connector.table import Table, in_sql, is_path
 
 T = TypeVar("T")
@@ -31,6 +34,7 @@ _CONFLICT = re.compile(
     r"DELTA_CONCURRENT|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|Concurrent\w*Exception|(Metadata|Protocol)ChangedException"
 )
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 _REFUSED_OPTIONS = {
     "txnappid": "txmq sets it, it is what makes the append happen once",
     "txnversion": "txmq sets it, it is what makes the append happen once",
@@ -143,72 +147,32 @@ def refuse_a_restarted_sequence(spark: SparkSession, table: Table, txn_app_id: s
         )
 
 
-def check_append(spark: SparkSession, found: Table, schema: StructType, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
-    """What can be known before the decision about an append that would fail after it. Raises OptionError.
+def check_append(
+    spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], partition_by: Sequence[str]
+) -> Fit | None:
+    """What rows of ``schema`` must become, so that the append does not fail after the decision; None: what they are. Raises OptionError.
 
     After the decision a failing append stops the pipeline until somebody changes the table, so the check is worth its time.
     """
-    table = found.name
-    names = [name.lower() for name in schema.names]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise OptionError(f"append to {table!r}: column {doubled[0]!r} stands twice in the DataFrame; name each column once")
-    for name in partition_by:
-        if name.lower() not in names:
-            raise OptionError(f"append to {table!r}: partitionBy names column {name!r}, and the DataFrame has {', '.join(schema.names)}")
-    for column in schema:
-        if _has_void(column.dataType):
-            raise OptionError(f"append to {table!r}: column {column.name!r} has type void, which Delta cannot write; cast it")
-    existing = table_schema(spark, found)
-    if existing is None:
-        bad = [name for name in schema.names if re.search(r"[ ,;{}()\n\t=]", name)]
-        if bad:
-            raise OptionError(
-                f"append to {table!r}: column name {bad[0]!r} has a character that Delta refuses (one of ' ,;{{}}()=', tab, newline)"
-            )
-        return
-    merges = options.get("mergeSchema", "false").lower() == "true"
-    known = {column.name.lower(): column for column in existing}
-    for column in schema:
-        held = known.get(column.name.lower())
-        if held is None and not merges:
-            raise OptionError(f"append to {table!r}: the table has no column {column.name!r}; drop it, or set mergeSchema=True")
-        if held is not None and not _fits(column.dataType, held.dataType):
-            raise OptionError(
-                f"append to {table!r}: column {column.name!r} is {column.dataType.simpleString()} and the table has "
-                f"{held.dataType.simpleString()}; cast it"
-            )
+    check_columns(table.name, schema, partition_by)
+    found = None
+    if table.metadata:
+        asked = next((value for name, value in options.items() if name.lower() == "mergeschema"), None)
+        merges = (asked if asked is not None else str(spark.conf.get(_AUTO_MERGE, "false"))).lower() == "true"
+        found = fit(table.name, schema, Known.of(table.metadata), partition_by, merges=merges)
+    rehearse(spark, table, nullable(fitted(spark.createDataFrame([], schema), found).schema), options, partition_by)
+    return found
 
 
-def nullable(schema: StructType) -> StructType:
-    """The schema without its NOT NULLs: rows that were staged do not carry them."""
-    return StructType([StructField(column.name, _nullable(column.dataType), True, column.metadata) for column in schema])
-
-
-def _nullable(kind: DataType) -> DataType:
-    if isinstance(kind, StructType):
-        return nullable(kind)
-    if isinstance(kind, ArrayType):
-        return ArrayType(_nullable(kind.elementType), True)
-    if isinstance(kind, MapType):
-        return MapType(_nullable(kind.keyType), _nullable(kind.valueType), True)
-    return kind
-
-
-def _has_void(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return any(_has_void(column.dataType) for column in kind)
-    if isinstance(kind, ArrayType):
-        return _has_void(kind.elementType)
-    if isinstance(kind, MapType):
-        return _has_void(kind.keyType) or _has_void(kind.valueType)
-    return isinstance(kind, NullType)
-
-
-def _fits(given: DataType, held: DataType) -> bool:
-    """Delta widens among integers; nested types it merges by itself, so only their outer kind is compared."""
-    if isinstance(given, IntegralType) and isinstance(held, IntegralType):
-        return True
-    if isinstance(given, (StructType, ArrayType, MapType)):
-        return type(given) is type(held)
-    return given == held
+def fitted(rows: DataFrame, found: Fit | None) -> DataFrame:
+    """The rows as the table has them; executing them fails where a value is none that the table takes."""
+    if found is None:
+        return rows
+    columns = [expr(expression).alias(name) for name, expression in found.columns.items()]
+    if not found.conditions:
+        return rows.select(*columns)
+    beside = [expr(expression).alias(name) for name, expression in found.beside.items()]
+    names = [quoted(name) for name in found.columns]
+    first = next(iter(found.columns))
+    asserted = expr(asserting(first, found.conditions)).alias(first)
+    return rows.select(*columns).select("*", *beside).select(asserted, *names[1:])

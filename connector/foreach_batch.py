@@ -31,8 +31,9 @@ from pyspark.sql.types import StructType
 
 from broker_core import failpoint
 from broker_core.engine import BranchKind, Engine, LedgerEntry, OnNewCheckpoint, StagedBranch, ToApply
-from broker_core.errors import ConnectionFailed, OptionError, TxmqError, cause
+from broker_core.errors import ConnectionFailed, NotApplied, OptionError, TxmqError, cause
 from connector import delta, staging
+from connector.fit import Fit, nullable
 from connector.ledger import DeltaLedger, offsets_of
 from connector.options import WriteOptions, write_options
 from connector.schema import check_publish_columns
@@ -153,13 +154,16 @@ class BatchTransaction:
             raise OptionError(f"append to {table!r}; give the path or the name of a Delta table")
         spark = rows.sparkSession
         chosen, columns = delta.writer_options(table, options)
-        schema = delta.nullable(rows.schema)
         found = resolve(spark, table)
+        fit = self._owner.check_table(spark, found, nullable(rows.schema), chosen, columns)
+        rows = delta.fitted(rows, fit)
+        schema = nullable(rows.schema)
+        columns = [] if found.exists else columns  # they are the table's own
         # what Delta will know the append by is decided with it: whatever follows, a repeated append is known by the same
         txn = txn_app_id(self.app_id, self._owner.engine.identity(), found.location)
         target = {"options": chosen, "partition_by": columns, "schema": schema.json(), "txn_app_id": txn, "location": found.location}
         self._same_target("append", found.location, target, schema)
-        self._owner.check_table(spark, found, schema, chosen, columns, txn)
+        self._owner.guard(spark, found, txn)
         self._stage(rows, "append", {**target, "table": found.name, "table_id": found.table_id})
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
@@ -169,7 +173,7 @@ class BatchTransaction:
         """
         self._refuse_late_use("after_commit")
         self._owner.function(name)
-        schema = delta.nullable(rows.schema)
+        schema = nullable(rows.schema)
         target = {"name": name, "schema": schema.json()}
         self._same_target("after_commit", name, target, schema)
         self._stage(rows, "after_commit", target)
@@ -226,7 +230,7 @@ class Transactional:
         """What belongs to this process and is not pickled."""
         self._lock = threading.Lock()
         self._started = False
-        self._checked: set[tuple[str, ...]] = set()
+        self._checked: dict[tuple[str, ...], Fit | None] = {}
         self._guarded: set[tuple[str, str]] = set()
         self._ledger: DeltaLedger | None = None
         self._session = SparkSession.getActiveSession()  # the user's: a batch only has a clone of it
@@ -344,22 +348,26 @@ class Transactional:
     def engine(self) -> Engine:
         return staging.engine_at(self.address)
 
+    def guard(self, spark: SparkSession, table: Table, txn: str) -> None:
+        """Once per process and table: would Delta skip this append?"""
+        if (table.table_id, txn) in self._guarded:
+            return
+
+        def decided() -> int:
+            last = self.engine.last_entry(self.app_id)
+            return 0 if last is None else last.sequence
+
+        delta.refuse_a_restarted_sequence(spark, table, txn, self.app_id, decided)
+        self._guarded.add((table.table_id, txn))
+
     def check_table(
-        self, spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], columns: list[str], txn: str
-    ) -> None:
-        """Once per process and shape: would this append fail after the decision, or be skipped?"""
-        if (table.table_id, txn) not in self._guarded:
-
-            def decided() -> int:
-                last = self.engine.last_entry(self.app_id)
-                return 0 if last is None else last.sequence
-
-            delta.refuse_a_restarted_sequence(spark, table, txn, self.app_id, decided)
-            self._guarded.add((table.table_id, txn))
-        shape = (table.table_id, table.name, schema.json(), repr(sorted(options.items())), *columns)
+        self, spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], columns: list[str]
+    ) -> Fit | None:
+        """Once per process, shape of the rows and shape of the table: would this append fail after the decision?"""
+        shape = (table.name, table.table_id, table.metadata, table.protocol, schema.json(), repr(sorted(options.items())), *columns)
         if shape not in self._checked:
-            delta.check_append(spark, table, schema, options, columns)
-            self._checked.add(shape)
+            self._checked[shape] = delta.check_append(spark, table, schema, options, columns)
+        return self._checked[shape]
 
     def _apply_decided(self, spark: SparkSession, engine: Engine) -> None:
         """Everything that is decided and not applied, in the order of the decisions."""
@@ -387,6 +395,17 @@ class Transactional:
                 f"table {table.name!r} was dropped after batch {entry.sequence} of app {self.app_id!r} was decided and not applied; "
                 f"create it again and start the query. {delta.UNAPPLIED}"
             )
+        try:
+            self._append(spark, table, entry, parts)
+        except Exception as error:
+            if cause(error) is not None or any(name in str(error) for name in _INTERRUPTIONS):
+                raise
+            raise NotApplied(
+                f"batch {entry.sequence} of app {self.app_id!r} is decided and kept, but table {table.name!r} does not take its rows "
+                f"({_told(error)}). Mend the table and start the query again. Or: {delta.UNAPPLIED}"
+            ) from error
+
+    def _append(self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]) -> None:
         delta.append(
             self._rows(spark, parts),
             table,
@@ -473,12 +492,16 @@ def _shortened(error: BaseException) -> Exception:
     if found is not None:
         return found
     text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "... "))]
-    told = " ".join(lines)[:1000]
+    told = _told(error)
     interrupted = next((name for name in _INTERRUPTIONS if name in text), None)
     if interrupted is not None:  # query.stop(): in the form that Spark recognises
         return RuntimeError(f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {interrupted}")
     return RuntimeError(f"{type(error).__name__}: {told}")
+
+
+def _told(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith(("at ", "... "))]
+    return " ".join(lines)[:1000]
 
 
 def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:

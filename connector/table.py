@@ -8,6 +8,7 @@ one commit instead of two, never for its rows.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -26,11 +27,16 @@ _SESSION_CATALOG = "spark_catalog"
 
 @dataclass(frozen=True)
 class Table:
-    """``name`` is what Spark is told: a qualified name or a path. ``table_id`` is Delta's, "" where there is no table yet."""
+    """``name`` is what Spark is told: a qualified name or a path. ``table_id`` is Delta's, "" where there is no table yet.
+
+    ``metadata`` and ``protocol`` are the JSON of the log's actions; on Connect as much of the first as SQL tells.
+    """
 
     name: str
     location: str
     table_id: str
+    metadata: str = ""
+    protocol: str = ""
 
     @property
     def exists(self) -> bool:
@@ -128,7 +134,7 @@ def _at_path(spark: SparkSession, path: str) -> Table:
         found = _detail(spark, in_sql(path)) if _is_delta(spark, path) else None
         if found is None:
             return Table(path.rstrip("/") or "/", plain_location(path), "")
-        return Table(path.rstrip("/") or "/", plain_location(str(found["location"])), str(found["id"]))
+        return Table(path.rstrip("/") or "/", plain_location(str(found["location"])), str(found["id"]), _told(spark, in_sql(path), found))
     jvm: Any = spark._jvm
     try:
         hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
@@ -136,7 +142,7 @@ def _at_path(spark: SparkSession, path: str) -> Table:
         qualified = str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
         raise OptionError(f"append to {path!r}: {_first_line(error)}; give a path that Spark can write to") from error
-    return Table(qualified, plain_location(qualified), _table_id(spark, qualified))
+    return Table(qualified, plain_location(qualified), *_look(spark, qualified))
 
 
 def _is_delta(spark: SparkSession, path: str) -> bool:
@@ -164,9 +170,22 @@ def snapshot_at(spark: SparkSession, location: str) -> Any:
     return log_at(spark, location).update(False, nothing, nothing)
 
 
-def _table_id(spark: SparkSession, location: str) -> str:
+def _look(spark: SparkSession, location: str) -> tuple[str, str, str]:
+    """(id, metadata, protocol) of the table at a path; empty where there is none."""
     snapshot = snapshot_at(spark, location)
-    return str(snapshot.metadata().id()) if int(snapshot.version()) >= 0 else ""
+    if int(snapshot.version()) < 0:
+        return "", "", ""
+    return str(snapshot.metadata().id()), str(snapshot.metadata().json()), str(snapshot.protocol().json())
+
+
+def _told(spark: SparkSession, name: str, detail: Any) -> str:
+    """The metadata action, as far as SQL tells it."""
+    told = {
+        "schemaString": spark.table(name).schema.json(),
+        "partitionColumns": list(detail["partitionColumns"]),
+        "configuration": dict(detail["properties"] or {}),
+    }
+    return json.dumps({"metaData": told}, sort_keys=True)
 
 
 def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
@@ -179,7 +198,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
     if not catalog.tableExists(identifier):
         location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
         name = quoted(parts if spark.conf.get("spark.sql.caseSensitive", "false") == "true" else [part.lower() for part in parts])
-        if _table_id(spark, location):  # somebody appends to it by its path
+        if _look(spark, location)[0]:  # somebody appends to it by its path
             raise OptionError(
                 f"append to {name!r}: the catalog has no such table, and a Delta table lies where it would be ({location}); "
                 f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'"
@@ -192,10 +211,10 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
         kind = "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
         raise OptionError(f"append to {name!r}: it is {kind}, and only Delta tables are appended to; name a Delta table, or its path")
     location = _decoded(spark, known.location())
-    table_id = _table_id(spark, location)
+    table_id, metadata, protocol = _look(spark, location)
     if not table_id:
         raise OptionError(f"append to {name!r}: the catalog has the table, and no Delta log is at {location}; drop and create it again")
-    return Table(name, plain_location(location), table_id)
+    return Table(name, plain_location(location), table_id, metadata, protocol)
 
 
 def _decoded(spark: SparkSession, url: Any) -> str:
@@ -214,7 +233,7 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
         return Table(name, f"name:{name.lower()}", "")
     if str(found["format"]).lower() != "delta":
         raise OptionError(f"append to {name!r}: it is a table of format {found['format']}, and only Delta tables are appended to")
-    return Table(name, plain_location(str(found["location"])), str(found["id"]))
+    return Table(name, plain_location(str(found["location"])), str(found["id"]), _told(spark, name, found))
 
 
 def _detail(spark: SparkSession, table: str) -> Any:

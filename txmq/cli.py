@@ -109,6 +109,17 @@ def _add_decisions(commands: Any) -> None:
         ("rollback", _rollback, "roll back a prepared transaction"),
     ):
         _command(commands, name, command, text, address=True).add_argument("xid", metavar="XID")
+    unapplied = _command(
+        commands, "unapplied", _unapplied, "list what is decided and has not reached its tables and functions", address=True
+    )
+    unapplied.add_argument("app", metavar="APP")
+    skip = _command(
+        commands, "skip", _skip, "write the rows of a decided batch to files, and never apply them; stop the query first", address=True
+    )
+    skip.add_argument("app", metavar="APP")
+    skip.add_argument("sequence", metavar="SEQUENCE", type=_count, help="the batch, as `txmq unapplied` lists it")
+    skip.add_argument("--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing")
+    skip.add_argument("--table", metavar="TABLE", help="only this table or function of the batch; default: all that waits")
     release = _command(commands, "release", _release, "take the claim on a queue from a pipeline that will not come back", address=True)
     release.add_argument("app", metavar="APP")
     release.add_argument("queue", metavar="QUEUE")
@@ -239,6 +250,20 @@ def _commit(options: argparse.Namespace) -> int:
 def _rollback(options: argparse.Namespace) -> int:
     _client(options).rollback(options.xid)
     return _done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
+
+
+def _unapplied(options: argparse.Namespace) -> int:
+    from txmq.skip import waiting  # Arrow's Parquet only here
+
+    return _show(options, waiting(_client(options), options.app))
+
+
+def _skip(options: argparse.Namespace) -> int:
+    from txmq.skip import skip
+
+    files = skip(_client(options), options.app, options.sequence, options.to, options.table)
+    text = f"skipped batch {options.sequence} of app {options.app}: {', '.join(files)}"
+    return _done(options, text, app=options.app, sequence=options.sequence, files=files)
 
 
 def _release(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from broker_core.broker.claim import canonical
 from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
-from broker_core.errors import BatchGap, LineageConflict
+from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
 
 KEPT_ENTRIES = 1000  # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
 
@@ -236,6 +236,25 @@ class Ledger:
         self._replace(change, replace(entry, applied=True))
         return entry
 
+    def skip(self, change: Change, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
+        """Take branches out of what is to apply; returns those that were not out yet. Raises UnknownTransaction."""
+        entry = self._entries.get(app_id, {}).get(sequence)
+        named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
+        if entry is None or not branches <= set(named) or (entry.applied and not all("skipped" in named[name] for name in branches)):
+            raise UnknownTransaction(
+                f"batch {sequence} of app {app_id!r} has nothing like that to apply: it is applied, or was never decided; "
+                "`txmq unapplied APP` lists what waits"
+            )
+        fresh = [branch for branch in sorted(branches) if "skipped" not in named[branch]]
+        if fresh:
+            kept = [
+                [kind, {**target, "skipped": to} if branch in fresh else target, branch, rows]
+                for kind, target, branch, rows in entry.branches
+            ]
+            applied = all("skipped" in target for _, target, _, _ in kept)
+            self._replace(change, replace(entry, branches=kept, applied=applied))
+        return fresh
+
     def mark_mirrored(self, change: Change, app_id: str, sequence: int) -> None:
         for entry in list(self._entries.get(app_id, {}).values()):
             if entry.sequence <= sequence and not entry.mirrored:
@@ -263,6 +282,8 @@ def public(entry: LedgerRecord) -> LedgerEntry:
     """The entry as the connector sees it: branches grouped by what they are for."""
     groups: dict[str, tuple[Any, list[str], int, BranchKind]] = {}
     for kind, target, branch, rows in entry.branches:
+        if "skipped" in target:
+            continue
         key = canonical([kind, target])
         known = groups.get(key, (target, [], 0, kind))
         groups[key] = (target, [*known[1], branch], known[2] + rows, kind)

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from broker_core import endpoint
 from broker_core.client import BrokerClient
-from broker_core.engine import START, Limit, Origin
+from broker_core.engine import START, BranchHeader, Limit, Origin
 from broker_core.launcher import Broker
 from txmq import cli
 
@@ -68,6 +70,8 @@ def test_help_names_every_command() -> None:
         "transactions",
         "commit",
         "rollback",
+        "unapplied",
+        "skip",
         "release",
         "declare",
         "bind",
@@ -76,6 +80,33 @@ def test_help_names_every_command() -> None:
         "verify",
     ):
         assert f"\n    {command}" in shown.stdout
+
+
+def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
+    broker: Broker, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = broker.engine
+    opened = engine.open_batch("app", "q", 0, "fail")
+    staged = []
+    for name in ("lake/a", "lake/b"):
+        header = BranchHeader(opened.token, f"branch of {name}", "append", {"table": name}, app_id="app", query_id="q", batch_id=0)
+        staged.append(engine.stage(header, [pa.record_batch({"v": [name, None]})]))
+    engine.commit_batch("app", "q", 0, opened.token, staged)
+    listed = _json(capsys, "unapplied", "app", "--url", url)
+    told = [(row["sequence"], row["kind"], row["to"], row["rows"]) for row in listed]
+    assert told == [(1, "append", "lake/a", 2), (1, "append", "lake/b", 2)]
+    to = tmp_path / "skipped"
+    (to / "app.1.0.parquet").mkdir(parents=True)
+    assert "nothing was skipped" in _fails(capsys, "skip", "app", "1", "--to", str(to), "--url", url)
+    assert "nothing for 'lake/c'" in _fails(capsys, "skip", "app", "1", "--to", str(to), "--table", "lake/c", "--url", url)
+    assert len(engine.unapplied("app")[0].to_apply) == 2
+    (file,) = _json(capsys, "skip", "app", "1", "--to", str(tmp_path / "b"), "--table", "lake/b", "--url", url)["files"]
+    assert pq.read_table(file).to_pylist() == [{"v": "lake/b"}, {"v": None}]
+    assert json.loads(pq.read_schema(file).metadata[b"txmq"])["to"] == "lake/b"
+    assert [row["to"] for row in _json(capsys, "unapplied", "app", "--url", url)] == ["lake/a"]
+    (file,) = _json(capsys, "skip", "app", "1", "--to", str(tmp_path / "a"), "--url", url)["files"]
+    assert pq.read_table(file).to_pylist() == [{"v": "lake/a"}, {"v": None}] and engine.unapplied("app") == []
+    assert "has nothing to apply" in _fails(capsys, "skip", "app", "1", "--to", str(to), "--url", url)
 
 
 def test_declare_bind_publish_and_peek(url: str, capsys: pytest.CaptureFixture[str]) -> None:

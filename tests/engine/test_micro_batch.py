@@ -11,7 +11,7 @@ import pytest
 
 from broker_core.broker import claim as claim_rules
 from broker_core.broker import ledger as ledger_rules
-from broker_core.broker.records import PartRecord
+from broker_core.broker.records import LedgerRecord, PartRecord
 from broker_core.engine import START, StagedBranch, Vector
 from broker_core.errors import (
     BatchDecided,
@@ -20,6 +20,7 @@ from broker_core.errors import (
     MissingBranch,
     PreconditionFailed,
     TransactionState,
+    UnknownTransaction,
     Unroutable,
 )
 from tests.engine.bench import APP, Bench
@@ -350,6 +351,36 @@ def test_c5_decided_rows_wait_in_order_until_they_are_applied(bench: Bench) -> N
     bench.engine.mark_applied(APP, 1)
     assert [entry.sequence for entry in bench.engine.unapplied(APP)] == [2]
     assert staged_parts(bench) == 1
+
+
+def test_c5_a_batch_that_is_skipped_frees_its_rows_and_says_where_they_went(bench: Bench) -> None:
+    opened = bench.engine.open_batch(APP, "q", 0, "fail")
+    first = bench.stage(opened.token, b"x", kind="append", target=TABLE)
+    second = bench.stage(opened.token, b"y", kind="append", target={"table": "lake/b", "options": {}})
+    bench.engine.commit_batch(APP, "q", 0, opened.token, [first, second])
+    for _ in range(2):  # idempotent
+        bench.engine.skip(APP, 1, [first.branch], "/skipped")
+        bench.crash()
+        (waiting,) = bench.engine.unapplied(APP)
+        assert [part.branches for part in waiting.to_apply] == [(second.branch,)] and staged_parts(bench) == 1
+    with pytest.raises(UnknownTransaction, match="nothing like that to apply"):
+        bench.engine.skip(APP, 1, ["another"], "/skipped")
+    with pytest.raises(UnknownTransaction, match="nothing like that to apply"):
+        bench.engine.skip(APP, 2, [second.branch], "/skipped")
+    bench.engine.skip(APP, 1, [second.branch], "/skipped")
+    bench.engine.skip(APP, 1, [second.branch, first.branch], "/skipped")
+    bench.crash()
+    assert bench.engine.unapplied(APP) == [] and staged_parts(bench) == 0
+    assert bench.engine.open_batch(APP, "q", 0, "fail").already
+    (kept,) = [record for record in bench.store.load().records if isinstance(record, LedgerRecord)]
+    assert [target["skipped"] for _, target, _, _ in kept.branches] == ["/skipped", "/skipped"]
+
+
+def test_c5_what_is_applied_cannot_be_skipped(bench: Bench) -> None:
+    entry = decide_append(bench, 0, b"x")
+    bench.engine.mark_applied(APP, 1)
+    with pytest.raises(UnknownTransaction, match="it is applied, or was never decided"):
+        bench.engine.skip(APP, 1, entry.to_apply[0].branches, "/skipped")
 
 
 def test_c5_rows_that_were_freed_are_an_error_and_not_an_empty_answer(bench: Bench) -> None:

@@ -1,0 +1,257 @@
+"""Whether rows of one schema can be appended to a Delta table, and what each of their values must be for it.
+
+Not here: sessions, and the append (delta.py). Pure: what is known of the table comes as :class:`Known`.
+
+Invariant: whatever is let through here and holds its conditions, Delta appends; what is not known to fit is refused before the decision.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql.types import ArrayType, ByteType, DataType, IntegerType, LongType, MapType, NullType, ShortType, StructField, StructType
+
+from broker_core.errors import OptionError
+
+_LIMITS: dict[type[DataType], int] = {ByteType: 7, ShortType: 15, IntegerType: 31, LongType: 63}
+_CHAR = "__CHAR_VARCHAR_TYPE_STRING"
+_GENERATED = "delta.generationExpression"
+_IDENTITY_EXPLICIT = "delta.identity.allowExplicitInsert"
+_IDENTITY = "delta.identity.start"
+_DEFAULT = "CURRENT_DEFAULT"
+_INVARIANT = "delta.invariants"
+_CHECK = "delta.constraints."
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of an existing table."""
+
+    schema: StructType
+    partition_columns: tuple[str, ...] = ()
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, metadata: str) -> Known:
+        """From the JSON of the log's metadata action."""
+        told = json.loads(metadata)["metaData"]
+        schema = StructType.fromJson(json.loads(told["schemaString"]))
+        return cls(schema, tuple(told.get("partitionColumns", ())), dict(told.get("configuration", {})))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How rows become rows of the table: ``columns`` are SQL expressions, by name, of the rows as they are given; ``beside`` are the
+    table's other columns, for the conditions only; ``conditions`` are (SQL that must be true, what to say where it is not)."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    beside: dict[str, str] = field(default_factory=dict)
+    conditions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        return not self.conditions and all(expression == quoted(name) for name, expression in self.columns.items())
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def check_columns(table: str, schema: StructType, partition_by: Sequence[str]) -> None:
+    """What holds of any table. Raises OptionError."""
+    if not schema.fields:
+        raise OptionError(f"append to {table!r}: the DataFrame has no columns; select what the table shall hold")
+    for path, fields in _structs(schema, ""):
+        names = [column.name.lower() for column in fields]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise OptionError(f"append to {table!r}: column {path + doubled[0]!r} stands twice in the DataFrame; name each column once")
+    names = [name.lower() for name in schema.names]
+    for name in partition_by:
+        if name.lower() not in names:
+            raise OptionError(f"append to {table!r}: partitionBy names column {name!r}, and the DataFrame has {', '.join(schema.names)}")
+    for column in schema:
+        if _has_void(column.dataType):
+            raise OptionError(f"append to {table!r}: column {column.name!r} has type void, which Delta cannot write; cast it")
+
+
+def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str], *, merges: bool) -> Fit:
+    """How rows of ``schema`` become rows of the table. Raises OptionError where they cannot."""
+    held = {column.name.lower(): column for column in known.schema}
+    partitions = [name.lower() for name in known.partition_columns]
+    if partition_by and [name.lower() for name in partition_by] != partitions:
+        raise OptionError(
+            f"append to {table!r}: partitionBy is {', '.join(partition_by)}, and the table is partitioned by "
+            f"{', '.join(known.partition_columns) or 'nothing'}; leave partitionBy out"
+        )
+    columns: dict[str, str] = {}
+    conditions: list[tuple[str, str]] = []
+    for column in schema:
+        there = held.get(column.name.lower())
+        if there is None:
+            if not merges:
+                raise OptionError(f"append to {table!r}: the table has no column {column.name!r}; drop it, or set mergeSchema=True")
+            columns[column.name] = quoted(column.name)
+            continue
+        if _IDENTITY in there.metadata and not there.metadata.get(_IDENTITY_EXPLICIT):
+            raise OptionError(f"append to {table!r}: column {column.name!r} is GENERATED ALWAYS AS IDENTITY; leave it out")
+        columns[there.name] = _value(table, column, there, merges=merges)
+        conditions += _conditions(table, there)
+    beside = _beside(table, known.schema, {name.lower() for name in columns})
+    for name, expression in beside.items():
+        if _GENERATED in held[name.lower()].metadata:  # its evaluation may fail; the optimizer must not know that the comparison holds
+            conditions.append((f"xxhash64({expression}) <> 7046029254386353131", f"column {name} cannot be generated"))
+    for name, expression in sorted(known.configuration.items()):
+        if name.startswith(_CHECK):
+            told = f"append to {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
+            conditions.append((expression, told))
+    return Fit(columns, beside, tuple(conditions))
+
+
+def _value(table: str, given: StructField, held: StructField, *, merges: bool) -> str:
+    name = quoted(given.name)
+    have, want = given.dataType, held.dataType
+    bits, limit = _LIMITS.get(type(have)), _LIMITS.get(type(want))
+    if bits is not None and limit is not None and bits != limit:
+        kind = want.simpleString()
+        cast = f"CAST({name} AS {kind})"
+        if bits < limit:
+            return cast
+        told = f"append to {table!r}: column {given.name!r} has a value that does not fit into {kind}; cast it, or widen the column"
+        low, high = -(1 << limit), (1 << limit) - 1
+        return f"CASE WHEN {name} IS NULL OR {name} BETWEEN {low}L AND {high}L THEN {cast} ELSE {_raise(told)} END"
+    if not _same(have, want, merges=merges):
+        raise OptionError(
+            f"append to {table!r}: column {given.name!r} is {have.simpleString()} and the table has {want.simpleString()}; cast it"
+        )
+    return name
+
+
+def _same(given: DataType, held: DataType, *, merges: bool) -> bool:
+    """Whether a value can stand as it is. Nullability is a matter of the values; a nested field may be missing."""
+    if isinstance(given, StructType) and isinstance(held, StructType):
+        fields = {column.name.lower(): column.dataType for column in held}
+        return all(
+            merges if (kind := fields.get(column.name.lower())) is None else _same(column.dataType, kind, merges=merges) for column in given
+        )
+    if isinstance(given, ArrayType) and isinstance(held, ArrayType):
+        return _same(given.elementType, held.elementType, merges=merges)
+    if isinstance(given, MapType) and isinstance(held, MapType):
+        return _same(given.keyType, held.keyType, merges=merges) and _same(given.valueType, held.valueType, merges=merges)
+    return given == held
+
+
+def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
+    """On the values of a column that is given, under the table's name for it."""
+    name = quoted(held.name)
+    if not held.nullable:
+        yield f"{name} IS NOT NULL", f"append to {table!r}: column {held.name!r} is NOT NULL and has a null"
+    for sql in _not_null_within(name, held.dataType, 0):
+        yield sql, f"append to {table!r}: column {held.name!r} has a null within it where the table says NOT NULL"
+    length = re.fullmatch(r"(?i)(?:var)?char\((\d+)\)", str(held.metadata.get(_CHAR, "")))
+    if length:
+        told = f"append to {table!r}: column {held.name!r} is {held.metadata[_CHAR]} and has a longer value"
+        yield f"{name} IS NULL OR length({name}) <= {length[1]}", told
+    if _GENERATED in held.metadata:
+        expression = held.metadata[_GENERATED]
+        yield (
+            f"{name} <=> ({expression})",
+            f"append to {table!r}: column {held.name!r} is generated as {expression}, and a row has another value",
+        )
+    if _INVARIANT in held.metadata:
+        expression = str(json.loads(held.metadata[_INVARIANT])["expression"]["expression"])
+        yield expression, f"append to {table!r}: a row violates {expression}"
+
+
+def _not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
+    """SQL conditions: what the type says about nulls inside a value."""
+    if isinstance(kind, StructType):
+        for column in kind:
+            inner = f"{value}.{quoted(column.name)}"
+            if not column.nullable:
+                yield f"{inner} IS NOT NULL"
+            yield from _not_null_within(inner, column.dataType, depth)
+        return
+    parts: list[tuple[str, DataType, bool]] = []
+    if isinstance(kind, ArrayType):
+        parts = [(value, kind.elementType, kind.containsNull)]
+    if isinstance(kind, MapType):
+        parts = [(f"map_keys({value})", kind.keyType, True), (f"map_values({value})", kind.valueType, kind.valueContainsNull)]
+    for array, element, nullable in parts:
+        item = f"item{depth}"
+        within = list(_not_null_within(item, element, depth + 1))
+        if not nullable:
+            yield f"{value} IS NULL OR forall({array}, {item} -> {item} IS NOT NULL)"
+        for sql in within:
+            yield f"{value} IS NULL OR forall({array}, {item} -> {item} IS NULL OR ({sql}))"
+
+
+def _beside(table: str, schema: StructType, given: set[str]) -> dict[str, str]:
+    """The columns that are not given, as Delta will fill them."""
+    beside: dict[str, str] = {}
+    for column in schema:
+        if column.name.lower() in given:
+            continue
+        kind = column.dataType.simpleString()
+        if _GENERATED in column.metadata:
+            beside[column.name] = f"CAST(({column.metadata[_GENERATED]}) AS {kind})"
+            continue
+        if not column.nullable and _IDENTITY not in column.metadata and _DEFAULT not in column.metadata:
+            raise OptionError(f"append to {table!r}: column {column.name!r} of the table is NOT NULL and the DataFrame has none; add it")
+        beside[column.name] = f"CAST(NULL AS {kind})"
+    return beside
+
+
+def _raise(told: str) -> str:
+    return f"raise_error({literal(str(OptionError(told)))})"
+
+
+def asserting(name: str, conditions: Sequence[tuple[str, str]]) -> str:
+    """The column, for rows that hold the conditions; an error that names the first which does not."""
+    cases = " ".join(f"WHEN NOT coalesce(({sql}), false) THEN {_raise(told)}" for sql, told in conditions)
+    return f"CASE {cases} ELSE {quoted(name)} END" if cases else quoted(name)
+
+
+def _structs(kind: DataType, path: str) -> Iterator[tuple[str, list[StructField]]]:
+    if isinstance(kind, StructType):
+        yield path, kind.fields
+        for column in kind:
+            yield from _structs(column.dataType, f"{path}{column.name}.")
+    elif isinstance(kind, ArrayType):
+        yield from _structs(kind.elementType, path)
+    elif isinstance(kind, MapType):
+        yield from _structs(kind.keyType, path)
+        yield from _structs(kind.valueType, path)
+
+
+def _has_void(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(_has_void(column.dataType) for column in kind)
+    if isinstance(kind, ArrayType):
+        return _has_void(kind.elementType)
+    if isinstance(kind, MapType):
+        return _has_void(kind.keyType) or _has_void(kind.valueType)
+    return isinstance(kind, NullType)
+
+
+def nullable(schema: StructType) -> StructType:
+    """The schema without its NOT NULLs: rows that were staged do not carry them."""
+    return StructType([StructField(column.name, _nullable(column.dataType), True, column.metadata) for column in schema])
+
+
+def _nullable(kind: DataType) -> Any:
+    if isinstance(kind, StructType):
+        return nullable(kind)
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType), True)
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType), True)
+    return kind

@@ -1,0 +1,108 @@
+"""Appends that a table does not take: found before the decision where they can be, and never the end of a pipeline where they cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame
+
+from broker_core.errors import NotApplied, cause
+from connector.foreach_batch import BatchTransaction
+from tests.spark.test_foreach_batch import run
+from txmq.cli import main
+
+pytestmark = pytest.mark.spark
+
+# name: (table, columns of the rows, options, what the error says; None where the append must succeed)
+CASES: dict[str, tuple[str, list[str], dict[str, Any], str | None]] = {
+    "fits": ("(v INT) USING delta", ["5L AS v"], {}, None),
+    "narrows": ("(v INT) USING delta", ["5000000000L AS v"], {}, "does not fit into int"),
+    "narrows_to_byte": ("(v TINYINT) USING delta", ["1000 AS v"], {}, "does not fit into tinyint"),
+    "not_null": ("(v INT NOT NULL) USING delta", ["CAST(NULL AS INT) AS v"], {}, "NOT NULL and has a null"),
+    "nested_not_null": ("(s STRUCT<a: INT NOT NULL>) USING delta", ["named_struct('a', CAST(NULL AS INT)) AS s"], {}, "null within it"),
+    "char": ("(v CHAR(1)) USING delta", ["'abc' AS v"], {}, "has a longer value"),
+    "partitioning": ("(v INT, p INT) USING delta PARTITIONED BY (p)", ["1 AS v", "2 AS p"], {"partitionBy": "v"}, "leave partitionBy out"),
+    "own_partitioning": ("(v INT, p INT) USING delta PARTITIONED BY (p)", ["1 AS v", "2 AS p"], {"partitionBy": "p"}, None),
+    "nested": ("(s STRUCT<a: INT>) USING delta", ["named_struct('a', 1, 'b', 2) AS s"], {}, "cast it"),
+    "missing": ("(v INT, w INT) USING delta", ["1 AS v"], {}, None),
+    "parquet": ("(v INT) USING parquet", ["1 AS v"], {}, "format parquet"),
+    "generated": ("(v INT, g INT GENERATED ALWAYS AS (v + 1)) USING delta", ["1 AS v", "7 AS g"], {}, "generated as"),
+    "generated_alone": ("(v INT, g INT GENERATED ALWAYS AS (v + 1)) USING delta", ["1 AS v"], {}, None),
+    "identity": ("(id BIGINT GENERATED ALWAYS AS IDENTITY, v INT) USING delta", ["5L AS id", "1 AS v"], {}, "IDENTITY; leave it out"),
+    "date": ("(v DATE) USING delta", ["timestamp AS v"], {}, "is timestamp and the table has date"),
+    "option": ("(v INT) USING delta", ["1 AS v"], {"mergeSchema": "maybe"}, "Delta would refuse it"),
+    "merges": ("(v INT) USING delta", ["1 AS v", "2 AS w"], {"mergeSchema": True}, None),
+    "odd_name": ("(v INT) USING delta", ["1 AS v", "2 AS `w x`"], {"mergeSchema": True}, "Delta would refuse it"),
+    "check": (
+        "(v INT) USING delta; ALTER TABLE checked_check ADD CONSTRAINT pos CHECK (v > 0)",
+        ["-1 AS v"],
+        {},
+        "violates CHECK constraint pos",
+    ),
+}
+
+
+def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig: Any) -> None:
+    for name, (ddl, columns, options, told) in CASES.items():
+        table, queue = f"checked_{name}", f"in_{name}"
+        rig.spark.sql(f"DROP TABLE IF EXISTS {table}")
+        for statement in f"CREATE TABLE {table} {ddl}".split(";"):
+            rig.spark.sql(statement)
+        rig.declare(queue, f"out_{name}")
+        rig.publish(queue, "x")
+
+        def fn(batch: DataFrame, tx: BatchTransaction, to: Any = (table, columns, options, f"out_{name}")) -> None:
+            tx.publish(batch.select("body"), queue=to[3])
+            tx.append(batch.selectExpr(*to[1]), to[0], **to[2])
+
+        if told is None:
+            run(rig, fn, app_id=name, queue=queue, checkpoint=name)
+            assert rig.spark.table(table).count() == 1, name
+            assert rig.broker.engine.unapplied(name) == [], name
+            continue
+        with pytest.raises(Exception) as raised:
+            run(rig, fn, app_id=name, queue=queue, checkpoint=name)
+        assert told in str(cause(raised.value)), f"{name}: {raised.value}"
+        assert rig.bodies(queue) == ["x"] and rig.bodies(f"out_{name}") == [] and rig.broker.engine.last_entry(name) is None, name
+
+
+def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_files(
+    rig: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table is altered between the decision and the append; it is mended for one batch, and the next one is skipped."""
+    rig.spark.sql("CREATE OR REPLACE TABLE altered (v STRING) USING delta")
+    rig.declare("in")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.append(batch.selectExpr("CAST(body AS STRING) AS v"), "altered")
+
+    def altered_meanwhile(batch: DataFrame, tx: BatchTransaction) -> None:
+        fn(batch, tx)
+        rig.spark.sql("ALTER TABLE altered ADD CONSTRAINT short CHECK (length(v) < 2)")
+
+    rig.publish("in", "long")
+    with pytest.raises(Exception) as raised:
+        run(rig, altered_meanwhile)
+    error = cause(raised.value)
+    assert isinstance(error, NotApplied) and "does not take its rows" in str(error) and "txmq skip" in str(error)
+    rig.spark.sql("ALTER TABLE altered DROP CONSTRAINT short")
+    run(rig, fn)
+    assert [row["v"] for row in rig.spark.table("altered").collect()] == ["long"]
+
+    rig.publish("in", "longer")
+    with pytest.raises(Exception, match="TXMQ_NOT_APPLIED"):
+        run(rig, altered_meanwhile)
+    capsys.readouterr()
+    assert main(["unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
+    (waiting,) = json.loads(capsys.readouterr().out)
+    assert (waiting["sequence"], waiting["to"], waiting["rows"]) == (2, "spark_catalog.default.altered", 1)
+    assert main(["skip", "app", "2", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url, "--json"]) == 0
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    assert pq.read_table(file).to_pylist() == [{"v": "longer"}]
+    rig.publish("in", "c")
+    run(rig, fn)
+    assert sorted(row["v"] for row in rig.spark.table("altered").collect()) == ["c", "long"]
