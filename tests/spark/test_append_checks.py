@@ -47,27 +47,44 @@ CASES: dict[str, tuple[str, list[str], dict[str, Any], str | None]] = {
 
 
 def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig: Any) -> None:
-    for name, (ddl, columns, options, told) in CASES.items():
-        table, queue = f"checked_{name}", f"in_{name}"
-        rig.spark.sql(f"DROP TABLE IF EXISTS {table}")
-        for statement in f"CREATE TABLE {table} {ddl}".split(";"):
+    """Each case within one micro-batch; then the batch goes on with those that fit, and at last it fails with one that does not."""
+    for name, (ddl, *_) in CASES.items():
+        rig.spark.sql(f"DROP TABLE IF EXISTS checked_{name}")
+        for statement in f"CREATE TABLE checked_{name} {ddl}".split(";"):
             rig.spark.sql(statement)
-        rig.declare(queue, f"out_{name}")
-        rig.publish(queue, "x")
+    rig.declare("in", "out")
+    rig.publish("in", "x")
+    told: dict[str, str | None] = {}
 
-        def fn(batch: DataFrame, tx: BatchTransaction, to: Any = (table, columns, options, f"out_{name}")) -> None:
-            tx.publish(batch.select("body"), queue=to[3])
-            tx.append(batch.selectExpr(*to[1]), to[0], **to[2])
+    def append(batch: DataFrame, tx: BatchTransaction, name: str) -> None:
+        _, columns, options, _ = CASES[name]
+        tx.append(batch.selectExpr(*columns), f"checked_{name}", **options)
 
-        if told is None:
-            run(rig, fn, app_id=name, queue=queue, checkpoint=name)
-            assert rig.spark.table(table).count() == 1, name
-            assert rig.broker.engine.unapplied(name) == [], name
-            continue
-        with pytest.raises(Exception) as raised:
-            run(rig, fn, app_id=name, queue=queue, checkpoint=name)
-        assert told in str(cause(raised.value)), f"{name}: {raised.value}"
-        assert rig.bodies(queue) == ["x"] and rig.bodies(f"out_{name}") == [] and rig.broker.engine.last_entry(name) is None, name
+    def every_case(batch: DataFrame, tx: BatchTransaction) -> None:
+        for name in CASES:
+            told[name] = None
+            try:
+                append(batch, tx, name)
+            except Exception as error:
+                told[name] = str(cause(error) or error)
+
+    run(rig, every_case)
+    for name, (*_, wanted) in CASES.items():
+        found = told[name]
+        assert found is None if wanted is None else wanted in str(found), f"{name}: {found}"
+        assert rig.spark.table(f"checked_{name}").count() == (wanted is None), name
+    assert rig.broker.engine.unapplied("app") == []
+    rig.publish("in", "y")
+
+    def one_does_not_fit(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.publish(batch.select("body"), queue="out")
+        append(batch, tx, "fits")
+        append(batch, tx, "narrows")
+
+    with pytest.raises(Exception, match="does not fit into int"):
+        run(rig, one_does_not_fit)
+    assert rig.bodies("in") == ["y"] and rig.bodies("out") == [] and rig.broker.engine.last_entry("app").sequence == 1
+    assert rig.spark.table("checked_fits").count() == 1
 
 
 def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_files(
