@@ -364,7 +364,7 @@ class Transactional:
         self, spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], columns: list[str]
     ) -> Fit | None:
         """Once per process, shape of the rows and shape of the table: would this append fail after the decision?"""
-        shape = (table.name, table.table_id, table.metadata, table.protocol, schema.json(), repr(sorted(options.items())), *columns)
+        shape = (*table.shape, schema.json(), repr(sorted(options.items())), *columns)
         if shape not in self._checked:
             self._checked[shape] = delta.check_append(spark, table, schema, options, columns)
         return self._checked[shape]

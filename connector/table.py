@@ -23,6 +23,7 @@ _PATH = re.compile(r"(?i)\s*delta\s*\.\s*`((?:[^`]|``)+)`\s*")
 _PART = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*")
 _FILE_FORMATS = ("parquet", "orc", "csv", "json", "text", "avro", "xml")
 _SESSION_CATALOG = "spark_catalog"
+_HIGH_WATER_MARK = re.compile(r'delta\.identity\.highWaterMark\\":-?\d+')
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Table:
     @property
     def exists(self) -> bool:
         return bool(self.table_id)
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """What an append depends on; not the last value of an identity column, which every append moves."""
+        return self.name, self.table_id, _HIGH_WATER_MARK.sub("", self.metadata), self.protocol
 
 
 def is_connect(session_or_frame: object) -> bool:

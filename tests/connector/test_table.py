@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from broker_core.errors import OptionError
-from connector.table import is_path, name_parts, path_of, plain_location, quoted
+from connector.table import Table, is_path, name_parts, path_of, plain_location, quoted
 
 
 @pytest.mark.parametrize(("table", "path"), [("lake/t", True), ("/lake/t", True), ("s3a://b/t", True), ("t", False), ("a.b.t", False)])
@@ -36,6 +37,14 @@ def test_a_name_is_read_as_spark_reads_it(spelling: str, parts: list[str]) -> No
 def test_what_is_no_name_is_one_clear_error(spelling: str) -> None:
     with pytest.raises(OptionError, match="neither a path"):
         name_parts(spelling)
+
+
+def test_an_identity_column_that_counts_on_leaves_the_shape_of_a_table() -> None:
+    def table(mark: int, start: int = 1) -> Table:
+        schema = {"fields": [{"metadata": {"delta.identity.start": start, "delta.identity.highWaterMark": mark}}]}
+        return Table("t", "file:/t", "id", json.dumps({"metaData": {"schemaString": json.dumps(schema, separators=(",", ":"))}}), "")
+
+    assert table(5).shape == table(700).shape != table(5, start=2).shape
 
 
 def test_urls_of_one_place_are_one_location(tmp_path: Path) -> None:
