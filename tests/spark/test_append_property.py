@@ -1,0 +1,117 @@
+"""Random tables and random rows: what passes the check before the decision, Delta appends."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
+
+from broker_core.errors import OptionError
+from connector import delta
+from connector.fit import nullable, quoted
+from connector.table import resolve
+
+pytestmark = pytest.mark.spark
+
+# type: expressions of it, some of which some tables refuse
+VALUES: dict[str, list[str]] = {
+    "TINYINT": ["CAST(1 AS TINYINT)", "CAST(NULL AS TINYINT)", "CAST(-128 AS TINYINT)"],
+    "INT": ["1", "CAST(NULL AS INT)", "2147483647", "-7"],
+    "BIGINT": ["1L", "CAST(NULL AS BIGINT)", "5000000000L", "-2147483648L"],
+    "STRING": ["'a'", "'abcdef'", "''", "CAST(NULL AS STRING)"],
+    "DOUBLE": ["1.5D", "CAST('NaN' AS DOUBLE)"],
+    "DATE": ["DATE '2020-01-01'", "CAST(NULL AS DATE)"],
+    "TIMESTAMP": ["TIMESTAMP '2020-01-01 00:00:00'"],
+    "DECIMAL(10,2)": ["CAST(1.25 AS DECIMAL(10,2))", "CAST(NULL AS DECIMAL(10,2))"],
+    "ARRAY<INT>": ["array(1, NULL)", "CAST(NULL AS ARRAY<INT>)"],
+    "STRUCT<a: INT, b: STRING>": [
+        "named_struct('a', 1, 'b', 'x')",
+        "named_struct('b', 'x')",
+        "named_struct('a', CAST(NULL AS INT), 'b', 'y')",
+    ],
+    "MAP<STRING, INT>": ["map('k', 1)", "map('k', CAST(NULL AS INT))"],
+}
+KINDS = list(VALUES)
+COLUMNS = ("a", "B", "c_d", "e")
+
+
+def random_table(random: random.Random) -> str:
+    """The columns and clauses of a CREATE TABLE."""
+    columns: list[str] = []
+    kinds: dict[str, str] = {}
+    for name in random.sample(COLUMNS, random.randint(1, 4)):
+        kind = kinds[name] = random.choice([*KINDS, "INT", "INT", "CHAR(3)", "VARCHAR(2)"])
+        columns.append(f"{name} {kind}{random.choice(['', '', ' NOT NULL'])}")
+    integers = [name for name, kind in kinds.items() if kind in ("INT", "TINYINT")]
+    if integers and random.random() < 0.3:
+        columns.append(f"g BIGINT GENERATED ALWAYS AS (CAST({integers[0]} + 1 AS BIGINT))")
+    if random.random() < 0.15:
+        columns.append(f"id BIGINT GENERATED {random.choice(['ALWAYS', 'BY DEFAULT'])} AS IDENTITY")
+    plain = [name for name, kind in kinds.items() if kind in ("INT", "STRING", "DATE")]
+    clauses = f" PARTITIONED BY ({plain[0]})" if plain and len(columns) > 1 and random.random() < 0.3 else ""
+    if random.random() < 0.2:
+        clauses += " TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    return f"({', '.join(columns)}) USING delta{clauses}"
+
+
+def random_rows(random: random.Random, spark: SparkSession, table: str) -> Any:
+    """Mostly what the table has, now and then something else."""
+    columns: dict[str, list[str]] = {}
+    for field in spark.table(table).schema:
+        if random.random() < 0.15 and columns:
+            continue
+        kind = field.dataType.simpleString().upper()
+        values = next((values for name, values in VALUES.items() if name.replace(" ", "") == kind), ["1L"])
+        values = random.choice(list(VALUES.values())) if random.random() < 0.15 else values
+        columns[random.choice([field.name, field.name.upper()])] = values
+    if random.random() < 0.15:
+        columns["other"] = VALUES["INT"]
+    return spark.range(1).select(*[expr(random.choice(values)).alias(name) for name, values in columns.items()])
+
+
+def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
+    table = f"tried_{number}"
+    ddl = random_table(random)
+    spark.sql(f"DROP TABLE IF EXISTS {table}")
+    spark.sql(f"CREATE TABLE {table} {ddl}")
+    if "a INT" in ddl and random.random() < 0.5:
+        spark.sql(f"ALTER TABLE {table} ADD CONSTRAINT low CHECK (a < 100)")
+    rows = random_rows(random, spark, table)
+    options = {"mergeSchema": "true"} if random.random() < 0.3 else {}
+    spelled = table if random.random() < 0.5 else resolve(spark, table).location
+    found = resolve(spark, spelled)
+    told = f"{ddl} <- {rows.schema.simpleString()} {options} as {found.name}"
+    try:
+        rows = delta.fitted(rows, delta.check_append(spark, found, nullable(rows.schema), options, []))
+        values = [tuple(row) for row in rows.collect()]
+    except OptionError:
+        return "refused"
+    except Exception as error:  # a value that the table refuses
+        assert "TXMQ_OPTION" in str(error) or "OVERFLOW" in str(error), f"{told}: {error}"
+        return "refused value"
+    staged = spark.createDataFrame(values, nullable(rows.schema))
+    batch = {"app_id": "app", "sequence": 1, "token": table, "query_id": "q", "batch_id": 0}
+    try:
+        delta.append(staged, found, txn_app_id="app", txn_version=1, batch=batch, decided_at_us=0, options=options)
+    except Exception as error:
+        raise AssertionError(f"passed the check and failed: {told}, values {values}: {error}") from error
+    assert spark.table(table).count() == 1
+    given = [quoted(name) for name in rows.columns]
+    assert [tuple(row) for row in spark.table(table).select(*given).collect()] or Path(found.location)
+    return "appended"
+
+
+def test_what_passes_the_check_before_the_decision_is_appended(spark: SparkSession) -> None:
+    seeded = random.Random(0)
+    outcomes = [try_once(seeded, spark, number) for number in range(4)]
+    assert "appended" in outcomes
+
+
+@pytest.mark.soak
+def test_what_passes_the_check_before_the_decision_is_appended_soak(spark: SparkSession, rounds: int) -> None:
+    for number in range(rounds):
+        try_once(random.Random(number), spark, 100 + number)
