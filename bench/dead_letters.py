@@ -1,7 +1,8 @@
 """dead_letter_rate and longest_silence_ms: a client rejects 50,000 messages at once, and as many expire at once, into a dead-letter queue.
 
-Not here: the brokers (amqp.py). Invariant: the same client program, the same messages and the same order against both brokers; what is
-silent is another client's confirmed publish, of a connection of its own, one after the other.
+Not here: the brokers (broker.py, rabbitmq.py).
+Invariant: the same client program, the same messages and the same order against both brokers; what is silent is another client's
+confirmed publish, of a connection of its own, one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 import pika
 
-from bench.amqp import REPETITIONS, brokers
+from bench.amqp import REPETITIONS
+from bench.broker import serving
+from bench.rabbitmq import installed, rabbitmq
 from bench.report import Figure, against, note
 
 MESSAGES = 50_000
@@ -117,15 +120,17 @@ def expired(uri: str) -> float:
 def dead_letters(folder: Path) -> list[Figure]:
     rates: dict[str, list[float]] = {}
     silences: dict[str, list[float]] = {}
-    with brokers(folder) as uris:
+    installed()
+    with serving(folder / "txmq", amqp=True) as served, rabbitmq(folder / "rabbitmq") as reference:
+        assert served.amqp is not None
+        txmq = served.amqp
         for _ in range(REPETITIONS):
-            for uri in uris:
+            for uri in (txmq, reference):
                 rate, silence = rejected(uri)
                 expiring = expired(uri)
                 note(f"{rate:,.0f} messages/s; silent for {silence:.0f} ms at rejects, {expiring:.0f} ms at expiry: {uri}")
                 rates.setdefault(uri, []).append(rate)
                 silences.setdefault(uri, []).append(max(silence, expiring))
-    txmq, reference = uris
     return [
         against("dead_letter_rate", rates[txmq], rates[reference], "msg/s"),
         against("longest_silence_ms", silences[txmq], silences[reference], "ms"),

@@ -29,8 +29,8 @@ class Expiry(Messages):
                 return
             if queue.dead_letters:
                 self.fetch(queue, offset)
-        except StoreError:
-            return  # what cannot be read does not expire; whoever reads it gets the error
+        except Exception:  # called behind a commit that is durable already
+            return  # what cannot be read does not expire; whoever reads it gets the error, and ``due`` says what else is wrong
         self.next_deadline = deadline
 
     def due(self, now: int) -> list[Queue]:
@@ -44,6 +44,8 @@ class Expiry(Messages):
                 expired = self.head_expired(queue, now)
             except StoreError:
                 expired = False
+            except Exception:
+                expired = True  # whoever expires it learns what is wrong with it
             if expired or queue.has_news or queue in self.overfull:
                 due.append(queue)
             elif queue.timed:

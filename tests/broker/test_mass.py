@@ -114,6 +114,25 @@ def test_get_gives_the_first_message_behind_a_great_many_that_expired(node: Node
         assert found is not None and found.body == b"fresh"
 
 
+def test_a_queue_that_cannot_be_expired_is_set_aside_and_said_once_and_the_others_go_on(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    declared(node, "dead")
+    declared(node, "bad", "good", **{"x-message-ttl": 1000, **TO_DEAD})
+    node.broker.state.queue("bad").arguments["x-message-ttl"] = node.broker.state.queue("bad").ttl_ms = "soon"  # type: ignore[assignment]
+    for _ in range(3):
+        publish(node, "bad", b"stays")
+        publish(node, "good", b"goes")
+        node.clock.advance(5)
+        node.broker.upkeep.expire()
+    assert (len(node.browse("bad")), node.browse("good"), len(node.browse("dead"))) == (3, [], 3)
+    assert len([record for record in caplog.records if record.name == "txmq.upkeep"]) == 1
+    node.broker.state.queue("bad").arguments["x-message-ttl"] = node.broker.state.queue("bad").ttl_ms = 1000
+    with node.channel() as channel:  # its head is another one: it is looked at again
+        assert channel.get("bad") is None
+    assert len(node.browse("dead")) == 6
+
+
 # -- rejects ------------------------------------------------------------------------------------------------------------
 
 
