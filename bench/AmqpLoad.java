@@ -8,6 +8,7 @@ import com.rabbitmq.client.MessageProperties;
 import com.sun.management.OperatingSystemMXBean;
 import java.lang.management.ManagementFactory;
 import java.util.Arrays;
+import java.util.Map;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.TimeUnit;
@@ -18,6 +19,7 @@ import java.util.concurrent.atomic.AtomicReference;
  *
  *   relay URI CHANNELS BATCH ACKS WARM_S MEASURED_S     prints "processor CORES rate MESSAGES_PER_S"; ACKS is "each" or "multiple"
  *   commits URI CHANNELS WARM_S MEASURED_S              prints "processor CORES commits COUNT p50 US p99 US"
+ *   open URI MESSAGES                                   prints "processor CORES rate MESSAGES_PER_S" of one transaction, commit-ok included
  *   delete URI QUEUE...                                 prints nothing
  *
  * "processor" is what this program itself used, so that a figure that it holds back shows.
@@ -47,8 +49,9 @@ public final class AmqpLoad {
                 case "relay" -> relay(connection, number(arguments[2]), number(arguments[3]), arguments[4].equals("multiple"),
                         number(arguments[5]), number(arguments[6]));
                 case "commits" -> commits(connection, number(arguments[2]), number(arguments[3]), number(arguments[4]));
+                case "open" -> open(connection, number(arguments[2]));
                 case "delete" -> delete(connection, Arrays.copyOfRange(arguments, 2, arguments.length));
-                default -> throw new IllegalArgumentException("no load '" + arguments[0] + "': relay, commits or delete");
+                default -> throw new IllegalArgumentException("no load '" + arguments[0] + "': relay, commits, open or delete");
             }
         }
     }
@@ -165,6 +168,31 @@ public final class AmqpLoad {
         public void handleDelivery(String tag, Envelope envelope, AMQP.BasicProperties properties, byte[] body) {
             arrived.add(new Delivered(envelope.getDeliveryTag(), body)); // the prefetch is the bound: more than that is an error
         }
+    }
+
+    /** The queue has a maximum length and the first message is transient: a broker may treat such a transaction in a way of its own. */
+    static void open(Connection connection, int messages) throws Exception {
+        String queue = "open";
+        try (Channel channel = connection.createChannel()) {
+            channel.queueDeclare(queue, true, false, false, Map.of("x-max-length", 10 * messages));
+            channel.txSelect();
+            for (int size : new int[] {messages / 10, messages / 10, messages}) {
+                long started = System.nanoTime();
+                long used = processor.getProcessCpuTime();
+                channel.basicPublish("", queue, MessageProperties.BASIC, BODY);
+                for (int sent = 1; sent < size; sent++) {
+                    channel.basicPublish("", queue, MessageProperties.PERSISTENT_BASIC, BODY);
+                }
+                channel.txCommit();
+                double seconds = (System.nanoTime() - started) / 1e9;
+                if (size == messages) {
+                    System.out.println("processor " + (processor.getProcessCpuTime() - used) / 1e9 / seconds);
+                    System.out.println("rate " + messages / seconds);
+                }
+                channel.queuePurge(queue);
+            }
+        }
+        delete(connection, queue);
     }
 
     static void commits(Connection connection, int channels, int warm, int measured) throws Exception {

@@ -31,6 +31,7 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "amqp_commit_p99": amqp.amqp_commit_p99,
     "dead_letter_rate": dead_letters.dead_letters,
     "longest_silence_ms": dead_letters.dead_letters,
+    "tx_open_100k": amqp.tx_open_100k,
 }
 
 

@@ -1,4 +1,4 @@
-"""amqp_*: txmq's AMQP endpoint beside RabbitMQ's, the same load against both, in turns.
+"""amqp_*: txmq's AMQP endpoint beside RabbitMQ's, the same load against both, in turns; and what a large transaction costs.
 
 Not here: the loads themselves (perf_test.py, AmqpLoad.java), and the brokers (broker.py, rabbitmq.py).
 Invariant: both brokers run for the whole of a figure, and the one that is not measured is idle and empty.
@@ -90,6 +90,18 @@ def amqp_relay_100(folder: Path) -> list[Figure]:
         return found.rate
 
     return compared(folder, "msg/s", amqp_relay_100=load)
+
+
+def tx_open_100k(folder: Path) -> list[Figure]:
+    """One transaction of 100,000 messages beside one of 10,000, both against txmq: a publish costs the same however many came before."""
+    perf_test.classpath()
+    values, references = [], []
+    with serving(folder / "txmq", amqp=True) as txmq:
+        assert txmq.amqp is not None
+        for _ in range(REPETITIONS):
+            values.append(perf_test.open_transaction(txmq.amqp, 100_000).rate)
+            references.append(perf_test.open_transaction(txmq.amqp, 10_000).rate)
+    return [against("tx_open_100k", values, references, "msg/s")]
 
 
 def amqp_confirms(folder: Path) -> list[Figure]:

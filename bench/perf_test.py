@@ -123,6 +123,12 @@ def relay(uri: str, channels: int, batch: int, acks: str, warm_s: int, measured_
     return Relayed(found["rate"], found["processor"])
 
 
+def open_transaction(uri: str, messages: int) -> Relayed:
+    """Messages per second of one transaction of so many, from its first publish to its commit-ok."""
+    found = _program("open", uri, messages)
+    return Relayed(found["rate"], found["processor"])
+
+
 def commits(uri: str, channels: int, warm_s: int, measured_s: int) -> CommitTimes:
     """How long a commit of one message takes under so many channels of one connection."""
     found = _program("commits", uri, channels, warm_s, measured_s)

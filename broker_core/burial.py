@@ -84,7 +84,7 @@ def _bury_queue(
 ) -> None:
     """``rejects`` are places and offsets."""
     exchange, key = queue.arguments["x-dead-letter-exchange"], queue.arguments.get("x-dead-letter-routing-key")
-    letters = DeadLetters(queue.name, "rejected", exchange, key, now_us)
+    letters = DeadLetters(queue.name, "rejected", exchange, key, now_us, state.transaction_of)
     messages: list[Message] = []
     copied: list[int] = []
     size_bytes = 0

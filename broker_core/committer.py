@@ -201,8 +201,9 @@ class Committer:
         undo = state.undo
         changes: list[Change] = []
         with self.lock:  # 1. plan
-            now_us = self._last_us = max(self._last_us + 1, self._clock())  # commit times never fall
+            now_us = max(self._last_us, self._clock() - 1)
             for waiting in group:
+                now_us += 1  # commit times never fall, and no two works have the same
                 change = Change()
                 undo.clear()
                 try:
@@ -215,6 +216,7 @@ class Committer:
                     if isinstance(error, StoreFailed):
                         raise
                     waiting.error = error if isinstance(error, TxmqError) else _defect(error)
+            self._last_us = now_us
             numbers = state.keep_numbers()
             if numbers is not None:
                 changes.append(numbers)

@@ -334,7 +334,8 @@ class EmbeddedEngine:
                 self._branches.require_routable(state, named, self._local.read_batch)
             self._require_room(state, named)
             # 3. publish, consume, decide: one change
-            sequence = state.next_sequence()
+            sequence = state.next_sequence(transaction=True)
+            state.name_transaction(token, now_us)
             change.sequence = sequence
             to_apply: list[list[Any]] = [[part.kind, part.target, part.branch, part.rows] for part in named if part.kind != "publish"]
             published = self._branches.publish(state, change, named, sequence, now_us)
@@ -398,7 +399,8 @@ class EmbeddedEngine:
             if on_unroutable == "fail":
                 self._branches.require_routable(state, named, self._local.read_batch)
             self._require_room(state, named)
-            sequence = state.next_sequence()
+            sequence = state.next_sequence(transaction=True)
+            state.name_transaction(f"batch:{token}", now_us)
             change.sequence = sequence
             self._branches.publish(state, change, named, sequence, now_us)
             self._branches.drop(state, change, token)

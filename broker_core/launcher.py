@@ -64,10 +64,10 @@ class Broker:
         with contextlib.ExitStack() as undo:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
-            self._local = LocalBroker(store, limits=limits, outcomes=outcomes)
+            self._id = _data_id(directory) if directory else ""
+            self._local = LocalBroker(store, limits=limits, outcomes=outcomes, identity=self._id)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
-            self._id = _data_id(directory) if directory else ""
             self._engine = EmbeddedEngine(self._local, store.adopt if isinstance(store, DurableStore) else None, identity=self._id)
             hello = flight.Hello(flight.VERSION, self._id, directory, os.getpid())
             self._server = _listen(self._engine, self._local, hello, host, port)

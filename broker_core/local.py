@@ -16,20 +16,19 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
-import numpy as np
 import pyarrow as pa
 
 from broker_core.broker.arguments import check_text
-from broker_core.broker.batch import EXPIRATION
 from broker_core.broker.broker import BrokerState, Committed
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.content import check_properties
 from broker_core.broker.outcomes import Kept
-from broker_core.broker.queue import Queue, Run
-from broker_core.broker.routing import select
-from broker_core.broker.transaction import Limits, Outcome, Settle, Spilled, State, Transaction, to_batch
+from broker_core.broker.queue import Run
+from broker_core.broker.spilled import TRANSIENT, spill
+from broker_core.broker.transaction import Limits, Outcome, Publish, Settle, State, Transaction, to_batch
 from broker_core.burial import Burial, bury, forget, is_worth_it
 from broker_core.checks import check_call, checked, checked_calls
 from broker_core.committer import Committer, Work
@@ -73,6 +72,7 @@ class LocalBroker:
         limits: Limits | None = None,
         outcomes: Kept | None = None,
         upkeep: bool = True,
+        identity: str = "",
     ) -> None:
         self._store = store
         self.clock = clock
@@ -80,6 +80,7 @@ class LocalBroker:
         self.limits = limits or Limits()
         try:
             self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
+            self.state.identity = identity or uuid.uuid4().hex
             self._write_repairs()
             self.state.outcomes.kept = outcomes or Kept()
         except BaseException:
@@ -90,6 +91,8 @@ class LocalBroker:
         self._writing = 0  # batches on their way into a segment
         self._written = threading.Event()  # set when there is none, and looked at when the broker closes
         self._closed = False
+        self._channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()  # by ``id``
+        self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES  # the alarm lowers them while memory is scarce
         self.awaken: Callable[[], None] | None = None  # called, by any thread, when there is something to dispatch to consumers
         self.committer = Committer(self.state, store, clock, self._published)
         self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
@@ -137,36 +140,45 @@ class LocalBroker:
 
     @uninterrupted
     def spill(self, transaction: Transaction) -> None:
-        """The publishes so far go to a segment; unless some must never be written, or overflow may have to look at them in the commit."""
-        rows = [publish for publish in transaction.publishes if publish.queues]
-        if (
-            not rows
-            or transaction.limited
-            or any(
-                (publish.message.properties and delivery_mode(publish.message.properties) == 1)
-                or not any(queue.written for queue in publish.queues)
-                for publish in rows
-            )
-        ):
+        """The publishes so far go to a segment."""
+        publishes = [publish for publish in transaction.publishes if publish.queues or publish.mandatory]
+        if not publishes:
             return
-        info = self.append(to_batch([publish.message for publish in rows]))
-        masks: dict[Queue, np.ndarray[Any, np.dtype[np.bool_]]] = {}
-        for row, publish in enumerate(rows):
-            for queue in publish.queues:
-                if queue not in masks:
-                    masks[queue] = np.zeros(len(rows), dtype=np.bool_)
-                masks[queue][row] = True
-        expiring = any(publish.message.properties and publish.message.properties[0] & EXPIRATION for publish in rows)
-        selections = [(queue, select(mask)) for queue, mask in masks.items()]
-        transaction.spill(Spilled(info.batch_id, info.rows, info.size_bytes, selections, expiring))
+        info = self.append(to_batch([publish.message for publish in publishes]))
+        transaction.spill(spill(info.batch_id, info.size_bytes, publishes))
 
     def spill_full(self, transaction: Transaction) -> None:
         """Keep memory flat while a transaction grows."""
-        if len(transaction.publishes) >= SPILL_ROWS or transaction.unspilled_bytes >= SPILL_BYTES:
+        if len(transaction.publishes) >= self.spill_rows or transaction.unspilled_bytes >= self.spill_bytes:
             self.spill(transaction)
 
+    def watch(self, channel: Channel) -> None:
+        """Count what the open transaction of ``channel`` holds, for as long as the channel exists."""
+        self._channels[id(channel)] = channel
+
+    def transaction_bytes(self) -> int:
+        """What open and prepared transactions hold in memory, about. From any thread."""
+        channels = [found for reference in self._channels.valuerefs() if (found := reference()) is not None]
+        opened = sum(channel.transaction.memory_bytes for channel in channels)
+        return opened + sum(transaction.memory_bytes for transaction in list(self.state.prepared.values()))
+
+    def spill_early(self, early: bool) -> None:
+        """Open transactions take too much memory together: each spills when it is a sixteenth as large as usual."""
+        parts = 16 if early else 1
+        self.spill_rows, self.spill_bytes = SPILL_ROWS // parts, SPILL_BYTES // parts
+
     def spill_large(self, transaction: Transaction) -> None:
-        """Before its commit: what is too much for the catalog goes to a segment."""
+        """Before its commit: what is too much for the catalog goes to a segment; not what needs no catalog and fits into memory."""
+        if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
+            small = len(transaction.publishes) < SPILL_ROWS and transaction.unspilled_bytes < SPILL_BYTES
+            if transaction.atomic:
+                if not small or transaction.spilled or any(map(_is_written, transaction.publishes)):
+                    self.spill(transaction)
+            elif not transaction.incoming and all(_is_written(publish) for publish in transaction.publishes if publish.queues):
+                self.spill(transaction)  # otherwise each message is looked at on its own, by a full queue, or never written
+
+    def spill_before_prepare(self, transaction: Transaction) -> None:
+        """The same for a transaction that is to be prepared: all of it is written."""
         if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
             self.spill(transaction)
 
@@ -339,6 +351,7 @@ class LocalChannel:
         self._committer = broker.committer
         self._clock = broker.clock
         self._channel = Channel(broker.state, connection=connection, limits=limits)
+        broker.watch(self._channel)
         self._timed = limits.open_s is not None
         self.call: tuple[str, int] | None = None  # of a channel that another process holds: its id, and the number of this call
         self._ended = False
@@ -517,8 +530,7 @@ class LocalChannel:
     @uninterrupted
     def recover(self) -> int:
         """Requeue what is delivered and not acked, also not in the open transaction; how many."""
-        with self._committer.lock:
-            count = self._channel.recover()
+        count = self._run(lambda _state, change, now: self._channel.recover(change, now))
         self._broker.notify_consumers()
         return count
 
@@ -574,6 +586,7 @@ class LocalChannel:
         channel.check_transactional()
         transaction = channel.transaction
         transaction.check_open_time(self._clock())
+        self._broker.spill_before_prepare(transaction)
         call = self.call
 
         def work(state: BrokerState, change: Change, now: int) -> Literal["prepared", "read_only"]:
@@ -660,6 +673,12 @@ class LocalChannel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_written(publish: Publish) -> bool:
+    """Whether a restart has to keep it."""
+    properties = publish.message.properties
+    return not (properties and delivery_mode(properties) == TRANSIENT) and any(queue.written for queue in publish.queues)
 
 
 def log_dropped(xid: str, dropped: int) -> None:

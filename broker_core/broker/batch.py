@@ -236,6 +236,11 @@ class Batches:
         numbers = rows if isinstance(rows, range) else rows.tolist()
         return list(map(InboxRow._make, zip([batch_id] * count, numbers, sequences, times, *columns, [b""] * count, strict=True)))
 
+    def body_sizes(self, batch_id: int) -> npt.NDArray[np.int64]:
+        """Of a stored batch, row by row."""
+        lengths = pc.binary_length(self._read(batch_id).column("body"))
+        return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
     def row(self, batch_id: int, row: int) -> InboxRow:
         """One message of a batch. ``sequence`` 0: it stands in the run (a batch of one commit)."""
         inbox = self.by_id[batch_id].inbox

@@ -15,13 +15,14 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.arguments import check_text
 from broker_core.broker.batch import Batches
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.dispatch import Dispatch
-from broker_core.broker.messages import ROUTE
+from broker_core.broker.messages import ROUTE, Dying
 from broker_core.broker.outcomes import Outcomes
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
@@ -48,10 +49,13 @@ from broker_core.broker.records import (
     RunRecord,
 )
 from broker_core.broker.repair import Repaired, repair
-from broker_core.broker.routing import Selection, route_rows
-from broker_core.broker.transaction import Buried, Spilled, State, Transaction
+from broker_core.broker.routing import Selection, route_rows, selected_rows
+from broker_core.broker.spilled import Share, Spilled
+from broker_core.broker.transaction import Buried, State, Transaction
 from broker_core.errors import CorruptCatalog, PreconditionFailed, ResourceLocked, TransactionState, UnknownTransaction
 from broker_core.message import Message
+
+NAMES_KEPT = 100_000  # of transactions, for dead letters
 
 Key = tuple[Any, ...]
 
@@ -97,6 +101,8 @@ class BrokerState(Dispatch):
         super().__init__(Batches(new_batch_id, read))
         self.repaired = Repaired()  # while loading
         self.latest_us = 0  # the latest commit time that was found while loading
+        self.identity = ""  # of the data directory
+        self._names: dict[int, str] = {}  # commit time -> xid or token
         self.prepared: dict[str, Transaction] = {}
         self.prepared_at: dict[str, int] = {}
         self.outcomes = Outcomes(self.undo)
@@ -178,7 +184,11 @@ class BrokerState(Dispatch):
         self.latest_us = max(
             max((row.committed_at for row in image.inbox), default=0),
             max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
+            max((outcome.decided_at for outcome in by_class.get(OutcomeRecord, ())), default=0),
+            max((entry.committed_at for entry in self.ledger.values()), default=0),
         )
+        named = [(outcome.decided_at, outcome.xid) for outcome in by_class.get(OutcomeRecord, ()) if outcome.state == "committed"]
+        self._names = dict(sorted([*((entry.committed_at, entry.token) for entry in self.ledger.values()), *named])[-NAMES_KEPT:])
         claimed: list[tuple[Queue, int]] = []
         for claim in self.claims.values():
             for log, (start, end) in claim.ranges.items():
@@ -229,6 +239,7 @@ class BrokerState(Dispatch):
                 queue.hold(offset)
         for spilled in transaction.spilled:
             self.batches.pin(spilled.batch_id)
+        self.keep_room(transaction.incoming)
         self.prepared[record.xid] = transaction
         self.prepared_at[record.xid] = record.prepared_at
 
@@ -238,18 +249,21 @@ class BrokerState(Dispatch):
 
         Raises, with nothing changed, PreconditionFailed (overflow), TransactionState, CorruptSegment.
         """
-        if transaction.limited and transaction.atomic:
-            self.check_overflow(transaction.incoming())
-        if transaction.xid and transaction.state is State.ACTIVE:
-            self._check_new(transaction.xid)
+        if transaction.state is State.ACTIVE:  # a prepared one was looked at when it was prepared, and its room is kept
+            if transaction.atomic:
+                self.check_overflow(transaction.incoming)
+            if transaction.xid:
+                self._check_new(transaction.xid)
         self.check_readable(transaction.settles)
+        returned = [message for spilled in transaction.spilled for message in self._unreached(spilled)]
         self._become(transaction, State.COMMITTED)
-        returned: list[Message] = []
         rejected: list[int] = []
-        if transaction.spilled:
-            returned += [publish.message for publish in transaction.mandatory if all(queue.deleted for queue in publish.queues)]
-            for spilled in transaction.spilled:
-                self._enqueue_spilled(change, spilled, now, transaction.connection)
+        if transaction.transactional and (transaction.publishes or transaction.spilled):
+            change.sequence = self.next_sequence(transaction=True)
+        if transaction.xid:
+            self.name_transaction(transaction.xid, now)
+        for spilled in transaction.spilled:
+            self._enqueue_spilled(change, spilled, now, transaction.connection)
         if transaction.publishes:
             returned += self.enqueue_rows(
                 change, transaction.publishes, now, atomic=transaction.atomic, rejected=rejected, connection=transaction.connection
@@ -262,11 +276,56 @@ class BrokerState(Dispatch):
             self.remember(change, OutcomeRecord(transaction.xid, "committed", now))
         return Committed(change.sequence, returned, rejected)
 
+    def _unreached(self, spilled: Spilled) -> list[Message]:
+        """Mandatory messages that reach no queue any more. Raises CorruptSegment."""
+        lost = spilled.unreached()
+        if not lost:
+            return []
+        rows = self.batches.decode(spilled.batch_id, np.array(lost, np.int64), 1, 0)
+        return [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
+
     def _enqueue_spilled(self, change: Change, spilled: Spilled, now: int, connection: object) -> None:
         change.sequence = change.sequence or self.next_sequence()
-        selections = {queue.queue_id: selection for queue, selection in spilled.selections if not queue.deleted}
-        batch_id, rows, size_bytes, _, expiring = spilled
-        self.enqueue_batch(change, batch_id, rows, size_bytes, selections, change.sequence, now, expiring=expiring, connection=connection)
+        shares = list(spilled.shares())
+        if spilled.batch_id not in self.batches.by_id:  # otherwise it is a prepared transaction's
+            if not shares:
+                change.forgets.append(spilled.batch_id)
+                return
+            change.names.append(spilled.batch_id)
+        batch = self.batches.name(spilled.batch_id, spilled.rows, spilled.size_bytes)
+        if batch.expiring is None:
+            batch.expiring = spilled.expiring
+        limited: dict[Queue, None] = {}
+        for share in shares:
+            self._enqueue_share(change, spilled, share, now, connection)
+            if share.queue.limited:
+                limited[share.queue] = None
+        dying = Dying()
+        for queue in limited:
+            self._overflow(change, queue, now, dying)
+        if dying.waiting:
+            self._bury(change, dying, now)
+
+    def _enqueue_share(self, change: Change, spilled: Spilled, share: Share, now: int, connection: object) -> None:
+        queue, (row, count, bitmap), recorded = share
+        sizes: npt.NDArray[Any] | None = None
+        if "x-max-length-bytes" in queue.arguments:
+            if queue.sizes is None:
+                self._measure(queue, queue.floor)  # before there are new ones
+            sizes = spilled.sizes if spilled.sizes is not None else self.batches.body_sizes(spilled.batch_id)
+        first = queue.append(count, spilled.batch_id, row, bitmap, change.sequence, now)
+        if recorded:
+            change.put(queue.record_last_run())
+        self.touched.add(queue)
+        if queue.publishers is not None and connection is not None:
+            self.undo.append((setattr, queue, "publishers", dict(queue.publishers)))
+            queue.publishers.update(dict.fromkeys(range(first, first + count), connection))
+        if spilled.expiring:
+            queue.timed = True
+        if sizes is not None:
+            rows = selected_rows(share.selection)
+            for offset, size in enumerate(sizes[np.asarray(rows)].tolist(), first):
+                queue.add_size(offset, size)
 
     def _enqueue_buried(self, change: Change, buried: Buried, now: int) -> None:
         """As ``_bury``, of rejects whose copies are in a segment. Raises nothing."""
@@ -286,13 +345,19 @@ class BrokerState(Dispatch):
         self.delete_unused(change, abandoned)
 
     def prepare(self, change: Change, transaction: Transaction, xid: str, now: int) -> Literal["prepared", "read_only"]:
-        """Durable, invisible, transferable (XA). Nothing to do: read-only, and the transaction is over."""
+        """Durable, invisible, transferable (XA), and sure to be committable: all that could refuse its commit refuses now.
+
+        Nothing to do: read-only, and the transaction is over. Raises, with nothing changed, TransactionState, PreconditionFailed (a full
+        queue), CorruptSegment.
+        """
         if not xid:
             raise TransactionState("a prepared transaction needs an xid: give it one that nobody else uses")
         self._check_new(xid)
         if not transaction:
             self._become(transaction, State.COMMITTED)
             return "read_only"
+        self.check_overflow(transaction.incoming)
+        self.check_readable(transaction.settles)
         self._become(transaction, State.PREPARED)
         for spilled in transaction.spilled:
             self.batches.name(spilled.batch_id, spilled.rows, spilled.size_bytes)
@@ -304,6 +369,7 @@ class BrokerState(Dispatch):
         transaction.xid = xid
         self.prepared[xid] = transaction
         self.prepared_at[xid] = now
+        self.keep_room(transaction.incoming)
         change.put(transaction.record(now))
         return "prepared"
 
@@ -312,6 +378,7 @@ class BrokerState(Dispatch):
         if self._decided(xid, "committed"):
             return Committed(0, [])
         dropped = self.prepared[xid].dropped
+        self.give_room_back(self.prepared[xid].incoming)
         committed = self.commit_transaction(change, self.prepared[xid], now)
         self._forget_prepared(change, xid)
         return committed._replace(dropped=dropped)
@@ -322,7 +389,8 @@ class BrokerState(Dispatch):
             return
         transaction = self.prepared[xid]
         self._become(transaction, State.ROLLED_BACK)
-        self.requeue(((queue, offset) for queue, offset, _ in transaction.settles), change)
+        self.give_room_back(transaction.incoming)
+        self.requeue(((queue, offset) for queue, offset, _ in transaction.settles), change, now)
         self.remember(change, OutcomeRecord(xid, "rolled_back", now))
         self._forget_prepared(change, xid)
 
@@ -362,6 +430,20 @@ class BrokerState(Dispatch):
         self.batches.record(change)
         del self.prepared_at[xid]
         change.drop(PreparedRecord, (xid,))
+
+    def name_transaction(self, name: str, now: int) -> None:
+        """Messages that are committed ``now`` belong to a transaction of this name. Each work of a commit has a time of its own."""
+        self.undo.item(self._names, now)
+        self._names[now] = name
+        if len(self._names) > NAMES_KEPT:
+            del self._names[next(iter(self._names))]
+
+    def transaction_of(self, row: InboxRow) -> str:
+        """The id of the transaction that published a message: its name, as far as it is remembered, or one that nobody else uses.
+
+        "" for a message that was published outside a transaction.
+        """
+        return (self._names.get(row.committed_at) or f"{self.identity}:{row.sequence}") if row.sequence % 2 else ""
 
     def remember(self, change: Change, record: OutcomeRecord) -> None:
         """How a named transaction ended."""

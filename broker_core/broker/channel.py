@@ -52,7 +52,7 @@ class Channel:
 
     def _begin(self, now_us: int) -> Transaction:
         transaction = Transaction(self.limits, now_us)
-        transaction.atomic = self.transactional
+        transaction.atomic = transaction.transactional = self.transactional
         transaction.connection = self.connection
         return transaction
 
@@ -232,20 +232,26 @@ class Channel:
                     self._state.wake(other.queue)
         self.consuming -= 1
 
-    def recover(self, change: Change | None = None) -> int:
+    def recover(self, change: Change | None = None, now_us: int = 0) -> int:
         """Requeue what is delivered and not settled, except what the open transaction settles; how many."""
         self.check_open()
         count = len(self.unacked)
-        self._give_back(change)
+        self._give_back(change, now_us)
         return count
 
-    def _give_back(self, change: Change | None) -> None:
-        deliveries, self.unacked = self.unacked, {}
+    def _give_back(self, change: Change | None, now_us: int) -> None:
+        deliveries = self.unacked
+        self._state.requeue(((delivery.queue, delivery.offset) for delivery in deliveries.values()), change, now_us)
+        undo = self._state.undo
+        for name in ("unacked", "_lowest", "consuming"):
+            undo.attribute(self, name)
+        for consumer in {delivery.consumer for delivery in deliveries.values() if delivery.consumer is not None}:
+            undo.attribute(consumer, "unacked")
+        self.unacked = {}
         self._lowest = self.last_tag + 1
         for delivery in deliveries.values():
             if delivery.consumer is not None:
                 self._return_credit(delivery.consumer)
-        self._state.requeue(((delivery.queue, delivery.offset) for delivery in deliveries.values()), change)
 
     # -- the transaction ------------------------------------------------------------------------------------------------
     def finish(self, now_us: int) -> None:
@@ -277,7 +283,7 @@ class Channel:
             self.unacked = dict(sorted({**self.unacked, **deliveries}.items()))
             self._lowest = next(iter(self.unacked))
 
-    def close(self, why: str = "it was closed", change: Change | None = None) -> list[int]:
+    def close(self, why: str = "it was closed", change: Change | None = None, now_us: int = 0) -> list[int]:
         """Cancel its consumers, roll back, and requeue everything, acked in the transaction or not, as redelivered.
 
         Outside tx.select ``take`` what was gathered first. The batches that it appended, as ``rollback``.
@@ -286,6 +292,6 @@ class Channel:
         for tag in list(self.consumers):
             self.cancel(tag)
         dropped = self.rollback(0)
-        self._give_back(change)
+        self._give_back(change, now_us)
         self.closed = self.closed or why
         return dropped

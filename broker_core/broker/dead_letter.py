@@ -1,14 +1,14 @@
 """What messages become when they are dead-lettered: their new headers, and where they would go round in a cycle.
 
-Not here: when (``messages.py``). ``x-death`` and ``x-first-death-*`` are RabbitMQ's; ``x-original-transaction`` is the commit sequence
-number of the transaction that first published the message, which the copy keeps while it belongs to no transaction of its own.
+Not here: when (``messages.py``). ``x-death`` and ``x-first-death-*`` are RabbitMQ's; ``x-original-transaction`` is the id of
+the transaction that first published the message, as ActiveMQ has it; a message that was published outside a transaction has none.
 Invariant: a copy is made of any message, whatever its properties hold; it has properties that decode, says that it died here, and has
 no expiration. Properties that do not decode stand in the copy's header ``x-damaged-properties``, byte for byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from broker_core.broker.change import InboxRow
@@ -40,9 +40,18 @@ class Copy(NamedTuple):
 class DeadLetters:
     """Copies for ``exchange`` of messages that leave ``queue`` for ``reason`` at one time. ``routing_key`` None: they keep their own."""
 
-    __slots__ = ("_encoded", "_entries", "_exchange", "_first", "_queue", "_reason", "_routing_key", "_time")
+    __slots__ = ("_encoded", "_entries", "_exchange", "_first", "_queue", "_reason", "_routing_key", "_time", "_transaction_of")
 
-    def __init__(self, queue: str, reason: Reason, exchange: str, routing_key: str | None, now_us: int) -> None:
+    def __init__(
+        self,
+        queue: str,
+        reason: Reason,
+        exchange: str,
+        routing_key: str | None,
+        now_us: int,
+        transaction_of: Callable[[InboxRow], str],
+    ) -> None:
+        self._transaction_of = transaction_of
         self._queue = queue
         self._reason = reason
         self._exchange = exchange
@@ -108,8 +117,8 @@ class DeadLetters:
         if self._routing_key is not None:
             changed["CC"] = None
             copies = []
-        if "x-original-transaction" not in headers:
-            changed["x-original-transaction"] = row.sequence
+        if "x-original-transaction" not in headers and not headers.get("x-death"):  # a copy is part of the commit that it died in
+            changed["x-original-transaction"] = self._transaction_of(row) or None
         found += (copies, deaths)
         return changed
 

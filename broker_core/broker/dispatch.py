@@ -10,6 +10,7 @@ nothing. A consumer is never given more than its credit, nor anything while a co
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -84,6 +85,7 @@ class Dispatch(Expiry):
                     end += 1
                     at += 1
                 queue.requeue_range(offset, end)
+                self._give_up(queue, offset, end, dying)
                 self.wake(queue)
                 if queue.limited:
                     grown[queue] = None
@@ -100,25 +102,36 @@ class Dispatch(Expiry):
         for queue in queues:
             queue.record(change)
 
-    def requeue(self, settles: Iterable[tuple[Queue, int]], change: Change | None = None) -> None:
+    def _give_up(self, queue: Queue, start: int, end: int, dying: Dying) -> None:
+        """What came back more often than x-delivery-limit leaves in the commit that gave it back; where it cannot be read it stays."""
+        if not queue.counts:
+            return
+        for offset in range(start, end):
+            if queue.over_limit(offset):
+                with contextlib.suppress(StoreError):
+                    self._discard(queue, (offset,), "delivery_limit", dying)
+
+    def requeue(self, settles: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0) -> None:
         """Deliveries that nobody holds any more. Durable is only how often they came back; without ``change`` later."""
         queues: dict[Queue, None] = {}
+        dying = Dying()
         last: Queue | None = None
         start = end = 0
-        for queue, offset in settles:
-            if queue is last and offset == end:
+        for queue, offset in (*settles, (None, 0)):
+            if queue is not None and queue is last and offset == end:
                 end += 1
                 continue
             if last is not None and not last.deleted:
                 last.requeue_range(start, end)
+                if change is not None:
+                    self._give_up(last, start, end, dying)
                 queues[last] = None
             last, start, end = queue, offset, offset + 1
-        if last is not None and not last.deleted:
-            last.requeue_range(start, end)
-            queues[last] = None
+        if change is not None and dying.waiting:
+            self._bury(change, dying, now)
         for queue in queues:
             self.wake(queue)
-            if change is not None and queue.has_news:
+            if change is not None and queue.counts is not None:
                 queue.record(change)
 
     # -- dispatch -------------------------------------------------------------------------------------------------------

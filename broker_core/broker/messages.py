@@ -259,6 +259,8 @@ class Messages(Topology):
         """Transient messages within [start, end) become rows of the open batch: they must survive a restart now."""
         if not queue.written:
             return
+        for recorded in queue.record_between(start, end):
+            change.put(recorded)
         for run in queue.transient_runs(start, end):
             pieces: list[Run] = []
             for ahead, number in enumerate(run.rows()):
@@ -303,17 +305,30 @@ class Messages(Topology):
         for queue, (messages, size_bytes) in incoming.items():
             if not queue.deleted and queue.refuses and self.would_overflow(queue, messages, size_bytes):
                 limits = " and ".join(f"{name} {queue.arguments[name]}" for name in _LIMITS if name in queue.arguments)
+                kept = f" and {queue.kept} that prepared transactions will bring" if queue.kept else ""
                 raise PreconditionFailed(
-                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages of {size_bytes} bytes on {queue.ready} "
+                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages of {size_bytes} bytes on {queue.ready}{kept} "
                     f"are over {limits}; nothing was enqueued"
                 )
 
     def would_overflow(self, queue: Queue, messages: int, size_bytes: int) -> bool:
-        """Whether so much more does not fit into what is ready and not held."""
+        """Whether so much more does not fit beside what is ready and not held, and what prepared transactions will bring."""
         length, total = queue.arguments.get("x-max-length"), queue.arguments.get("x-max-length-bytes")
-        if length is not None and queue.ready + messages > length:
+        if length is not None and queue.ready + queue.kept + messages > length:
             return True
-        return total is not None and self._ready_bytes(queue) + size_bytes > total
+        return total is not None and self._ready_bytes(queue) + queue.kept_bytes + size_bytes > total
+
+    def keep_room(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
+        """A prepared transaction will bring so much: reject-publish queues take less of others until it is decided."""
+        for queue, (messages, size_bytes) in incoming.items():
+            self.undo.attribute(queue, "kept")
+            self.undo.attribute(queue, "kept_bytes")
+            queue.kept += messages
+            queue.kept_bytes += size_bytes
+
+    def give_room_back(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
+        """It is decided."""
+        self.keep_room({queue: (-messages, -size_bytes) for queue, (messages, size_bytes) in incoming.items()})
 
     def _measure(self, queue: Queue, start: int) -> None:
         """Body sizes of a queue that is limited in bytes, from offset ``start`` on."""
@@ -440,7 +455,9 @@ class Messages(Topology):
             source = self.exchanges.get(str(queue.arguments.get("x-dead-letter-exchange"))) if queue.dead_letters else None
             if source is None:
                 continue  # as RabbitMQ: an exchange that does not exist takes nothing
-            letters = DeadLetters(queue.name, reason, source.name, queue.arguments.get("x-dead-letter-routing-key"), now)
+            letters = DeadLetters(
+                queue.name, reason, source.name, queue.arguments.get("x-dead-letter-routing-key"), now, self.transaction_of
+            )
             publishes: list[Publish] = []
             for row in rows:
                 message, keys, deaths = letters.copy(row)
@@ -452,6 +469,10 @@ class Messages(Topology):
                     publishes.append(_new(Publish, (message, queues, False)))
             if publishes:
                 self._enqueue(change, publishes, now, dying)
+
+    def transaction_of(self, row: InboxRow) -> str:
+        """The id of the transaction that published a message (``broker.py``); "" for none."""
+        raise NotImplementedError
 
     def purge(self, change: Change, name: str, connection: object = None) -> int:
         """Settle every visible message that nobody holds; how many. Of a queue that an app owns only what that app skipped.

@@ -3,6 +3,7 @@
 Not here: batch ids and segment numbers (``store/``), the sequence of an app's batches (``ledger.py``), delivery tags (``channel.py``).
 Most numbers are given without a write of their own: an exclusive queue, a transient message, a row that carries its number. So what is
 durable is a mark ahead of the last number given. The commit that finds the mark passed moves it, before any of its works is answered.
+The commit sequence number of a transaction is odd, of what was published or acknowledged outside one even: so each message tells.
 Invariant: no number above the durable mark was ever told to anybody or written anywhere, and after a restart numbers start above it.
 """
 
@@ -30,10 +31,12 @@ class Numbers:
         self._mark = mark
         self.sequence = max(mark, max((number for record in records for number in _named_by(record)), default=0))
 
-    def next_sequence(self) -> int:
-        """The next commit sequence number. The caller puts it into its change."""
+    def next_sequence(self, *, transaction: bool = False) -> int:
+        """The next commit sequence number, odd for a transaction. The caller puts it into its change."""
         self.undo.append((setattr, self, "sequence", self.sequence))
         self.sequence += 1
+        if self.sequence % 2 != transaction:
+            self.sequence += 1
         return self.sequence
 
     def keep_numbers(self) -> Change | None:

@@ -75,6 +75,7 @@ class Queue:
         self.held: set[int] = set()
         self.sizes: dict[int, int] | None = None  # body sizes of unsettled entries, only under x-max-length-bytes
         self.sizes_sum = self.held_bytes = self.claimed_bytes = 0  # of all of these, of the held and of the claimed ones
+        self.kept = self.kept_bytes = 0  # what prepared transactions will bring
         self._batches = batches
         self.delivery_limit: int | None = self.arguments.get("x-delivery-limit")
         counted = self.delivery_limit is not None or self.arguments.get("x-queue-type") == "quorum"
@@ -185,6 +186,15 @@ class Queue:
     def transient_runs(self, start: int, end: int) -> list[Run]:
         """Memory-only runs that touch [start, end)."""
         return [run for run in self._runs[self._front :] if run.batch.batch_id < 0 and run.first < end and run.end > start]
+
+    def record_between(self, start: int, end: int) -> list[RunRecord]:
+        """Runs that touch [start, end) of stored batches, and that a restart would not find: from now on it does."""
+        found = [run for run in self._runs[self._front :] if run.first < end and run.end > start]
+        found = [run for run in found if run.batch.inbox is None and not run.recorded]
+        for run in found:
+            self._undo.attribute(run, "recorded")
+            run.recorded = True
+        return [run.record(self.queue_id) for run in found]
 
     def replace_run(self, run: Run, pieces: list[Run]) -> None:
         """The same entries in other batches; ``pieces`` are pinned already."""

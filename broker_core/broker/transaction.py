@@ -21,7 +21,7 @@ import pyarrow as pa
 from broker_core.broker.exchange import Queues
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import PreparedRecord
-from broker_core.broker.routing import Selection
+from broker_core.broker.spilled import Spilled, restore
 from broker_core.errors import TransactionState, TransactionTooLarge
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
@@ -35,6 +35,8 @@ class State(Enum):
     ROLLED_BACK = "rolled_back"
     __hash__ = object.__hash__  # Enum's own is written in Python, and every commit looks into the table
 
+
+_PUBLISH_BYTES = 400  # of a publish beside its body and properties
 
 _NEXT = {
     State.ACTIVE: {State.PREPARED, State.COMMITTED, State.ROLLED_BACK},
@@ -71,16 +73,6 @@ class Buried(NamedTuple):
     keys: pa.RecordBatch  # routing_key and properties of each
 
 
-class Spilled(NamedTuple):
-    """Publishes whose bytes are in a segment already, under a batch that no catalog names yet."""
-
-    batch_id: int
-    rows: int
-    size_bytes: int
-    selections: list[tuple[Queue, Selection]]
-    expiring: bool  # some message has an expiration of its own
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Of one transaction (semantics 18). None: no limit."""
@@ -94,6 +86,7 @@ class Transaction:
     """``xid`` is "" for a transaction without a name; a commit token is the xid of a one-phase commit.
 
     One that is not ``atomic`` is what a channel gathered outside tx.select: each of its publishes stands for itself.
+    Nor is it ``transactional`` then, and its messages belong to no transaction.
     ``connection`` is the one that published, for consumers that do not want their own connection's messages.
     """
 
@@ -102,9 +95,8 @@ class Transaction:
         "buried",
         "connection",
         "gone",
-        "limited",
+        "incoming",
         "limits",
-        "mandatory",
         "messages",
         "opened_us",
         "publishes",
@@ -112,6 +104,7 @@ class Transaction:
         "size_bytes",
         "spilled",
         "state",
+        "transactional",
         "unspilled_bytes",
         "xid",
     )
@@ -119,16 +112,16 @@ class Transaction:
     def __init__(self, limits: Limits, opened_us: int, xid: str = "") -> None:
         self.xid = xid
         self.atomic = True
+        self.transactional = False  # somebody has said tx.select
         self.connection: object = None
         self.state = State.ACTIVE
         self.limits = limits
         self.opened_us = opened_us
         self.publishes: list[Publish] = []
         self.spilled: list[Spilled] = []
-        self.mandatory: list[Publish] = []  # spilled ones, to be returned where their queues are gone by commit
         self.settles: list[Settle] = []
         self.buried: list[Buried] = []  # of settles that were rejects, and count as acks now
-        self.limited = False  # some queue has a maximum length
+        self.incoming: dict[Queue, tuple[int, int]] = {}  # messages and bytes for each queue that has a maximum length
         self.messages = 0
         self.size_bytes = 0
         self.unspilled_bytes = 0
@@ -155,11 +148,20 @@ class Transaction:
             )
         for queue in queues:
             if queue.limited:
-                self.limited = True
+                self._count(queue, 1, size_bytes)
         self.publishes.append(Publish(message, queues, mandatory))
         self.messages += 1
         self.size_bytes += size_bytes
-        self.unspilled_bytes += size_bytes
+        self.unspilled_bytes += size_bytes + len(message.properties)
+
+    def _count(self, queue: Queue, messages: int, size_bytes: int) -> None:
+        known = self.incoming.get(queue, (0, 0))
+        self.incoming[queue] = (known[0] + messages, known[1] + size_bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds in memory, about."""
+        return self.unspilled_bytes + _PUBLISH_BYTES * len(self.publishes)
 
     @property
     def appended(self) -> list[int]:
@@ -187,23 +189,9 @@ class Transaction:
 
     def spill(self, spilled: Spilled) -> None:
         """The publishes so far are in a segment: drop them from memory."""
-        self.mandatory += [publish for publish in self.publishes if publish.mandatory]
         self.spilled.append(spilled)
         self.publishes = []
         self.unspilled_bytes = 0
-
-    def incoming(self) -> dict[Queue, tuple[int, int]]:
-        """Messages and bytes (spilled ones: about) that each queue will get."""
-        found: dict[Queue, tuple[int, int]] = {}
-        for spilled in self.spilled:
-            for queue, selection in spilled.selections:
-                messages, size_bytes = found.get(queue, (0, 0))
-                found[queue] = (messages + selection.rows, size_bytes + spilled.size_bytes * selection.rows // spilled.rows)
-        for publish in self.publishes:
-            for queue in publish.queues:
-                messages, size_bytes = found.get(queue, (0, 0))
-                found[queue] = (messages + 1, size_bytes + len(publish.message.body))
-        return found
 
     @property
     def dropped(self) -> int:
@@ -217,13 +205,7 @@ class Transaction:
 
     def record(self, now_us: int) -> PreparedRecord:
         """``routes`` starts with one object for each spilled batch, then a list of queue ids for each publish."""
-        routes: list[Any] = [
-            {
-                "batch": [spilled.batch_id, spilled.rows, spilled.size_bytes, spilled.expiring],
-                "queues": {str(queue.queue_id): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in spilled.selections},
-            }
-            for spilled in self.spilled
-        ]
+        routes: list[Any] = [spilled.record() for spilled in self.spilled]
         routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
         settles = [[queue.queue_id, offset, outcome] for queue, offset, outcome in self.settles]
         return PreparedRecord(self.xid, now_us, _to_ipc([publish.message for publish in self.publishes]), routes, settles)
@@ -233,20 +215,18 @@ class Transaction:
         """A prepared transaction after a restart. Queues that are deleted drop out, and ``gone`` counts what that costs."""
         transaction = cls(Limits(None, None), record.prepared_at, record.xid)
         transaction.state = State.PREPARED
+        transaction.transactional = True
         messages = iter(_from_ipc(record.publishes))
         for route in record.routes:
             if isinstance(route, dict):
-                selections = [
-                    (queues[int(queue_id)], Selection(row, count, bytes.fromhex(bitmap)))
-                    for queue_id, (row, count, bitmap) in route["queues"].items()
-                    if int(queue_id) in queues
-                ]
-                transaction.gone += sum(count for queue_id, (_, count, _) in route["queues"].items() if int(queue_id) not in queues)
-                batch_id, rows, size_bytes, expiring = route["batch"]
-                transaction.spilled.append(Spilled(batch_id, rows, size_bytes, selections, expiring))
-                transaction.messages += rows
-                transaction.size_bytes += size_bytes
-                transaction.limited = transaction.limited or any(queue.limited for queue, _ in selections)
+                spilled, gone = restore(route, queues)
+                transaction.spilled.append(spilled)
+                transaction.gone += gone
+                transaction.messages += spilled.rows
+                transaction.size_bytes += spilled.size_bytes
+                for queue, selection in spilled.selections:
+                    if queue.limited:
+                        transaction._count(queue, selection.rows, spilled.size_bytes * selection.rows // spilled.rows)
             else:
                 found = tuple(queues[queue_id] for queue_id in route if queue_id in queues)
                 transaction.gone += len(route) - len(found)

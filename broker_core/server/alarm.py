@@ -1,7 +1,7 @@
 """Alarms: when the broker runs out of disk or memory, publishers are stopped, and told so if they understand it.
 
 Not here: what happens to a connection then (``Connection.guard``).
-Source: RabbitMQ's connection.blocked, also its reasons. Invariant: looking costs nothing that grows with messages or connections.
+Source: RabbitMQ's connection.blocked, also its reasons. Invariant: looking costs nothing that grows with messages.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from broker_core.local import LocalBroker
 
 MiB = 1024 * 1024
+_SPILL_SHARE = 0.25  # of ``memory_bytes``
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmLimits:
     """Publishers are stopped below ``disk_free_bytes``, or above so many bytes of bodies in memory.
 
-    ``memory_bytes`` counts transient messages and those in queues that are not durable; ``unsealed_bytes`` what small commits have
-    written and the background has not yet moved into a segment.
+    ``memory_bytes`` counts transient messages, those in queues that are not durable, and what open and prepared transactions hold;
+    ``unsealed_bytes`` what small commits have written and the background has not yet moved into a segment.
     """
 
     disk_free_bytes: int = 50 * MiB
@@ -44,6 +45,10 @@ class Alarm:
             low.append("disk")
         return f"low on {' & '.join(low)}" if low else ""
 
+    def transactions_large(self) -> bool:
+        """Whether open transactions together take so much memory that they have to spill early."""
+        return self._broker.transaction_bytes() > self._limits.memory_bytes * _SPILL_SHARE
+
     def _disk_low(self) -> bool:
         try:
             found = os.statvfs(self._directory)
@@ -52,7 +57,8 @@ class Alarm:
         return found.f_bavail * found.f_frsize < self._limits.disk_free_bytes
 
     def _memory_low(self) -> bool:
-        memory = unsealed = 0
+        memory = self._broker.transaction_bytes()
+        unsealed = 0
         with self._broker.committer.lock:
             for batch in self._broker.state.batches.by_id.values():
                 if batch.inbox is None:

@@ -32,6 +32,7 @@ logger = logging.getLogger("txmq.amqp")
 
 BACKLOG = 1024  # connections that wait for accept
 SWEEP_S = 0.5
+SPILL_S = 0.05  # for spilling within one sweep
 STOP_S = 1.0  # for clients to answer connection.close
 
 
@@ -79,6 +80,7 @@ class AmqpServer:
         self._servers: list[asyncio.AbstractServer] = []
         self._unwritten: list[Connection] = []
         self._flushes = False  # at the end of this tick
+        self._spills = False  # goes on spilling before the next sweep
         self._idle_since: float | None = time.monotonic()
         self._empty: asyncio.Event
 
@@ -200,12 +202,35 @@ class AmqpServer:
         if self.stopping:
             return
         try:
+            self._spill_transactions()
             self._look_for_alarms()
             now = time.monotonic()
             for connection in list(self.connections):
                 connection.sweep(now)
         finally:
             self.loop.call_later(SWEEP_S, self._sweep)
+
+    def _spill_transactions(self) -> None:
+        """Many open transactions, each too small to spill by itself: they spill earlier from now on, and the largest ones at once."""
+        large = self._alarm.transactions_large()
+        self.broker.spill_early(large)
+        if not large or self._spills:
+            return
+        deadline = time.monotonic() + SPILL_S
+        sessions = [session for connection in self.connections for session in connection.sessions.values() if session.spillable]
+        for session in sorted(sessions, key=lambda session: -session.channel.transaction.memory_bytes):
+            if not self._alarm.transactions_large():
+                return
+            if time.monotonic() > deadline:
+                self._spills = True
+                self.loop.call_later(SPILL_S, self._go_on_spilling)  # others are served in between
+                return
+            self.broker.spill(session.channel.transaction)
+
+    def _go_on_spilling(self) -> None:
+        self._spills = False
+        if not self.stopping:
+            self._spill_transactions()
 
     def _look_for_alarms(self) -> None:
         reason = self._alarm.reason()

@@ -71,6 +71,7 @@ class Session:
         self._commits = server.commits
         self._plain = not server.handlers  # nobody looks at what goes out: deliveries may take the short way
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
+        server.broker.watch(self.channel)
         self._timed = server.broker.limits.open_s is not None
         self._backlog: deque[Command] = deque()
         self._backlog_bytes = 0
@@ -426,7 +427,7 @@ class Session:
         if not method.requeue:
             raise NotImplementedFeature("requeue=false")
         reply = m.BasicRecoverOk() if isinstance(method, m.BasicRecover) else None
-        self.submit(command, lambda _state, change, _now: self.channel.recover(change), lambda _: reply)
+        self.submit(command, lambda _state, change, now: self.channel.recover(change, now), lambda _: reply)
 
     # -- transactions ---------------------------------------------------------------------------------------------------
     def _confirm_select(self, command: Command) -> None:
@@ -453,7 +454,10 @@ class Session:
             return
         if self._timed:
             transaction.check_open_time(self._clock())
-        self._broker.spill_large(transaction)
+        if named.prepare:
+            self._broker.spill_before_prepare(transaction)
+        else:
+            self._broker.spill_large(transaction)
         self._busy = True
         if not named.prepare and is_worth_it(transaction):
             self._commits.aside(partial(self._broker.bury, transaction), partial(self._buried, command, transaction))
@@ -508,6 +512,12 @@ class Session:
             self.submit(command, lambda _state, change, _now: change.forgets.extend(batch_ids), lambda _: m.TxRollbackOk())
         else:
             self.connection.send(self.number, m.TxRollbackOk())
+
+    @property
+    def spillable(self) -> bool:
+        """Whether its open transaction may go to a segment now: it has something in memory, and no commit of it is under way."""
+        channel = self.channel
+        return channel.transactional and not self._busy and not self.ended and bool(channel.transaction.publishes)
 
     def check_open_time(self) -> None:
         """Once a second: a transaction that is open for too long closes its channel (semantics 18)."""
@@ -596,8 +606,8 @@ class Session:
         self.connection.resume(self)
         channel = self.channel
 
-        def work(state: BrokerState, change: Change, _now: int) -> None:
-            change.forgets.extend(channel.close(why, change))
+        def work(state: BrokerState, change: Change, now: int) -> None:
+            change.forgets.extend(channel.close(why, change, now))
             state.delete_abandoned(change)
 
         def ended(_answer: object, _error: BaseException | None) -> None:

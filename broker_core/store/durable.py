@@ -439,17 +439,21 @@ class DurableStore:
             try:
                 batch, size_bytes = self._segments.read(batch_id, place)
             except DataLoss:
-                if self._places.get(batch_id) == place:
+                if self._find(batch_id) == place:
                     raise
                 continue
             with self._lock:
-                if self._places.get(batch_id) == place:
+                if self._find(batch_id) == place:
                     self._cache.put(batch_id, batch, size_bytes)
             return batch
         raise DataLoss(f"batch {batch_id} moved again and again while it was read; read it again")
 
+    def _find(self, batch_id: int) -> Place | None:
+        """Also of a batch that is appended and not named yet: the commit that will name it may have to look into it."""
+        return self._places.get(batch_id) or self._staged.get(batch_id)
+
     def _place(self, batch_id: int) -> Place:
-        place = self._places.get(batch_id)
+        place = self._find(batch_id)
         if place is None:
             raise DataLoss(f"batch {batch_id} is not in the catalog of {self._path}: its messages were forgotten or never committed")
         return place

@@ -169,6 +169,7 @@ class MemoryStore:
     def read(self, batch_id: int) -> pa.RecordBatch:
         with self._lock:
             batch = self._kept.batches.get(batch_id)
+            batch = self._staged.get(batch_id) if batch is None else batch
             return batch if batch is not None else merged_batch(self._inbox_rows(batch_id))
 
     def locate(self, batch_id: int) -> Location | None:

@@ -86,7 +86,7 @@ class Store(Protocol):
     def read(self, batch_id: int) -> pa.RecordBatch:
         """The whole batch, its checksum verified before Arrow parses a byte. Thread-safe.
 
-        An inbox batch is answered as MERGED_SCHEMA.
+        An inbox batch is answered as MERGED_SCHEMA. One that is appended and not named yet can be read too, until the store is closed.
         Raises CorruptSegment; DataLoss where the catalog does not name the batch.
         """
 

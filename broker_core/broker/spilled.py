@@ -1,0 +1,145 @@
+"""A spilled piece of a transaction: publishes whose bytes are in a segment, and who gets which of its rows once it is committed.
+
+Not here: writing the segment (``local.py``), and when a transaction spills (``transaction.py`` counts, ``local.py`` decides).
+A message that must not survive a restart (transient, or for a queue that is not durable) has its bytes in the segment like any other; its
+share is not recorded in the catalog, so a restart does not find it.
+Invariant: rows are in the order of publishing; the shares of one queue are in that order too, and do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from broker_core.broker.batch import EXPIRATION
+from broker_core.broker.queue import Queue
+from broker_core.broker.routing import Selection, select, selected_rows
+from broker_core.properties import delivery_mode
+
+if TYPE_CHECKING:
+    from broker_core.broker.transaction import Publish
+
+TRANSIENT = 1  # delivery mode
+
+
+class Share(NamedTuple):
+    """Rows for one queue. ``recorded``: a restart keeps them."""
+
+    queue: Queue
+    selection: Selection
+    recorded: bool
+
+
+class Spilled(NamedTuple):
+    """``batch_id`` is one that no catalog names until the transaction is committed or prepared. Sets of rows are bits, least significant
+    first: an open transaction of millions of messages costs a few bytes for each.
+
+    ``sizes`` of the bodies: only where a queue is limited in bytes; None: not known.
+    """
+
+    batch_id: int
+    rows: int
+    size_bytes: int
+    selections: list[tuple[Queue, Selection]]
+    expiring: bool  # some message has an expiration of its own
+    transient: bytes = b""  # rows that a restart must not keep; empty: none
+    mandatory: bytes = b""
+    sizes: npt.NDArray[np.uint32] | None = None
+
+    def record(self) -> dict[str, Any]:
+        """For the catalog, as JSON."""
+        return {
+            "batch": [self.batch_id, self.rows, self.size_bytes, self.expiring],
+            "queues": {str(queue.queue_id): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in self.selections},
+            "transient": self.transient.hex(),
+            "mandatory": self.mandatory.hex(),
+        }
+
+    def shares(self) -> Iterator[Share]:
+        """Of the queues that are there. Split where messages that survive a restart and others meet: each queue has them in order."""
+        transient = _unpacked(self.transient, self.rows) if self.transient else None
+        for queue, selection in self.selections:
+            if queue.deleted:
+                continue
+            if transient is None or not queue.written:
+                yield Share(queue, selection, queue.written)
+                continue
+            rows = np.asarray(selected_rows(selection))
+            flags = transient[rows]
+            for part in np.split(rows, np.flatnonzero(flags[1:] != flags[:-1]) + 1):
+                yield Share(queue, _selection(part), not transient[part[0]])
+
+    def unreached(self) -> list[int]:
+        """Mandatory rows that have no queue any more."""
+        if not self.mandatory:
+            return []
+        lost = _unpacked(self.mandatory, self.rows)
+        for queue, selection in self.selections:
+            if not queue.deleted:
+                lost[np.asarray(selected_rows(selection))] = False
+        return [int(row) for row in np.flatnonzero(lost)]
+
+
+def spill(batch_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:
+    """The piece that ``publishes`` are, now that they are rows of a batch."""
+    rows: dict[Queue, list[int]] = {}
+    transient: list[int] = []
+    mandatory: list[int] = []
+    expiring = False
+    for row, (message, queues, must_arrive) in enumerate(publishes):
+        for queue in queues:
+            if queue in rows:
+                rows[queue].append(row)
+            else:
+                rows[queue] = [row]
+        properties = message.properties
+        if properties:
+            expiring = expiring or bool(properties[0] & EXPIRATION)
+            if delivery_mode(properties) == TRANSIENT:
+                transient.append(row)
+        if must_arrive:
+            mandatory.append(row)
+    sizes = None
+    if any("x-max-length-bytes" in queue.arguments for queue in rows):
+        sizes = np.array([len(publish.message.body) for publish in publishes], np.uint32)
+    count = len(publishes)
+    selections = [(queue, _selection(np.array(numbers, np.int64))) for queue, numbers in rows.items()]
+    return Spilled(batch_id, count, size_bytes, selections, expiring, _packed(transient, count), _packed(mandatory, count), sizes)
+
+
+def restore(record: Mapping[str, Any], queues: Mapping[int, Queue]) -> tuple[Spilled, int]:
+    """The piece that ``Spilled.record`` wrote, and how many of its messages are for queues that are gone."""
+    batch_id, rows, size_bytes, expiring = record["batch"]
+    found: list[tuple[Queue, Selection]] = []
+    gone = 0
+    for queue_id, (row, count, bitmap) in record["queues"].items():
+        queue = queues.get(int(queue_id))
+        if queue is None:
+            gone += count
+        else:
+            found.append((queue, Selection(row, count, bytes.fromhex(bitmap))))
+    transient, mandatory = (bytes.fromhex(record.get(name, "")) for name in ("transient", "mandatory"))
+    return Spilled(batch_id, rows, size_bytes, found, expiring, transient, mandatory), gone
+
+
+def _packed(rows: list[int], count: int) -> bytes:
+    if not rows:
+        return b""
+    mask = np.zeros(count, dtype=np.bool_)
+    mask[rows] = True
+    return np.packbits(mask, bitorder="little").tobytes()
+
+
+def _unpacked(bits: bytes, count: int) -> npt.NDArray[np.bool_]:
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=count, bitorder="little").astype(np.bool_)
+
+
+def _selection(rows: npt.NDArray[np.int64]) -> Selection:
+    first = int(rows[0]) & ~7
+    mask = np.zeros(int(rows[-1]) + 1 - first, dtype=np.bool_)
+    mask[rows - first] = True
+    row, count, bitmap = select(mask)
+    return Selection(row + first, count, bitmap)
