@@ -116,9 +116,9 @@ class EmbeddedEngine:
 
     # -- source ---------------------------------------------------------------------------------------------------------------
     def claim(self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint) -> Vector:
-        def work(state: BrokerState, change: Change, _now_us: int) -> Vector:
-            consumed = self._ledger.consumed(start)
-            return self._claims.claim(state, change, app_id, start, limit, origin, on_new_checkpoint, consumed, self._local.read_batch)
+        def work(state: BrokerState, change: Change, now_us: int) -> Vector:
+            consumed, read_batch = self._ledger.consumed(start), self._local.read_batch
+            return self._claims.claim(state, change, app_id, start, limit, origin, on_new_checkpoint, consumed, read_batch, now_us=now_us)
 
         return self._local.run(work)
 
@@ -211,6 +211,9 @@ class EmbeddedEngine:
     @uninterrupted
     def stage_file(self, header: BranchHeader, first: int, file: PartFile) -> list[tuple[int, int]]:
         """As ``stage_part``, for parts ``first`` and on in the file of a writer; one commit. Empty where the file cannot be taken."""
+        staged = self._local.run(lambda _state, _change, _now_us: self._staged_file(header, first, file))
+        if staged:  # asked again: the file has a name by now and is taken once
+            return staged
         with self._local.writing():
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
         here("engine.stage.appended")
@@ -223,6 +226,12 @@ class EmbeddedEngine:
             self._local.run(lambda _state, change, _now_us: change.forgets.extend(taken))
             raise
         return self._stage(header, first, adopted) if adopted else []
+
+    def _staged_file(self, header: BranchHeader, first: int, file: PartFile) -> list[tuple[int, int]]:
+        """The parts of the file where all are staged; otherwise none."""
+        staged = [self._branches.part(header.branch, part) for part in range(first, first + len(file.parts))]
+        found = [(part.rows, part.checksum) for part in staged if part is not None]
+        return found if found == [(part.rows, signed(part.checksum)) for part in file.parts] else []
 
     def _stage(self, header: BranchHeader, first: int, given: Sequence[tuple[BatchInfo | None, pa.RecordBatch]]) -> list[tuple[int, int]]:
         """Name the parts ``first`` and on, all or none; what a part's bytes are appended for but is not kept is forgotten."""
@@ -327,9 +336,9 @@ class EmbeddedEngine:
                 )
             named = self._branches.require(token, branches)
             ranges = self._claims.ranges_read(query_id, batch_id) if consumes and query_id else {}
-            self._ledger.require_ranges(app_id, ranges, query_id, batch_id)
             for log in ranges:
                 state.queue(log)
+            self._ledger.require_ranges(app_id, ranges, query_id, batch_id, lambda log, start, end: _settled(state.queue(log), start, end))
             if on_unroutable == "fail":
                 self._branches.require_routable(state, named, self._local.read_batch)
             self._require_room(state, named)
@@ -523,6 +532,11 @@ def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:
         known = merged.get(str(branch))
         merged[str(branch)] = [kind, target, branch, rows if known is None else known[3] + rows]
     return list(merged.values())
+
+
+def _settled(queue: Queue, start: int, end: int) -> bool:
+    """Whether nothing unsettled lies between two offsets."""
+    return sum(last - first for first, last in queue.settled_within(start, end)) == end - start
 
 
 def _stream(batch: pa.RecordBatch) -> bytes:

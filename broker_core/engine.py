@@ -31,11 +31,16 @@ BranchKind = Literal["publish", "append", "after_commit"]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much ``claim`` may take. None: no limit. ``end`` caps the answer (Trigger.AvailableNow)."""
+    """How much ``claim`` may take. None: no limit. ``end`` caps the answer (Trigger.AvailableNow).
+
+    Below ``min_rows`` it takes nothing, until the oldest message that waits was committed ``max_delay_s`` ago; over all logs.
+    """
 
     max_rows: int | None = None
     max_bytes: int | None = None
     end: Mapping[str, int] | None = None
+    min_rows: int | None = None
+    max_delay_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,8 @@ class TxmqDataSource(DataSource):
     | `endingOffsets` | `latest` | batch reads | `latest` or JSON `{"queue": offset}`, exclusive |
     | `maxOffsetsPerTrigger` |  | stream reads | most messages of a micro-batch; a transaction is not split |
     | `maxBytesPerTrigger` |  | stream reads | most bytes of a micro-batch (`10m`); a transaction is not split |
-    | `minOffsetsPerTrigger` |  | stream reads | wait until so many messages are there |
-    | `maxTriggerDelay` | `15m` | stream reads | but no longer than this (`30s`, `15m`) |
+    | `minOffsetsPerTrigger` |  | stream reads | wait until so many messages are there, over all queues |
+    | `maxTriggerDelay` | `15m` | stream reads | but no longer than this after the oldest came (`30s`) |
     | `minPartitions` |  | reads | least number of tasks of a micro-batch; without it, the parallelism of the cluster |
     | `maxRecordsPerPartition` |  | reads | most messages of a task |
     | `includeProperties` | `false` | reads | adds the column `properties` |

@@ -182,8 +182,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("endingOffsets", "latest", _offsets, ("batch read",), '`latest` or JSON `{"queue": offset}`, exclusive'),
     Option("maxOffsetsPerTrigger", None, _positive, ("stream read",), "most messages of a micro-batch; a transaction is not split"),
     Option("maxBytesPerTrigger", None, _size_bytes, ("stream read",), "most bytes of a micro-batch (`10m`); a transaction is not split"),
-    Option("minOffsetsPerTrigger", None, _positive, ("stream read",), "wait until so many messages are there"),
-    Option("maxTriggerDelay", "15m", _duration_s, ("stream read",), "but no longer than this (`30s`, `15m`)", needs="minOffsetsPerTrigger"),
+    Option("minOffsetsPerTrigger", None, _positive, ("stream read",), "wait until so many messages are there, over all queues"),
+    Option("maxTriggerDelay", "15m", _duration_s, ("stream read",), "but no longer than this after the oldest came (`30s`)",
+           needs="minOffsetsPerTrigger"),
     Option("minPartitions", None, _positive, READ, "least number of tasks of a micro-batch; without it, the parallelism of the cluster"),
     Option("maxRecordsPerPartition", None, _positive, READ, "most messages of a task"),
     Option("includeProperties", "false", _boolean, READ, "adds the column `properties`"),
@@ -287,6 +288,10 @@ class Address:
 
     url: str | None
     data: str | None
+
+    @property
+    def text(self) -> str:
+        return self.url or self.data or ""
 
     def engine(self) -> Engine:
         """The connection of this process, which is made when it is first used."""

@@ -7,7 +7,6 @@ restart would miss; a number is never made up where the protocol asks for a symb
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from broker_core.engine import Available, Engine, Limit, Ranges, ReadTicket, Vec
 from broker_core.failpoint import here
 from connector import offset
 from connector.options import LATEST, ReadOptions
+from connector.reader_lock import ReaderLock
 from connector.schema import to_spark
 
 # How long latestOffset may wait for news: Spark asks an idle source every 10 ms, but query.stop() and the other sources of a query
@@ -105,9 +105,9 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._logs: list[str] = []
+        self._lock = ReaderLock()
         self._final: dict[str, int] | None = None  # Trigger.AvailableNow: nothing beyond is read
         self._idle: tuple[Vector, dict[str, int]] | None = None  # a start with nothing new behind it, and how far the logs went then
-        self._waiting_since: float | None = None  # since when fewer than minOffsetsPerTrigger wait
 
     @property
     def _engine(self) -> Engine:
@@ -115,7 +115,9 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _known_logs(self) -> list[str]:
         if not self._logs:
-            self._logs = self._engine.logs(self._options.queues)
+            logs = self._engine.logs(self._options.queues)
+            self._lock.take(self._options.address.text, self._options.app_id, logs)
+            self._logs = logs
         return self._logs
 
     def initialOffset(self) -> dict[str, Any]:
@@ -141,9 +143,8 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         here("connector.latest_offset.asked")
         vector = offset.vector(start, self._known_logs())
         limited = not isinstance(limit, ReadAllAvailable)
-        if self._idle is not None and self._idle[0] == vector and not self._engine.wait(self._logs, self._idle[1], POLL_S):
-            return vector
-        if limited and self._final is None and self._should_wait(vector):
+        idles = self._idle is not None and self._idle[0] == vector and not self._engine.wait(self._logs, self._idle[1], POLL_S)
+        if idles and self._options.min_rows is None:  # too few messages may be due without any news
             return vector
         end = self._claim(vector, limited=limited)
         if end == vector and self._final is None:
@@ -158,37 +159,18 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _claim(self, start: Vector, *, limited: bool) -> Vector:
         options = self._options
+        waits = limited and self._final is None and options.min_rows is not None
         limit = Limit(
             max_rows=options.max_rows if limited else None,
             max_bytes=options.max_bytes if limited else None,
             end=self._final,
+            min_rows=options.min_rows if waits else None,
+            max_delay_s=options.max_delay_s if waits else None,
         )
         return self._engine.claim(options.app_id, start, limit, options.origin, options.on_new_checkpoint)
 
     def _ends(self) -> dict[str, int]:
         return {log: one.end for log, one in self._engine.available(self._known_logs()).items()}
-
-    def _should_wait(self, start: Vector) -> bool:
-        """minOffsetsPerTrigger: too few messages, and the oldest has not waited for maxTriggerDelay yet."""
-        if self._options.min_rows is None:
-            return False
-        if offset.is_symbolic(start):
-            starts = self._engine.offsets(self._logs, self._options.origin)
-        else:
-            starts = {log: int(position) for log, position in start.items()}
-        found = self._engine.available(self._logs, starts)
-        rows = sum(one.rows for one in found.values())
-        now = time.monotonic()
-        if rows == 0:
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = now
-        waited_s = now - (now if self._waiting_since is None else self._waiting_since)
-        if rows >= self._options.min_rows or waited_s >= self._options.max_delay_s:
-            self._waiting_since = None
-            return False
-        self._engine.wait(self._logs, {log: one.end for log, one in found.items()}, min(POLL_S, self._options.max_delay_s - waited_s))
-        return True
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._ends()

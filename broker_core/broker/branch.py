@@ -7,6 +7,7 @@ Invariant: a part that no open attempt or ledger entry owns does not exist; drop
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -84,7 +85,13 @@ class Branches:
             state.hold(part.batch_id, part.rows, part.size_bytes)
 
     def require(self, token: str, branches: Sequence[StagedBranch]) -> list[PartRecord]:
-        """The parts of the named branches, each there whole. Raises MissingBranch."""
+        """The parts of the named branches, each there whole and named once. Raises MissingBranch."""
+        for name, times in Counter(named.branch for named in branches).items():
+            if times > 1:
+                raise MissingBranch(
+                    f"branch {name} is named {times} times in one commit, which would publish its rows {times} times; nothing was done. "
+                    "Name the branch of each task once"
+                )
         parts: list[PartRecord] = []
         for named in branches:
             found = self.parts(named.branch)

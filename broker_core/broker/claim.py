@@ -27,7 +27,7 @@ from broker_core.errors import LineageConflict, OptionError
 ReadBatch = Callable[[int], pa.RecordBatch]
 
 RELEASED = [-1, -1]  # the range of a read whose queue was released since: no claim has it
-KEPT_CLAIMS = 1000  # per app, for restored checkpoints and late drivers
+KEPT_CLAIMS = 1000  # per app and set of queues, for restored checkpoints and late drivers
 
 
 def canonical(value: object) -> str:
@@ -51,9 +51,10 @@ class Claims:
             self._positions[entry.app_id] = max(entry.claim_position, self._positions.get(entry.app_id, 0))
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
+        self._by_queues: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, queues) -> as above: the claims of one source
         self._origins: dict[tuple[str, str], OriginRecord] = {}
         self._reads: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}  # (query, batch) -> (app, queues) -> read
-        self._app_reads: dict[str, list[ReadRecord]] = {}  # oldest first
+        self._reads_by_queues: dict[tuple[str, str], list[ReadRecord]] = {}  # (app, queues) -> oldest first
         claims = [record for record in records if isinstance(record, ClaimRecord)]
         for claim in sorted(claims, key=lambda record: record.position):
             self._add(claim)
@@ -65,17 +66,36 @@ class Claims:
             self._keep_read(read)
 
     def _add(self, claim: ClaimRecord) -> None:
-        for same in (self._by_start.setdefault((claim.app_id, claim.start), []), self._by_app.setdefault(claim.app_id, [])):
+        app = claim.app_id
+        for same in (
+            self._by_start.setdefault((app, claim.start), []),
+            self._by_app.setdefault(app, []),
+            self._by_queues.setdefault((app, _queues(claim)), []),
+        ):
             self._undo.growth(same)
             same.append(claim)
         self._undo.item(self._positions, claim.app_id)
         self._positions[claim.app_id] = max(claim.position, self._positions.get(claim.app_id, 0))
 
+    def _drop(self, change: Change, claim: ClaimRecord) -> None:
+        for same in (self._by_app[claim.app_id], self._by_queues[(claim.app_id, _queues(claim))]):
+            at = same.index(claim)
+            self._undo.append((same.insert, at, claim))
+            del same[at]
+        key = (claim.app_id, claim.start)
+        self._undo.item(self._by_start, key)
+        others = [other for other in self._by_start[key] if other is not claim]
+        if others:
+            self._by_start[key] = others
+        else:
+            del self._by_start[key]
+        change.drop(ClaimRecord, claim.key)
+
     def _keep_read(self, record: ReadRecord) -> None:
         key = (record.query_id, record.batch_id)
         self._undo.item(self._reads, key)
         self._reads[key] = {**self._reads.get(key, {}), (record.app_id, record.queues): record}
-        reads = self._app_reads.setdefault(record.app_id, [])
+        reads = self._reads_by_queues.setdefault((record.app_id, record.queues), [])
         self._undo.growth(reads)
         reads.append(record)
 
@@ -98,6 +118,8 @@ class Claims:
         on_new_checkpoint: OnNewCheckpoint,
         consumed: Mapping[str, int],
         read_batch: ReadBatch,
+        *,
+        now_us: int,
     ) -> Vector:
         """The end vector for ``start``. ``consumed`` is where the last decided range of each log ended (missing: another system's sink).
 
@@ -120,7 +142,12 @@ class Claims:
             begin |= {log: int(offset) for log, offset in origin_record.start.items()}
             lineage = origin_record.lineage
         known = self._known(app_id, start, lineage if symbolic else None)
-        end = dict(known.end) if known is not None else cut(queues, begin, limit, read_batch)
+        if known is not None:
+            end = dict(known.end)
+        elif too_few(queues, begin, limit, read_batch, now_us):
+            end = dict(begin)
+        else:
+            end = cut(queues, begin, limit, read_batch)
 
         for queue in queues.values():
             state.own(change, queue, app_id, begin[queue.name])
@@ -162,25 +189,13 @@ class Claims:
         )
         self._add(claim)
         change.put(claim)
-        self._prune(change, app_id)
+        self._prune(change, claim)
 
-    def _prune(self, change: Change, app_id: str) -> None:
-        claims = self._by_app[app_id]
+    def _prune(self, change: Change, newest: ClaimRecord) -> None:
+        """Each source by itself: one that idles asks with the end of its newest claim, however many claims another has made since."""
+        claims = self._by_queues[(newest.app_id, _queues(newest))]
         while len(claims) > KEPT_CLAIMS:
-            oldest = claims[0]
-            self._undo.append((claims.insert, 0, oldest))
-            del claims[0]
-            change.drop(ClaimRecord, oldest.key)
-            self._unlist(oldest)
-
-    def _unlist(self, claim: ClaimRecord) -> None:
-        key = (claim.app_id, claim.start)
-        self._undo.item(self._by_start, key)
-        others = [other for other in self._by_start[key] if other is not claim]
-        if others:
-            self._by_start[key] = others
-        else:
-            del self._by_start[key]
+            self._drop(change, claims[0])
 
     def _known(self, app_id: str, start: Vector, lineage: int | None) -> ClaimRecord | None:
         for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
@@ -310,11 +325,12 @@ class Claims:
         record = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted)
         self._keep_read(record)
         change.put(record)
-        self._prune_reads(change, app_id)
+        self._prune_reads(change, record)
 
-    def _prune_reads(self, change: Change, app_id: str) -> None:
+    def _prune_reads(self, change: Change, newest: ReadRecord) -> None:
         """A source whose sink is another system decides nothing here, so reads go by number, as claims do."""
-        reads = self._app_reads[app_id]
+        app_id = newest.app_id
+        reads = self._reads_by_queues[(app_id, newest.queues)]
         while len(reads) > KEPT_CLAIMS:
             oldest = reads[0]
             self._undo.append((reads.insert, 0, oldest))
@@ -376,26 +392,23 @@ class Claims:
                 del self._origins[(app, key)]
                 change.drop(OriginRecord, entry.key)
         for claim in [claim for claim in self._by_app.get(app_id, ()) if log in claim.ranges]:
-            claims = self._by_app[app_id]
-            self._undo.append((claims.insert, claims.index(claim), claim))
-            claims.remove(claim)
-            self._unlist(claim)
-            change.drop(ClaimRecord, claim.key)
+            self._drop(change, claim)
             others |= claim.ranges.keys() - {log}
         for other in sorted(others):
             queue = state.queues.get(other)
             if queue is not None and queue.owner == app_id:
                 queue.reclaim([claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges])
                 queue.record(change)
-        for at, read in enumerate(self._app_reads.get(app_id, ())):
-            if log in read.ranges:
-                voided = replace(read, ranges={**read.ranges, log: RELEASED})
-                batch, reads = (read.query_id, read.batch_id), self._app_reads[app_id]
-                self._undo.item(self._reads, batch)
-                self._undo.append((reads.__setitem__, at, read))
-                self._reads[batch] = {**self._reads[batch], (app_id, read.queues): voided}
-                reads[at] = voided
-                change.put(voided)
+        for reads in [reads for (app, _), reads in self._reads_by_queues.items() if app == app_id]:
+            for at, read in enumerate(reads):
+                if log in read.ranges:
+                    voided = replace(read, ranges={**read.ranges, log: RELEASED})
+                    batch = (read.query_id, read.batch_id)
+                    self._undo.item(self._reads, batch)
+                    self._undo.append((reads.__setitem__, at, read))
+                    self._reads[batch] = {**self._reads[batch], (app_id, read.queues): voided}
+                    reads[at] = voided
+                    change.put(voided)
 
 
 def _require_not_released(read: ReadRecord) -> None:
@@ -406,6 +419,10 @@ def _require_not_released(read: ReadRecord) -> None:
             f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was released from app {read.app_id!r}: "
             "it cannot be read or decided any more. Start once more with a new checkpoint and onNewCheckpoint=resume"
         )
+
+
+def _queues(claim: ClaimRecord) -> str:
+    return canonical(sorted(claim.ranges))
 
 
 def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_batch: ReadBatch) -> dict[str, int]:
@@ -453,6 +470,28 @@ def offset_at(queue: Queue, timestamp_us: int, read_batch: ReadBatch) -> int:
     if low == len(runs):
         return queue.visible_end
     return int(runs[low].first) + int(np.searchsorted(times(low), timestamp_us))
+
+
+def too_few(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_batch: ReadBatch, now_us: int) -> bool:
+    """Whether fewer than ``limit.min_rows`` messages wait behind ``begin``, and the oldest not for ``limit.max_delay_s`` yet.
+
+    The delay counts from the oldest commit, so it does not begin anew with a restart of anybody.
+    """
+    if limit.min_rows is None:
+        return False
+    waiting = {log: queue.unsettled_within(begin[log], queue.visible_end) for log, queue in queues.items()}
+    if sum(last - first for spans in waiting.values() for first, last in spans) >= limit.min_rows:
+        return False
+    if limit.max_delay_s is None:
+        return True
+    due_us = now_us - int(limit.max_delay_s * 1_000_000)
+    return all(committed_at(queues[log], spans[0][0], read_batch) > due_us for log, spans in waiting.items() if spans)
+
+
+def committed_at(queue: Queue, offset: int, read_batch: ReadBatch) -> int:
+    """When the message at ``offset``, which is visible and unsettled, was committed."""
+    run = queue.runs_between(offset, offset + 1)[0]
+    return run.committed_at if run.sequence else int(read_batch(run.batch_id).column("committed_at")[run.rows()[0]].as_py())
 
 
 def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_batch: ReadBatch) -> dict[str, int]:

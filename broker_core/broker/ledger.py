@@ -7,7 +7,7 @@ that log ended, whichever app decided it (the sink may have another app_id than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -185,11 +185,16 @@ class Ledger:
                     "onNewCheckpoint=resume"
                 )
 
-    def require_ranges(self, app_id: str, ranges: Mapping[str, list[int]], query_id: str, batch_id: int) -> None:
-        """Raises LineageConflict unless every range starts where the app's last range of that log ended."""
+    def require_ranges(
+        self, app_id: str, ranges: Mapping[str, list[int]], query_id: str, batch_id: int, settled: Callable[[str, int, int], bool]
+    ) -> None:
+        """Raises LineageConflict unless every range starts where the app's last range of that log ended.
+
+        Or later, where all between is settled: a batch that did not read its range consumed nothing, and Spark's commit acknowledged it.
+        """
         consumed = self.consumed(ranges)
         for log, (start, _) in ranges.items():
-            if log in consumed and consumed[log] != start:
+            if log in consumed and consumed[log] != start and not (consumed[log] < start and settled(log, consumed[log], start)):
                 raise LineageConflict(
                     f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is consumed up to {consumed[log]}: "
                     f"committing it would lose or double messages. The checkpoint does not fit the ledger of app {app_id!r}; use "

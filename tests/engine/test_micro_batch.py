@@ -454,3 +454,23 @@ def test_the_apps_are_listed_with_what_they_own_and_what_waits(bench: Bench) -> 
     (found,) = bench.engine.apps()
     assert (found.app_id, found.queues, found.sequence, found.query_id, found.batch_id) == (APP, ("in",), 1, "q", 0)
     assert (found.lag, found.unapplied, found.unmirrored) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("rows", [(b"once",), ()])
+@pytest.mark.parametrize("app", [APP, ""])
+def test_c4_a_commit_that_names_a_branch_twice_is_refused_and_changes_nothing(bench: Bench, app: str, rows: tuple[bytes, ...]) -> None:
+    token = bench.engine.open_batch(APP, "q", 0, "fail").token if app else "a batch write"
+    staged = bench.stage(token, *rows, query="q" if app else "", batch=0 if app else -1, app=app)
+
+    def commit(*branches: StagedBranch) -> None:
+        if app:
+            bench.engine.commit_batch(APP, "q", 0, token, branches)
+        else:
+            bench.engine.commit_branches(token, branches)
+
+    with pytest.raises(MissingBranch, match=f"branch {staged.branch} is named 2 times"):
+        commit(staged, staged)
+    bench.crash()
+    assert bench.visible() == []
+    commit(staged)
+    assert bench.visible() == list(rows)

@@ -40,7 +40,7 @@ class Driver:
     # -- Spark --------------------------------------------------------------------------------------------------------
     def run(self) -> None:
         checkpoint = self.checkpoint
-        readers = [self._reader(queues) for queues in self.world.streams]
+        readers = [self._reader(number, queues) for number, queues in enumerate(self.world.streams)]
         sink = self._sink()
         point("offset log read")
         batch_id = max(checkpoint.offsets, default=-1)
@@ -51,36 +51,42 @@ class Driver:
             start = checkpoint.end(batch_id - 1) if batch_id else None
             if not planned:
                 end = {}
-                for reader, queues in readers:
-                    begin = self._part(start, queues) or self._json(reader.initialOffset())
-                    end |= self._json(reader.latestOffset(begin, reader.getDefaultReadLimit()))
+                for reader, named in readers:
+                    begin = self._part(start, named) or self._json(reader.initialOffset())
+                    answer = self._json(reader.latestOffset(begin, reader.getDefaultReadLimit()))
+                    end |= {name: answer[queue] for name, queue in named.items()}
+                    self.world.on_answer(named.values())
                 if start == end:
                     point("idle")
                     continue
                 point("offset log write")
                 checkpoint.add_offsets(batch_id, end)
                 if batch_id:
-                    for reader, queues in readers:
-                        reader.commit(self._part(checkpoint.end(batch_id - 1), queues))
+                    for reader, named in readers:
+                        reader.commit(self._part(checkpoint.end(batch_id - 1), named))
             end = checkpoint.end(batch_id)
             tasks: list[tuple[Any, Any]] = []
-            for reader, queues in readers:
-                begin = self._part(start, queues) or self._json(reader.initialOffset())
-                tasks += [(reader, partition) for partition in reader.partitions(begin, self._part(end, queues))]
+            for reader, named in readers:
+                begin = self._part(start, named) or self._json(reader.initialOffset())
+                tasks += [(reader, partition) for partition in reader.partitions(begin, self._part(end, named))]
+            if self.world.is_unread(checkpoint.query_id, batch_id):
+                tasks = []  # the optimizer has found that the rows change nothing
             self._execute(tasks, batch_id, sink)
             point("commit log write")
             checkpoint.add_commit(batch_id)
-            self.world.on_spark_commit(end)
+            self.world.on_spark_commit(checkpoint.query_id, batch_id, start, end)
             batch_id, planned = batch_id + 1, False
 
-    def _reader(self, queues: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+    def _reader(self, number: int, queues: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
+        """A source, and the names of its queues in the offset log; a queue that an earlier source reads too has another one."""
         source = TxmqDataSource(self._source_options(queues))
-        return source.streamReader(source.schema()), queues
+        earlier = {queue for other in self.world.streams[:number] for queue in other}
+        return source.streamReader(source.schema()), {queue + " again" * (queue in earlier): queue for queue in queues}
 
     @staticmethod
-    def _part(offsets: dict[str, Any] | None, queues: tuple[str, ...]) -> dict[str, Any]:
+    def _part(offsets: dict[str, Any] | None, named: dict[str, str]) -> dict[str, Any]:
         """The offset of one of the query's sources; empty before batch 0."""
-        return {queue: offsets[queue] for queue in queues} if offsets is not None else {}
+        return {queue: offsets[name] for name, queue in named.items()} if offsets is not None else {}
 
     @staticmethod
     def _json(offset: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,13 @@ from tests.model.wire import MODES
 from tests.model.world import World, world
 
 SHAPES = (("publish", "append", "after_commit"), ("publish",), ("append twice", "publish"), ("after_commit",))
+SOURCES: tuple[dict[str, str], ...] = (
+    {},
+    {},
+    {"startingOffsets": "latest"},
+    {"minOffsetsPerTrigger": "3", "maxTriggerDelay": "40ms"},
+    {"minOffsetsPerTrigger": "2", "startingOffsets": "latest"},
+)
 DRIVERS = 2  # alive at a time
 FAR = 150  # steps of one action
 LOSSES = 2  # lost and restored checkpoints in one history
@@ -34,7 +41,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("produce"), st.integers(1, 3), st.integers(0, 2)),
     st.tuples(st.just("start"), st.sampled_from(["fail", "fail", "resume"]), st.sampled_from([None, 3])),
     st.tuples(st.just("kill"), st.integers(0, 5)),
-    st.tuples(st.sampled_from(["crash", "seal", "mirror", "save", "restore", "lose", "lose commit log entry"])),
+    st.tuples(st.sampled_from(["crash", "seal", "mirror", "save", "restore", "lose", "lose commit log entry", "unread"])),
+    st.tuples(st.just("busy"), st.integers(1, 5)),
 )
 
 
@@ -57,14 +65,25 @@ class MicroBatches(RuleBasedStateMachine):
         sink_app=st.sampled_from(["", "", "sink"]),
         ledger_sync=st.booleans(),
         backlog=st.integers(0, 2),
+        kept=st.sampled_from([0, 2, 4]),
+        source_options=st.sampled_from(SOURCES),
     )
     def begin(
-        self, sink: str, queues: tuple[str, ...], joined: bool, shape: tuple[str, ...], sink_app: str, ledger_sync: bool, backlog: int
+        self,
+        sink: str,
+        queues: tuple[str, ...],
+        joined: bool,
+        shape: tuple[str, ...],
+        sink_app: str,
+        ledger_sync: bool,
+        backlog: int,
+        kept: int,
+        source_options: dict[str, str],
     ) -> None:
         if sink in ("connect", "other"):  # a lost checkpoint does double or need a person there
             self.losses, sink_app, shape = 0, "", SHAPES[0]
         options = {"sink": sink, "queues": queues, "joined": joined, "shape": shape, "sink_app": sink_app, "ledger_sync": ledger_sync}
-        self.world = self.stack.enter_context(world(**options))
+        self.world = self.stack.enter_context(world(**options, kept=kept, source_options=source_options))
         for _ in range(backlog):
             self.world.produce(2, 1)
         self.world.start_driver()
@@ -136,6 +155,23 @@ class MicroBatches(RuleBasedStateMachine):
         if self.losses and self.world.saved is not None:
             self.losses -= 1
             self.world.restore_checkpoint()
+
+    def _unread(self) -> None:
+        """A batch whose rows Spark's optimizer finds to change nothing."""
+        if self.world.sink == "foreach" and not self.losses:  # a lost checkpoint gives such rows again
+            self.world.unread_next += 1
+
+    def _busy(self, batches: int) -> None:
+        """A first queue with a batch for each transaction, beside a second that is idle."""
+        for _ in range(batches):
+            self.world.produce(1)
+            for actor in [actor for actor in self.world.actors if actor.name.startswith("driver")][:1]:
+                for _ in range(FAR):
+                    if actor.done or actor.pending == "commit log write":
+                        break
+                    self.world.step(actor)
+                if not actor.done:
+                    self.world.step(actor)
 
     def _lose_commit_log_entry(self) -> None:
         if self.world.sink != "connect":  # no range tells this from a lost checkpoint there

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from broker_core import failpoint
+from broker_core import embedded, failpoint
+from broker_core.broker import claim as claim_rules
 from broker_core.broker.branch import Branches
 from broker_core.broker.change import Drop
 from broker_core.broker.claim import Claims
@@ -21,10 +22,11 @@ from broker_core.broker.ledger import Ledger
 from broker_core.broker.queue import Queue
 from broker_core.broker.topology import Topology
 from broker_core.embedded import EmbeddedEngine
-from broker_core.errors import BatchDecided, BatchGap, DataLoss
+from broker_core.errors import BatchDecided, BatchGap, DataLoss, ResourceLocked
 from connector import delta, staging
 from connector.foreach_batch import BatchTransaction, Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
+from connector.reader_lock import ReaderLock
 from connector.source import TxmqStreamReader
 from connector.table import Table
 from tests.model.world import Violation, World, require, world
@@ -296,6 +298,56 @@ def two_mirrors(w: World) -> None:
     w.finish()
 
 
+def one_source_idles_beside_a_busy_one(w: World) -> None:
+    w.produce(1, 1)
+    driver = w.until(w.start_driver(), "idle")
+    for _ in range(4):
+        w.produce(1)
+        if not driver.done:
+            w.step(driver)
+            w.until(driver, "idle")
+    w.crash_engine()
+    w.produce(1, 1)
+    w.finish()
+
+
+def one_queue_is_read_twice_in_one_query(w: World) -> None:
+    """A message comes between the two questions of one trigger, and the sources would be out of step for ever."""
+    driver = w.until(w.start_driver(), "logs")
+    w.step(driver)
+    w.until(driver, "logs")
+    w.produce(1)
+    while not driver.done and driver.pending != "idle":
+        w.step(driver)
+    if isinstance(driver.error, ResourceLocked):
+        require("one readStream" in str(driver.error), "the refusal does not say the way out")
+        require(w.checkpoint.offsets == {}, "the query has begun")
+        return
+    w.produce(1)
+    w.finish()
+
+
+def a_batch_does_not_read_its_source(w: World) -> None:
+    w.produce(2)
+    driver = w.until(w.start_driver(), "idle")
+    w.unread_next = 1
+    w.produce(2)
+    w.step(driver)
+    w.until(driver, "idle")
+    w.produce(2)
+    w.finish()
+
+
+def a_stream_waits_for_more_from_the_latest_message_on(w: World) -> None:
+    w.produce(1)
+    driver = w.start_driver()
+    for _ in range(4):
+        w.until(driver, "idle", "offset log write")
+        w.step(driver)
+        w.produce(1)
+    w.finish()
+
+
 # -- rules, switched off ----------------------------------------------------------------------------------------------------------
 
 
@@ -306,10 +358,10 @@ def numbers_for_start(patch: Patch) -> None:
 def no_ack_by_claim(patch: Patch) -> None:
     claim = Claims.claim
 
-    def without(self: Claims, *arguments: Any) -> Any:
+    def without(self: Claims, *arguments: Any, **named: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Claims, "_ack", lambda *_: None)
-            return claim(self, *arguments)
+            return claim(self, *arguments, **named)
 
     patch.setattr(Claims, "claim", without)
 
@@ -339,9 +391,9 @@ def any_start(patch: Patch) -> None:
 def resume_at_acked(patch: Patch) -> None:
     claim = Claims.claim
 
-    def without(self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any) -> Any:
+    def without(self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any, **named: Any) -> Any:
         *before, _consumed, read_batch = arguments
-        return claim(self, state, change, app_id, start, *before, {log: state.queue(log).acked for log in start}, read_batch)
+        return claim(self, state, change, app_id, start, *before, {log: state.queue(log).acked for log in start}, read_batch, **named)
 
     patch.setattr(Claims, "claim", without)
 
@@ -539,6 +591,35 @@ def a_replay_of_the_sink_fails(patch: Patch) -> None:
     patch.setattr(EmbeddedEngine, "stage_part", without)
 
 
+def claims_are_kept_by_app(patch: Patch) -> None:
+    def without(self: Claims, change: Any, newest: Any) -> None:
+        claims = self._by_app[newest.app_id]
+        while len(claims) > claim_rules.KEPT_CLAIMS:
+            self._drop(change, claims[0])
+
+    patch.setattr(Claims, "_prune", without)
+
+
+def any_number_of_sources(patch: Patch) -> None:
+    patch.setattr(ReaderLock, "take", lambda *_: None)
+
+
+def acknowledged_ranges_are_not_passed(patch: Patch) -> None:
+    patch.setattr(embedded, "_settled", lambda *_: False)
+
+
+def too_few_messages_fix_no_start(patch: Patch) -> None:
+    claim = EmbeddedEngine.claim
+
+    def without(self: EmbeddedEngine, app_id: str, start: Any, limit: Any, origin: Any, on_new: Any) -> Any:
+        starts = self.offsets(list(start), origin) if "start" in start.values() else start
+        if limit.min_rows and sum(one.rows for one in self.available(list(start), starts).values()) < limit.min_rows:
+            return start
+        return claim(self, app_id, start, limit, origin, on_new)
+
+    patch.setattr(EmbeddedEngine, "claim", without)
+
+
 @dataclass
 class Case:
     rule: str
@@ -549,6 +630,8 @@ class Case:
 
 NATIVE: dict[str, Any] = {"sink": "native"}
 LATEST: dict[str, Any] = {"source_options": {"startingOffsets": "latest"}}
+IDLE: dict[str, Any] = {"queues": ("in", "in2"), "joined": True, "kept": 2}
+MORE: dict[str, Any] = {"source_options": {"startingOffsets": "latest", "minOffsetsPerTrigger": "2", "maxTriggerDelay": "1h"}}
 SMALL: dict[str, Any] = {"queue_arguments": {"x-max-length": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}}
 
 CASES = [
@@ -559,6 +642,11 @@ CASES = [
     Case("s2_lineage", any_start, checkpoint_of_another_broker, NATIVE),
     Case("s2_and_c1_new_checkpoint_fails", no_refusal_anywhere, new_checkpoint_and_nobody_resumes),
     Case("s2_resume_at_the_ledger", resume_at_acked, checkpoint_is_lost_behind_a_decision),
+    Case("s2_claims_of_each_source", claims_are_kept_by_app, one_source_idles_beside_a_busy_one, IDLE),
+    Case("s2_one_source_per_queue", any_number_of_sources, one_queue_is_read_twice_in_one_query, {"twice": True}),
+    Case(
+        "s2_a_start_is_fixed_by_the_first_question", too_few_messages_fix_no_start, a_stream_waits_for_more_from_the_latest_message_on, MORE
+    ),
     Case("s3_settled_ranges_resolve", settled_ranges_do_not_resolve, decided_batch_is_replayed),
     Case("s4_record_of_reads", reads_are_not_recorded, plain),
     Case("s4_one_range_per_batch", a_batch_may_read_another_range, older_checkpoint_plans_a_decided_batch_with_another_range),
@@ -576,6 +664,7 @@ CASES = [
     Case("c4_idempotent_native", commits_are_not_remembered, answer_of_the_commit_is_lost, NATIVE),
     Case("c4_equal_range", a_decided_batch_may_read_more, older_checkpoint_plans_an_empty_batch_with_messages),
     Case("c4_range_starts_at_the_ledgers_end", any_range, two_checkpoints_claim_behind_the_same_batch),
+    Case("c4_or_behind_what_is_acknowledged", acknowledged_ranges_are_not_passed, a_batch_does_not_read_its_source),
     Case("c4_branches_are_there", whatever_is_there, abort_comes_late),
     Case("c4_orphans_dropped", orphans_stay, orphans_everywhere),
     Case("c5_apply_before_return", apply_at_the_next_start, plain),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,8 @@ import pyarrow as pa
 import pytest
 
 from broker_core import failpoint, staging
-from broker_core.broker.records import AttemptRecord, PartRecord
+from broker_core.broker import claim
+from broker_core.broker.records import AttemptRecord, OriginRecord, PartRecord
 from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import LedgerEntry
 from broker_core.errors import ResourceLocked, TxmqError
@@ -28,7 +29,7 @@ from broker_core.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from connector.ledger import DeltaLedger
 from connector.table import Table
-from tests.model.actors import Actor, point
+from tests.model.actors import Actor, current, point
 from tests.model.driver import ROW, URL, Driver
 from tests.model.fake_spark import Checkpoint, ConcurrentQuery, Delta, Frame, Session, install_task_context
 from tests.model.wire import Wire
@@ -61,12 +62,16 @@ class World:
         ledger_sync: bool = True,
         queue_arguments: dict[str, Any] | None = None,
         joined: bool = False,
+        twice: bool = False,
+        kept: int = 0,
     ) -> None:
+        """``joined``: a source of the query for each queue; ``twice``: two for each; ``kept``: so many claims of each source."""
         self.sink, self.queues, self.shape = sink, queues, shape
         self.source_app, self.app = "pipeline", sink_app or "pipeline"
         self.source_options = source_options or {}
         self.ledger_sync = ledger_sync
-        self.streams = [(queue,) for queue in queues] if joined else [queues]  # a source of the query for each
+        self.streams = [(queue,) for queue in queues] if joined else [queues]
+        self.streams *= 2 if twice else 1
         self.wire = Wire(self)
         self.delta = Delta()
         self.actors: list[Actor] = []
@@ -81,6 +86,10 @@ class World:
         self.entries: dict[int, LedgerEntry] = {}
         self.batches: dict[int, list[str]] = {}  # sequence -> bodies that it published
         self.first_offset: dict[str, int] = dict.fromkeys(queues, 0)
+        self.latest = set(queues) if self.source_options.get("startingOffsets") == "latest" else set()  # whose start nobody knows yet
+        self.unread: dict[str, bool] = {}  # batches of queries, as text, that do (not) read their source
+        self.unread_next = 0  # so many batches to come do not
+        self.passed: dict[str, list[tuple[int, int]]] = {queue: [] for queue in queues}  # ranges that Spark has committed and nobody read
         self.resuming: set[str] = set()  # checkpoints that somebody told to resume
         self.other_sink: dict[tuple[str, int], list[str]] = {}  # (query, batch) -> bodies: a sink that is idempotent and not ours
         self.taken: list[str] = []  # by consumers that are no app
@@ -205,8 +214,27 @@ class World:
             self.checkpoint.commits.remove(newest)
             self.history.append(f"commit log entry {newest} lost")
 
-    def on_spark_commit(self, end: dict[str, Any]) -> None:
-        for queue, offset in end.items():
+    def on_answer(self, queues: Iterable[str]) -> None:
+        """A stream that starts at the latest message reads what comes after its first answer, if not after its first question."""
+        for queue in self.latest & set(queues):
+            records = [record for record in self.store.reopened().load().records if isinstance(record, OriginRecord)]
+            found = [record.start[queue] for record in records if queue in record.start]
+            self.first_offset[queue] = int(found[0]) if found else len(self.produced[queue])
+            self.latest.discard(queue)
+
+    def is_unread(self, query_id: str, batch_id: int) -> bool:
+        """The same for every replay of a batch."""
+        key = f"{query_id} {batch_id}"
+        if key not in self.unread:
+            self.unread[key] = self.unread_next > 0
+            self.unread_next -= self.unread[key]
+        return self.unread[key]
+
+    def on_spark_commit(self, query_id: str, batch_id: int, start: dict[str, Any] | None, end: dict[str, Any]) -> None:
+        for queue, offset in {queue: offset for queue, offset in end.items() if queue in self.queues}.items():
+            first = (start or {}).get(queue, "start")
+            if self.is_unread(query_id, batch_id) and isinstance(offset, int) and first != offset:
+                self.passed[queue].append((self.first_offset[queue] if first == "start" else first, offset))
             if isinstance(offset, int):
                 self.acked[queue] = max(self.acked[queue], offset)
         require(not self.engine.unapplied(self.app), "C5: Spark has committed a batch that is not applied")
@@ -248,7 +276,7 @@ class World:
     def check(self) -> None:
         state = self.local.state
         self._check_ledger()
-        for queue in self.queues:
+        for queue in sorted(set(self.queues) - self.latest):
             acked = state.queue(queue).acked if state.queue(queue).owner else 0
             require(
                 acked <= max(self.acked[queue], self.first_offset[queue]),
@@ -280,6 +308,7 @@ class World:
         require(len(bodies) == last.published, f"C4: batch {last.sequence} published {last.published}, and {len(bodies)} became visible")
         for log, (start, end) in last.ranges.items():
             reached = max((entry.ranges[log][1] for entry in self.entries.values() if log in entry.ranges), default=self.first_offset[log])
+            reached = max([reached, *(last for _, last in self.passed[log])])
             require(
                 start == reached and end >= start,
                 f"C4: batch {last.sequence} consumed {start} to {end} of {log}, consumed so far: {reached}",
@@ -293,6 +322,7 @@ class World:
         """Everybody dies, one driver starts, nothing goes wrong any more: the query must get through, or stop where it may."""
         failpoint.disarm()
         self.kill_all()
+        self._now += 3_600_000_000  # maxTriggerDelay is over
         error = self._run_clean(on_new)
         if error is not None and self.sink == "connect" and "gone on since" in str(error):
             # No range tells there whether a decided batch without rows is replayed, or whether another checkpoint starts: it stops, loudly.
@@ -337,6 +367,7 @@ class World:
         if self.sink == "connect":  # the source acks, and the ledger knows no ranges
             consumed = [body.split("|")[0] for bodies in self.batches.values() for body in bodies if not body.startswith("extra|")]
         consumed += self.taken
+        consumed += [name for queue, ranges in self.passed.items() for first, last in ranges for name in self.produced[queue][first:last]]
         consumed += [body for bodies in self.other_sink.values() for body in bodies]
         expected, found = Counter(name for names in wanted.values() for name in names), Counter(consumed)
         require(expected == found, f"consumed not exactly once: lost {dict(expected - found)}, too often {dict(found - expected)}")
@@ -417,6 +448,7 @@ def world(**options: Any) -> Iterator[World]:
     import connector.foreach_batch
     import connector.ledger
     import connector.options
+    import connector.reader_lock
     import connector.staging
 
     gate = _Gate()
@@ -424,6 +456,8 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(broker_core.client, "connect", lambda **_: gate)
         patch.setattr(connector.staging, "connect", lambda **_: gate)
         patch.setattr(connector.options, "connect", lambda **_: gate)
+        patch.setattr(connector.reader_lock, "driver", lambda: f"{id(_current[-1])} {getattr(current(), 'name', '')}")
+        patch.setattr(connector.reader_lock, "PATIENCE_S", 0.0)
         for module in (connector.ledger, connector.foreach_batch):
             patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
         for module in (connector.ledger, connector.foreach_batch):
@@ -435,6 +469,8 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.ledger, "held_tokens", lambda _spark, table, _tokens: {row[3] for row in _current[-1].delta.rows(table)})
         patch.setattr(staging, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
+        if options.get("kept"):
+            patch.setattr(claim, "KEPT_CLAIMS", options["kept"])
         install_task_context(patch)
         made = World(**options)
         _current.append(made)

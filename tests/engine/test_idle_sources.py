@@ -1,0 +1,127 @@
+"""Several sources under one app: what one of them does, or how long it idles, costs the others nothing (S2, S4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_core.broker import claim as claim_rules
+from broker_core.broker.records import ClaimRecord, ReadRecord
+from broker_core.engine import START, Vector
+from broker_core.errors import LineageConflict
+from tests.engine.bench import APP, Bench
+
+IDLE: Vector = {"in2": START}
+BUSY: Vector = {"in": START}
+
+
+@pytest.fixture
+def few_are_kept(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(claim_rules, "KEPT_CLAIMS", 3)
+    return 3
+
+
+def claims_of(bench: Bench) -> list[ClaimRecord]:
+    return [record for record in bench.store.reopened().load().records if isinstance(record, ClaimRecord)]
+
+
+def busy_batches(bench: Bench, first: int, count: int, start: Vector) -> Vector:
+    for batch in range(first, first + count):
+        bench.produce(b"busy %d" % batch)
+        end = bench.claim(start)
+        bench.run("q", batch, start, end)
+        start = end
+    return start
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_s2_an_idle_source_goes_on_after_any_number_of_batches_of_a_busy_one(bench: Bench, few_are_kept: int, crash: bool) -> None:
+    bench.produce(b"rare", queue="in2")
+    idle = bench.claim(IDLE)
+    bench.run("q", 0, IDLE, idle)
+    busy = busy_batches(bench, 1, 4 * few_are_kept, BUSY)
+    if crash:
+        bench.crash()
+    assert bench.claim(idle) == idle  # an idle source is asked in each trigger
+    bench.produce(b"rare 2", queue="in2")
+    bench.run("q", 1 + 4 * few_are_kept, idle, bench.claim(idle))
+    busy_batches(bench, 2 + 4 * few_are_kept, 1, busy)
+    assert bench.visible("in") == bench.visible("in2") == []
+
+
+def test_s2_a_claim_that_is_not_read_yet_outlives_the_claims_of_another_source(bench: Bench, few_are_kept: int) -> None:
+    """A batch waits for its decision while another query of the app, over another queue, goes on."""
+    bench.produce(b"slow", queue="in2")
+    idle = bench.claim(IDLE)
+    assert bench.read("slow", 0, bench.ranges(IDLE, idle)) == [b"slow"]
+    busy_batches(bench, 0, 4 * few_are_kept, BUSY)
+    bench.crash()
+    assert bench.claim(IDLE) == idle
+    assert bench.read("slow", 0, bench.ranges(IDLE, idle)) == [b"slow"]
+    assert bench.engine._claims.ranges_read("slow", 0) == {"in2": [0, 1]}
+
+
+def test_s2_claims_and_reads_of_each_source_are_kept_up_to_the_limit(bench: Bench, few_are_kept: int) -> None:
+    ends: dict[str, Vector] = {"in": BUSY, "in2": IDLE}
+    for batch in range(8):
+        for queue, start in ends.items():
+            bench.produce(b"x", queue=queue)
+            end = bench.claim(start)
+            bench.read("q", batch, bench.ranges(start, end))
+            ends[queue] = end
+        opened = bench.engine.open_batch(APP, "q", batch, "fail")
+        bench.engine.commit_batch(APP, "q", batch, opened.token, [])
+        bench.crash()
+    assert sorted(claim.end.popitem()[1] for claim in claims_of(bench)) == [6, 6, 7, 7, 8, 8]
+    reads = [record for record in bench.store.reopened().load().records if isinstance(record, ReadRecord)]
+    assert sorted(record.batch_id for record in reads) == [5, 5, 6, 6, 7, 7]
+
+
+def test_s2_a_released_queue_takes_the_claims_of_its_source_only(bench: Bench, few_are_kept: int) -> None:
+    bench.produce(b"a", queue="in2")
+    idle = bench.claim(IDLE)
+    busy = busy_batches(bench, 0, 2 * few_are_kept, BUSY)
+    bench.engine.release(APP, "in")
+    with pytest.raises(LineageConflict):
+        bench.claim(busy)
+    assert bench.claim(IDLE) == idle
+    assert [claim.end for claim in claims_of(bench)] == [idle]
+
+
+# -- a batch that did not read its range -----------------------------------------------------------------------------------
+
+
+def unread(bench: Bench, batch: int, start: Vector) -> Vector:
+    """A batch that is decided though its tasks have read nothing of what was claimed for it."""
+    bench.produce(b"unread")
+    end = bench.claim(start)
+    opened = bench.engine.open_batch(APP, "q", batch, "fail")
+    bench.engine.commit_batch(APP, "q", batch, opened.token, [])
+    return end
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("crash", [False, True])
+def test_s4_a_batch_behind_one_that_did_not_read_its_range_is_decided(bench: Bench, batches: int, crash: bool) -> None:
+    bench.produce(b"0")
+    at = bench.claim(BUSY)
+    bench.run("q", 0, BUSY, at)
+    for batch in range(1, 1 + batches):
+        at = unread(bench, batch, at)
+    bench.produce(b"2")
+    end = bench.claim(at)  # Spark has the batches before in its commit log
+    if crash:
+        bench.crash()
+    entry = bench.run("q", 1 + batches, at, end, b"out")
+    assert (entry.ranges, entry.messages) == ({"in": (1 + batches, 2 + batches)}, 1)
+    assert bench.visible("in") == []
+
+
+def test_c4_a_range_behind_messages_that_nobody_acknowledged_is_refused(bench: Bench) -> None:
+    bench.produce(b"0")
+    bench.run("q", 0, BUSY, bench.claim(BUSY))
+    ledger = bench.engine._ledger
+    ledger.require_ranges(APP, {"in": [3, 4]}, "q", 1, lambda log, start, end: (log, start, end) == ("in", 1, 3))
+    with pytest.raises(LineageConflict, match="consumed up to 1"):
+        ledger.require_ranges(APP, {"in": [3, 4]}, "q", 1, lambda *_: False)
+    with pytest.raises(LineageConflict, match="consumed up to 1"):
+        ledger.require_ranges(APP, {"in": [0, 4]}, "q", 1, lambda *_: True)
