@@ -5,17 +5,22 @@ nothing behind. It has the form of a closed segment: the schema message, one enc
 
 Not here: naming, syncing and committing it (``store``), and sending rows where files cannot be handed over (``client.py``).
 
-Invariant: nothing in the file counts before the broker has compared its inode and every checksum, synced it and committed its parts.
+Invariant: nothing in the file counts before the broker has compared its inode and every checksum, synced it and committed its parts. It is
+compared and named while a lease says that no process can write to it, so what was compared stays; then it is as safe as any other segment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import signal
+import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -51,29 +56,72 @@ class PartFile:
     parts: tuple[FilePart, ...]
 
     def open(self) -> int:
-        """A descriptor of this process for reading. Raises OSError where it is not this file, as between containers."""
-        descriptor = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDONLY)
-        found = os.fstat(descriptor)
-        if (found.st_dev, found.st_ino, found.st_size) != (self.device, self.inode, self.size_bytes):
-            os.close(descriptor)
-            raise OSError(errno.ESTALE, "another file than the writer's")
-        return descriptor
+        """A descriptor of this process for reading. Raises OSError where this file cannot be had, as between containers; ValueError.
+
+        Only a file is opened that has no name, so that it is nobody's but its writers', and that belongs to this process's user.
+        """
+        seen = os.open(f"/proc/{self.pid:d}/fd/{self.descriptor:d}", os.O_PATH)  # opens nothing: a pipe or a device is left alone
+        try:
+            found = os.fstat(seen)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink or found.st_uid != os.geteuid():
+                raise OSError(errno.EPERM, "not a file without a name of this user")
+            if (found.st_dev, found.st_ino, found.st_size) != (self.device, self.inode, self.size_bytes):
+                raise OSError(errno.ESTALE, "another file than the writer's")
+            return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK)
+        finally:
+            os.close(seen)
 
     def batches(self, descriptor: int) -> Iterator[pa.RecordBatch]:
-        """The parts, mapped from ``descriptor``, each verified. Raises ValueError (ArrowInvalid is one), OSError."""
+        """The parts, mapped from ``descriptor``, each verified. Raises ValueError (ArrowInvalid is one), OSError.
+
+        The broker holds :func:`unwritable` meanwhile: a mapped file that is cut off ends the process that looks at it.
+        """
         schema_bytes = memoryview(MESSAGE_SCHEMA.serialize())
+        end = len(schema_bytes)
         with pa.memory_map(f"/proc/self/fd/{descriptor}") as file:
             if memoryview(file.read_buffer(len(schema_bytes))) != schema_bytes:
                 raise ValueError("a file of parts must have the schema of messages")
             for part in self.parts:
-                file.seek(part.position)
+                if part.position != end or part.length <= 0:
+                    raise ValueError(f"the part at position {part.position} does not follow the one that ends at {end}")
+                end += part.length
                 data = file.read_buffer(part.length)
                 if len(data) != part.length or xxhash.xxh3_64_intdigest(data) != part.checksum:
                     raise ValueError(f"the part at position {part.position} is not what its checksum says")
                 batch = pa.ipc.read_record_batch(data, MESSAGE_SCHEMA)
                 if batch.num_rows != part.rows:
                     raise ValueError(f"the part at position {part.position} has {batch.num_rows} rows instead of {part.rows}")
+                _require_sound(batch)
                 yield batch
+            if bytes(file.read_buffer(len(END_MARK) + 1)) != END_MARK:
+                raise ValueError(f"the file of parts does not end at {end}")
+
+
+def _require_sound(batch: pa.RecordBatch) -> None:
+    """Raises ValueError where a value lies outside of its column's bytes. A fifth of the time of ``validate(full=True)``."""
+    batch.validate()
+    if not batch.num_rows:
+        raise ValueError("a part without rows")
+    for column in batch.columns:
+        ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1)
+        if column.null_count or (ends[1:] < ends[:-1]).any():
+            raise ValueError("the values of a column are not in the order of its bytes")
+
+
+@contextlib.contextmanager
+def unwritable(descriptor: int) -> Iterator[None]:
+    """While this lasts, no process has the file open or mapped for writing, and none can open it so or cut it off.
+
+    Raises OSError where one has, or where the file system has no leases. Whoever wants to write meanwhile waits for the end.
+    """
+    import fcntl  # not on every platform; nor are files without a name
+
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # ignored by default: the news that somebody waits would end the process
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 class _Pieces:
@@ -135,9 +183,14 @@ class PartWriter:
             self._early_bytes = self.size_bytes
 
     def end(self) -> PartFile:
-        """The file as the broker takes it. Raises DiskFull, StoreFailed."""
+        """The file as the broker takes it: nobody can write to it any more. Raises DiskFull, StoreFailed."""
         self._write(END_MARK)
         self._synced()
+        try:
+            written, self._descriptor = self._descriptor, os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY)
+        except OSError as error:
+            raise self._failed(error) from error
+        os.close(written)
         failpoint.here("client.file.written")
         found = os.fstat(self._descriptor)
         return PartFile(os.getpid(), self._descriptor, found.st_dev, found.st_ino, self.size_bytes, tuple(self._parts))

@@ -25,7 +25,7 @@ from broker_core import failpoint
 from broker_core.errors import CorruptSegment, DataLoss, OptionError
 from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.part_file import END_MARK as END_MARK
-from broker_core.part_file import PartFile
+from broker_core.part_file import PartFile, unwritable
 from broker_core.store.codec import body_bytes
 from broker_core.store.directory import segment_path, sync_directory
 
@@ -190,13 +190,15 @@ class Segments:
         try:
             failpoint.here("store.adopt.open")
             descriptor = file.open()
-        except OSError:
+        except (OSError, ValueError):
             return []
         try:
-            batches = list(file.batches(descriptor))
-            with self._lock:
-                number, self.next_number = self.next_number, self.next_number + 1
-            _link(descriptor, self.path(number))
+            with unwritable(descriptor):
+                batches = list(file.batches(descriptor))
+                failpoint.here("store.adopt.verified")
+                with self._lock:
+                    number, self.next_number = self.next_number, self.next_number + 1
+                _link(descriptor, self.path(number))
         except (OSError, ValueError):
             os.close(descriptor)
             return []

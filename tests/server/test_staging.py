@@ -1,17 +1,26 @@
-"""How rows are cut into parts, and how a piece of a log becomes rows."""
+"""How rows are cut into parts, how files of parts are handed over, and how a piece of a log becomes rows."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core import errors
+from broker_core import errors, flight
 from broker_core.assemble import Piece, assemble
-from broker_core.engine import BranchHeader
+from broker_core.client import BrokerClient
+from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.message import MESSAGE_SCHEMA, READ_SCHEMA
-from broker_core.staging import PART_BYTES, PART_ROWS, branch_checksum, part_checksum, parts
+from broker_core.part_file import PartFile, PartWriter
+from broker_core.staging import PART_BYTES, PART_ROWS, branch_checksum, normalise, part_checksum, parts
+from broker_core.store.verify import verify
+from tests.server.conftest import Served, bodies, fill
 
 Intervals = tuple[tuple[int, int], ...]
 
@@ -127,3 +136,67 @@ def test_piece_gives_the_rows_that_its_bits_intervals_and_offsets_name(
     assert rows.schema == READ_SCHEMA
     found = [tuple(line[name] for name in ("offset", "exchange", "routing_key", "body", "redelivered")) for line in rows.to_pylist()]
     assert found == expected
+
+
+def _handed_over(served: Served, rows: int = 2000, keep: bool = False) -> tuple[PartWriter, PartFile, int]:
+    """A writer's file, and a descriptor that can still write to it where ``keep``."""
+    writer = PartWriter(str(served.directory))
+    for number in range(3):
+        writer.append(normalise(pa.record_batch({"body": [b"%d.%d" % (number, row) for row in range(rows)]}), "", "q"))
+    kept = os.dup(writer._descriptor) if keep else -1
+    return writer, writer.end(), kept
+
+
+def _adopt(client: BrokerClient, file: PartFile, branch: str = "branch") -> list[flight.PartReceipt]:
+    header = BranchHeader("token", branch, "publish", {"exchange": "", "routing_key": "q"})
+    (answer,) = client._connection.call("adopt", flight.encode(flight.FileHeader(header, 0, file)))
+    found: list[flight.PartReceipt] = flight.decode(list[flight.PartReceipt], answer)
+    return found
+
+
+def test_a_file_that_is_handed_over_twice_is_staged_once_with_the_same_receipts(served: Served) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "q", 0)
+        writer, file, _ = _handed_over(served)
+        receipts = _adopt(client, file)
+        assert [receipt.rows for receipt in receipts] == [2000] * 3
+        assert _adopt(client, file) == receipts
+        writer.close()
+        staged = StagedBranch("branch", 0, 0, 6000, branch_checksum(receipt.checksum for receipt in receipts))
+        assert client.commit_branches("token", [staged]) == 6000
+        assert len(bodies(client, "q")) == 6000
+    served.terminate()
+    assert verify(served.directory).problems == []
+
+
+def test_a_writer_that_cuts_its_file_off_at_any_moment_does_not_end_the_broker(served: Served) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "q", 0)
+        for attempt in range(10):
+            writer, file, kept = _handed_over(served, rows=20_000, keep=True)
+            cutting = threading.Thread(target=lambda kept=kept: [os.ftruncate(kept, 4096), os.close(kept)])  # type: ignore[misc]
+            cutting.start()
+            assert _adopt(client, file, f"branch {attempt}") == [], "somebody could write to it"
+            cutting.join()
+            writer.close()
+        staged = client.stage(
+            BranchHeader("next", "next", "publish", {"exchange": "", "routing_key": "q"}), [pa.record_batch({"body": ["x"]})]
+        )
+        assert client.commit_branches("next", [staged]) == 1
+        assert bodies(client, "q") == [b"x"]
+
+
+def test_a_descriptor_of_the_broker_itself_is_not_taken_for_a_writers_file(served: Served) -> None:
+    served.start()
+    with BrokerClient(served.url) as client:
+        fill(client, "q", 3000, size=1000)
+        own = Path(f"/proc/{served.pid}/fd")
+        taken = 0
+        for number in map(int, os.listdir(own)):
+            with contextlib.suppress(OSError):
+                found = os.stat(own / str(number))
+                taken += len(_adopt(client, PartFile(served.pid, number, found.st_dev, found.st_ino, found.st_size, ()), f"fd {number}"))
+        assert taken == 0
+        assert all(path.stat().st_nlink == 1 for path in (served.directory / "segments").iterdir())
