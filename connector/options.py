@@ -289,10 +289,6 @@ class Address:
     url: str | None
     data: str | None
 
-    @property
-    def text(self) -> str:
-        return self.url or self.data or ""
-
     def engine(self) -> Engine:
         """The connection of this process, which is made when it is first used."""
         return connect(url=self.url, data=self.data)

@@ -36,7 +36,7 @@ class ReaderLock:
         return (ReaderLock, ())
 
     def take(self, broker: str, app_id: str, queues: Sequence[str]) -> None:
-        """Raises ResourceLocked where another reader of this driver has one of the queues under this app.
+        """Raises ResourceLocked where another reader of this driver has one of the queues of ``broker`` (its identity) under this app.
 
         Where the system has no such names nothing is held: there the broker stops such a query once its sources are out of step.
         """

@@ -116,7 +116,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _known_logs(self) -> list[str]:
         if not self._logs:
             logs = self._engine.logs(self._options.queues)
-            self._lock.take(self._options.address.text, self._options.app_id, logs)
+            self._lock.take(self._engine.identity(), self._options.app_id, logs)
             self._logs = logs
         return self._logs
 

@@ -28,7 +28,6 @@ class Here:
     """The address of a broker in this process."""
 
     bench: Bench
-    text: str = "here"
 
     def engine(self) -> Any:
         return self.bench.engine

@@ -6,7 +6,6 @@ import contextlib
 import mmap
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -187,7 +186,7 @@ def test_numbers_of_processes_and_descriptors_are_numbers(store: DurableStore, t
 # -- what is in the file ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["overlap", "gap", "twice", "order", "end", "rest", "schema", "offsets", "no rows"])
+@pytest.mark.parametrize("fault", ["overlap", "gap", "twice", "order", "end", "rest", "schema"])
 def test_a_file_whose_parts_are_not_laid_out_as_in_a_segment_is_not_taken(store: DurableStore, tmp_path: Path, fault: str) -> None:
     schema = MESSAGE_SCHEMA.serialize().to_pybytes()
     one, two = messages(3).serialize().to_pybytes(), messages(5).serialize().to_pybytes()
@@ -208,15 +207,6 @@ def test_a_file_whose_parts_are_not_laid_out_as_in_a_segment_is_not_taken(store:
         pieces.append(b"more")
     elif fault == "schema":
         pieces[0] = schema[:-8] + b"\1" * 8
-    elif fault == "offsets":  # the body column points far behind its bytes: reading it would leave the mapping
-        broken = bytearray(two)
-        at = broken.rindex(struct.pack("<ii", 0, 106))
-        broken[at + 4 : at + 8] = struct.pack("<i", 1 << 30)
-        pieces[2] = bytes(broken)
-        parts[1] = part(position + len(one), pieces[2], 5)
-    elif fault == "no rows":
-        pieces[2] = messages(0).serialize().to_pybytes()
-        parts[1] = part(position + len(one), pieces[2], 0)
     descriptor = written(tmp_path, *pieces)
     assert store.adopt(described(descriptor, tuple(parts))) == []
     assert files(tmp_path) == []
