@@ -5,7 +5,7 @@ micro-batch for the one and not for the other; the batch consumes it all the sam
 second source is refused when its query starts, before anything is claimed.
 
 Not here: who owns a queue (the broker, by app). Two drivers on one checkpoint are no two sources: claims are made for that, so the name
-carries the driver. Nor one DataFrame that is used twice, which Spark reads through one source.
+carries the driver. Nor one DataFrame that is used twice, which Spark reads through one source as long as no column meets itself.
 
 Invariant: a name is held by at most one reader, and by none that has ended: the system lets go of it with the process.
 """
@@ -30,6 +30,7 @@ class ReaderLock:
     """What one reader holds. A copy in another process, as in a task, holds nothing."""
 
     def __init__(self) -> None:
+        self.taken = False
         self._held: list[socket.socket] = []
 
     def __reduce__(self) -> tuple[type[ReaderLock], tuple[()]]:
@@ -49,17 +50,18 @@ class ReaderLock:
                     time.sleep(0.05)
                     found = _bound(_name(broker, app_id, queue))
             except OSError:
-                return
+                break
             if found is None:
                 for one in held:
                     one.close()
                 raise ResourceLocked(
                     f"queue {queue!r} is read already by another source of app {app_id!r} in this Spark driver: an app reads a queue once. "
-                    "In one query use one readStream and its DataFrame twice (df.union(df), a self-join), or bind a second queue and read "
-                    "that; if another query reads it, stop that one, or give each a queue and an appId of its own"
+                    "In one query use one readStream and its DataFrame twice (df.union(df), a self-join where one side renames its "
+                    "columns: otherwise Spark makes two sources), or bind a second queue and read that; if another query reads it, "
+                    "stop that one, or give each a queue and an appId of its own"
                 )
             held.append(found)
-        self._held += held
+        self.taken, self._held = True, held
 
 
 def driver() -> str:

@@ -115,12 +115,19 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _known_logs(self) -> list[str]:
         if not self._logs:
-            logs = self._engine.logs(self._options.queues)
-            self._lock.take(self._engine.identity(), self._options.app_id, logs)
-            self._logs = logs
+            self._logs = self._engine.logs(self._options.queues)
         return self._logs
 
+    def _require_only(self) -> None:
+        """Raises ResourceLocked where another source reads a queue of this one.
+
+        Asked within a trigger only: where ``prepareForTriggerAvailableNow`` raises, Spark forgets to end the sources that it has started.
+        """
+        if not self._lock.taken:
+            self._lock.take(self._engine.identity(), self._options.app_id, self._known_logs())
+
     def initialOffset(self) -> dict[str, Any]:
+        self._require_only()
         # S1: symbolic. Spark logs no start for batch 0 and asks again on replay; a number computed anew would skip messages.
         return offset.symbolic(self._known_logs())
 
@@ -142,6 +149,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """S2: ack what is below ``start``, then the end of its claim; ``start`` itself where nothing is new."""
         here("connector.latest_offset.asked")
         vector = offset.vector(start, self._known_logs())
+        self._require_only()
         limited = not isinstance(limit, ReadAllAvailable)
         idles = self._idle is not None and self._idle[0] == vector and not self._engine.wait(self._logs, self._idle[1], POLL_S)
         if idles and self._options.min_rows is None:  # too few messages may be due without any news

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.types import StructField, StructType
 
+from broker_core.errors import ResourceLocked, cause
 from broker_core.properties import Properties
 from connector.datasource import TxmqDataSource
 from connector.schema import PROPERTIES_TYPE, read_schema
@@ -206,3 +207,17 @@ def test_progress_reports_the_latest_offsets(rig: Any) -> None:
     query.awaitTermination()
     (source,) = query.lastProgress.sources
     assert (source.endOffset, source.latestOffset) == ('{"q": 2}', '{"q": 2}')
+
+
+def test_two_readstreams_of_a_queue_are_refused_and_one_that_is_used_twice_is_not(rig: Any) -> None:
+    """A message between the questions of two sources would put them out of step for ever; nothing is consumed."""
+    rig.declare("q")
+    rig.publish("q", "a", "b")
+    for _ in range(2):  # started again, it is refused again
+        with pytest.raises(Exception, match="use one readStream and its DataFrame twice") as refused:
+            rig.collect(rig.stream("q").union(rig.stream("q")))
+        assert isinstance(cause(refused.value), ResourceLocked)
+    assert rig.bodies("q") == ["a", "b"]
+    stream = rig.stream("q")
+    (rows,) = rig.collect(stream.union(stream))  # on the same checkpoint
+    assert sorted(bodies(rows)) == ["a", "a", "b", "b"]
