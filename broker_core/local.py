@@ -31,6 +31,7 @@ from broker_core.broker.spilled import TRANSIENT, spill
 from broker_core.broker.transaction import Limits, Outcome, Publish, Settle, State, Transaction, to_batch
 from broker_core.burial import Burial, bury, forget, is_worth_it
 from broker_core.checks import check_call, checked, checked_calls
+from broker_core.clock import SteadyClock, now_us
 from broker_core.committer import Committer, Work
 from broker_core.engine import PreparedInfo, QueueInfo
 from broker_core.errors import AccessRefused, OptionError, StoreError, StoreFailed, TxmqError
@@ -56,10 +57,6 @@ INBOX_BYTES = 1024 * 1024
 CLOSED = "the broker is closed; open it again"
 
 
-def now_us() -> int:
-    return time.time_ns() // 1000
-
-
 class LocalBroker:
     """Owns ``store`` from now on and closes it. ``clock`` gives microseconds since the epoch, ``ids`` unique names."""
 
@@ -75,7 +72,6 @@ class LocalBroker:
         identity: str = "",
     ) -> None:
         self._store = store
-        self.clock = clock
         self._ids = ids
         self.limits = limits or Limits()
         try:
@@ -86,6 +82,7 @@ class LocalBroker:
         except BaseException:
             store.close(clean=False)
             raise
+        self.clock = clock = SteadyClock(clock, latest_us=self.state.latest_us)
         self._mutex = _thread.allocate_lock()  # guards the next two
         self._readers: set[_thread.LockType] = set()  # gates of those who wait for messages
         self._writing = 0  # batches on their way into a segment

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from broker_core import failpoint
@@ -17,7 +18,8 @@ from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import to_batch
 from broker_core.committer import Committer
-from broker_core.errors import CorruptSegment, DataLoss, StoreError, StoreFailed
+from broker_core.compaction import Compaction
+from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss, StoreError, StoreFailed
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.upkeep")
@@ -27,7 +29,6 @@ IDLE_TICKS = 5  # an open batch that nobody wrote to for so long is sealed, if i
 IDLE_ROWS = 1_000
 WAITING = 2  # full batches wait for the next tick, if there are no more: messages that pass through are gone by then, unsealed
 COMPACT_TICKS = 30
-ALIVE = 0.3  # a segment with a smaller share of living rows is compacted
 
 
 class Upkeep:
@@ -46,7 +47,7 @@ class Upkeep:
         self._thread: threading.Thread | None = None
         self._seen = (0, 0)  # rows of the open batch, and for how many ticks there were as many
         self._ticks = 0
-        self._compacted: dict[int, int] = {}  # batch -> living rows when it was last written
+        self._compaction = Compaction(committer, state, store)
         self._aside: dict[Queue, int | None] = {}  # they could not be expired: the offset of their head then
         self._said: set[str] = set()  # what was logged already
         self._planned = 0  # when the thread wakes by itself, in microseconds since the epoch
@@ -69,21 +70,21 @@ class Upkeep:
 
     def _loop(self) -> None:
         to_batch([])  # the first conversion makes pyarrow import pandas: half a second that no client should wait for
-        next_tick = 0
+        next_tick = 0.0  # monotonic: the time of day may be set
         while not self._ending:
             now = self._clock()
-            self._planned = min(next_tick, self._state.next_deadline)
-            self._wake.wait(max(0, self._planned - now) / 1_000_000)
+            wait_us = min(int((next_tick - time.monotonic()) * 1_000_000), self._state.next_deadline - now)
+            self._planned = now + wait_us
+            self._wake.wait(max(0, wait_us) / 1_000_000)
             self._wake.clear()
             if self._ending or self._committer.failure is not None:
                 return
             try:
-                now = self._clock()
-                if now >= next_tick:
-                    next_tick = now + int(TICK_S * 1_000_000)
+                if time.monotonic() >= next_tick:
+                    next_tick = time.monotonic() + TICK_S
                     for step in (*self._steps(), self.seal):
                         self._carry_out(step)
-                elif now >= self._state.next_deadline:
+                elif self._clock() >= self._state.next_deadline:
                     self._carry_out(self.expire)
                 if len(self._state.batches.full) > WAITING:
                     self._carry_out(self.seal)
@@ -97,7 +98,7 @@ class Upkeep:
         """Raises StoreFailed, and what a disk that fails raises."""
         try:
             step()
-        except (CorruptSegment, DataLoss):
+        except (CorruptSegment, CorruptCatalog, DataLoss):
             return  # whoever reads the batch gets the error; the others are served
         except StoreError:
             raise
@@ -205,22 +206,7 @@ class Upkeep:
 
     def compact(self) -> None:
         """Write mostly-dead segments anew, without the bodies of dead rows."""
-        for batch_ids, _ in self._store.segment_usage():
-            living = self._committer.run(lambda state, _change, _now, ids=batch_ids: state.living_rows(ids))  # type: ignore[misc]
-            alive = sum(count for _, count in living.values())
-            written = sum(self._compacted.get(batch_id, self._state.batches.rows(batch_id)) for batch_id in living)
-            if not living or alive >= ALIVE * written:
-                continue
-            for batch_id, (live, count) in living.items():
-                try:
-                    self._store.rewrite(batch_id, live)
-                except DataLoss:
-                    continue  # forgotten meanwhile
-                failpoint.here("upkeep.compact.written")
-                if self._committer.run(lambda state, change, _now, batch_id=batch_id: state.moved(change, batch_id)):  # type: ignore[misc]
-                    self._compacted[batch_id] = count
-        known = self._state.batches.by_id
-        self._compacted = {batch_id: count for batch_id, count in self._compacted.items() if batch_id in known}
+        self._compaction.run()
 
 
 def _head(queue: Queue) -> int | None:

@@ -47,11 +47,12 @@ class Change:
     seals: list[int] = field(default_factory=list)  # open batches that move from the inbox into their segment
     moves: list[int] = field(default_factory=list)  # batches that a rewrite has put into another segment
     forgets: list[int] = field(default_factory=list)  # batches that no queue needs any more
+    tidy: bool = False  # segments that nothing needs any more go, though there may be nothing to write
     encoded: object = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.rows or self.journal or self.names or self.forgets or self.seals or self.moves)
+        return bool(self.rows or self.journal or self.names or self.forgets or self.seals or self.moves or self.tidy)
 
     def put(self, record: Record) -> None:
         """Write ``record`` in place of the one with the same key."""

@@ -29,7 +29,7 @@ from broker_core.store.catalog import MAX_ROWS, Catalog
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_batch
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import corrupt_catalog, store_error
-from broker_core.store.port import BatchInfo, Location, StoreImage
+from broker_core.store.port import BatchInfo, BatchUsage, Location, SegmentUsage, StoreImage
 from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
 
 CACHE_BYTES = 32 * 1024 * 1024
@@ -408,8 +408,10 @@ class DurableStore:
             self._segments.sync({self._written[batch_id].segment})
             failpoint.here("store.seal.synced")
 
-    def rewrite(self, batch_id: int, live: bytes) -> None:
-        batch = blank_bodies(self.read(batch_id), live)
+    def rewrite(self, batch_id: int, live: bytes | None) -> None:
+        batch = self.read(batch_id)
+        if live is not None:
+            batch = blank_bodies(batch, live)
         with self._writing():
             self._put_written(batch_id, self._segments.append(batch_id, batch))
             self._segments.sync({self._written[batch_id].segment})
@@ -425,8 +427,21 @@ class DurableStore:
 
     # Reading
 
-    def segment_usage(self) -> list[tuple[list[int], int]]:
-        return self._segments.usage()
+    def segment_usage(self) -> list[SegmentUsage]:
+        usage = []
+        for number, kind, size_bytes, is_open, live in self._segments.usage():
+            batches = []
+            for batch_id in live:
+                place = self._places.get(batch_id)
+                named = place is not None and place.segment == number
+                place = place if named else self._staged.get(batch_id) or self._written.get(batch_id)
+                batches.append(BatchUsage(batch_id, place.length if place else 0, place.size_bytes if place else 0, named))
+            usage.append(SegmentUsage(number, kind, size_bytes, is_open, batches))
+        return usage
+
+    def roll(self, number: int) -> None:
+        with self._writing():
+            self._segments.roll(number)
 
     def read(self, batch_id: int) -> pa.RecordBatch:
         for _ in range(3):  # a move or forget may delete the file between the look at its place and its opening

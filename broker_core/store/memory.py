@@ -20,7 +20,7 @@ from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import Record
 from broker_core.errors import DataLoss, StoreFailed
 from broker_core.store.codec import Value, blank_bodies, body_bytes, decode, encode_change, merged, merged_batch
-from broker_core.store.port import BatchInfo, Location, StoreImage
+from broker_core.store.port import BatchInfo, Location, SegmentUsage, StoreImage
 
 Rows = dict[tuple[Value, ...], tuple[Value, ...]]
 
@@ -156,15 +156,20 @@ class MemoryStore:
         failpoint.here("store.seal.written")
         failpoint.here("store.seal.synced")
 
-    def rewrite(self, batch_id: int, live: bytes) -> None:
+    def rewrite(self, batch_id: int, live: bytes | None) -> None:
         self._check_writable()
-        batch = blank_bodies(self.read(batch_id), live)
+        batch = self.read(batch_id)
+        if live is not None:
+            batch = blank_bodies(batch, live)
         with self._lock:
             self._written[batch_id] = batch
         failpoint.here("store.rewrite.synced")
 
-    def segment_usage(self) -> list[tuple[list[int], int]]:
+    def segment_usage(self) -> list[SegmentUsage]:
         return []
+
+    def roll(self, number: int) -> None:
+        """There are no files."""
 
     def read(self, batch_id: int) -> pa.RecordBatch:
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -26,6 +26,25 @@ class BatchInfo:
     rows: int
     size_bytes: int  # of the bodies
     checksum: int  # xxh3_64 of its encapsulated IPC message
+
+
+class BatchUsage(NamedTuple):
+    """A batch that lies in a segment."""
+
+    batch_id: int
+    length: int  # in the file
+    size_bytes: int  # of the bodies
+    named: bool  # it exists, and there; not only appended
+
+
+class SegmentUsage(NamedTuple):
+    """A segment file and what of it is needed."""
+
+    number: int
+    kind: str  # message, merged, branch
+    size_bytes: int
+    open: bool
+    batches: list[BatchUsage]
 
 
 @dataclass(slots=True)
@@ -74,14 +93,19 @@ class Store(Protocol):
         It stays readable from the inbox until a commit's ``seals`` names it. Thread-safe beside ``commit``.
         """
 
-    def rewrite(self, batch_id: int, live: bytes) -> None:
+    def rewrite(self, batch_id: int, live: bytes | None) -> None:
         """Compaction: write the batch again with empty bodies in the rows whose bit in ``live`` is 0; rows keep their numbers.
+
+        ``live`` None: as it is. Raises CorruptSegment, DataLoss, with nothing written.
 
         Readers see the old bytes until a commit's ``moves`` names the batch. Thread-safe beside ``commit``.
         """
 
-    def segment_usage(self) -> list[tuple[list[int], int]]:
-        """For each closed segment of messages: the batches it holds and its size in bytes."""
+    def segment_usage(self) -> list[SegmentUsage]:
+        """Every segment file. Thread-safe."""
+
+    def roll(self, number: int) -> None:
+        """Close an open segment, durably: the next batch goes to another one. Thread-safe."""
 
     def read(self, batch_id: int) -> pa.RecordBatch:
         """The whole batch, its checksum verified before Arrow parses a byte. Thread-safe.

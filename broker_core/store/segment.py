@@ -250,6 +250,15 @@ class Segments:
         segment.ended = True
         self._dirty[segment.number] = segment
 
+    def roll(self, number: int) -> None:
+        """Close this segment, durably, if it is open."""
+        with self._lock, self._breaking():
+            segment = self._segments.get(number)
+            if segment is None or self._open.get(segment.schema_bytes) is not segment:
+                return
+            self._end(segment)
+        self.sync({number})
+
     def end_all(self) -> None:
         """Close every open segment, durably."""
         with self._lock, self._breaking():
@@ -324,10 +333,13 @@ class Segments:
         with contextlib.suppress(OSError):  # the next recovery removes it
             self.path(number).unlink()
 
-    def usage(self) -> list[tuple[list[int], int]]:
+    def usage(self) -> list[tuple[int, str, int, bool, list[int]]]:
+        """Number, kind, size, whether it is open, and its batches that are named or may be."""
         with self._lock:
-            closed = [segment for segment in self._segments.values() if segment.ended and segment.kind != "branch"]
-            return [(sorted(segment.live), segment.size_bytes) for segment in closed]
+            return [
+                (segment.number, segment.kind, segment.size_bytes, not segment.ended, sorted(segment.live))
+                for segment in self._segments.values()
+            ]
 
     def read(self, batch_id: int, place: Place) -> tuple[pa.RecordBatch, int]:
         """The batch and its size in memory. Raises CorruptSegment, DataLoss."""
