@@ -26,6 +26,7 @@ from broker_core.checks import checked_calls
 from broker_core.connection import CONNECT_S, FAILED, RECONNECT_S, Connection, Live
 from broker_core.engine import (
     AppInfo,
+    AttemptInfo,
     Available,
     BranchHeader,
     Committed,
@@ -309,6 +310,10 @@ class BrokerClient:
 
     def apps(self) -> list[AppInfo]:
         found: list[AppInfo] = self._call("apps")
+        return found
+
+    def attempts(self) -> list[AttemptInfo]:
+        found: list[AttemptInfo] = self._call("attempts")
         return found
 
     def release(self, app_id: str, queue: str) -> None:

@@ -8,6 +8,7 @@ Invariant: an answer leaves only when the commit that it depends on is durable.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from broker_core.assemble import ReadPlan
-from broker_core.broker.branch import Branches
+from broker_core.broker.branch import ABANDONED_S, Branches
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.claim import Claims, offsets
@@ -28,6 +29,7 @@ from broker_core.broker.routing import Routed
 from broker_core.checks import checked_calls
 from broker_core.engine import (
     AppInfo,
+    AttemptInfo,
     Available,
     BranchHeader,
     Committed,
@@ -59,6 +61,8 @@ from broker_core.shield import uninterrupted
 from broker_core.staging import branch_checksum, check_part, part_checksum, parts, signed
 from broker_core.store.port import BatchInfo
 
+logger = logging.getLogger("txmq.broker")
+
 INLINE_ROWS = 1_000
 INLINE_BYTES = 64 * 1024  # a part below both stays in the catalog, and its messages become rows of the open batch
 
@@ -82,6 +86,7 @@ class EmbeddedEngine:
         self._ledger = Ledger([*state.ledger.values(), *state.lineages.values(), *state.releases.values()], state.undo)
         self._reader = Reader(local)
         self._branches = Branches([*state.attempts.values(), *state.parts.values()], state.undo)
+        local.upkeep.chores.append(self.drop_abandoned)
 
     def identity(self) -> str:
         return self._identity
@@ -248,6 +253,7 @@ class EmbeddedEngine:
             for record, before in zip(staged, known, strict=True):
                 if before is None:
                     self._branches.open(change, AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us))
+                    self._branches.touch(change, header.token, now_us)
                     self._branches.stage(state, change, record)
                     unkept.discard(record.batch_id)
             change.forgets += sorted(unkept)
@@ -493,6 +499,7 @@ class EmbeddedEngine:
             for app_id in sorted(owners | self._ledger.apps() | self._claims.apps()):
                 queues = sorted(queue.name for queue in state.queues.values() if queue.owner == app_id)
                 last = self._ledger.last(app_id)
+                unapplied, unmirrored = self._ledger.waiting(app_id)
                 found.append(
                     AppInfo(
                         app_id=app_id,
@@ -501,13 +508,51 @@ class EmbeddedEngine:
                         query_id=last.query_id if last else "",
                         batch_id=last.batch_id if last else -1,
                         lag=sum(state.queue(name).to_read for name in queues),
-                        unapplied=len(self._ledger.unapplied(app_id)),
-                        unmirrored=len(self._ledger.unmirrored(app_id, 1_000_000)),
+                        unapplied=unapplied,
+                        unmirrored=unmirrored,
                     )
                 )
             return found
 
         return self._local.run(look)
+
+    def attempts(self) -> list[AttemptInfo]:
+        def look(_state: BrokerState, _change: Change, now_us: int) -> list[AttemptInfo]:
+            found = []
+            for attempt in self._branches.attempts():
+                parts = self._branches.of_token(attempt.token)
+                found.append(
+                    AttemptInfo(
+                        token=attempt.token,
+                        app_id=attempt.app_id,
+                        query_id=attempt.query_id,
+                        batch_id=attempt.batch_id,
+                        idle_s=max(0, now_us - attempt.opened_at) / 1e6,
+                        branches=len({part.branch for part in parts}),
+                        rows=sum(part.rows for part in parts),
+                        size_bytes=sum(part.size_bytes for part in parts),
+                    )
+                )
+            return found
+
+        return self._local.run(look)
+
+    def drop_abandoned(self) -> None:
+        """Batch writes whose driver is gone: nothing can replay them, they have no checkpoint. A late task or commit is refused."""
+        if not self._branches.abandoned(self._local.clock()):
+            return
+
+        def work(state: BrokerState, change: Change, now_us: int) -> list[str]:
+            tokens = self._branches.abandoned(now_us)
+            for token in tokens:
+                self._branches.drop(state, change, token)
+                state.remember(change, OutcomeRecord(f"batch:{token}", "rolled_back", now_us))
+            return tokens
+
+        for token in self._local.run(work):
+            logger.warning(
+                "batch write %s staged nothing for %d hours and was not committed: it is rolled back", token, ABANDONED_S // 3600
+            )
 
     def release(self, app_id: str, queue: str) -> None:
         def work(state: BrokerState, change: Change, _now_us: int) -> None:

@@ -169,6 +169,20 @@ class AppInfo:
     unmirrored: int
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """One row of ``txmq attempts``: what was staged for a micro-batch or a batch write that is not decided."""
+
+    token: str
+    app_id: str  # "" for a batch write
+    query_id: str
+    batch_id: int
+    idle_s: float  # since it was opened, or about since its last part came
+    branches: int
+    rows: int
+    size_bytes: int
+
+
 class Engine(Protocol):
     def identity(self) -> str:
         """Which data directory answers: another one, also one made anew at the same place, has another identity; a copy has the same."""
@@ -273,6 +287,9 @@ class Engine(Protocol):
     def last_entry(self, app_id: str) -> LedgerEntry | None: ...
 
     def apps(self) -> list[AppInfo]: ...
+
+    def attempts(self) -> list[AttemptInfo]:
+        """Open attempts, oldest first. ``rollback_batch`` drops one whose driver will not come back."""
 
     def release(self, app_id: str, queue: str) -> None:
         """Take the claim on a queue from a pipeline that will not come back. Raises QueueNotFound, PreconditionFailed."""

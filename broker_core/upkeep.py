@@ -50,6 +50,7 @@ class Upkeep:
         self._compaction = Compaction(committer, state, store)
         self._aside: dict[Queue, int | None] = {}  # they could not be expired: the offset of their head then
         self._said: set[str] = set()  # what was logged already
+        self.chores: list[Callable[[], None]] = []  # of others, as often as compaction
         self._planned = 0  # when the thread wakes by itself, in microseconds since the epoch
 
     def start(self) -> None:
@@ -157,7 +158,7 @@ class Upkeep:
     def _steps(self) -> list[Callable[[], None]]:
         self._ticks += 1
         steps = [self.expire, self._close_idle, self._forget]
-        return steps if self._ticks % COMPACT_TICKS else [*steps, self.compact]
+        return steps if self._ticks % COMPACT_TICKS else [*steps, *self.chores, self.compact]
 
     def _forget(self) -> None:
         self._aside = {queue: head for queue, head in self._aside.items() if not queue.deleted}

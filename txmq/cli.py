@@ -18,7 +18,7 @@ from typing import Any
 
 from broker_core import endpoint
 from broker_core.client import BrokerClient, connect
-from broker_core.errors import DataDirectoryInvalid, OptionError, RemoteProtocolError, TxmqError, Unroutable
+from broker_core.errors import DataDirectoryInvalid, OptionError, RemoteProtocolError, TxmqError, UnknownTransaction, Unroutable
 from broker_core.properties import Properties
 
 Row = dict[str, Any]
@@ -101,6 +101,7 @@ def _add_lists(commands: Any) -> None:
     _command(commands, "queues", _queues, "list the queues", address=True)
     _command(commands, "apps", _apps, "list the pipelines, what they own and how far they are", address=True)
     _command(commands, "transactions", _transactions, "list the prepared transactions", address=True)
+    _command(commands, "attempts", _attempts, "list what Spark has staged for batches and batch writes that are not decided", address=True)
 
 
 def _add_decisions(commands: Any) -> None:
@@ -120,6 +121,8 @@ def _add_decisions(commands: Any) -> None:
     skip.add_argument("sequence", metavar="SEQUENCE", type=_count, help="the batch, as `txmq unapplied` lists it")
     skip.add_argument("--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing")
     skip.add_argument("--table", metavar="TABLE", help="only this table or function of the batch; default: all that waits")
+    discard = _command(commands, "discard", _discard, "drop what an attempt has staged whose driver will not come back", address=True)
+    discard.add_argument("token", metavar="TOKEN")
     release = _command(commands, "release", _release, "take the claim on a queue from a pipeline that will not come back", address=True)
     release.add_argument("app", metavar="APP")
     release.add_argument("queue", metavar="QUEUE")
@@ -239,6 +242,18 @@ def _apps(options: argparse.Namespace) -> int:
 
 def _transactions(options: argparse.Namespace) -> int:
     return _show(options, (dataclasses.asdict(prepared) for prepared in _client(options).prepared()))
+
+
+def _attempts(options: argparse.Namespace) -> int:
+    return _show(options, (dataclasses.asdict(attempt) for attempt in _client(options).attempts()))
+
+
+def _discard(options: argparse.Namespace) -> int:
+    client = _client(options)
+    if options.token not in {attempt.token for attempt in client.attempts()}:
+        raise UnknownTransaction(f"no attempt has the token '{options.token}'", "`txmq attempts` lists those that are open")
+    client.rollback_batch(options.token)
+    return _done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
 
 
 def _commit(options: argparse.Namespace) -> int:

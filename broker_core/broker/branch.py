@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ from broker_core.staging import branch_checksum
 ReadBatch = Callable[[int], pa.RecordBatch]
 
 _EXAMPLES = 3
+ABANDONED_S = 24 * 3600  # a batch write whose tasks staged nothing for so long, and which nobody committed, has no driver any more
+_TOUCHED_S = 3600  # an attempt's time is written again by the first part that comes so much later
 
 
 class Branches:
@@ -65,6 +68,27 @@ class Branches:
             self._undo.item(self._attempts, attempt.token)
             self._attempts[attempt.token] = attempt
             change.put(attempt)
+
+    def touch(self, change: Change, token: str, now_us: int) -> None:
+        """A part came: the attempt is in use."""
+        attempt = self._attempts.get(token)
+        if attempt is not None and now_us - attempt.opened_at >= _TOUCHED_S * 1_000_000:
+            self._undo.item(self._attempts, token)
+            self._attempts[token] = touched = replace(attempt, opened_at=now_us)
+            change.put(touched)
+
+    def attempts(self) -> list[AttemptRecord]:
+        """Oldest first."""
+        return sorted(self._attempts.values(), key=lambda attempt: attempt.opened_at)
+
+    def abandoned(self, now_us: int) -> list[str]:
+        """Tokens of batch writes that nobody will commit. Those of an app are dropped when it goes on (``orphans``)."""
+        before = now_us - ABANDONED_S * 1_000_000
+        return [token for token, attempt in self._attempts.items() if not attempt.app_id and attempt.opened_at < before]
+
+    def of_token(self, token: str) -> list[PartRecord]:
+        """All that was staged under it."""
+        return [part for branch in self._by_token.get(token, ()) for part in self.parts(branch)]
 
     def part(self, branch: str, part: int) -> PartRecord | None:
         return self._parts.get(branch, {}).get(part)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from broker_core.broker.change import Change
@@ -19,6 +20,7 @@ from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
 
 KEPT_ENTRIES = 1000  # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
+MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is not in use any more
 
 
 class Ledger:
@@ -29,6 +31,9 @@ class Ledger:
         self._entries: dict[str, dict[int, LedgerRecord]] = {}  # app -> sequence -> entry, ascending
         self._batches: dict[tuple[str, str, int], LedgerRecord] = {}
         self._tokens: dict[str, LedgerRecord] = {}
+        self._unapplied: dict[str, set[int]] = {}  # app -> sequences
+        self._unmirrored: dict[str, set[int]] = {}
+        self._mirrored: dict[str, int] = {}  # app -> last mirrored sequence
         self._lineages: dict[str, list[LineageRecord]] = {}  # current one last
         self._consumed: dict[str, tuple[int, int]] = {}  # log -> (end of the last decided range, its commit sequence)
         self._released = {record.queue: record.commit_sequence for record in records if isinstance(record, ReleaseRecord)}
@@ -47,6 +52,7 @@ class Ledger:
         self._entries[entry.app_id][entry.sequence] = entry
         self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
         self._tokens[entry.token] = entry
+        self._index(entry)
         for log, (_, end) in entry.ranges.items():
             latest = max(self._consumed.get(log, (0, 0))[1], self._released.get(log, 0))
             if entry.commit_sequence > latest:
@@ -208,30 +214,41 @@ class Ledger:
         self._prune(change, entry.app_id)
 
     def _prune(self, change: Change, app_id: str) -> None:
+        """The newest ``KEPT_ENTRIES`` stay, and what somebody waits for: a log's next range, an apply, a mirror that is in use."""
         entries = self._entries[app_id]
-        if len(entries) <= KEPT_ENTRIES:
+        surplus = len(entries) - KEPT_ENTRIES
+        if surplus <= 0:
             return
-        # a Delta ledger is in use where one entry was mirrored; that one is kept, to know it
-        mirrored = max((entry.sequence for entry in entries.values() if entry.mirrored), default=0)
-        self._undo.order(entries)
         needed = {commit_sequence for _, commit_sequence in self._consumed.values()}  # where a log's next range must start
-        for sequence in list(entries)[: len(entries) - KEPT_ENTRIES]:
-            entry = entries[sequence]
-            if entry.commit_sequence in needed or not entry.applied or (mirrored and (not entry.mirrored or sequence == mirrored)):
-                continue
-            del entries[sequence]
+        mirrored = self._mirrored.get(app_id, 0)  # that entry is kept, to know that there is a Delta ledger
+        in_use = mirrored and next(reversed(entries)) - mirrored <= MIRROR_LAG
+        gone = []
+        for entry in islice(entries.values(), surplus):
+            if in_use and not entry.mirrored:
+                break  # mirrored in order: those behind wait too
+            if entry.applied and entry.sequence != mirrored and entry.commit_sequence not in needed:
+                gone.append(entry)
+        if gone:
+            self._undo.order(entries)
+        for entry in gone:
+            del entries[entry.sequence]
             self._undo.item(self._batches, (app_id, entry.query_id, entry.batch_id))
             self._undo.item(self._tokens, entry.token)
             self._batches.pop((app_id, entry.query_id, entry.batch_id), None)
             self._tokens.pop(entry.token, None)
+            self._wait(self._unmirrored, entry, waits=False)
             change.drop(LedgerRecord, entry.key)
 
     # -- C5, C6 ---------------------------------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerRecord]:
-        return [entry for entry in self._entries.get(app_id, {}).values() if not entry.applied]
+        return [self._entries[app_id][sequence] for sequence in sorted(self._unapplied.get(app_id, ()))]
 
     def unmirrored(self, app_id: str, limit: int) -> list[LedgerRecord]:
-        return [entry for entry in self._entries.get(app_id, {}).values() if not entry.mirrored][:limit]
+        return [self._entries[app_id][sequence] for sequence in sorted(self._unmirrored.get(app_id, ()))[:limit]]
+
+    def waiting(self, app_id: str) -> tuple[int, int]:
+        """How many entries are not applied, and not mirrored."""
+        return len(self._unapplied.get(app_id, ())), len(self._unmirrored.get(app_id, ()))
 
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> LedgerRecord | None:
         """The entry that was marked; None where it is marked already or gone."""
@@ -261,9 +278,10 @@ class Ledger:
         return fresh
 
     def mark_mirrored(self, change: Change, app_id: str, sequence: int) -> None:
-        for entry in list(self._entries.get(app_id, {}).values()):
-            if entry.sequence <= sequence and not entry.mirrored:
-                self._replace(change, replace(entry, mirrored=True))
+        for number in sorted(self._unmirrored.get(app_id, ())):
+            if number > sequence:
+                break
+            self._replace(change, replace(self._entries[app_id][number], mirrored=True))
 
     def _replace(self, change: Change, entry: LedgerRecord) -> None:
         self._undo.item(self._entries[entry.app_id], entry.sequence)
@@ -272,7 +290,25 @@ class Ledger:
         self._entries[entry.app_id][entry.sequence] = entry
         self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
         self._tokens[entry.token] = entry
+        self._index(entry)
         change.put(entry)
+
+    def _index(self, entry: LedgerRecord) -> None:
+        self._wait(self._unapplied, entry, waits=not entry.applied)
+        self._wait(self._unmirrored, entry, waits=not entry.mirrored)
+        if entry.mirrored and entry.sequence > self._mirrored.get(entry.app_id, 0):
+            self._undo.item(self._mirrored, entry.app_id)
+            self._mirrored[entry.app_id] = entry.sequence
+
+    def _wait(self, waiting: dict[str, set[int]], entry: LedgerRecord, *, waits: bool) -> None:
+        numbers = waiting.setdefault(entry.app_id, set())
+        if waits == (entry.sequence in numbers):
+            return
+        self._undo.append((numbers.discard if waits else numbers.add, entry.sequence))
+        if waits:
+            numbers.add(entry.sequence)
+        else:
+            numbers.discard(entry.sequence)
 
     def release(self, change: Change, log: str, commit_sequence: int) -> None:
         """A queue was taken from its app: the next range of that log may start anywhere."""

@@ -187,7 +187,7 @@ class AttemptRecord(Record):
     app_id: str  # "" for a batch write, which is a transaction without an app
     query_id: str
     batch_id: int
-    opened_at: int
+    opened_at: int  # or about when its last part came
 
 
 @dataclass(frozen=True, slots=True)

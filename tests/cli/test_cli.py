@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from broker_core import endpoint
+from broker_core import endpoint, errors
 from broker_core.client import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin
 from broker_core.launcher import Broker
@@ -68,6 +68,8 @@ def test_help_names_every_command() -> None:
         "queues",
         "apps",
         "transactions",
+        "attempts",
+        "discard",
         "commit",
         "rollback",
         "unapplied",
@@ -176,6 +178,20 @@ def test_apps_are_listed_and_their_queues_released(broker: Broker, url: str, cap
     assert "[TXMQ_PRECONDITION_FAILED]" in _fails(capsys, "release", "another", "orders", "--url", url)
     assert _run(capsys, "release", "alerts", "orders", "--url", url) == "released queue orders from app alerts\n"
     assert broker.queues()[0].owner == ""
+
+
+def test_attempts_are_listed_and_discarded(broker: Broker, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with broker.channel() as channel:
+        channel.queue_declare("out")
+    batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * 3, pa.binary())})
+    staged = broker.engine.stage(BranchHeader("token", "branch", "publish", {"routing_key": "out"}), [batch])
+    (attempt,) = _json(capsys, "attempts", "--url", url)
+    assert (attempt["token"], attempt["app_id"], attempt["branches"], attempt["rows"]) == ("token", "", 1, 3)
+    assert "[TXMQ_UNKNOWN_TRANSACTION]" in _fails(capsys, "discard", "another", "--url", url)
+    assert _run(capsys, "discard", "token", "--url", url) == "discarded token\n"
+    assert _json(capsys, "attempts", "--url", url) == []
+    with pytest.raises(errors.TransactionState):
+        broker.engine.commit_branches("token", [staged])
 
 
 def test_data_finds_the_broker_that_owns_the_directory(broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

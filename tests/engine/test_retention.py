@@ -1,0 +1,121 @@
+"""What the broker remembers of batches and writes ends some time, and never before somebody may still need it."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_core import errors
+from broker_core.broker import ledger
+from broker_core.broker.branch import ABANDONED_S
+from broker_core.engine import START, Vector
+from tests.engine.bench import APP, Bench
+
+HOUR_US = 3_600_000_000
+DAY_US = ABANDONED_S * 1_000_000
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "KEPT_ENTRIES", 10)
+    monkeypatch.setattr(ledger, "MIRROR_LAG", 30)
+
+
+def decide(bench: Bench, first: int, count: int, start: Vector) -> Vector:
+    for batch in range(first, first + count):
+        bench.produce(b"x")
+        end = bench.claim(start)
+        bench.run("q", batch, start, end)
+        start = end
+    return start
+
+
+def kept(bench: Bench) -> list[int]:
+    return [entry.sequence for entry in bench.engine._ledger._entries[APP].values()]
+
+
+def test_the_ledger_waits_for_a_delta_ledger_that_lags_and_gives_up_one_that_is_not_written_any_more(few: None) -> None:
+    bench = Bench()
+    start = decide(bench, 0, 12, {"in": START})
+    assert kept(bench) == list(range(3, 13))
+    bench.engine.mark_mirrored(APP, 5)
+    start = decide(bench, 12, 20, start)
+    assert kept(bench)[0] == 5 and len(kept(bench)) == 28, "entries 6 to 32 wait for their mirror"
+    assert [entry.sequence for entry in bench.engine.unmirrored(APP, 3)] == [6, 7, 8]
+    bench.crash()
+    bench.engine.mark_mirrored(APP, 20)
+    start = decide(bench, 32, 1, start)
+    assert kept(bench) == list(range(20, 34))
+    start = decide(bench, 33, 40, start)
+    assert kept(bench) == [20, *range(64, 74)], "the Delta ledger is given up; the last mirrored entry stays, to know that there was one"
+    assert [entry.sequence for entry in bench.engine.unmirrored(APP, 2)] == [64, 65]
+    (app,) = bench.engine.apps()
+    assert (app.unapplied, app.unmirrored) == (0, 10)
+    bench.engine.mark_mirrored(APP, 73)
+    decide(bench, 73, 5, start)
+    assert kept(bench) == list(range(69, 79))
+    bench.crash()
+    assert [entry.sequence for entry in bench.engine.unmirrored(APP, 100)] == list(range(74, 79))
+
+
+def test_a_batch_that_is_not_applied_stays_in_the_ledger_however_many_follow(few: None) -> None:
+    bench = Bench()
+    opened = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False)
+    branch = bench.stage(opened.token, b"row", query="q", batch=0, app=APP, kind="append", target={"table": "t"})
+    bench.engine.commit_batch(APP, "q", 0, opened.token, [branch], consumes=False)
+    for batch in range(1, 40):
+        opened = bench.engine.open_batch(APP, "q", batch, "fail", consumes=False)
+        bench.engine.commit_batch(APP, "q", batch, opened.token, [], consumes=False)
+    assert [entry.sequence for entry in bench.engine.unapplied(APP)] == [1]
+    bench.crash()
+    assert [entry.sequence for entry in bench.engine.unapplied(APP)] == [1]
+    bench.engine.mark_applied(APP, 1)
+    assert bench.engine.unapplied(APP) == []
+    opened = bench.engine.open_batch(APP, "q", 40, "fail", consumes=False)
+    bench.engine.commit_batch(APP, "q", 40, opened.token, [], consumes=False)
+    assert kept(bench) == list(range(32, 42))
+
+
+def test_a_batch_write_that_nobody_commits_is_dropped_a_day_after_its_last_part(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.now = 100 * DAY_US
+    old = bench.stage("old", b"1")
+    busy = bench.stage("busy", b"2")
+    bench.now += DAY_US - HOUR_US
+    later = bench.stage("busy", b"3")
+    of_app = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False).token
+    bench.stage(of_app, b"4", query="q", batch=0, app=APP)
+    bench.crash()
+    assert [(attempt.token, attempt.branches, attempt.rows) for attempt in bench.engine.attempts()] == [
+        ("old", 1, 1), ("busy", 2, 2), (of_app, 1, 1),
+    ]  # fmt: skip
+    bench.engine.drop_abandoned()
+    assert len(bench.engine.attempts()) == 3
+    bench.now += 2 * HOUR_US
+    bench.engine.drop_abandoned()
+    assert [attempt.token for attempt in bench.engine.attempts()] == ["busy", of_app]
+    assert "batch write old staged nothing for 24 hours" in caplog.text
+    with pytest.raises(errors.BatchDecided):
+        bench.stage("old", b"late")
+    with pytest.raises(errors.TransactionState, match="rolled back"):
+        bench.engine.commit_branches("old", [old])
+    assert bench.engine.commit_branches("busy", [busy, later]) == 2
+    bench.now += 3 * DAY_US
+    bench.engine.drop_abandoned()
+    assert [attempt.token for attempt in bench.engine.attempts()] == [of_app], "an app's attempt is dropped when the app goes on"
+    bench.crash()
+    assert [attempt.token for attempt in bench.engine.attempts()] == [of_app]
+    assert bench.visible() == [b"2", b"3"]
+
+
+def test_the_rows_of_an_abandoned_write_are_forgotten_and_the_upkeep_does_it() -> None:
+    bench = Bench()
+    bench.now = 100 * DAY_US
+    bench.stage("old", *[b"x" * 100] * 2000)
+    (part,) = bench.engine._branches.of_token("old")
+    bench.now += 2 * DAY_US
+    assert bench.engine.drop_abandoned in bench.local.upkeep.chores
+    for chore in bench.local.upkeep.chores:
+        chore()
+    assert part.batch_id not in bench.local.state.batches.by_id
+    with pytest.raises(errors.DataLoss):
+        bench.local.read_batch(part.batch_id)
