@@ -53,6 +53,11 @@ def _parser() -> argparse.ArgumentParser:
         commands, "verify", _verify, "read a whole data directory, read only, and say whether every checksum and reference holds"
     )
     verify.add_argument("directory", metavar="DIR")
+    salvage = _command(
+        commands, "salvage", _salvage, "make a new data directory of all that is whole in a damaged one, and name what is lost"
+    )
+    salvage.add_argument("directory", metavar="DIR", help="only read; no broker may own it")
+    salvage.add_argument("--to", metavar="NEWDIR", required=True, help="made; must not exist, or be empty")
     return parser
 
 
@@ -381,6 +386,27 @@ def _verify(options: argparse.Namespace) -> int:
             print(f"opening it repairs: {text}")
         print("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
     return 0 if found.ok else 1
+
+
+def _salvage(options: argparse.Namespace) -> int:
+    from broker_core.store.salvage import salvage  # works on the files themselves
+
+    found = salvage(options.directory, options.to)
+    if options.json:
+        _print_json({**dataclasses.asdict(found), "whole": found.whole})
+        return 0
+    messages = ", ".join(f"{count} in '{queue}'" for queue, count in found.messages.items()) or "no queues"
+    print(f"{found.to}: {found.batches} batches of {found.rows} rows, {found.inbox_rows} rows in the catalog; messages: {messages}")
+    for lost in found.lost:
+        count = lost.end - lost.start
+        print(f"lost: queue '{lost.queue}', offsets {lost.start} to {lost.end - 1} ({count} messages): {lost.where}: {lost.why}")
+    for text in found.losses:
+        print(f"lost: {text}")
+    if found.doubtful:
+        print(f"{found.doubtful} of these rows can be parsed and may be wrong: {os.path.join(found.to, 'doubtful.arrow')}")
+    if found.whole:
+        print("nothing was lost")
+    return 0
 
 
 # -- output ---------------------------------------------------------------------------------------------------------------

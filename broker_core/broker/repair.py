@@ -263,13 +263,14 @@ class _Repair:
                 continue
             for queue_id, offset in _ROUTE.iter_unpack(row.routes):
                 log = self.logs.get(queue_id)
-                if log is None or log.is_settled(offset):
+                if log is None:
                     continue
                 if taken[queue_id].contains(offset) or (queue_id, offset) in seen:
                     self.found.unread.add((queue_id, row.batch_id, row.row))
-                    self.found.problems.append(
-                        f"{log.name}: row {row.row} of open batch {row.batch_id} has offset {offset}, which another message has"
-                    )
+                    if not log.is_settled(offset):
+                        self.found.problems.append(
+                            f"{log.name}: row {row.row} of open batch {row.batch_id} has offset {offset}, which another message has"
+                        )
                 seen.add((queue_id, offset))
 
     # -- transactions ---------------------------------------------------------------------------------------------------

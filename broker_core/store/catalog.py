@@ -55,7 +55,7 @@ QUERIES: dict[str, str] = {
 _PUT_INBOX = QUERIES["put_inbox"]
 
 
-def _quoted(names: Iterable[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
@@ -69,9 +69,9 @@ def _statements(cls: type[Record]) -> _Statements:
     columns = (*cls.columns(), "guard")
     where = " AND ".join(f'"{name}" = ?' for name in cls.KEY)
     return _Statements(
-        f'INSERT OR REPLACE INTO "{cls.TABLE}" ({_quoted(columns)}) VALUES ({", ".join("?" * len(columns))})',
+        f'INSERT OR REPLACE INTO "{cls.TABLE}" ({quoted(columns)}) VALUES ({", ".join("?" * len(columns))})',
         f'DELETE FROM "{cls.TABLE}" WHERE {where}',
-        f'SELECT {_quoted(columns)} FROM "{cls.TABLE}" ORDER BY {_quoted(cls.KEY)}',
+        f'SELECT {quoted(columns)} FROM "{cls.TABLE}" ORDER BY {quoted(cls.KEY)}',
     )
 
 
@@ -115,7 +115,7 @@ def inbox_row(values: tuple[Any, ...]) -> InboxRow:
     return InboxRow(values[0] >> ROW_BITS, values[0] & (MAX_ROWS - 1), *values[1:])
 
 
-def _is_whole(row: tuple[Any, ...]) -> bool:
+def is_whole(row: tuple[Any, ...]) -> bool:
     """Does the row match its guard, the last value?"""
     try:
         return guard(row[:-1]) == int(row[-1])
@@ -199,7 +199,7 @@ class Catalog:
         row = self._execute(QUERIES["read_meta"]).fetchone()
         if row is None:
             raise corrupt_catalog(self.path, "the table meta is empty")
-        if not _is_whole(row):
+        if not is_whole(row):
             raise corrupt_catalog(self.path, "the row of table meta does not match its checksum")
         return Meta(*row[:-1])
 
@@ -208,7 +208,7 @@ class Catalog:
 
     def _guarded(self, query: str, table: str) -> Iterator[tuple[Any, ...]]:
         for row in self._execute(query):
-            if not _is_whole(row):
+            if not is_whole(row):
                 raise corrupt_catalog(self.path, f"a row of table {table} with key {row[0]!r} does not match its checksum")
             yield row[:-1]
 

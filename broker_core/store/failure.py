@@ -18,8 +18,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def corrupt_catalog(path: Path, what: object) -> CorruptCatalog:
     """``path`` is the catalog file."""
     return CorruptCatalog(
-        f"the catalog {path} is damaged: {what}. Restore the whole data directory from a backup; without one, keep a copy of it and"
-        f" start with an empty data directory: the messages can still be read from {path.parent / 'segments'} with any Arrow stream reader"
+        f"the catalog {path} is damaged: {what}. Restore the whole data directory from a backup; without one,"
+        f" `txmq salvage {path.parent} --to NEWDIR` makes a data directory of what can still be read, and names what is lost"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_core import errors
@@ -224,6 +224,7 @@ def written(found: Sequence[Record], journal: Sequence[Record | Drop]) -> list[R
     return list(table.values())
 
 
+@example([ProgressRecord(1, "", 1, 1, 1, 1), RunRecord(1, 0, 2, 1, 0, b"", 1, 1)], [(1, 0)])
 @settings(deadline=None, max_examples=150)
 @given(st.lists(records, max_size=25), st.lists(st.tuples(queue_ids, small), max_size=6))
 def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(drawn: list[Record], places: list[tuple[int, int]]) -> None:

@@ -80,6 +80,7 @@ def test_help_names_every_command() -> None:
         "publish",
         "peek",
         "verify",
+        "salvage",
     ):
         assert f"\n    {command}" in shown.stdout
 

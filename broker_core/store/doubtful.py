@@ -1,0 +1,110 @@
+"""Rows that may be wrong: what can still be parsed of batches that do not match their checksum, as a file for a human to look at.
+
+Invariant: nothing here reaches a queue. It runs after everything else is written: damaged bytes are given to Arrow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from broker_core.broker.change import InboxRow
+from broker_core.broker.records import RunRecord
+from broker_core.store.directory import segment_path
+from broker_core.store.segment import Place
+
+SCHEMA = pa.schema(
+    [
+        ("queue", pa.string()),
+        ("offset", pa.int64()),
+        ("exchange", pa.string()),
+        ("routing_key", pa.string()),
+        ("properties", pa.binary()),
+        ("body", pa.binary()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    run: RunRecord
+    start: int
+    end: int
+    queue: str
+    path: Path
+    place: Place
+    schema: pa.Schema
+
+
+class Doubtful:
+    def __init__(self) -> None:
+        self._wanted: list[_Wanted] = []
+        self._rows: list[tuple[str, int, InboxRow]] = []
+
+    def want(self, run: RunRecord, start: int, end: int, queue: str, source: Path, place: Place, schema: pa.Schema | None) -> None:
+        """Offsets [start, end) of a run over a damaged batch."""
+        if schema is not None:
+            self._wanted.append(_Wanted(run, start, end, queue, segment_path(source, place.segment), place, schema))
+
+    def add(self, queue: str, offset: int, row: InboxRow) -> None:
+        self._rows.append((queue, offset, row))
+
+    def write(self, path: Path) -> int:
+        """Make the file, if there is anything; how many rows it has."""
+        batches = [batch for wanted in self._wanted if (batch := _parsed(wanted)) is not None]
+        if self._rows:
+            batches.append(_messages(self._rows))
+        count = sum(int(batch.num_rows) for batch in batches)
+        if count:
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+        return count
+
+
+def _parsed(wanted: _Wanted) -> pa.RecordBatch | None:
+    """None where Arrow makes no sense of the bytes."""
+    try:
+        with wanted.path.open("rb") as file:
+            file.seek(wanted.place.position)
+            batch = pa.ipc.read_record_batch(pa.py_buffer(file.read(wanted.place.length)), wanted.schema)
+        batch.validate(full=True)
+        rows = selected(wanted.run)[wanted.start - wanted.run.first : wanted.end - wanted.run.first]
+        rows = rows[rows < batch.num_rows]
+        taken = batch.take(pa.array(rows))
+    except (OSError, ValueError, pa.ArrowException):
+        return None
+    columns = {
+        "queue": pa.array([wanted.queue] * len(rows), pa.string()),
+        "offset": pa.array(range(wanted.start, wanted.start + len(rows)), pa.int64()),
+        **{name: taken.column(name) for name in ("exchange", "routing_key", "properties", "body")},
+    }
+    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def _messages(rows: list[tuple[str, int, InboxRow]]) -> pa.RecordBatch:
+    columns = {
+        "queue": [queue for queue, _, _ in rows],
+        "offset": [offset for _, offset, _ in rows],
+        "exchange": [_readable(row.exchange) for _, _, row in rows],
+        "routing_key": [_readable(row.routing_key) for _, _, row in rows],
+        "properties": [row.properties for _, _, row in rows],
+        "body": [row.body for _, _, row in rows],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+
+
+def _readable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def selected(run: RunRecord) -> npt.NDArray[np.int64]:
+    """The rows of its batch, in offset order."""
+    if not run.bitmap:
+        return np.arange(run.row, run.row + run.count, dtype=np.int64)
+    bits = np.unpackbits(np.frombuffer(run.bitmap, dtype=np.uint8), bitorder="little")
+    return np.flatnonzero(bits)[: run.count].astype(np.int64) + run.row

@@ -1,0 +1,194 @@
+"""What can be read of a catalog that may be damaged: every row that is whole, whatever stands around it.
+
+Not here: what the rows mean together (``salvage.py``). It reads a copy; SQLite may write to that.
+A table is read from its front, and where a page stops that, from its back and from between. Only rows that the table's tree leads to are
+taken: freed pages still hold rows that were deleted.
+Invariant: a row that is given matches its checksum; ``lost`` names what was seen and does not, and tables that were not read to their end.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker_core.broker.change import InboxRow
+from broker_core.broker.records import RECORDS, Record
+from broker_core.errors import DataDirectoryFormat
+from broker_core.store.catalog import FORMAT, Meta, SegmentRow, inbox_row, is_whole, quoted
+from broker_core.store.codec import decode, to_unsigned
+from broker_core.store.failure import corrupt_catalog
+from broker_core.store.segment import Place
+
+Row = tuple[Any, ...]
+
+_PROBES = 2_000  # looks between two ends of a table whose pages are damaged
+_FIRST, _LAST = -(1 << 62), 1 << 62  # row ids
+
+
+@dataclass(slots=True)
+class Remains:
+    """``whole``: nothing is missing."""
+
+    meta: Meta | None = None
+    segments: list[SegmentRow] = field(default_factory=list)
+    batches: dict[int, Place] = field(default_factory=dict)
+    inbox: list[InboxRow] = field(default_factory=list)
+    doubtful: list[InboxRow] = field(default_factory=list)  # rows of the inbox that do not match their checksum
+    records: list[Record] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    torn: set[str] = field(default_factory=set)  # tables with lost rows
+
+    @property
+    def whole(self) -> bool:
+        return not self.lost
+
+
+def read_remains(path: Path) -> Remains:
+    """Of the copy of a catalog at ``path``. Raises CorruptCatalog where SQLite cannot open it at all, DataDirectoryFormat."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.text_factory = _text
+    try:
+        return _Reader(path, connection).read()
+    finally:
+        connection.close()
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")  # a damaged text does not end the reading; its row does not match its checksum
+
+
+class _Reader:
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self.connection = connection
+        self.found = Remains()
+
+    def read(self) -> Remains:
+        found = self.found
+        try:
+            tables = {row[0] for row in self.connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        except sqlite3.Error as error:
+            raise corrupt_catalog(self.path, f"{error}; not even its list of tables can be read") from error
+        self._take("meta", Meta._fields, "id", tables, self._meta)
+        self._take("segment", SegmentRow._fields, "segment", tables, lambda row: found.segments.append(SegmentRow(*row)))
+        self._take("batch", ("batch_id", *Place._fields), "batch_id", tables, self._batch)
+        columns = ("id", *InboxRow._fields[2:])
+        self._take("inbox", columns, "id", tables, lambda row: found.inbox.append(inbox_row(row)), self._doubtful)
+        for cls in RECORDS:
+            if cls.TABLE in tables or (found.meta is not None and found.meta.format == FORMAT):
+                key = ", ".join(f'"{name}"' for name in cls.KEY)
+                self._take(cls.TABLE, cls.columns(), key, tables, lambda row, cls=cls: found.records.append(decode(cls, row)))  # type: ignore[misc]
+        return found
+
+    def _meta(self, row: Row) -> None:
+        self.found.meta = Meta(*row)
+        if self.found.meta.format > FORMAT:
+            raise DataDirectoryFormat(f"the catalog {self.path} has format {self.found.meta.format}, written by a newer txmq")
+
+    def _batch(self, row: Row) -> None:
+        self.found.batches[row[0]] = Place._make((*row[1:6], to_unsigned(row[6])))
+
+    def _doubtful(self, row: Row) -> None:
+        kinds = (int, int, int, str, str, bytes, bytes, bytes)
+        if all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=False)):
+            self.found.doubtful.append(inbox_row(row[:-1]))
+
+    # -- one table ------------------------------------------------------------------------------------------------------
+    def _take(
+        self,
+        table: str,
+        columns: tuple[str, ...],
+        key: str,
+        tables: set[str],
+        keep: Callable[[Row], None],
+        doubt: Callable[[Row], None] = lambda row: None,
+    ) -> None:
+        if table not in tables:
+            self._lose(table, f"table {table} is gone")
+            return
+        for row in self._rows(table, columns, key):
+            if is_whole(row):
+                try:
+                    keep(row[:-1])
+                    continue
+                except (TypeError, ValueError):
+                    pass
+            else:
+                doubt(row)
+            self._lose(table, f"table {table}: the row with key {_shown(row[: key.count(',') + 1])} does not match its checksum")
+
+    def _lose(self, table: str, text: str) -> None:
+        self.found.torn.add(table)
+        self.found.lost.append(text)
+
+    def _rows(self, table: str, columns: tuple[str, ...], key: str) -> list[Row]:
+        """Every row that can be reached, once."""
+        columns = (*columns, "guard")
+        if self._has_rowid(table):
+            rows, error = self._read(f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED ORDER BY rowid')
+            if error is not None:
+                select = f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED'
+                rows = self._around(f"{select} WHERE rowid BETWEEN ? AND ? ORDER BY rowid")
+            rows = [row[1:] for row in rows]
+        else:
+            query = f'SELECT {quoted(columns)} FROM "{table}" ORDER BY '
+            rows, error = self._read(query + key)
+            if error is not None:
+                backward, _ = self._read(query + ", ".join(f"{name} DESC" for name in key.split(", ")))
+                rows = list(dict.fromkeys((*rows, *reversed(backward))))
+        if error is not None:
+            self._lose(table, f"table {table} cannot be read to its end: {error}")
+        return rows
+
+    def _has_rowid(self, table: str) -> bool:
+        try:
+            self.connection.execute(f'SELECT rowid FROM "{table}" LIMIT 0')
+        except sqlite3.OperationalError as error:
+            return "no such column" not in str(error)
+        except sqlite3.Error:
+            pass
+        return True
+
+    def _read(self, query: str, values: tuple[int, ...] = ()) -> tuple[list[Row], sqlite3.Error | None]:
+        """The rows up to the first error, and that."""
+        rows: list[Row] = []
+        try:
+            for row in self.connection.execute(query, values):
+                rows.append(row)  # noqa: PERF402: what came before the error counts
+        except sqlite3.Error as error:
+            return rows, error
+        return rows, None
+
+    def _around(self, select: str) -> list[Row]:
+        """By row id: from both ends of a range, then from the next id behind the damage from which it can be read again."""
+        found: dict[int, Row] = {}
+        ranges = [(_FIRST, _LAST)]
+        probes = 0
+        while ranges:
+            low, high = ranges.pop()
+            forward, error = self._read(select, (low, high))
+            found.update((row[0], row) for row in forward)
+            if error is None:
+                continue
+            backward, _ = self._read(select + " DESC", (low, high))
+            found.update((row[0], row) for row in backward)
+            low = forward[-1][0] + 1 if forward else low
+            high = backward[-1][0] - 1 if backward else high
+            step = 1
+            while low + step <= high and probes < _PROBES:
+                probes += 1
+                next_row, error = self._read(select + " LIMIT 1", (low + step, high))
+                if error is None:
+                    ranges.append((low + step // 2 + 1, low + step - 1))
+                    if next_row:
+                        ranges.append((low + step, high))
+                    break
+                step *= 2
+        return [found[number] for number in sorted(found)]
+
+
+def _shown(key: Row) -> str:
+    return ", ".join(repr(value)[:60] for value in key)

@@ -1,0 +1,363 @@
+"""``salvage``: a new data directory out of one that is damaged, with everything that is whole; what is lost is named.
+
+The old directory is only read, and no broker may own it. Messages in damaged batches are lost as a whole batch, since its checksum says
+only that some byte of it is wrong; those of them that can still be parsed go into ``doubtful.arrow``, for a human to look at.
+Not here: reading a damaged catalog (``remains.py``), what its records mean together (``broker/repair.py``).
+
+Invariant: the new directory holds no message that does not match its checksum, and no message that the old one did not hold; whatever the
+old one held and the new one does not is in the report. It exists whole, or has no catalog.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.interval import IntervalSet
+from broker_core.broker.messages import ROUTE
+from broker_core.broker.records import (
+    ClaimRecord,
+    LedgerRecord,
+    PartRecord,
+    PreparedRecord,
+    ProgressRecord,
+    QueueRecord,
+    Record,
+    RunRecord,
+)
+from broker_core.broker.repair import repair
+from broker_core.errors import DataDirectoryInvalid, StoreError
+from broker_core.store import catalog as catalog_file
+from broker_core.store.catalog import Catalog
+from broker_core.store.codec import encode_change
+from broker_core.store.directory import DirectoryLock, segment_path, sync_directory
+from broker_core.store.doubtful import Doubtful
+from broker_core.store.failure import store_error
+from broker_core.store.port import BatchInfo
+from broker_core.store.remains import Remains, read_remains
+from broker_core.store.segment import Place, Segments, parse, read_buffer
+
+SALVAGED = "salvaged-{}"  # the name of a queue whose own record is lost
+
+
+@dataclass(frozen=True, slots=True)
+class LostMessages:
+    """Offsets [start, end) of a queue."""
+
+    queue: str
+    start: int
+    end: int
+    where: str  # file and position
+    why: str
+
+
+@dataclass(slots=True)
+class SalvageReport:
+    path: str
+    to: str
+    batches: int = 0  # kept
+    rows: int = 0  # in these
+    inbox_rows: int = 0
+    messages: dict[str, int] = field(default_factory=dict)  # not settled, per queue, in the new directory
+    lost: list[LostMessages] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)  # all that is lost beside messages of queues
+    doubtful: int = 0  # rows in ``doubtful.arrow``
+
+    @property
+    def whole(self) -> bool:
+        return not (self.lost or self.losses)
+
+
+def salvage(path: str | Path, to: str | Path) -> SalvageReport:
+    """Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat; CorruptCatalog where nothing can be read; DiskFull."""
+    source, target = Path(path).absolute(), Path(to).absolute()
+    if not (source / "catalog.db").is_file():
+        raise DataDirectoryInvalid(
+            f"{source} cannot be salvaged: it has no catalog.db. Messages can still be read from its segments with any Arrow stream reader"
+        )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise DataDirectoryInvalid(f"{target} exists and is not empty; name a new directory for what is salvaged")
+    if target.is_relative_to(source):
+        raise DataDirectoryInvalid(f"{target} lies in {source}, which is only read; name a directory elsewhere")
+    lock = DirectoryLock(source, write=False)
+    try:
+        with tempfile.TemporaryDirectory(prefix="txmq-salvage-") as copy:
+            for name in (source / "catalog.db", source / "catalog.db-wal"):
+                if name.exists():
+                    shutil.copy(name, Path(copy) / name.name)
+            remains = read_remains(Path(copy) / "catalog.db")
+        return _Salvage(source, target, remains).run()
+    except (OSError, sqlite3.Error) as error:
+        raise store_error(error, target) from error
+    finally:
+        lock.release()
+
+
+class _Salvage:
+    def __init__(self, source: Path, target: Path, remains: Remains) -> None:
+        self.source = source
+        self.target = target
+        self.remains = remains
+        self.report = SalvageReport(str(source), str(target))
+        self.queues: dict[int, str] = {}
+        self.kept: dict[int, int] = {}  # batches that are whole: rows
+        self.lost_batches: dict[int, tuple[Place | None, str]] = {}
+        self.lost_offsets: dict[int, IntervalSet] = {}  # by queue id
+        self.doubtful = Doubtful()
+
+    def run(self) -> SalvageReport:
+        self.report.losses += self.remains.lost
+        self._look_at_batches()
+        records, inbox = self._records()
+        self._write(records, inbox)
+        self._count(records, inbox)
+        self.report.doubtful = self.doubtful.write(self.target / "doubtful.arrow")
+        return self.report
+
+    # -- what is whole --------------------------------------------------------------------------------------------------
+    def _look_at_batches(self) -> None:
+        """Every batch is read once; only the numbers are kept."""
+        self.schemas: dict[int, pa.Schema] = {}
+        for row in self.remains.segments:
+            self.schemas[row.segment] = pa.ipc.read_schema(pa.py_buffer(row.schema))
+        for batch_id, place in self.remains.batches.items():
+            try:
+                self._batch(batch_id, place)
+                self.kept[batch_id] = place.rows
+            except (StoreError, OSError, pa.ArrowInvalid) as error:
+                why = error.summary if isinstance(error, StoreError) else " ".join(str(error).split())
+                self.lost_batches[batch_id] = (place, why)
+
+    def _batch(self, batch_id: int, place: Place) -> pa.RecordBatch:
+        path = segment_path(self.source, place.segment)
+        buffer = read_buffer(path, batch_id, place)
+        if place.segment not in self.schemas:  # its row is lost, the file says the same
+            with pa.OSFile(str(path)) as file:
+                self.schemas[place.segment] = pa.ipc.read_schema(file)
+        batch = parse(buffer, self.schemas[place.segment], path, batch_id, place)
+        batch.validate(full=True)
+        return batch
+
+    # -- what it means --------------------------------------------------------------------------------------------------
+    def _records(self) -> tuple[list[Record], list[InboxRow]]:
+        inbox = self._open_batches()
+        records = [*self.remains.records, *self._lost_queues(inbox)]
+        infos = [BatchInfo(batch_id, place.rows, place.size_bytes, place.checksum) for batch_id, place in self.remains.batches.items()]
+        found = repair(records, inbox, infos)
+        self.queues = {record.queue_id: record.name for record in found.records if isinstance(record, QueueRecord)}
+        self.report.losses += found.problems
+        by_queue = self._settled(found.records)
+        kept: list[Record] = []
+        for record in found.records:
+            if isinstance(record, RunRecord):
+                if self._keeps(record, found.lost_runs.get((record.queue_id, record.first), ""), by_queue[record.queue_id]):
+                    kept.append(record)
+            elif isinstance(record, PartRecord):
+                if self._keeps_part(record):
+                    kept.append(record)
+            elif isinstance(record, PreparedRecord):
+                kept.append(self._prepared(record))
+            else:
+                kept.append(record)
+        for row in self.remains.doubtful:
+            self._lose_row(row, by_queue)
+        return self._follow(kept), [row for row in inbox if self._is_read(row, found.unread)]
+
+    def _is_read(self, row: InboxRow, unread: set[tuple[int, int, int]]) -> bool:
+        return not any((queue_id, row.batch_id, row.row) in unread for queue_id in self.queues)
+
+    def _open_batches(self) -> list[InboxRow]:
+        """Rows of open batches, numbered anew where one is lost: nothing but their own routes names them."""
+        inbox: list[InboxRow] = []
+        lengths: dict[int, int] = {}
+        for row in self.remains.inbox:
+            if row.batch_id in self.remains.batches:
+                continue  # it lies in a segment too
+            inbox.append(row._replace(row=lengths.get(row.batch_id, 0)))
+            lengths[row.batch_id] = lengths.get(row.batch_id, 0) + 1
+        return inbox
+
+    def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
+        """Queues whose record is lost, and of which there are messages. Of a whole catalog, these are leftovers."""
+        if "queue" not in self.remains.torn:
+            return []
+        known = {record.queue_id for record in self.remains.records if isinstance(record, QueueRecord)}
+        named = {record.queue_id for record in self.remains.records if isinstance(record, RunRecord)}
+        named |= {queue_id for row in inbox for queue_id, _ in ROUTE.iter_unpack(row.routes[: len(row.routes) // 16 * 16])}
+        for queue_id in sorted(named - known):
+            self.report.losses.append(
+                f"the name of queue {queue_id} and its arguments are lost: its messages are in queue '{SALVAGED.format(queue_id)}'"
+            )
+        return [QueueRecord(queue_id, SALVAGED.format(queue_id), True, False, False, {}) for queue_id in sorted(named - known)]
+
+    def _settled(self, records: Iterable[Record]) -> dict[int, IntervalSet]:
+        """By queue id, what is settled."""
+        settled = {queue_id: IntervalSet() for queue_id in self.queues}
+        for record in records:
+            if isinstance(record, ProgressRecord):
+                settled[record.queue_id].add(0, record.floor)
+            elif record.TABLE == "hole":
+                settled[record.queue_id].add(record.start, record.end)  # type: ignore[attr-defined]
+        for table in ("progress", "hole"):
+            if table in self.remains.torn:
+                self.report.losses.append(f"rows of table {table} are lost: messages that were settled may come again")
+        return settled
+
+    def _keeps(self, run: RunRecord, why: str, settled: IntervalSet) -> bool:
+        """Whether its messages are there. What is lost of it and not settled is named."""
+        place, reason = self.lost_batches.get(run.batch_id, (None, why))
+        if not reason:
+            return True
+        for start, end in settled.outside(run.first, run.first + run.count):
+            self._lose(run.queue_id, start, end, place, reason)
+            if place is not None:
+                self.doubtful.want(run, start, end, self.queues[run.queue_id], self.source, place, self.schemas.get(place.segment))
+        return False
+
+    def _lose(self, queue_id: int, start: int, end: int, place: Place | None, why: str) -> None:
+        where = f"{segment_path(self.source, place.segment)}, position {place.position}" if place else str(self.source / "catalog.db")
+        self.report.lost.append(LostMessages(self.queues[queue_id], start, end, where, why))
+        self.lost_offsets.setdefault(queue_id, IntervalSet()).add(start, end)
+
+    def _lose_row(self, row: InboxRow, settled: dict[int, IntervalSet]) -> None:
+        """A message in the catalog that does not match its checksum; its place is right unless just that was damaged."""
+        routes = row.routes[: len(row.routes) // ROUTE.size * ROUTE.size]
+        for queue_id, offset in ROUTE.iter_unpack(routes):
+            if queue_id in self.queues and 0 <= offset < 1 << 62 and not settled[queue_id].contains(offset):
+                self._lose(queue_id, offset, offset + 1, None, f"row {row.row} of open batch {row.batch_id} does not match its checksum")
+                self.doubtful.add(self.queues[queue_id], offset, row)
+
+    def _keeps_part(self, part: PartRecord) -> bool:
+        place, why = self.lost_batches.get(part.batch_id, (None, ""))
+        if part.batch_id and not why and part.batch_id not in self.kept:
+            why = f"batch {part.batch_id} does not exist"
+        if not part.batch_id or not why:
+            return True
+        where = f"{segment_path(self.source, place.segment)}, position {place.position}: " if place else ""
+        self.report.losses.append(f"part {part.part} of branch {part.branch}, {part.rows} staged rows ({where}{why})")
+        return False
+
+    def _prepared(self, record: PreparedRecord) -> PreparedRecord:
+        routes: list[Any] = []
+        for route in record.routes:
+            if isinstance(route, dict) and route["batch"][0] not in self.kept:
+                batch_id, rows = route["batch"][:2]
+                why = self.lost_batches.get(batch_id, (None, f"batch {batch_id} does not exist"))[1]
+                self.report.losses.append(f"{rows} messages of the prepared transaction '{record.xid}': {why}")
+            else:
+                routes.append(route)
+        return replace(record, routes=routes)
+
+    def _follow(self, records: list[Record]) -> list[Record]:
+        """What else has to say that messages are lost: claims, so that a replay passes them; progress; decided batches."""
+        rows: dict[str, int] = {}
+        for record in records:
+            if isinstance(record, PartRecord):
+                rows[record.branch] = rows.get(record.branch, 0) + record.rows
+        ids = {name: queue_id for queue_id, name in self.queues.items()}
+        followed: list[Record] = []
+        for record in records:
+            if isinstance(record, ClaimRecord):
+                followed.append(self._claim(record, ids))
+            elif isinstance(record, LedgerRecord) and not record.applied:
+                left = [[kind, target, branch, rows[branch]] for kind, target, branch, _ in record.branches if branch in rows]
+                followed.append(replace(record, branches=left, applied=not left))
+            elif not isinstance(record, ProgressRecord):
+                followed.append(record)
+        return followed + self._progress(records)
+
+    def _claim(self, claim: ClaimRecord, ids: dict[str, int]) -> ClaimRecord:
+        skipped = dict(claim.skipped)
+        for log, (start, end) in claim.ranges.items():
+            lost = self.lost_offsets.get(ids.get(log, -1))
+            if lost is not None and lost.within(start, end):
+                merged = IntervalSet([*skipped.get(log, []), *lost.within(start, end)])
+                skipped[log] = [list(part) for part in merged]
+        return replace(claim, skipped=skipped)
+
+    def _progress(self, records: Iterable[Record]) -> list[Record]:
+        """Offsets that were given are not given again."""
+        progress = {record.queue_id: record for record in records if isinstance(record, ProgressRecord)}
+        for queue_id, lost in self.lost_offsets.items():
+            known = progress.get(queue_id, ProgressRecord(queue_id, "", 0, 0, 0, 0))
+            progress[queue_id] = replace(known, next_offset=max(known.next_offset, lost.end()))
+        return list(progress.values())
+
+    # -- the new directory ----------------------------------------------------------------------------------------------
+    def _write(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
+        """The catalog comes last: a directory without one is no data directory."""
+        (self.target / "segments").mkdir(parents=True, exist_ok=True)
+        segments = Segments(self.target, 1)
+        places: dict[int, Place] = {}
+        for batch_id in sorted(self.kept):
+            batch = self._batch(batch_id, self.remains.batches[batch_id])
+            places[batch_id] = segments.append(batch_id, batch)
+            self.report.batches += 1
+            self.report.rows += batch.num_rows
+        segments.end_all()
+        if "ledger" not in self.remains.torn and (self.source / "id").is_file():
+            shutil.copy(self.source / "id", self.target / "id")  # it goes on as the same broker
+        name = self.target / "catalog.db"
+        unready = self.target / "salvage.new"
+        unready.mkdir()
+        catalog_file.create(unready / name.name)
+        catalog = Catalog(unready / name.name)
+        try:
+            catalog.begin()
+            self._fill(catalog, segments, places, records, inbox)
+            catalog.commit()
+        finally:
+            catalog.close()
+        (unready / name.name).rename(name)
+        shutil.rmtree(unready)
+        (self.target / "lock").touch()
+        sync_directory(self.target)
+
+    def _fill(
+        self, catalog: Catalog, segments: Segments, places: dict[int, Place], records: Sequence[Record], inbox: Sequence[InboxRow]
+    ) -> None:
+        for number in sorted({place.segment for place in places.values()}):
+            segment = segments.info(number)
+            catalog.put_segment(number, segment.kind, segment.schema_bytes)
+            catalog.close_segment(number)
+        for batch_id, place in places.items():
+            catalog.put_batch(batch_id, place)
+        catalog.put_inbox(inbox)
+        catalog.put_records([encode_change(Change(rows=list(inbox), journal=list(records)))])
+        self.report.inbox_rows = len(inbox)
+        meta = self.remains.meta
+        used = [*self.remains.batches, *(row.batch_id for row in inbox), *(getattr(record, "batch_id", 0) for record in records)]
+        numbers = [getattr(record, name, 0) for record in records for name in ("sequence", "commit_sequence", "queue_id")]
+        catalog.set_meta(
+            sequence=max([meta.sequence if meta else 0, *numbers, *(row.sequence for row in inbox)]),
+            next_batch_id=max([meta.next_batch_id if meta else 1, *(batch_id + 1 for batch_id in used)]),
+            next_segment=segments.next_number,
+            clean=0,  # whatever may have been sent says so
+        )
+
+    def _count(self, records: Iterable[Record], inbox: Iterable[InboxRow]) -> None:
+        settled = {queue_id: IntervalSet() for queue_id in self.queues}
+        there = {queue_id: IntervalSet() for queue_id in self.queues}
+        for record in records:
+            if isinstance(record, ProgressRecord):
+                settled[record.queue_id].add(0, record.floor)
+            elif record.TABLE == "hole":
+                settled[record.queue_id].add(record.start, record.end)  # type: ignore[attr-defined]
+            elif isinstance(record, RunRecord):
+                there[record.queue_id].add(record.first, record.first + record.count)
+        for row in inbox:
+            for queue_id, offset in ROUTE.iter_unpack(row.routes):
+                if queue_id in there:
+                    there[queue_id].add(offset, offset + 1)
+        for queue_id, name in sorted(self.queues.items(), key=lambda item: item[1]):
+            self.report.messages[name] = sum(
+                end - start for first, last in there[queue_id] for start, end in settled[queue_id].outside(first, last)
+            )

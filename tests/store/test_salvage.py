@@ -1,0 +1,251 @@
+"""One byte is wrong: nothing is skipped silently, and ``salvage`` keeps what is whole and names what is not."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from broker_core import errors
+from broker_core.embedded import EmbeddedEngine
+from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
+from broker_core.local import LocalBroker
+from broker_core.store.durable import DurableStore
+from broker_core.store.salvage import SalvageReport, salvage
+from broker_core.store.verify import verify
+
+Contents = dict[str, dict[int, bytes]]
+
+
+def publish(broker: LocalBroker, queue: str, first: int, count: int) -> None:
+    with broker.channel() as channel:
+        channel.tx_select()
+        for number in range(first, first + count):
+            channel.publish(b"%s %06d " % (queue.encode(), number) + b"x" * 50, routing_key=queue)
+        channel.tx_commit()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Queues in segments, in the catalog, and in both; some acked out of order; an owned queue; a prepared and an open transaction."""
+    directory = tmp_path_factory.mktemp("filled") / "data"
+    broker = LocalBroker(DurableStore(directory, roll_bytes=200_000), upkeep=False)
+    engine = EmbeddedEngine(broker)
+    with broker.channel() as channel:
+        for queue in ("big", "both", "small", "owned"):
+            channel.queue_declare(queue)
+        channel.queue_bind("big", "amq.fanout")
+    for part in range(3):
+        publish(broker, "big", part * 1500, 1500)
+        publish(broker, "owned", part * 1200, 1200)
+    publish(broker, "both", 0, 1200)
+    for number in range(0, 300, 10):
+        publish(broker, "both", 1200 + number, 10)
+    broker.upkeep.close_open()
+    broker.upkeep.seal()
+    for number in range(40):
+        publish(broker, "small", number, 1)
+    with broker.channel() as channel:
+        tags = [channel.get("big") for _ in range(200)]
+        for delivery in tags[50:150:2]:
+            assert delivery is not None
+            channel.ack(delivery.tag)
+    with broker.channel() as channel:
+        channel.tx_select()
+        channel.publish(b"prepared", routing_key="small")
+        channel.prepare("x1")
+    engine.claim("app", {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
+    rows = pa.RecordBatch.from_pydict({"body": pa.array([b"staged %d" % number for number in range(3000)], pa.binary())})
+    engine.stage(BranchHeader("token", "branch", "publish", {"routing_key": "small"}), [rows])
+    broker.close()
+    return directory
+
+
+@pytest.fixture
+def damaged(filled: Path, tmp_path: Path) -> Path:
+    return _copy(filled, tmp_path / "data")
+
+
+def contents(directory: Path) -> Contents:
+    """What a broker of the directory delivers, by queue and offset."""
+    broker = LocalBroker(DurableStore(directory), upkeep=False)
+    found: Contents = {}
+    for queue in broker.state.queues.values():
+        spans = queue.unsettled_within(0, queue.visible_end)
+        found[queue.name] = {offset: broker.state.fetch(queue, offset).body for first, last in spans for offset in range(first, last)}
+    broker.close()
+    return found
+
+
+def flip(path: Path, at: int, bit: int = 1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= bit
+    path.write_bytes(content)
+
+
+def lost_offsets(report: SalvageReport) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for lost in report.lost:
+        found.setdefault(lost.queue, set()).update(range(lost.start, lost.end))
+    return found
+
+
+def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(filled: Path, tmp_path: Path) -> None:
+    (filled / "id").write_text("some-id\n")
+    report = salvage(filled, tmp_path / "new")
+    assert report.whole and report.doubtful == 0
+    assert (tmp_path / "new" / "id").read_text() == "some-id\n"
+    (filled / "id").unlink()
+    assert verify(tmp_path / "new").problems == []
+    expected = contents(filled)
+    assert contents(tmp_path / "new") == expected
+    assert report.messages == {queue: len(messages) for queue, messages in expected.items()}
+    broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
+    engine = EmbeddedEngine(broker)
+    assert [attempt.token for attempt in engine.attempts()] == ["token"]
+    broker.commit("x1")
+    assert broker.state.queue("small").messages == 41
+    broker.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_flipped_byte_in_a_segment_loses_its_batch_alone_and_each_offset_is_named(
+    damaged: Path, filled: Path, tmp_path: Path, seed: int
+) -> None:
+    chosen = random.Random(seed)
+    segment = chosen.choice(sorted((damaged / "segments").iterdir()))
+    flip(segment, chosen.randrange(segment.stat().st_size), 1 << chosen.randrange(8))
+    report = salvage(damaged, tmp_path / "new")
+    assert verify(tmp_path / "new").problems == []
+    expected, found = contents(filled), contents(tmp_path / "new")
+    lost = lost_offsets(report)
+    for queue, messages in expected.items():
+        assert found[queue] == {offset: body for offset, body in messages.items() if offset not in lost.get(queue, ())}
+        assert lost.get(queue, set()) <= set(messages)
+    for each in report.lost:
+        assert segment.name in each.where and "position" in each.where
+    if verify(damaged).problems:
+        assert not report.whole
+    if report.doubtful:
+        with pa.ipc.open_stream((tmp_path / "new" / "doubtful.arrow").read_bytes()) as reader:
+            rows = reader.read_all().to_pylist()
+        assert {(row["queue"], row["offset"]) for row in rows} <= {(queue, offset) for queue, offsets in lost.items() for offset in offsets}
+        assert sum(row["body"] != expected[row["queue"]][row["offset"]] for row in rows) <= 2
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_flipped_bytes_in_the_catalog_never_make_a_message_another_one(damaged: Path, filled: Path, tmp_path: Path, seed: int) -> None:
+    chosen = random.Random(seed)
+    catalog = damaged / "catalog.db"
+    for _ in range(chosen.choice((1, 1, 3))):
+        flip(catalog, chosen.randrange(2048, catalog.stat().st_size), 1 << chosen.randrange(8))
+    expected = contents(filled)
+    with contextlib.suppress(errors.CorruptCatalog):
+        assert contents(_copy(damaged, tmp_path / "opened")) == expected, "a broker that opens the directory has it all"
+    try:
+        report = salvage(damaged, tmp_path / "new")
+    except errors.CorruptCatalog:
+        return  # nothing can be read
+    assert verify(tmp_path / "new").problems == []
+    found = contents(tmp_path / "new")
+    names = {queue for queue in found if not queue.startswith("salvaged-")}
+    assert names <= set(expected)
+    everything = {body for messages in expected.values() for body in messages.values()}
+    for queue, messages in found.items():
+        if queue in expected:
+            for offset, body in messages.items():
+                assert expected[queue].get(offset, body) == body
+        assert set(messages.values()) <= everything | _settled(filled)
+    if report.whole:
+        assert found == expected
+    missing = sum(len(messages) for messages in expected.values()) - sum(len(messages) for messages in found.values())
+    if missing > 0:
+        assert not report.whole
+
+
+def _copy(directory: Path, to: Path) -> Path:
+    shutil.copytree(directory, to)
+    return to
+
+
+def _settled(filled: Path) -> set[bytes]:
+    return {b"big %06d " % number + b"x" * 50 for number in range(200)}
+
+
+@pytest.mark.parametrize("where", ["segment", "catalog"])
+def test_the_error_of_a_flipped_byte_names_the_command_that_goes_past_it(damaged: Path, where: str) -> None:
+    if where == "catalog":
+        content = (damaged / "catalog.db").read_bytes()
+        (damaged / "catalog.db").write_bytes(content.replace(b"small 00", b"small 01"))
+        with pytest.raises(errors.CorruptCatalog, match=f"`txmq salvage {damaged} --to NEWDIR`"):
+            LocalBroker(DurableStore(damaged), upkeep=False)
+        return
+    segment = sorted((damaged / "segments").iterdir())[0]
+    flip(segment, segment.stat().st_size // 2)
+    with pytest.raises(errors.CorruptSegment, match=f"`txmq salvage {damaged} --to NEWDIR`"):
+        contents(damaged)
+
+
+def test_a_claim_over_lost_messages_can_be_replayed_without_them(damaged: Path, tmp_path: Path) -> None:
+    broker = LocalBroker(DurableStore(damaged), upkeep=False)
+    queue = broker.state.queue("owned")
+    place = broker.locate(queue.runs_between(0, 1)[0].batch_id)
+    assert place is not None
+    broker.close()
+    flip(Path(place.path), place.position + place.length // 2)
+    report = salvage(damaged, tmp_path / "new")
+    assert lost_offsets(report) == {"owned": set(range(1200))}
+    broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
+    engine = EmbeddedEngine(broker)
+    end = engine.claim("app", {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
+    assert end == {"owned": 2400}
+    ranges = engine.resolve("app", {"owned": START}, end)
+    ticket = ReadTicket("app", "q", 0, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()), True)
+    bodies = [body for batch in engine.read(ticket) for body in batch.column("body").to_pylist()]
+    assert bodies == [b"owned %06d " % number + b"x" * 50 for number in range(1200, 2400)]
+    publish(broker, "owned", 9000, 1)
+    assert broker.state.queue("owned").next_offset == 3601
+    broker.close()
+
+
+def test_lost_messages_at_the_end_of_a_queue_do_not_give_their_offsets_to_others(damaged: Path, tmp_path: Path) -> None:
+    broker = LocalBroker(DurableStore(damaged), upkeep=False)
+    place = broker.locate(broker.state.queue("big").runs_between(4499, 4500)[0].batch_id)
+    assert place is not None
+    broker.close()
+    flip(Path(place.path), place.position + place.length // 2)
+    salvage(damaged, tmp_path / "new")
+    broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
+    assert broker.state.queue("big").next_offset == 4500
+    broker.close()
+
+
+def test_salvage_refuses_what_is_in_use_what_is_no_directory_and_what_is_not_empty(filled: Path, tmp_path: Path) -> None:
+    store = DurableStore(filled)
+    with pytest.raises(errors.DataDirectoryLocked, match="in use by process"):
+        salvage(filled, tmp_path / "new")
+    store.close()
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(errors.DataDirectoryInvalid, match="no catalog"):
+        salvage(tmp_path, tmp_path / "new")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for target in (tmp_path / "full", filled, filled / "new"):
+        with pytest.raises(errors.DataDirectoryInvalid):
+            salvage(filled, target)
+    before = {path: path.read_bytes() for path in filled.rglob("*") if path.is_file()}
+    salvage(filled, tmp_path / "new")
+    assert {path: path.read_bytes() for path in filled.rglob("*") if path.is_file()} == before
+
+
+def test_a_missing_segment_file_is_named_with_the_offsets_that_it_held(damaged: Path, filled: Path, tmp_path: Path) -> None:
+    segment = sorted((damaged / "segments").iterdir())[0]
+    segment.unlink()
+    report = salvage(damaged, tmp_path / "new")
+    assert report.lost and all(segment.name in lost.where for lost in report.lost)
+    expected, found, lost = contents(filled), contents(tmp_path / "new"), lost_offsets(report)
+    assert found == {queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())} for queue, messages in expected.items()}
