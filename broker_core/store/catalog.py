@@ -26,6 +26,7 @@ from broker_core.errors import DataDirectoryFormat
 from broker_core.store.codec import Encoded, decode, guard, guarded_inbox, merged, to_signed, to_unsigned
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.log import hidden_commits
 from broker_core.store.segment import Place
 
 FORMAT = 3
@@ -110,6 +111,11 @@ def create(path: Path) -> None:
     sync_directory(path.parent)
 
 
+def log_path(path: Path) -> Path:
+    """The write-ahead log of the catalog at ``path``."""
+    return path.with_name(path.name + "-wal")
+
+
 def inbox_row(values: tuple[Any, ...]) -> InboxRow:
     """A row of the table ``inbox``, without its guard."""
     return InboxRow(values[0] >> ROW_BITS, values[0] & (MAX_ROWS - 1), *values[1:])
@@ -127,11 +133,16 @@ class Catalog:
     """One connection to the catalog at ``path``, which must exist."""
 
     def __init__(self, path: Path, *, log: bool = True) -> None:
-        """``log`` False leaves the journal as it is. A catalog of an older format is upgraded, at once or not at all.
+        """``log`` False leaves the journal as it is, and looks at nothing but SQLite does.
+
+        A catalog of an older format is upgraded, at once or not at all.
 
         Raises sqlite3.Error, CorruptCatalog, DataDirectoryFormat.
         """
         self.path = path
+        hidden = hidden_commits(log_path(path)) if log else None
+        if hidden is not None:  # SQLite would go on without them
+            raise corrupt_catalog(path, hidden)
         self._meta: Meta | None = None
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=1.0)
         self._execute = self._connection.execute
@@ -157,6 +168,9 @@ class Catalog:
             raise corrupt_catalog(self.path, " ".join(str(problem).split()))
         if log:
             self._execute("PRAGMA journal_mode = WAL")
+            self._execute(QUERIES["read_format"]).fetchall()  # ends the read that the pragma began, which would keep the log
+            # a fresh log: what a crash has cut off in this one must not stand behind later commits
+            self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         for pragma in ("synchronous = FULL", f"wal_autocheckpoint = {_CHECKPOINT_PAGES}", "secure_delete = OFF", "temp_store = MEMORY"):
             self._execute(f"PRAGMA {pragma}")
         if found < FORMAT:
@@ -176,7 +190,7 @@ class Catalog:
     def lay_out_log(self) -> None:
         """Give the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros after the last frame."""
         with contextlib.suppress(OSError):  # only a matter of speed
-            descriptor = os.open(f"{self.path}-wal", os.O_RDWR)
+            descriptor = os.open(log_path(self.path), os.O_RDWR)
             try:
                 size = os.fstat(descriptor).st_size
                 if size < _LOG_BYTES:

@@ -36,11 +36,12 @@ from broker_core.broker.records import (
 from broker_core.broker.repair import repair
 from broker_core.errors import DataDirectoryInvalid, StoreError
 from broker_core.store import catalog as catalog_file
-from broker_core.store.catalog import Catalog
+from broker_core.store.catalog import Catalog, log_path
 from broker_core.store.codec import encode_change
 from broker_core.store.directory import DirectoryLock, segment_path, sync_directory
 from broker_core.store.doubtful import Doubtful
 from broker_core.store.failure import store_error
+from broker_core.store.log import hidden_commits
 from broker_core.store.port import BatchInfo
 from broker_core.store.remains import Remains, read_remains
 from broker_core.store.segment import Place, Segments, parse, read_buffer
@@ -90,10 +91,13 @@ def salvage(path: str | Path, to: str | Path) -> SalvageReport:
     lock = DirectoryLock(source, write=False)
     try:
         with tempfile.TemporaryDirectory(prefix="txmq-salvage-") as copy:
-            for name in (source / "catalog.db", source / "catalog.db-wal"):
+            hidden = hidden_commits(log_path(source / "catalog.db"))
+            for name in (source / "catalog.db", log_path(source / "catalog.db")):
                 if name.exists():
                     shutil.copy(name, Path(copy) / name.name)
             remains = read_remains(Path(copy) / "catalog.db")
+            if hidden is not None:
+                remains.lost.append(f"the commits of the catalog's log behind position {hidden.position}, at least {hidden.commits}")
         return _Salvage(source, target, remains).run()
     except (OSError, sqlite3.Error) as error:
         raise store_error(error, target) from error

@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from broker_core.broker.repair import repair
 from broker_core.errors import DataDirectoryInvalid, StoreError
-from broker_core.store.catalog import Catalog
+from broker_core.store.catalog import Catalog, log_path
 from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.log import hidden_commits
 from broker_core.store.port import BatchInfo
 from broker_core.store.segment import END_MARK, Place, parse, read_buffer
 
@@ -67,7 +68,10 @@ def _verify_copy(directory: Path, copy: Path, report: VerifyReport) -> None:
     if not name.exists():
         report.problems.append(str(corrupt_catalog(name, "the file is missing")))
         return
-    for source in (name, directory / "catalog.db-wal"):
+    hidden = hidden_commits(log_path(name))
+    if hidden is not None:
+        report.problems.append(str(corrupt_catalog(name, hidden)))
+    for source in (name, log_path(name)):
         if source.exists():
             shutil.copy(source, copy / source.name)
     try:
