@@ -118,7 +118,8 @@ def parse(buffer: pa.Buffer, schema: pa.Schema, path: Path, batch_id: int, place
 def _corrupt(path: Path, batch_id: int, place: Place, what: str) -> CorruptSegment:
     return CorruptSegment(
         f"segment {path} is damaged at position {place.position}, batch {batch_id} ({place.rows} rows, {place.length} bytes): {what}."
-        " None of the damaged bytes was delivered: restore the file from a backup; or stop the broker, and"
+        " None of the damaged bytes was delivered: restore the file from a backup;"
+        f" `txmq verify {path.parent.parent}` lists all damage, and, once the broker is stopped,"
         f" `txmq salvage {path.parent.parent} --to NEWDIR` keeps all else and names what is lost"
     )
 
