@@ -265,6 +265,7 @@ class LocalBroker:
                     dict(queue.arguments),
                 )
                 for queue in sorted(self.state.queues.values(), key=lambda queue: queue.name)
+                if not queue.replies
             ]
 
     def prepared(self) -> list[PreparedInfo]:

@@ -466,6 +466,21 @@ def priority(data: bytes) -> int | None:
     return found
 
 
+def with_reply_to(data: bytes, reply_to: str) -> bytes:
+    """Encoded properties that have a reply_to, with this one in its place; the rest stays byte for byte. Raises RemoteProtocolError."""
+    reader = _Reader(data)
+    flags = _flags(reader)
+    for name in NAMES[: NAMES.index("reply_to")]:
+        if flags & _FLAG[name]:
+            if name == "headers":
+                reader.position = reader._end_of_length()
+            else:
+                reader.take(1 if name in _OCTETS else reader.number(_U8))
+    start = reader.position
+    reader.short_string()
+    return data[:start] + _short_string(reply_to, "reply_to") + data[reader.position :]
+
+
 def rewrite(data: bytes, headers: Mapping[str, Any], without: Collection[str] = ()) -> bytes:
     """Encoded properties with some headers put in place of their old values (None: taken out), and some properties left out.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from math import isfinite
 from typing import Any
 
 from broker_core.errors import OptionError, PreconditionFailed
@@ -84,10 +85,10 @@ def type_name(value: object) -> str:
 
 
 def same(one: object, other: object) -> bool:
-    """Equal in value and kind: true is not 1, all whole numbers are of one kind."""
+    """Equal in value and kind: true is not 1, 1.0 is not 1, all whole numbers are of one kind."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
-    return one == other
+    return one == other and all(isinstance(one, kind) == isinstance(other, kind) for kind in (float, Decimal))
 
 
 def _check_kept(what: str, arguments: Mapping[str, Any]) -> None:
@@ -96,16 +97,18 @@ def _check_kept(what: str, arguments: Mapping[str, Any]) -> None:
         if not _is_kept(value):
             raise PreconditionFailed(
                 f"invalid arg '{name}' for {what} in vhost '/': {{unacceptable_type,{type_name(value)}}}",
-                "give text, a number, true or false, nothing, or a table or an array of these",
+                "give text, bytes, a number, true or false, nothing, or a table or an array of these",
             )
 
 
 def _is_kept(value: object) -> bool:
     if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_kept(item) for name, item in value.items())
+        return all(isinstance(name, str) and name[:1] != "\0" and _is_kept(item) for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return all(map(_is_kept, value))
-    return value is None or isinstance(value, (str, int, float))
+    if isinstance(value, (float, Decimal)):
+        return isfinite(value)
+    return value is None or isinstance(value, (str, int, bytes))
 
 
 def check_binding(destination: str, arguments: Mapping[str, Any]) -> None:

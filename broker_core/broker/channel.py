@@ -43,7 +43,7 @@ class Channel:
         self.transaction = self._begin(0)
         self.unacked: dict[int, Unacked] = {}
         self.marked: dict[int, tuple[Unacked, Outcome]] = {}
-        self.consumers: dict[str, Consumer] = {}
+        self.consumers: dict[str, Consumer] = {}  # under a limit of the channel: who was served longest ago is first
         self.prefetch = 0  # of all consumers together; 0: no limit
         self.consuming = 0  # deliveries that count against it
         self._default_prefetch = 0  # of a consumer that is made from now on
@@ -131,7 +131,8 @@ class Channel:
         self.check_open()
         if tag in self.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
-        self._state.usable(queue.name, self.connection)
+        if not queue.replies:
+            self._state.usable(queue.name, self.connection)
         consumer = Consumer(
             self,
             queue,
@@ -222,15 +223,20 @@ class Channel:
 
     def _return_credit(self, consumer: Consumer) -> None:
         consumer.unacked -= 1
-        if consumer.parked:
-            consumer.parked = False
-            self._state.wake(consumer.queue)
-        if self.prefetch and self.consuming >= self.prefetch:
+        if self.prefetch and self.consuming >= self.prefetch:  # who was served last comes last: queues share what the channel takes
             for other in tuple(self.consumers.values()):  # a copy: another thread may delete a queue, which takes its consumers out
                 if other.parked:
                     other.parked = False
                     self._state.wake(other.queue)
+        if consumer.parked:
+            consumer.parked = False
+            self._state.wake(consumer.queue)
         self.consuming -= 1
+
+    def served(self, consumer: Consumer) -> None:
+        """It was given messages under the limit of the channel: the others come first when there is room again."""
+        if self.consumers.get(consumer.tag) is consumer:
+            self.consumers[consumer.tag] = self.consumers.pop(consumer.tag)
 
     def recover(self, change: Change | None = None, now_us: int = 0) -> int:
         """Requeue what is delivered and not settled, except what the open transaction settles; how many."""

@@ -35,6 +35,7 @@ class Consumer:
         "cancelled",
         "channel",
         "exclusive",
+        "limited",
         "no_ack",
         "no_local",
         "parked",
@@ -74,6 +75,7 @@ class Consumer:
         self.prefetch = prefetch
         self.arguments = arguments or {}
         self.unacked = 0
+        self.limited = True  # by the channel's prefetch
         self.writable = True
         self.active = True
         self.parked = False  # dispatch left it without credit: the queue is woken when some comes back
@@ -83,8 +85,9 @@ class Consumer:
         """How many messages it takes now; below 0 never, and a great number where nothing limits it."""
         if not self.writable:
             return 0
-        if self.no_ack:
-            return UNLIMITED
+        if self.no_ack:  # it uses up nothing of the channel's limit, but waits with the others where that is reached
+            channel = self.channel
+            return 0 if channel.prefetch and self.limited and channel.consuming >= channel.prefetch else UNLIMITED
         credit = self.prefetch - self.unacked if self.prefetch else UNLIMITED
         channel = self.channel
         if channel.prefetch:

@@ -247,6 +247,8 @@ class Dispatch(Expiry):
             if not consumer.no_ack:
                 consumer.unacked += given
                 channel.consuming += given
+            if channel.prefetch:
+                channel.served(consumer)
         return given
 
     def _give_round(self, queue: Queue, ready: list[Consumer], block: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
@@ -274,6 +276,9 @@ class Dispatch(Expiry):
         if given:
             queue.hold_all(block[:given])
             queue.consumers.turn(last)
+            for consumer in ready[:given]:
+                if consumer.channel.prefetch:
+                    consumer.channel.served(consumer)
         return given
 
     def _give_others(self, queue: Queue, ready: list[Consumer], limit: int, now_us: int, settles: list[Settle]) -> tuple[int, bool]:

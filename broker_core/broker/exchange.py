@@ -180,7 +180,7 @@ class Exchange:
         """The queues, each once, in order of queue id."""
         found = self.cache.get(routing_key)
         if found is None:
-            found = self._reached(routing_key, properties)
+            found = self._reached((routing_key,), properties)
             if not self.by_headers:
                 if len(self.cache) >= _CACHED_KEYS:
                     self.cache = {}
@@ -213,13 +213,19 @@ class Exchange:
         """The exchanges that a message may go to from here."""
         return self._downstream if self.alternate is None else self._downstream | {self.alternate}
 
-    def _reached(self, routing_key: str, properties: bytes) -> Queues:
+    def route_all(self, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
+        """The same for a message of several keys: at each exchange on its way a binding may match any of them."""
+        return self._reached(routing_keys, properties)
+
+    def _reached(self, routing_keys: Sequence[str], properties: bytes) -> Queues:
         queues: dict[int, Queue] = {}
         seen: set[Exchange] = {self}
         pending: list[Exchange] = [self]
         while pending:
             exchange = pending.pop()
-            matched = exchange._match(routing_key, properties)
+            matched = exchange._match(routing_keys[0], properties)
+            for routing_key in routing_keys[1:]:
+                matched = [*matched, *exchange._match(routing_key, properties)]
             if not matched and exchange.alternate is not None:
                 matched = [exchange.alternate]
             for destination in matched:

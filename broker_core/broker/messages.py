@@ -115,9 +115,9 @@ class Messages(Topology):
                 if queue.deleted:
                     queues = tuple(queue for queue in queues if not queue.deleted)
                     break
+            if mandatory and all(queue.replies for queue in queues):  # as RabbitMQ: to reply directly is not to route
+                returned.append(message)
             if not queues:
-                if mandatory:
-                    returned.append(message)
                 continue
             if not atomic:
                 for queue in queues:

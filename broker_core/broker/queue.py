@@ -32,6 +32,7 @@ from broker_core.errors import DataLoss
 _BLOCK_ROWS = 256
 _BLOCK_BYTES = 1024 * 1024
 _FIRST_RUNS_KEPT = 1024  # so many dead slots at the front of the run list before it is cut
+REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
 
 class Queue:
@@ -65,6 +66,7 @@ class Queue:
         self.hasty = self.ttl_ms == 0  # what no consumer takes at once has expired
         self.offered = 0  # entries below were visible when consumers were looked at, for the same reason
         self.dead_letters = "x-dead-letter-exchange" in self.arguments
+        self.replies = name.startswith(REPLIES)  # direct reply-to: publishing is all that one can do with it
         self.owner = ""  # app_id that holds the claim (protocol S6)
         self.acked = 0
         self.floor = 0

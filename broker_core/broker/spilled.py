@@ -78,7 +78,7 @@ class Spilled(NamedTuple):
             return []
         lost = _unpacked(self.mandatory, self.rows)
         for queue, selection in self.selections:
-            if not queue.deleted:
+            if not (queue.deleted or queue.replies):
                 lost[np.asarray(selected_rows(selection))] = False
         return [int(row) for row in np.flatnonzero(lost)]
 

@@ -7,7 +7,7 @@ auto-delete exchange that has had a binding since the broker started has one now
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -74,7 +74,7 @@ class Topology(Numbers):
         """Raises QueueNotFound."""
         queue = self.queues.get(name)
         if queue is None:
-            raise QueueNotFound(f"no queue '{name}' in vhost '/'", "declare it first")
+            raise not_found(name)
         return queue
 
     def exchange(self, name: str) -> Exchange:
@@ -90,6 +90,10 @@ class Topology(Numbers):
         """The queues of one message. Raises ExchangeNotFound, AccessRefused (internal exchange)."""
         return find_exchange(self.exchanges, exchange).route(routing_key, properties)
 
+    def route_all(self, exchange: str, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
+        """The same for one message of several keys."""
+        return find_exchange(self.exchanges, exchange).route_all(routing_keys, properties)
+
     def route_column(self, exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array) -> Routed:
         """The queues of many messages, each distinct key routed once."""
         return route_column(self.exchanges, exchange, routing_keys, properties)
@@ -97,12 +101,15 @@ class Topology(Numbers):
     def visible_to(self, name: str, connection: object) -> Queue:
         """A queue that is no other connection's exclusive one. Raises QueueNotFound, ResourceLocked."""
         queue = self.queue(name)
-        _check_exclusive(queue, connection)
+        if not queue.replies:
+            _check_exclusive(queue, connection)
         return queue
 
     def usable(self, name: str, connection: object = None) -> Queue:
         """A queue that a channel may consume, get from, purge or delete. Raises QueueNotFound, ResourceLocked."""
         queue = self.queue(name)
+        if queue.replies:
+            raise not_found(name)
         if queue.owner:
             raise ResourceLocked(
                 f"queue '{name}' belongs to app '{queue.owner}'",
@@ -285,7 +292,7 @@ class Topology(Numbers):
 
         Its consumers are in ``cancelled`` then.
         """
-        if name not in self.queues:
+        if name not in self.queues or self.queues[name].replies:
             return 0
         queue = self.usable(name, connection)
         messages, consumers = self.queue_counts(name)
@@ -357,6 +364,8 @@ class Topology(Numbers):
 
     def _bind(self, change: Change, source: Exchange, target: Destination, routing_key: str, arguments: dict[str, Any]) -> None:
         check_text("a routing key", routing_key)
+        if isinstance(target, Queue) and target.replies:
+            raise not_found(target.name)
         kind = "queue" if isinstance(target, Queue) else "exchange"
         check_binding(f"{kind} '{target.name}'", arguments)
         if source.bind(target, routing_key, arguments) and _is_written(source, target):
@@ -470,6 +479,10 @@ def _check_exclusive(queue: Queue, connection: object) -> None:
     """Raises ResourceLocked."""
     if queue.exclusive and queue.connection is not connection:
         raise _locked(queue)
+
+
+def not_found(name: str) -> QueueNotFound:
+    return QueueNotFound(f"no queue '{name}' in vhost '/'", "declare it first")
 
 
 def _locked(queue: Queue) -> ResourceLocked:

@@ -165,6 +165,12 @@ class CommitQueue:
         _answer(waiting, self._elsewhere.pop(waiting))
         self.wake()
 
+    def dispatch(self, queue: str) -> None:
+        """At once, where consumers may take messages of this queue."""
+        found = self._state.queues.get(queue)
+        if found is not None and found.consumers and found in self._state.runnable:
+            self._dispatch()
+
     def _dispatch(self) -> None:
         with self._broker.committer.lock:
             dispatched = self._state.dispatch(self._broker.clock(), DISPATCH_BUDGET)

@@ -39,7 +39,7 @@ from broker_core.errors import (
 from broker_core.local import log_dropped
 from broker_core.message import Message
 from broker_core.properties import Properties, delivery_mode
-from broker_core.server import topology_commands, transaction_exchange
+from broker_core.server import direct_reply, topology_commands, transaction_exchange
 
 if TYPE_CHECKING:
     from broker_core.server.amqp import AmqpServer
@@ -50,6 +50,7 @@ BACKLOG_BYTES = 16 * 1024 * 1024  # of their bodies
 REJECTS = 512  # of one commit, where a client rejects a great many outside a transaction
 IN_FLIGHT = 8  # ticks whose publishes and acks are not durable yet, before the connection is not read any more
 _USER_ID = 0x10  # in the second byte of the property flags
+_REPLY_TO = 0x02  # in the first one
 _DELIVERY_MODES = (2, 1, None)
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
 _CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
@@ -81,6 +82,7 @@ class Session:
         self._in_flight = 0  # gathered transactions that are not durable yet
         self._published = 0  # the last publish's number, on a channel that confirms
         self.last_queue = ""
+        self.replies = ""  # the queue of its direct reply-to, while it consumes that
         self._named = transaction_exchange.Named()  # what the open transaction will be called
         self.ended = False
 
@@ -251,6 +253,8 @@ class Session:
         if properties:
             if properties[1] & _USER_ID:
                 self._check_user_id(properties)
+            if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
+                properties = direct_reply.addressed(self, properties)
             if delivery_mode(properties) not in _DELIVERY_MODES:
                 raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}")
         source = self.state.exchanges.get(name)
@@ -264,9 +268,10 @@ class Session:
         if queues is None or has_copies(properties):
             with self._lock:
                 queues = self.state.route(name, routing_key, properties)
-                keys, properties = carbon_copies(properties)
-                for key in keys:
-                    queues = tuple(dict.fromkeys((*queues, *self.state.route(name, key, properties))))
+                keys, delivered = carbon_copies(properties)
+                if keys:
+                    queues = self.state.route_all(name, (routing_key, *keys), properties)
+                properties = delivered
         channel = self.channel
         if channel.transactional:
             if queues or method.mandatory:
@@ -307,6 +312,9 @@ class Session:
         assert isinstance(method, m.BasicConsume)
         name = self.queue_name(method.queue)
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
+        if name == direct_reply.NAME:
+            direct_reply.consume(self, command, tag)
+            return
         priority = _consume_priority(name, dict(method.arguments))
         with self._lock:
             queue = self.state.usable(name, self.connection)
@@ -314,8 +322,8 @@ class Session:
             consumer = self.channel.consume(
                 queue,
                 tag,
-                self._sender(tag, name),
-                self._cancelled,
+                self.sender(tag, name),
+                self.cancelled,
                 no_ack=method.no_ack,
                 exclusive=method.exclusive,
                 no_local=method.no_local,
@@ -327,7 +335,7 @@ class Session:
             self.connection.send(self.number, m.BasicConsumeOk(tag))
         self._commits.wake()
 
-    def _sender(self, tag: str, queue: str) -> Send:
+    def sender(self, tag: str, queue: str) -> Send:
         connection = self.connection
         if self._plain:
             encode = DeliverEncoder(self.number, tag, connection.frame_max).encode
@@ -355,13 +363,15 @@ class Session:
             consumer = self.channel.cancel(tag)
             if consumer is not None:
                 self.state.touch(consumer.queue, self._clock())
+                if consumer.queue.replies:
+                    self.replies = ""
         if consumer is not None and consumer.queue.auto_delete:
             self.submit(command, lambda state, change, _now: state.delete_abandoned(change), lambda _: reply)
         elif reply is not None:
             self.connection.send(self.number, reply)
         self._commits.wake()  # a single active consumer may have made room
 
-    def _cancelled(self, consumer: Consumer) -> None:
+    def cancelled(self, consumer: Consumer) -> None:
         """Its queue is deleted, or cannot be read."""
         if not self.ended and self.connection.announces("consumer_cancel_notify"):
             self.connection.send(self.number, m.BasicCancel(consumer.tag, True))
@@ -376,6 +386,8 @@ class Session:
             self._outcome(command, name)
             return
         channel = self.channel
+        if self.state.runnable:
+            self._commits.dispatch(name)  # what consumers can take is not there for a get
         with self._lock:
             queue = self.state.usable(name, self.connection)
             now = self._clock()

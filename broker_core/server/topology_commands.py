@@ -1,7 +1,8 @@
 """The commands about exchanges, queues and bindings, as a session carries them out.
 
 Not here: the rules (``broker/topology.py``). Each is a work of the committer, answered when it is durable. Those that speak of counts
-wait for what the channel published before.
+wait for what the channel published before. As in RabbitMQ, CR and LF are dropped from the names of queues and exchanges that are
+declared, bound or deleted; other commands take a name as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.errors import AccessRefused
+from broker_core.server import direct_reply
 
 if TYPE_CHECKING:
     from broker_core.server.session import Session
@@ -25,7 +27,7 @@ def exchange_declare(session: Session, command: Command) -> None:
         return
     method = command.method
     assert isinstance(method, m.ExchangeDeclare)
-    name = method.exchange
+    name = _one_line(method.exchange)
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         if method.passive:
@@ -49,7 +51,7 @@ def exchange_delete(session: Session, command: Command) -> None:
     assert isinstance(method, m.ExchangeDelete)
     session.submit(
         command,
-        lambda state, change, _now: state.delete_exchange(change, method.exchange, if_unused=method.if_unused),
+        lambda state, change, _now: state.delete_exchange(change, _one_line(method.exchange), if_unused=method.if_unused),
         lambda _: None if method.nowait else m.ExchangeDeleteOk(),
     )
 
@@ -61,7 +63,7 @@ def exchange_bind(session: Session, command: Command) -> None:
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         act = state.bind_exchange if binds else state.unbind_exchange
-        act(change, method.destination, method.source, method.routing_key, dict(method.arguments))
+        act(change, _one_line(method.destination), _one_line(method.source), method.routing_key, dict(method.arguments))
 
     done: m.Method = m.ExchangeBindOk() if binds else m.ExchangeUnbindOk()
     session.submit(command, work, lambda _: None if method.nowait else done)
@@ -72,7 +74,10 @@ def queue_declare(session: Session, command: Command) -> None:
         return
     method = command.method
     assert isinstance(method, m.QueueDeclare)
-    name = method.queue
+    name = _one_line(method.queue)
+    if name.startswith(direct_reply.NAME):
+        direct_reply.declare(session, command, name)
+        return
     if not name and not method.passive:
         name = f"amq.gen-{secrets.token_urlsafe(16)}"
     elif name.startswith("amq.") and not method.passive and name not in session.state.queues:
@@ -104,14 +109,14 @@ def queue_declare(session: Session, command: Command) -> None:
 def queue_bind(session: Session, command: Command) -> None:
     method = command.method
     assert isinstance(method, (m.QueueBind, m.QueueUnbind))
-    queue = session.queue_name(method.queue)
+    queue = session.queue_name(_one_line(method.queue))
     # with neither a queue nor a key, the key is the queue's name too (specification 1.7.2.3.3)
     routing_key = method.routing_key or ("" if method.queue else queue)
     binds = isinstance(method, m.QueueBind)
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         act = state.bind if binds else state.unbind
-        act(change, queue, method.exchange, routing_key, dict(method.arguments), connection=session.connection)
+        act(change, queue, _one_line(method.exchange), routing_key, dict(method.arguments), connection=session.connection)
 
     if isinstance(method, m.QueueBind):
         bound = None if method.nowait else m.QueueBindOk()
@@ -138,12 +143,16 @@ def queue_delete(session: Session, command: Command) -> None:
         return
     method = command.method
     assert isinstance(method, m.QueueDelete)
-    name = session.queue_name(method.queue)
+    name = session.queue_name(_one_line(method.queue))
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
         return state.delete_queue(change, name, if_unused=method.if_unused, if_empty=method.if_empty, connection=session.connection)
 
     session.submit(command, work, lambda count: None if method.nowait else m.QueueDeleteOk(count))
+
+
+def _one_line(name: str) -> str:
+    return name.replace("\r", "").replace("\n", "")
 
 
 HANDLERS: dict[type[m.Method], Callable[[Session, Command], None]] = {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
 from broker_core import errors
+from broker_core.errors import PreconditionFailed
 from broker_core.properties import Properties
 
 from .conftest import Node, declared, publish
@@ -88,3 +91,28 @@ def test_purge_takes_what_nobody_holds(node: Node) -> None:
         assert channel.get("q") is None
         channel.reject(first.tag)
         assert node.browse("q") == [b"1"]
+
+
+def test_decimals_and_bytes_in_arguments_are_the_same_after_a_restart(node: Node) -> None:
+    arguments = {"a": Decimal("3.140"), "b": [Decimal("-0.5"), b"\xff\0"], "c": {"d": b"", "e": {"f": Decimal(0)}}, "g": None}
+    with node.channel() as channel:
+        channel.queue_declare("q", arguments=arguments)
+        channel.exchange_declare("e", "headers", arguments=arguments)
+        channel.queue_bind("q", "e", arguments={"x-match": "any", **arguments})
+    node.restart()
+    state = node.broker.state
+    for found in (state.queue("q").arguments, state.exchange("e").arguments):
+        assert repr(dict(sorted(found.items()))) == repr(arguments)
+    with node.channel() as channel:
+        channel.queue_declare("q", arguments=arguments)
+        channel.queue_unbind("q", "e", arguments={"x-match": "any", **arguments})
+    assert not state.exchange("e").bindings
+    node.restart()
+    assert not node.broker.state.exchange("e").bindings
+
+
+@pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("Infinity"), float("inf"), {"\0decimal": "1"}, object()])
+def test_a_value_of_an_argument_that_could_not_be_read_back_is_refused(node: Node, value: object) -> None:
+    with node.channel() as channel, pytest.raises(PreconditionFailed, match="unacceptable_type"):
+        channel.queue_declare("q", arguments={"a": value})
+    assert node.broker.queues() == []

@@ -143,6 +143,8 @@ def test_a_prefetch_of_the_channel_is_shared_and_basic_get_and_no_ack_do_not_cou
     channel.cancel("a")
     channel.cancel("b")
     shell.consume(channel, "q", "n", no_ack=True)
+    assert shell.dispatch() == [], "it counts for nothing, but waits while the channel is at its limit"
+    shell.settle(channel, 3)
     assert len(shell.dispatch()) == 3
 
 

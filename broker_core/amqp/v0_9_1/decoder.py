@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from broker_core.amqp.v0_9_1.codec import decode_payload, erlang_binary, method_type
 from broker_core.amqp.v0_9_1.events import Command, ContentTooLarge, Event, Heartbeat, ProtocolHeader, Violation
-from broker_core.amqp.v0_9_1.methods import METHODS, BasicAck, BasicPublish, ChannelCloseOk, ConnectionOpen, Method
+from broker_core.amqp.v0_9_1.methods import METHODS, BasicAck, BasicPublish, ChannelCloseOk, ConnectionOpen, ConnectionTuneOk, Method
 from broker_core.errors import (
     ConnectionException,
     FrameError,
@@ -28,6 +28,7 @@ from broker_core.properties import check
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 
 DEFAULT_FRAME_MAX = 131072
+FRAME_MIN = 4096  # both sides take frames of this size, and before tune-ok no larger ones (specification 4.2.3, 4.2.1)
 DEFAULT_MAX_BODY_BYTES = 128 << 20
 DEFAULT_MAX_PENDING_BYTES = 256 << 20
 
@@ -114,7 +115,8 @@ class _Assembly:
 
 
 class Decoder:
-    """``frame_max``: largest frame in bytes, 0 for the default; ``max_body_bytes``: largest content; ``max_pending_bytes``: see above.
+    """``frame_max``: largest frame in bytes that may be negotiated, 0 for the default; ``max_body_bytes``: largest content;
+    ``max_pending_bytes``: see above.
 
     ``handshake`` False: the stream begins behind the protocol header and connection.open (a client's side, or a test).
     """
@@ -127,7 +129,8 @@ class Decoder:
         *,
         handshake: bool = True,
     ) -> None:
-        self.frame_max = frame_max
+        self._negotiable = frame_max or DEFAULT_FRAME_MAX
+        self.frame_max = min(FRAME_MIN, self._negotiable) if handshake else frame_max
         self.max_body_bytes = max_body_bytes
         self.max_pending_bytes = max_pending_bytes
         self.expect_header = handshake
@@ -325,6 +328,8 @@ class Decoder:
         if not method.HAS_CONTENT or channel == 0:
             if channel == 0 and isinstance(method, ConnectionOpen):
                 self.expect_open = False
+            elif channel == 0 and isinstance(method, ConnectionTuneOk):
+                self.frame_max = min(method.frame_max or self._negotiable, self._negotiable)
             elif isinstance(method, ChannelCloseOk):
                 self._discarded.discard(channel)
             events.append(Command(channel, method))

@@ -1,0 +1,82 @@
+"""Direct reply-to (a RabbitMQ extension): a requester consumes ``amq.rabbitmq.reply-to`` and needs no queue of its own for answers.
+
+Its publishes say ``reply_to=amq.rabbitmq.reply-to``; the broker puts a name in its place that only this consumer has, and whoever
+publishes to that name through the default exchange, by any door, reaches it. Errors and counts are those of RabbitMQ 3.10. Where they
+differ: in a transaction a reply is sent by its commit, not before.
+
+Behind a name is a queue that is exclusive to the connection, lives in memory and goes with its consumer. Nobody else sees it: it is
+not listed, and cannot be bound, consumed, read, purged or deleted.
+Invariant: a channel has at most one such consumer, ``session.replies`` names its queue, and no two consumers ever have the same name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.consumer import Consumer
+from broker_core.broker.queue import REPLIES
+from broker_core.broker.topology import not_found
+from broker_core.errors import NotAllowed, PreconditionFailed
+from broker_core.properties import Properties, with_reply_to
+
+if TYPE_CHECKING:
+    from broker_core.server.session import Session
+
+NAME = REPLIES[:-1]
+RAW_NAME = NAME.encode()
+
+
+def consume(session: Session, command: Command, tag: str) -> None:
+    """Raises NotAllowed (a tag that is in use), PreconditionFailed (it would acknowledge, or there is one already)."""
+    method = command.method
+    assert isinstance(method, m.BasicConsume)
+    if method.consumer_tag in session.channel.consumers:
+        raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+    if not method.no_ack:
+        raise PreconditionFailed("reply consumer cannot acknowledge", "consume with no_ack")
+    if session.replies:
+        raise PreconditionFailed("reply consumer already set", "a channel has one; cancel it first, or use another channel")
+    name = REPLIES + secrets.token_urlsafe(24)
+
+    def work(state: BrokerState, change: Change, _now: int) -> Consumer:
+        queue = state.declare_queue(change, name, durable=False, exclusive=True, auto_delete=True, connection=session.connection)
+        consumer = session.channel.consume(queue, tag, session.sender(tag, name), session.cancelled, no_ack=True)
+        consumer.limited = False
+        return consumer
+
+    def consuming(consumer: Consumer) -> m.Method | None:
+        session.replies = name
+        consumer.writable = session.connection.writable and not session.connection.mute
+        return None if method.nowait else m.BasicConsumeOk(tag)
+
+    session.submit(command, work, consuming)
+
+
+def declare(session: Session, command: Command, name: str) -> None:
+    """To declare it, passively or not, only tells whether the requester is still there. Raises QueueNotFound."""
+    method = command.method
+    assert isinstance(method, m.QueueDeclare)
+
+    def work(state: BrokerState, _change: Change, _now: int) -> None:
+        if name != NAME and (name not in state.queues or not state.queues[name].replies):
+            raise not_found(name)
+
+    def declared(_: None) -> m.Method | None:
+        session.last_queue = name
+        return None if method.nowait else m.QueueDeclareOk(name, 0, 1)
+
+    session.submit(command, work, declared)
+
+
+def addressed(session: Session, properties: bytes) -> bytes:
+    """The properties with the name of this channel's consumer in place of the general one. Raises PreconditionFailed without one."""
+    if Properties.decode(properties).reply_to != NAME:
+        return properties
+    if not session.replies:
+        raise PreconditionFailed("fast reply consumer does not exist", f"consume '{NAME}' on this channel first")
+    return with_reply_to(properties, session.replies)
