@@ -168,7 +168,7 @@ class Queue:
         found: list[Run] = []
         at = max(self._front, bisect_right(self._firsts, start) - 1)
         for run in self._runs[at:]:
-            if run.first >= end:
+            if run.first >= end or start >= end:  # an empty range inside a run holds nothing of it
                 break
             if run.end > start:
                 found.append(run.clip(start, end))

@@ -154,6 +154,16 @@ def test_s2_a_limit_of_bytes_takes_whole_transactions(bench: Bench) -> None:
     assert bench.claim(limit=Limit(max_bytes=150)) == {"in": 1}
 
 
+def test_s2_a_claim_at_the_final_end_of_available_now_takes_nothing_with_any_limit(bench: Bench) -> None:
+    """Its range is empty and lies inside a run."""
+    for _ in range(3):
+        bench.produce(b"x")
+    bench.claim(limit=Limit(max_rows=1))
+    for limit in (Limit(max_bytes=10, end={"in": 1}), Limit(max_rows=1, end={"in": 1}), Limit(max_rows=0, max_bytes=0, end={"in": 0})):
+        assert bench.claim({"in": 1}, limit=limit) == {"in": 1}
+    assert bench.claim({"in": 1}, limit=Limit(max_bytes=10)) == {"in": 3}
+
+
 def test_s2_the_final_end_of_available_now_caps_a_claim(bench: Bench) -> None:
     bench.produce(b"a")
     bench.produce(b"b")
