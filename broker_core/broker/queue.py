@@ -223,11 +223,14 @@ class Queue:
         return run.record(self.queue_id)
 
     def record_runs(self, batch_id: int) -> list[RunRecord]:
-        """The runs of an open batch that is sealed, for the catalog."""
+        """The runs of an open batch that is sealed, for the catalog. Their time is the batch's latest: each row has its own."""
         found = [run for run in self._runs[self._front :] if run.batch.batch_id == batch_id]
         for run in found:
             self._undo.attribute(run, "recorded")
+            self._undo.attribute(run, "committed_at")
             run.recorded = True
+            if run.batch.inbox:
+                run.committed_at = run.batch.inbox[-1].committed_at
         return [run.record(self.queue_id) for run in found]
 
     def locate(self, offset: int) -> tuple[Run, int]:

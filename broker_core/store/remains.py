@@ -8,6 +8,8 @@ Invariant: a row that is given matches its checksum; ``lost`` names what was see
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,10 +18,11 @@ from typing import Any
 
 from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RECORDS, Record
-from broker_core.errors import DataDirectoryFormat
+from broker_core.errors import CorruptCatalog, DataDirectoryFormat
 from broker_core.store.catalog import FORMAT, Meta, SegmentRow, inbox_row, is_whole, quoted
 from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.schema_pages import put_schema
 from broker_core.store.segment import Place
 
 Row = tuple[Any, ...]
@@ -45,9 +48,38 @@ class Remains:
     def whole(self) -> bool:
         return not self.lost
 
+    @property
+    def rows(self) -> int:
+        return len(self.segments) + len(self.batches) + len(self.inbox) + len(self.records)
+
 
 def read_remains(path: Path) -> Remains:
-    """Of the copy of a catalog at ``path``. Raises CorruptCatalog where SQLite cannot open it at all, DataDirectoryFormat."""
+    """Of the copy of a catalog at ``path``. Raises CorruptCatalog where nothing can be read, DataDirectoryFormat.
+
+    The pages that say what tables there are may be damaged too: those of a new catalog say the same.
+    """
+    other = path.with_name("with-new-schema") / path.name
+    shutil.copytree(path.parent, other.parent, ignore=shutil.ignore_patterns(other.parent.name))
+    found: Remains | None = None
+    failure: CorruptCatalog | None = None
+    try:
+        found = _read(path)
+    except CorruptCatalog as error:
+        failure = error
+    if found is None or found.torn:
+        put_schema(other)
+        with contextlib.suppress(CorruptCatalog):
+            again = _read(other)
+            if again.rows > (found.rows if found else 0):
+                found = again
+                found.lost.append("the pages that name the catalog's tables were damaged; those of a new catalog were taken")
+    if found is None:
+        assert failure is not None
+        raise failure
+    return found
+
+
+def _read(path: Path) -> Remains:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.text_factory = _text
     try:
@@ -72,6 +104,8 @@ class _Reader:
             tables = {row[0] for row in self.connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         except sqlite3.Error as error:
             raise corrupt_catalog(self.path, f"{error}; not even its list of tables can be read") from error
+        if "meta" not in tables:
+            raise corrupt_catalog(self.path, "its list of tables is damaged")
         self._take("meta", Meta._fields, "id", tables, self._meta)
         self._take("segment", SegmentRow._fields, "segment", tables, lambda row: found.segments.append(SegmentRow(*row)))
         self._take("batch", ("batch_id", *Place._fields), "batch_id", tables, self._batch)

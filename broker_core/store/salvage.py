@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,10 @@ class _Salvage:
 
     def run(self) -> SalvageReport:
         self.report.losses += self.remains.lost
+        if "batch" in self.remains.torn:
+            self.report.losses.append(
+                f"where some batches lie is lost; their bytes are in {self.source / 'segments'}, and any Arrow stream reader reads them"
+            )
         self._look_at_batches()
         records, inbox = self._records()
         self._write(records, inbox)
@@ -173,6 +177,8 @@ class _Salvage:
                 kept.append(record)
         for row in self.remains.doubtful:
             self._lose_row(row, by_queue)
+        if not self.remains.torn.isdisjoint(("run", "inbox")):
+            self._unaccounted(kept, inbox, by_queue)
         return self._follow(kept), [row for row in inbox if self._is_read(row, found.unread)]
 
     def _is_read(self, row: InboxRow, unread: set[tuple[int, int, int]]) -> bool:
@@ -195,7 +201,7 @@ class _Salvage:
             return []
         known = {record.queue_id for record in self.remains.records if isinstance(record, QueueRecord)}
         named = {record.queue_id for record in self.remains.records if isinstance(record, RunRecord)}
-        named |= {queue_id for row in inbox for queue_id, _ in ROUTE.iter_unpack(row.routes[: len(row.routes) // 16 * 16])}
+        named |= {queue_id for row in inbox for queue_id, _ in _routes(row)}
         for queue_id in sorted(named - known):
             self.report.losses.append(
                 f"the name of queue {queue_id} and its arguments are lost: its messages are in queue '{SALVAGED.format(queue_id)}'"
@@ -233,11 +239,22 @@ class _Salvage:
 
     def _lose_row(self, row: InboxRow, settled: dict[int, IntervalSet]) -> None:
         """A message in the catalog that does not match its checksum; its place is right unless just that was damaged."""
-        routes = row.routes[: len(row.routes) // ROUTE.size * ROUTE.size]
-        for queue_id, offset in ROUTE.iter_unpack(routes):
+        for queue_id, offset in _routes(row):
             if queue_id in self.queues and 0 <= offset < 1 << 62 and not settled[queue_id].contains(offset):
                 self._lose(queue_id, offset, offset + 1, None, f"row {row.row} of open batch {row.batch_id} does not match its checksum")
                 self.doubtful.add(self.queues[queue_id], offset, row)
+
+    def _unaccounted(self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[int, IntervalSet]) -> None:
+        """Offsets that were given, and of which no row of the damaged tables tells any more."""
+        there = _offsets(records, inbox, self.queues)
+        ends = {queue_id: found.end() for queue_id, found in there.items()}
+        for record in records:
+            if isinstance(record, ProgressRecord):
+                ends[record.queue_id] = max(ends[record.queue_id], record.next_offset)
+        for queue_id, end in ends.items():
+            known = IntervalSet([*settled[queue_id], *there[queue_id], *self.lost_offsets.get(queue_id, ())])
+            for start, stop in known.outside(0, end):
+                self._lose(queue_id, start, stop, None, "no row that can be read says where they are")
 
     def _keeps_part(self, part: PartRecord) -> bool:
         place, why = self.lost_batches.get(part.batch_id, (None, ""))
@@ -272,8 +289,12 @@ class _Salvage:
             if isinstance(record, ClaimRecord):
                 followed.append(self._claim(record, ids))
             elif isinstance(record, LedgerRecord) and not record.applied:
-                left = [[kind, target, branch, rows[branch]] for kind, target, branch, _ in record.branches if branch in rows]
-                followed.append(replace(record, branches=left, applied=not left))
+                left = [
+                    [kind, target, branch, rows.get(branch, count)]
+                    for kind, target, branch, count in record.branches
+                    if branch in rows or "skipped" in target
+                ]
+                followed.append(replace(record, branches=left, applied=all("skipped" in target for _, target, _, _ in left)))
             elif not isinstance(record, ProgressRecord):
                 followed.append(record)
         return followed + self._progress(records)
@@ -347,21 +368,33 @@ class _Salvage:
             clean=0,  # whatever may have been sent says so
         )
 
-    def _count(self, records: Iterable[Record], inbox: Iterable[InboxRow]) -> None:
+    def _count(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
         settled = {queue_id: IntervalSet() for queue_id in self.queues}
-        there = {queue_id: IntervalSet() for queue_id in self.queues}
+        there = _offsets(records, inbox, self.queues)
         for record in records:
             if isinstance(record, ProgressRecord):
                 settled[record.queue_id].add(0, record.floor)
             elif record.TABLE == "hole":
                 settled[record.queue_id].add(record.start, record.end)  # type: ignore[attr-defined]
-            elif isinstance(record, RunRecord):
-                there[record.queue_id].add(record.first, record.first + record.count)
-        for row in inbox:
-            for queue_id, offset in ROUTE.iter_unpack(row.routes):
-                if queue_id in there:
-                    there[queue_id].add(offset, offset + 1)
         for queue_id, name in sorted(self.queues.items(), key=lambda item: item[1]):
             self.report.messages[name] = sum(
                 end - start for first, last in there[queue_id] for start, end in settled[queue_id].outside(first, last)
             )
+
+
+def _offsets(records: Iterable[Record], inbox: Iterable[InboxRow], queues: Iterable[int]) -> dict[int, IntervalSet]:
+    """By queue id, the offsets that have a message."""
+    there = {queue_id: IntervalSet() for queue_id in queues}
+    for record in records:
+        if isinstance(record, RunRecord):
+            there[record.queue_id].add(record.first, record.first + record.count)
+    for row in inbox:
+        for queue_id, offset in _routes(row):
+            if queue_id in there:
+                there[queue_id].add(offset, offset + 1)
+    return there
+
+
+def _routes(row: InboxRow) -> Iterator[tuple[int, int]]:
+    """Queue ids and offsets."""
+    return ROUTE.iter_unpack(row.routes[: len(row.routes) // ROUTE.size * ROUTE.size])

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
+
+import pytest
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.clock import SteadyClock, now_us
 from broker_core.local import LocalBroker
+from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 
 HOUR_US = 3_600_000_000
@@ -111,6 +115,29 @@ def test_a_broker_that_is_restarted_an_hour_before_its_latest_commit_expires_its
     started = time.monotonic()
     _wait(lambda: again.state.queue("q").messages == 0)
     assert time.monotonic() - started < 600
+    again.close()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_after_a_restart_the_clock_knows_the_latest_commit_wherever_it_lies(tmp_path: Path, sealed: bool) -> None:
+    clock = Stepped()
+    broker = LocalBroker(DurableStore(tmp_path), clock, upkeep=False)
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+        channel.publish(b"1", routing_key="q")
+        channel.publish(b"2", routing_key="q")
+    if sealed:
+        broker.upkeep.close_open()
+        broker.upkeep.seal()
+    queue = broker.state.queue("q")
+    latest = broker.state.fetch(queue, 1).committed_at
+    broker.close()
+    clock.shift_us = -HOUR_US
+    again = LocalBroker(DurableStore(tmp_path), clock, upkeep=False)
+    assert latest <= again.clock() < latest + HOUR_US // 2
+    queue = again.state.queue("q")
+    times = [again.state.fetch(queue, offset).committed_at for offset in (0, 1)]
+    assert times[0] < times[1] == latest, "each message keeps its own time"
     again.close()
 
 

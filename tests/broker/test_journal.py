@@ -12,9 +12,11 @@ from broker_core import errors
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
+from broker_core.broker.transaction import Publish
 from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import BranchHeader
 from broker_core.local import LocalBroker
+from broker_core.message import Message
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
@@ -122,6 +124,26 @@ def test_a_queue_that_is_filled_and_deleted_in_one_group_leaves_nothing_behind(p
     assert "q" not in place.broker.state.queues
     for kind in (ProgressRecord, HoleRecord, RunRecord):
         assert place.kept(kind) == []
+
+
+def test_a_message_that_cannot_be_stored_leaves_no_gap_among_those_that_can(place: Place) -> None:
+    def send(body: bytes, key: str) -> None:
+        def work(state: BrokerState, change: Change, now: int) -> None:
+            state.enqueue_rows(change, [Publish(Message(body, key, "", b""), (state.queue("q"),))], now)
+
+        place.broker.run(work)
+
+    with place.broker.channel() as channel:
+        channel.queue_declare("q", arguments={"x-max-length-bytes": 1000})
+    for number in range(20):
+        send(b"%d" % number, "q")
+        with pytest.raises(errors.OptionError, match="routing_key of a message"):
+            send(b"bad", "\ud800")
+    expected = [b"%d" % number for number in range(20)]
+    assert place.bodies("q") == expected
+    place.restart()
+    assert place.bodies("q") == expected
+    assert [place.broker.state.fetch(place.broker.state.queue("q"), offset).body for offset in range(20)] == expected
 
 
 def test_a_work_whose_records_cannot_be_stored_fails_alone_and_writes_nothing(place: Place) -> None:

@@ -176,6 +176,29 @@ def _settled(filled: Path) -> set[bytes]:
     return {b"big %06d " % number + b"x" * 50 for number in range(200)}
 
 
+@pytest.mark.parametrize("page", range(12))
+def test_a_catalog_whose_list_of_tables_is_damaged_is_read_with_that_of_a_new_one(
+    damaged: Path, filled: Path, tmp_path: Path, page: int
+) -> None:
+    catalog = damaged / "catalog.db"
+    content = bytearray(catalog.read_bytes())
+    content[page * 1024 : page * 1024 + 1024] = random.Random(page).randbytes(1024)
+    catalog.write_bytes(content)
+    report = salvage(damaged, tmp_path / "new")
+    assert verify(tmp_path / "new").problems == []
+    expected, found = contents(filled), contents(tmp_path / "new")
+    assert report.losses
+    lost = lost_offsets(report)
+    for queue, messages in expected.items():
+        if queue not in found:
+            assert any(name.startswith("salvaged-") for name in found), "its name is lost, its messages are not"
+            continue
+        assert messages.items() >= {offset: body for offset, body in found[queue].items() if offset in messages}.items()
+        assert messages.keys() - found[queue].keys() <= lost.get(queue, set())
+    if page == 0:
+        assert found == expected
+
+
 @pytest.mark.parametrize("where", ["segment", "catalog"])
 def test_the_error_of_a_flipped_byte_names_the_command_that_goes_past_it(damaged: Path, where: str) -> None:
     if where == "catalog":
