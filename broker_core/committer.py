@@ -205,7 +205,7 @@ class Committer:
             for waiting in group:
                 now_us += 1  # commit times never fall, and no two works have the same
                 change = Change()
-                undo.clear()
+                undo.begin()
                 try:
                     waiting.answer = waiting.work(state, change, now_us)
                     if change:

@@ -24,7 +24,7 @@ EXPIRATION = 1  # in the first byte of the property flags
 
 
 class Batch:
-    __slots__ = ("_undo", "batch_id", "closed", "expiring", "inbox", "pins", "rows", "size_bytes")
+    __slots__ = ("_undo", "batch_id", "closed", "expiring", "inbox", "pins", "rows", "saved", "size_bytes")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Batch:
         undo: Undo | None = None,
     ) -> None:
         self._undo = undo
+        self.saved = 0  # the last work (``Undo.work``) in which its rows were noted
         self.batch_id = batch_id
         self.rows = rows
         self.size_bytes = size_bytes  # of the bodies
@@ -48,8 +49,10 @@ class Batch:
     def add(self, row: InboxRow) -> None:
         """One more row of an open or memory-only batch."""
         assert self.inbox is not None
-        if self._undo is not None:
-            self._undo.append((self._remove, len(self.inbox), self.rows, self.size_bytes))
+        undo = self._undo
+        if undo is not None and self.saved != undo.work:
+            self.saved = undo.work
+            undo.append((self._remove, len(self.inbox), self.rows, self.size_bytes))
         self.inbox.append(row)
         self.rows = row.row + 1
         self.size_bytes += len(row.body)

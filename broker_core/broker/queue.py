@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ from broker_core.errors import DataLoss
 
 _BLOCK_ROWS = 256
 _BLOCK_BYTES = 1024 * 1024
+_SCALARS = (
+    "owner", "floor", "acked", "next_offset", "claimed_bytes", "dispatched_below",
+    "sizes_sum", "held_bytes", "_cursor", "_front", "_progress_dirty",
+)  # fmt: skip
+_scalars = attrgetter(*_SCALARS)
 _FIRST_RUNS_KEPT = 1024  # so many dead slots at the front of the run list before it is cut
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
@@ -48,6 +54,7 @@ class Queue:
         arguments: dict[str, Any] | None = None,
     ) -> None:
         self._undo = batches.undo
+        self._saved = 0  # the last work (``Undo.work``) in which the scalars were noted
         self.queue_id = queue_id
         self.name = name
         self.durable = durable
@@ -99,6 +106,17 @@ class Queue:
         self._count_changes: set[int] = set()
         self._dropped: list[int] = []
 
+    # -- undo -----------------------------------------------------------------------------------------------------------
+    def _save(self) -> None:
+        """Before the first change of a work: what the numbers are. Lists and sets note each of their changes."""
+        self._saved = self._undo.work
+        self._undo.append((self._put_back, _scalars(self)))
+
+    def _put_back(self, values: tuple[Any, ...]) -> None:
+        for name, value in zip(_SCALARS, values, strict=True):
+            setattr(self, name, value)
+        self._selected = None
+
     # -- the log --------------------------------------------------------------------------------------------------------
     def append(self, count: int, batch_id: int, row: int, bitmap: bytes, sequence: int, committed_at: int) -> int:
         """``count`` more entries, visible after the commit; their first offset. Adjacent rows of an open batch join the last run."""
@@ -117,7 +135,11 @@ class Queue:
         if self._front < len(self._runs):
             run = self._runs[-1]
             if run.batch is batch and run.sequence == 0 and run.first + run.count == offset:
-                self._undo.append((self._remove_rows, run, run.count, offset))
+                undo = self._undo
+                if run.saved != undo.work:
+                    run.saved = undo.work
+                    undo.append((run.shorten, run.count))
+                    self._save()
                 if run.row + run.count == row and not run.bitmap:
                     run.count += 1
                     self.next_offset = offset + 1
@@ -132,19 +154,14 @@ class Queue:
         return offset
 
     def _add_run(self, run: Run) -> None:
-        self._undo.append((self._remove_runs, len(self._runs), self.next_offset))
+        self._save()
+        self._undo.append((self._remove_runs, len(self._runs)))
+        run.saved = self._undo.work
         self._runs.append(run)
         self._firsts.append(run.first)
 
-    def _remove_rows(self, run: Run, count: int, next_offset: int) -> None:
-        run.shorten(count)
-        self.next_offset = next_offset
-        self._selected = None
-
-    def _remove_runs(self, length: int, next_offset: int) -> None:
+    def _remove_runs(self, length: int) -> None:
         del self._runs[length:], self._firsts[length:]
-        self.next_offset = next_offset
-        self._selected = None
 
     def restore_entries(self, entries: Sequence[tuple[int, InboxRow | RunRecord]], batches: Batches) -> None:
         """While loading: runs that the catalog names, and rows of open batches at their offsets, in offset order."""
@@ -176,14 +193,11 @@ class Queue:
 
     def add_size(self, offset: int, size_bytes: int) -> None:
         assert self.sizes is not None
-        self._undo.append((self._remove_size, offset, self.sizes_sum))
+        if self._saved != self._undo.work:
+            self._save()
+        self._undo.append((self.sizes.pop, offset, None))
         self.sizes[offset] = size_bytes
         self.sizes_sum += size_bytes
-
-    def _remove_size(self, offset: int, sizes_sum: int) -> None:
-        if self.sizes is not None:
-            self.sizes.pop(offset, None)
-        self.sizes_sum = sizes_sum
 
     def transient_runs(self, start: int, end: int) -> list[Run]:
         """Memory-only runs that touch [start, end)."""
@@ -311,13 +325,12 @@ class Queue:
         if start >= end:
             return
         undo = self._undo
-        undo.append((self._put_back, self.floor, self.acked, self._progress_dirty))
+        if self._saved != undo.work:
+            self._save()
         if self.sizes is not None:
             settled = {offset: self.sizes[offset] for offset in range(start, end) if offset in self.sizes}
             undo.append((self.sizes.update, settled))
-            undo.append((setattr, self, "sizes_sum", self.sizes_sum))
             if self.owner:
-                undo.attribute(self, "claimed_bytes")
                 self.claimed_bytes -= self._claimed_size(start, end)
             for offset in settled:
                 del self.sizes[offset]
@@ -339,9 +352,6 @@ class Queue:
                 undo.item(self._hole_changes, low)
                 self._hole_changes[low] = high
         self._free(start, end)
-
-    def _put_back(self, floor: int, acked: int, progress_dirty: bool) -> None:
-        self.floor, self.acked, self._progress_dirty = floor, acked, progress_dirty
 
     def _forget_entries(self, start: int, end: int) -> None:
         """What was remembered of entries that are settled now."""
@@ -366,7 +376,8 @@ class Queue:
         if offset <= self.acked:
             return
         self.settle_claimed(offset)
-        self._undo.append((self._put_back, self.floor, self.acked, self._progress_dirty))
+        if self._saved != self._undo.work:
+            self._save()
         before, self.acked = self.acked, offset
         self.claimed.drop_below(offset)
         self._progress_dirty = True
@@ -382,12 +393,12 @@ class Queue:
         """Drop the runs, of those that touch [start, end), of which no entry is needed."""
         limit = min(self.floor, self._first_claimed()) if self.owner else self.floor
         if self._front < len(self._runs) and self._runs[self._front].end <= limit:
-            self._undo.append((setattr, self, "_front", self._front))
+            if self._saved != self._undo.work:
+                self._save()
             while self._front < len(self._runs) and self._runs[self._front].end <= limit:
                 self._drop(self._runs[self._front])
                 self._front += 1
         if self._front > _FIRST_RUNS_KEPT and self._front * 2 > len(self._runs):
-            self._undo.append((setattr, self, "_front", self._front))
             self._undo.append((self._put_runs, 0, 0, self._runs[: self._front], self._firsts[: self._front]))
             del self._runs[: self._front], self._firsts[: self._front]
             self._front = 0
@@ -424,14 +435,16 @@ class Queue:
         Who may own is the broker's rule.
         """
         if self.owner != app_id:
-            self._undo_ownership()
+            if self._saved != self._undo.work:
+                self._save()
             self.owner = app_id
             self.acked = max(self.floor, start)
             self._progress_dirty = True
 
     def claim(self, start: int, end: int) -> None:
         """[start, end) is claimed by the owner: frozen, and as good as handed out."""
-        self._undo_ownership()
+        if self._saved != self._undo.work:
+            self._save()
         self.acked = min(self.acked, max(start, self.floor))
         if self.sizes is not None:
             self.claimed_bytes += sum(self._size(first, last) for first, last in self.claimed.outside(start, end))
@@ -441,7 +454,10 @@ class Queue:
 
     def unclaim(self) -> None:
         """Claimed and unsettled entries are ready again, as redelivered."""
-        self._undo_ownership()
+        if self._saved != self._undo.work:
+            self._save()
+        self._undo.attribute(self, "claimed")
+        self._undo.attribute(self, "_requeued")
         for start, end in self.claimed:
             self._sent.add(max(start, self.floor), end)
         self.claimed = IntervalSet(undo=self._undo)
@@ -455,10 +471,6 @@ class Queue:
         self.acked = self.floor
         self._progress_dirty = True
         self._free(0, self.next_offset)
-
-    def _undo_ownership(self) -> None:
-        for name in ("owner", "acked", "claimed", "claimed_bytes", "dispatched_below", "_cursor", "_requeued", "_progress_dirty"):
-            self._undo.attribute(self, name)
 
     def skipped(self) -> list[list[int]]:
         """Entries that the owner skipped and nobody settled, as [start, end] pairs."""
@@ -479,7 +491,8 @@ class Queue:
 
     def measure_claimed(self) -> None:
         """Sizes are known now."""
-        self._undo.attribute(self, "claimed_bytes")
+        if self._saved != self._undo.work:
+            self._save()
         self.claimed_bytes = sum(self._size(start, end) for start, end in self.claimed)
 
     def _size(self, start: int, end: int) -> int:
@@ -585,7 +598,8 @@ class Queue:
         if first < self._cursor:
             self._requeued.drop_below(stop)
         else:
-            self._undo.append((setattr, self, "_cursor", self._cursor))
+            if self._saved != self._undo.work:
+                self._save()
             self._cursor = stop
         return range(first, stop)
 
@@ -598,7 +612,8 @@ class Queue:
                 if offset < self.ranks.below:
                     self.ranks.push(offset)
         elif offsets[-1] + 1 == self._cursor and offsets[-1] - offsets[0] + 1 == len(offsets):
-            self._undo.append((setattr, self, "_cursor", self._cursor))
+            if self._saved != self._undo.work:
+                self._save()
             self._cursor = offsets[0]
         else:
             for offset in offsets:
@@ -619,17 +634,15 @@ class Queue:
 
     def hold_all(self, offsets: Sequence[int]) -> None:
         """A block that was taken is handed out."""
-        self._undo.append((self._unhold, offsets, self.held_bytes, self.dispatched_below))
+        if self._saved != self._undo.work:
+            self._save()
+        self._undo.append((self.held.difference_update, offsets))
         self.held.update(offsets)
         if self.sizes is not None:
             self.held_bytes += sum(self.sizes.get(offset, 0) for offset in offsets)
         end = (offsets[-1] if self.ranks is None else max(offsets)) + 1
         if end > self.dispatched_below:
             self.dispatched_below = end
-
-    def _unhold(self, offsets: Sequence[int], held_bytes: int, dispatched_below: int) -> None:
-        self.held.difference_update(offsets)
-        self.held_bytes, self.dispatched_below = held_bytes, dispatched_below
 
     def was_sent(self, offset: int) -> bool:
         """Whether a delivery of it has to say redelivered."""
@@ -676,14 +689,12 @@ class Queue:
 
     def _let_go(self, offset: int) -> None:
         if offset in self.held:
-            self._undo.append((self._hold_again, (offset,), self.held_bytes))
+            if self._saved != self._undo.work:
+                self._save()
+            self._undo.append((self.held.add, offset))
             self.held.discard(offset)
             if self.sizes is not None:
                 self.held_bytes -= self.sizes.get(offset, 0)
-
-    def _hold_again(self, offsets: Iterable[int], held_bytes: int) -> None:
-        self.held.update(offsets)
-        self.held_bytes = held_bytes
 
     def settle_held(self, offset: int) -> None:
         self._let_go(offset)
@@ -699,7 +710,9 @@ class Queue:
             self._let_go(start)
         elif self.held:
             held = self.held.intersection(range(start, end))
-            self._undo.append((self._hold_again, held, self.held_bytes))
+            if self._saved != self._undo.work:
+                self._save()
+            self._undo.append((self.held.update, held))
             self.held -= held
             if self.sizes is not None:
                 self.held_bytes -= sum(self.sizes.get(offset, 0) for offset in held)
@@ -738,7 +751,8 @@ class Queue:
         kept = self.written and not self.deleted
         undo = self._undo
         if self._progress_dirty:
-            undo.append((self._put_back, self.floor, self.acked, True))
+            if self._saved != undo.work:
+                self._save()
             self._progress_dirty = False
             if not self.owner:
                 self.acked = self.floor

@@ -21,7 +21,7 @@ class Run:
     A clipped run (``Queue.runs_between``) skips the first ``skip`` set bits of its bitmap.
     """
 
-    __slots__ = ("batch", "bitmap", "committed_at", "count", "first", "numbers", "recorded", "row", "sequence", "skip")
+    __slots__ = ("batch", "bitmap", "committed_at", "count", "first", "numbers", "recorded", "row", "saved", "sequence", "skip")
 
     def __init__(self, first: int, count: int, batch: Batch, row: int, bitmap: bytes | bytearray, sequence: int, committed_at: int) -> None:
         self.first = first
@@ -33,6 +33,7 @@ class Run:
         self.committed_at = committed_at
         self.skip = 0
         self.numbers: list[int] | None = None  # what the bitmap says, of a run that grows
+        self.saved = 0  # the last work (``Undo.work``) in which its rows were noted
         self.recorded = False  # a RunRecord of it is in the catalog
 
     @property

@@ -5,7 +5,7 @@ Not here: what is durable. A change whose work failed is never written, so only 
 A mutator appends a step before it writes; a step is a function and its arguments, with the old value among them. Steps run
 backwards. A step must also be right where its write did not happen, because the exception may come between the two.
 Not restored: caches, and marks that only cause one more look (``touched``, ``runnable``, ``next_deadline``).
-Invariant: after ``roll_back`` the state is what it was when the work began; the committer clears the steps before each work.
+Invariant: after ``roll_back`` the state is what it was when the work began; the committer calls ``begin`` before each work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,21 @@ _MISSING = object()
 
 
 class Undo(list[tuple[Any, ...]]):
-    """A hot path appends ``(function, *arguments)`` itself; the methods below are for the others."""
+    """A hot path appends ``(function, *arguments)`` itself; the methods below are for the others.
 
-    __slots__ = ()
+    ``work`` counts works, so that an object can note what it is once in a work, before its first change.
+    """
+
+    __slots__ = ("work",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = 1
+
+    def begin(self) -> None:
+        """A work begins: what changed before it stays."""
+        self.clear()
+        self.work += 1
 
     def attribute(self, owner: object, name: str) -> None:
         """``owner.name`` is about to be set."""

@@ -22,7 +22,7 @@ from broker_core.broker.run import Run
 LEFT_OUT = frozenset(
     {
         # how to undo
-        "undo", "_undo",
+        "undo", "_undo", "saved", "_saved",
         # caches
         "cache", "_by_headers", "_root", "_selected", "_decoded", "expiring", "_read", "_new_batch_id",
         # marks that cause one more look
