@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 class Ranks:
     """``highest`` is x-max-priority: a message with a higher priority has this one; one without has 0."""
 
-    __slots__ = ("_heap", "_of", "_undo", "below", "highest")
+    __slots__ = ("_heap", "_of", "_saved", "_undo", "below", "highest")
 
     def __init__(self, highest: int, undo: Undo) -> None:
         self._undo = undo
+        self._saved = 0  # the last work (``Undo.work``) that changed something
         self.highest = highest
         self.below = 0
         self._heap: list[tuple[int, int]] = []  # (-priority, offset)
@@ -32,6 +33,7 @@ class Ranks:
 
     def add(self, start: int, properties: list[bytes]) -> None:
         """Consecutive entries that became visible."""
+        self._save()
         for offset, encoded in enumerate(properties, start):
             rank = min(_priority(encoded), self.highest)
             if rank:
@@ -40,6 +42,7 @@ class Ranks:
 
     def push(self, offset: int) -> None:
         """An entry that is ready again."""
+        self._save()
         heappush(self._heap, (-self._of.get(offset, 0), offset))
 
     def best(self, queue: Queue) -> int | None:
@@ -54,7 +57,7 @@ class Ranks:
             self.below = queue.visible_end
         heap = self._heap
         while heap and (heap[0][1] in queue.held or queue.is_settled(heap[0][1])):
-            self._undo.append((heappush, heap, heap[0]))  # twice in the heap does no harm
+            self._save()
             heappop(heap)
         return heap[0][1] if heap else None
 
@@ -62,7 +65,7 @@ class Ranks:
         """As ``Queue.take_block``. Of what is not visible yet (of the commit in hand) it gives the oldest, one at a time."""
         taken: list[int] = []
         while len(taken) < limit and (offset := self.best(queue)) is not None:
-            self._undo.append((heappush, self._heap, self._heap[0]))
+            self._save()
             heappop(self._heap)
             taken.append(offset)
         if not taken and end > queue.visible_end:
@@ -73,8 +76,20 @@ class Ranks:
     def forget(self, offset: int) -> None:
         """It is settled."""
         if offset in self._of:
-            self._undo.item(self._of, offset)
+            self._save()
             del self._of[offset]
+
+
+    def _save(self) -> None:
+        if self._saved != self._undo.work:
+            self._saved = self._undo.work
+            self._undo.append((self._reset,))
+
+    def _reset(self) -> None:
+        """A work was undone: all entries are looked at again."""
+        self.below = 0
+        self._heap.clear()
+        self._of.clear()
 
 
 def _priority(encoded: bytes) -> int:
