@@ -156,12 +156,15 @@ class Channel:
 
         An auto-delete queue that has no consumer any more is in ``state.abandoned``.
         """
+        undo = self._state.undo
+        undo.item(self.consumers, tag)
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
             queue = consumer.queue
-            queue.consumers.remove(consumer)
+            queue.consumers.remove(consumer, undo)
             self._state.wake(queue)  # another one may be the active one now
             if queue.auto_delete and not queue.consumers:
+                undo.growth(self._state.abandoned)
                 self._state.abandoned.append(queue)
         return consumer
 
@@ -295,6 +298,13 @@ class Channel:
         Outside tx.select ``take`` what was gathered first. The batches that it appended, as ``rollback``.
         """
         assert self.transactional or not self.transaction, "take() what was gathered before the channel closes"
+        undo = self._state.undo
+        for name in ("unacked", "marked", "transaction", "_lowest", "consuming", "closed"):
+            undo.attribute(self, name)
+        undo.attribute(self.transaction, "state")
+        for delivery, _ in self.marked.values():
+            if delivery.consumer is not None:
+                undo.attribute(delivery.consumer, "unacked")
         for tag in list(self.consumers):
             self.cancel(tag)
         dropped = self.rollback(0)

@@ -158,15 +158,14 @@ class Consumers:
         if consumer.no_local and self._queue.publishers is None:
             self._queue.publishers = {}
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: Consumer, undo: Undo) -> None:
         """What it holds stays with its channel."""
+        undo.attribute(consumer, "active")
+        undo.attribute(self, "_rings")
+        undo.attribute(self, "_single")
         consumer.active = False
-        for at, (_, ring) in enumerate(self._rings):
-            if consumer in ring:
-                ring.remove(consumer)
-                if not ring:
-                    del self._rings[at]
-                break
+        left = [(priority, deque(other for other in ring if other is not consumer)) for priority, ring in self._rings]
+        self._rings = [(priority, ring) for priority, ring in left if ring]
         if self._single is consumer:
             self._single = next(iter(self), None)
 

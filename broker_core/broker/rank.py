@@ -79,7 +79,6 @@ class Ranks:
             self._save()
             del self._of[offset]
 
-
     def _save(self) -> None:
         if self._saved != self._undo.work:
             self._saved = self._undo.work

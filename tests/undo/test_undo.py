@@ -196,3 +196,18 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     branch = bench.stage(token, b"written")
     exhaust(lambda: engine.commit_branches(token, [branch]))
     exhaust(lambda: engine.release("app", "in"))
+
+
+def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:
+    life.channel.queue_declare("q")
+    life.commit(*[("", "q", b"")] * 3)
+    channel = Channel(life.state)
+    channel.tx_select(0)
+    channel.consume(life.state.queue("q"), "tag", lambda *_: None, lambda _: None, prefetch=2)
+    life.state.dispatch(life.clock.now_us)
+    channel.settle(1, "ack", False, 0)
+    channel.publish(Message(b"dropped", "q", "", b""), life.state.route("", "q"), False, 0)
+    life.faults.exhaust(lambda: life.broker.run(lambda _state, change, _now: channel.close("it was closed", change)))
+    assert life.state.queue("q").unacknowledged == 0
+    for _ in range(10):
+        life.do_now("commit_transaction", life.transaction(("", "q", b"")))
