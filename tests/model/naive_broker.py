@@ -1,0 +1,179 @@
+"""A broker as plain lists, from the guarantees of docs/transactions.md: what the real one is held against.
+
+No offsets, batches, holes, segments or records: a queue is a list of copies in the order of their commits, and a copy is ready, held
+by a channel, held by a prepared transaction, or claimed. A crash forgets what the guarantees let it forget, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Outcome = Literal["ack", "reject", "requeue"]
+
+LENGTH = 3  # x-max-length of the bounded queues
+TTL_US = 1_000_000  # x-message-ttl of the queue ``timed``
+DEAD = "dead"
+BURIED = ("short", "timed", "plain")  # queues with a dead-letter exchange
+
+
+class Refused(Exception):
+    """A full queue that rejects publishes: nothing of the commit happens."""
+
+
+@dataclass
+class Copy:
+    """One message in one queue."""
+
+    body: bytes
+    durable: bool
+    at_us: int
+    state: Literal["ready", "held", "prepared", "claimed"] = "ready"
+    redelivered: bool | None = False  # None: not known, it may have been sent before a crash
+
+    def seen(self) -> tuple[bytes, str]:
+        return (self.body, "ready" if self.state == "ready" else "taken")
+
+
+@dataclass
+class Work:
+    """What a channel has gathered: (queues, body, persistent) and (queue, copy, outcome)."""
+
+    publishes: list[tuple[tuple[str, ...], bytes, bool]] = field(default_factory=list)
+    settles: list[tuple[str, Copy, Outcome]] = field(default_factory=list)
+
+    def forget(self, name: str) -> None:
+        """A queue that is gone."""
+        self.publishes = [(tuple(other for other in queues if other != name), *rest) for queues, *rest in self.publishes]  # type: ignore[misc]
+        self.settles = [settle for settle in self.settles if settle[0] != name]
+
+
+@dataclass
+class NaiveBroker:
+    queues: dict[str, list[Copy]] = field(default_factory=dict)
+    durable: dict[str, bool] = field(default_factory=dict)
+    prepared: dict[str, Work] = field(default_factory=dict)
+    outcomes: dict[str, str] = field(default_factory=dict)
+    owned: bool = False  # the queue ``in`` by the app
+
+    def declare(self, name: str, *, durable: bool) -> None:
+        self.queues[name] = []
+        self.durable[name] = durable
+
+    # -- what a commit does ---------------------------------------------------------------------------------------------
+    def commit(self, work: Work, now_us: int, *, xid: str = "", decision: bool = False) -> None:
+        """All of it. ``decision``: of a prepared transaction, whose room is promised. Raises Refused."""
+        if not decision:
+            self._check_room(work)
+        for queues, body, persistent in work.publishes:
+            for name in queues:
+                if name in self.queues:
+                    self._enqueue(name, Copy(body, persistent and self.durable[name], now_us), now_us)
+        requeued: dict[str, None] = {}
+        for name, copy, outcome in work.settles:
+            queue = self.queues.get(name)
+            if queue is None or not any(copy is other for other in queue):
+                continue
+            if outcome == "requeue":
+                copy.state, copy.redelivered = "ready", True
+                requeued[name] = None
+            else:
+                self._remove(name, copy)
+                if outcome == "reject":
+                    self._bury(name, copy, now_us)
+        for name in requeued:
+            self._overflow(name, now_us)
+        if xid:
+            self.outcomes[xid] = "committed"
+
+    def _check_room(self, work: Work) -> None:
+        coming = sum("refusing" in queues for queues, _, _ in work.publishes)
+        ready = sum(copy.state == "ready" for copy in self.queues.get("refusing", ()))
+        promised = sum("refusing" in queues for other in self.prepared.values() for queues, _, _ in other.publishes)
+        if coming and ready + promised + coming > LENGTH:
+            raise Refused
+
+    def _enqueue(self, name: str, copy: Copy, now_us: int) -> None:
+        self.queues[name].append(copy)
+        self._overflow(name, now_us)
+
+    def _overflow(self, name: str, now_us: int) -> None:
+        if name != "short":
+            return
+        while len(ready := [copy for copy in self.queues[name] if copy.state == "ready"]) > LENGTH:
+            self._remove(name, ready[0])
+            self._bury(name, ready[0], now_us)
+
+    def _remove(self, name: str, copy: Copy) -> None:
+        self.queues[name] = [other for other in self.queues[name] if other is not copy]
+
+    def _bury(self, name: str, copy: Copy, now_us: int) -> None:
+        if name in BURIED:
+            self._enqueue(DEAD, Copy(copy.body, copy.durable, now_us), now_us)
+
+    # -- deliveries -----------------------------------------------------------------------------------------------------
+    def take(self, name: str) -> Copy | None:
+        copy = next((copy for copy in self.queues[name] if copy.state == "ready"), None)
+        if copy is not None:
+            copy.state = "held"
+        return copy
+
+    def give_back(self, copies: Iterable[Copy]) -> None:
+        for copy in copies:
+            copy.state, copy.redelivered = "ready", True
+
+    def expire(self, now_us: int) -> None:
+        """What has come to the head and is too old."""
+        while (head := next((copy for copy in self.queues["timed"] if copy.state == "ready"), None)) is not None:
+            if head.at_us + TTL_US > now_us:
+                return
+            self._remove("timed", head)
+            self._bury("timed", head, now_us)
+
+    def purge(self, name: str) -> int:
+        before = len(self.queues[name])
+        self.queues[name] = [copy for copy in self.queues[name] if copy.state != "ready"]
+        return before - len(self.queues[name])
+
+    # -- prepared transactions ------------------------------------------------------------------------------------------
+    def prepare(self, work: Work, xid: str) -> None:
+        self._check_room(work)
+        for _, copy, _ in work.settles:
+            copy.state = "prepared"
+        self.prepared[xid] = work
+
+    def decide(self, xid: str, commit: bool, now_us: int) -> None:
+        work = self.prepared.pop(xid)
+        if commit:
+            self.commit(work, now_us, decision=True)
+        else:
+            self.give_back(copy for _, copy, _ in work.settles)
+        self.outcomes[xid] = "committed" if commit else "rolled_back"
+
+    def delete(self, name: str) -> None:
+        """The queue goes, and another one of the same name comes: what named the old one does not reach the new one."""
+        self.queues[name] = []
+        for work in self.prepared.values():
+            work.forget(name)
+
+    # -- crash ----------------------------------------------------------------------------------------------------------
+    def crash(self) -> None:
+        """The broker ends without a word, and another one opens what was durable."""
+        for name, queue in self.queues.items():  # a queue that is not durable is declared anew
+            self.queues[name] = [copy for copy in queue if self.durable[name] and (copy.durable or copy.state == "claimed")]
+            for copy in self.queues[name]:
+                if copy.state == "held":
+                    copy.state = "ready"
+                copy.redelivered = True if copy.redelivered else None
+        for work in self.prepared.values():
+            for name in self.durable:
+                if not self.durable[name]:
+                    work.forget(name)
+
+    # -- looking --------------------------------------------------------------------------------------------------------
+    def contents(self) -> dict[str, list[Any]]:
+        """Per queue its copies in order: body, and ready or taken. Dead letters in any order."""
+        found: dict[str, list[Any]] = {"(prepared)": sorted(self.prepared)}
+        found |= {name: [copy.seen() for copy in queue] for name, queue in self.queues.items()}
+        return {**found, DEAD: sorted(found[DEAD])}

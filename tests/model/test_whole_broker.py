@@ -1,0 +1,87 @@
+"""Random histories of a whole broker (whole_broker.py), and each rule that they check switched off once: then they must fail.
+
+``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times as many histories, from other seeds each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from broker_core.broker.batch import Batches
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.channel import Channel
+from broker_core.broker.expiry import Expiry
+from broker_core.broker.messages import Messages
+from broker_core.broker.queue import Queue
+from tests.model.whole_broker import OnDisk, WholeBroker
+
+Patch = pytest.MonkeyPatch
+
+QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example)
+
+
+@pytest.mark.parametrize(("machine", "histories"), [(WholeBroker, 150), (OnDisk, 25)])
+def test_every_history_of_a_broker_agrees_with_plain_lists(machine: type[WholeBroker], histories: int, rounds: int) -> None:
+    soak = rounds or int(os.environ.get("TXMQ_SOAK_ROUNDS", "0"))
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=histories * max(1, soak),
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=not soak,
+            database=None,
+            print_blob=True,
+            suppress_health_check=QUIET,
+        ),
+    )
+
+
+def nothing(*_args: object, **_kwargs: object) -> None: ...
+
+
+def none(*_args: object, **_kwargs: object) -> list[object]:
+    return []
+
+
+def no(*_args: object, **_kwargs: object) -> bool:
+    return False
+
+
+RULES: dict[str, Callable[[Patch], None]] = {
+    "a delivery that came back says redelivered": lambda p: p.setattr(Queue, "was_sent", no),
+    "a bounded queue drops its oldest messages": lambda p: p.setattr(Messages, "_overflow", nothing),
+    "a full queue that rejects publishes refuses the whole commit": lambda p: p.setattr(Messages, "check_overflow", nothing),
+    "what is too old expires": lambda p: p.setattr(Expiry, "head_expired", no),
+    "what is rejected, expired or dropped is dead-lettered": lambda p: p.setattr(Messages, "_bury", nothing),
+    "a commit settles its deliveries": lambda p: p.setattr(BrokerState, "_settle", nothing),
+    "a closed channel gives back what it held": lambda p: p.setattr(Channel, "_give_back", nothing),
+    "a claim writes the transient messages of its range": lambda p: p.setattr(Messages, "persist", nothing),
+    "a sealed batch is named by its runs": lambda p: p.setattr(Queue, "record_runs", none),
+    "settled messages stay settled over a restart": lambda p: p.setattr(Queue, "restore_progress", nothing),
+    "a prepared transaction holds its deliveries over a restart": lambda p: p.setattr(Queue, "hold", nothing),
+    "what no queue needs lets its batch go": lambda p: p.setattr(Batches, "unpin", nothing),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_switched_off_is_seen(rule: str, monkeypatch: Patch) -> None:
+    RULES[rule](monkeypatch)
+    with pytest.raises(BaseException):  # noqa: B017  # whatever shows first
+        run_state_machine_as_test(
+            WholeBroker,
+            settings=settings(
+                max_examples=300,
+                stateful_step_count=40,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=QUIET,
+            ),
+        )

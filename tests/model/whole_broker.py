@@ -1,0 +1,472 @@
+"""Any history of a whole broker against the naive one: channels, transactions, prepared ones, dead letters, limits, time to live,
+exclusive and transient queues, a Spark app beside them, upkeep, clock steps, and crashes before, within and after each commit.
+
+After every step the queues hold the same copies in the same order and state, and what is counted agrees with what is there. A step
+that is cut off by a crash has happened or not, as a whole. At the end everything is consumed, and the store holds nothing any more.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker_core import errors, failpoint
+from broker_core.embedded import EmbeddedEngine
+from broker_core.engine import START, Limit, Origin, ReadTicket
+from broker_core.local import LocalBroker, LocalChannel
+from broker_core.properties import Properties
+from broker_core.store.durable import DurableStore
+from broker_core.store.memory import MemoryStore
+from broker_core.store.port import Store
+from tests.broker.conftest import Clock
+from tests.crash.test_store_crash import tear
+from tests.engine.bench import Bench
+from tests.model.naive_broker import DEAD, LENGTH, TTL_US, Copy, NaiveBroker, Outcome, Refused, Work
+
+TRANSIENT = Properties(delivery_mode=1).encode()
+DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
+QUEUES: dict[str, dict[str, Any]] = {
+    DEAD: {},
+    "plain": DLX,
+    "short": {**DLX, "x-max-length": LENGTH},
+    "timed": {**DLX, "x-message-ttl": TTL_US // 1000},
+    "refusing": {"x-max-length": LENGTH, "x-overflow": "reject-publish"},
+    "in": {},
+    "out": {},
+    "memory": {},
+}
+ROUTES: list[tuple[str, ...]] = [
+    ("plain",), ("short",), ("timed",), ("refusing",), ("in",), ("memory",),
+    ("plain", "short", "timed"), ("memory", "plain"), ("short", "refusing"),
+]  # fmt: skip
+STEPS = ["store.commit.begin", "store.commit.synced", "store.commit.executed", "store.commit.committed", "committer.durable"]
+UPKEEP_STEPS = ["store.seal.written", "store.seal.synced", "upkeep.seal.written", "upkeep.seal.committed", "upkeep.compact.written"]
+APP, QUERY = "app", "query"
+
+
+@dataclass
+class Peer:
+    """A channel, and what it has gathered and holds in the model."""
+
+    channel: LocalChannel
+    transactional: bool
+    held: dict[int, tuple[str, Copy]] = field(default_factory=dict)
+    marked: dict[int, tuple[str, Copy]] = field(default_factory=dict)
+    work: Work = field(default_factory=Work)
+
+
+class WholeBroker(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.store: Store = self.new_store()
+        self.naive = NaiveBroker()
+        self.peers: list[Peer] = []
+        self.numbers = itertools.count()
+        self.batch = 0
+        self.source: Any = {"in": START}
+
+    # -- the store: another machine may have another ------------------------------------------------------------------------
+    def new_store(self) -> Store:
+        return MemoryStore()
+
+    def reopened(self) -> Store:
+        assert isinstance(self.store, MemoryStore)
+        return self.store.reopened()
+
+    def open(self) -> None:
+        self.broker = LocalBroker(self.store, self.clock, upkeep=False)
+        self.engine = EmbeddedEngine(self.broker)
+        self.bench = Bench.__new__(Bench)
+        self.bench.engine, self.bench.local = self.engine, self.broker
+
+    @initialize()
+    def start(self) -> None:
+        self.open()
+        with self.broker.channel() as channel:
+            for number in range(len(ROUTES)):
+                channel.exchange_declare(f"route{number}", "fanout")
+        for name in QUEUES:
+            self.naive.declare(name, durable=name != "memory")
+            self.declare(name)
+        self.add_peer(True)
+        self.add_peer(False)
+
+    def teardown(self) -> None:
+        failpoint.disarm()
+        if hasattr(self, "broker"):
+            self.consume_everything()
+            self.broker.close()
+
+    # -- a step that a crash may cut off --------------------------------------------------------------------------------------
+    def do(self, operation: Callable[[], Any], model: Callable[[NaiveBroker], Any], crash: str = "") -> bool:
+        """Both brokers do it, or with ``crash`` perhaps. False where the real one crashed and was opened again."""
+        if not crash:
+            answer = operation()
+            assert model(self.naive) == answer
+            return True
+        failpoint.arm(crash, "raise")
+        try:
+            operation()
+        except (errors.StoreFailed, OSError):
+            pass
+        finally:
+            failpoint.disarm()
+        if self.broker.committer.failure is None:  # it did not come by
+            model(self.naive)
+            return True
+        done = copy.deepcopy(self.naive)
+        model(done)
+        self.reopen()
+        done.crash()
+        self.naive.crash()
+        found = self.contents()
+        assert found in (done.contents(), self.naive.contents()), "a commit that was cut off has happened whole, or not at all"
+        if found != self.naive.contents():
+            self.naive = done
+        return False
+
+    def reopen(self) -> None:
+        for peer in self.peers:
+            peer.channel._channel.closed = "the broker crashed"
+        self.peers.clear()
+        store = self.reopened()
+        self.broker.committer.stop(errors.StoreFailed("crash"))
+        self.broker.close()
+        self.store = store
+        self.open()
+        self.declare("memory")
+
+    def declare(self, name: str) -> None:
+        with self.broker.channel() as channel:
+            channel.queue_declare(name, durable=name != "memory", arguments=QUEUES[name] or None)
+            for number, route in enumerate(ROUTES):
+                if name in route:
+                    channel.queue_bind(name, f"route{number}")
+
+    # -- looking ----------------------------------------------------------------------------------------------------------
+    def contents(self) -> dict[str, list[Any]]:
+        state = self.broker.state
+        found: dict[str, list[Any]] = {"(prepared)": sorted(state.prepared)}
+        for queue in state.queues.values():
+            found[queue.name] = [
+                (state.fetch(queue, offset).body, "taken" if offset in queue.held or queue.claimed.contains(offset) else "ready")
+                for start, end in queue.unsettled_within(0, queue.visible_end)
+                for offset in range(start, end)
+            ]
+        return {**found, DEAD: sorted(found[DEAD])}
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        if not hasattr(self, "broker") or not self.naive.queues:
+            return
+        contents = self.contents()
+        assert contents == self.naive.contents()
+        for info in self.broker.queues():
+            assert info.messages == len(contents[info.name]), info
+        assert [info.xid for info in self.broker.prepared()] == list(self.naive.prepared), "oldest first"
+
+    # -- channels -----------------------------------------------------------------------------------------------------------
+    def add_peer(self, transactional: bool) -> None:
+        channel = self.broker.channel()
+        if transactional:
+            channel.tx_select()
+        self.peers.append(Peer(channel, transactional))
+
+    @precondition(lambda self: len(self.peers) < 4)
+    @rule(transactional=st.booleans())
+    def open_channel(self, transactional: bool) -> None:
+        self.add_peer(transactional)
+
+    def now_us(self) -> int:
+        return self.broker.committer._last_us
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), route=st.integers(0, len(ROUTES) - 1), persistent=st.booleans(), crash=st.sampled_from(["", "", "", *STEPS]))
+    def publish(self, data: st.DataObject, route: int, persistent: bool, crash: str) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        body = b"%d" % next(self.numbers)
+        properties = b"" if persistent else TRANSIENT
+        one = (ROUTES[route], body, persistent)
+        if peer.transactional:
+            peer.channel.publish(body, f"route{route}", "", properties)
+            peer.work.publishes.append(one)
+            return
+        self.do(
+            lambda: refused(lambda: peer.channel.publish(body, f"route{route}", "", properties)),
+            lambda naive: refused(lambda: naive.commit(Work([one]), self.now_us())),
+            crash,
+        )
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), name=st.sampled_from(sorted(QUEUES)))
+    def get(self, data: st.DataObject, name: str) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        if name == "in" and self.naive.owned:
+            try:
+                peer.channel.get(name)
+            except errors.ResourceLocked:
+                return
+            raise AssertionError("an owned queue gives to nobody but its app")
+        if name == "timed":
+            self.naive.expire(self.clock.now_us)
+        if name == DEAD:
+            delivery = peer.channel.get(name)
+            expected = next((c for c in self.naive.queues[DEAD] if delivery and c.body == delivery.body and c.state == "ready"), None)
+            if expected is not None:
+                expected.state = "held"
+        else:
+            delivery, expected = peer.channel.get(name), self.naive.take(name)
+        assert (delivery is None) == (expected is None), (delivery, expected)
+        if delivery is not None and expected is not None:
+            assert delivery.body == expected.body
+            assert expected.redelivered in (None, delivery.redelivered)
+            peer.held[delivery.tag] = (name, expected)
+
+    @precondition(lambda self: any(peer.held for peer in self.peers))
+    @rule(data=st.data(), outcome=st.sampled_from(["ack", "reject", "requeue"]), crash=st.sampled_from(["", "", "", *STEPS]))
+    def settle(self, data: st.DataObject, outcome: Outcome, crash: str) -> None:
+        peer = data.draw(st.sampled_from([peer for peer in self.peers if peer.held]))
+        tag = data.draw(st.sampled_from(sorted(peer.held)))
+        name, held = peer.held.pop(tag)
+
+        def call() -> None:
+            if outcome == "ack":
+                peer.channel.ack(tag)
+            else:
+                peer.channel.nack(tag, requeue=outcome == "requeue")
+
+        if peer.transactional:
+            call()
+            peer.marked[tag] = (name, held)
+            peer.work.settles.append((name, held, outcome))
+            return
+        at = self.place(name, held)
+
+        def model(naive: NaiveBroker) -> None:
+            settles = [(name, naive.queues[name][at], outcome)] if at is not None else []
+            naive.commit(Work(settles=settles), self.now_us())
+
+        self.do(call, model, crash)
+
+    def place(self, name: str, held: Copy) -> int | None:
+        """None: its queue was deleted."""
+        return next((number for number, other in enumerate(self.naive.queues[name]) if other is held), None)
+
+    @precondition(lambda self: any(peer.transactional for peer in self.peers))
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["commit", "token", "prepare", "rollback"]),
+        crash=st.sampled_from(["", "", "", *STEPS]),
+        spilled=st.booleans(),
+    )
+    def end_transaction(self, data: st.DataObject, how: str, crash: str, spilled: bool) -> None:
+        peer = data.draw(st.sampled_from([peer for peer in self.peers if peer.transactional]))
+        work, peer.work, marked, peer.marked = peer.work, Work(), peer.marked, {}
+        if how == "rollback":
+            peer.channel.tx_rollback()
+            peer.held |= marked
+            return
+        if spilled:
+            self.broker.spill(peer.channel._channel.transaction)
+        xid = f"x{next(self.numbers)}" if how != "commit" else ""
+        places = [(name, self.place(name, held), outcome) for name, held, outcome in work.settles]
+
+        def model(naive: NaiveBroker) -> Any:
+            same = Work(work.publishes, [(name, naive.queues[name][at], outcome) for name, at, outcome in places if at is not None])
+            if how != "prepare":
+                return refused(lambda: naive.commit(same, self.now_us(), xid=xid))
+            return refused(lambda: naive.prepare(same, xid) if same.publishes or same.settles else None)
+
+        def real() -> Any:
+            if how == "prepare":
+                return refused(lambda: peer.channel.prepare(xid))
+            return refused(lambda: peer.channel.tx_commit(xid))
+
+        if self.do(real, model, crash) and peer.channel.closed:  # refused: the channel has ended, and gave back what it held
+            self.naive.give_back(held for _, held in (*peer.held.values(), *marked.values()))
+            self.peers.remove(peer)
+        elif how == "prepare" and peer in self.peers and xid not in self.naive.prepared and marked:
+            peer.held |= marked  # refused, and the channel goes on with its transaction
+            raise AssertionError("a refused prepare closes its channel")
+
+    @precondition(lambda self: self.naive.prepared)
+    @rule(data=st.data(), commit=st.booleans(), crash=st.sampled_from(["", "", *STEPS]))
+    def decide(self, data: st.DataObject, commit: bool, crash: str) -> None:
+        xid = data.draw(st.sampled_from(sorted(self.naive.prepared)))
+        decide = self.broker.commit if commit else self.broker.rollback
+        if self.do(lambda: nothing(decide(xid)), lambda naive: naive.decide(xid, commit, self.now_us()), crash):
+            assert self.broker.outcome(xid) == self.naive.outcomes[xid]
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data())
+    def close_channel(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(self.peers))
+        self.peers.remove(peer)
+        peer.channel.close()
+        self.naive.give_back(held for _, held in (*peer.held.values(), *peer.marked.values()))
+
+    @rule(name=st.sampled_from(["plain", "timed", DEAD, "memory"]))
+    def purge(self, name: str) -> None:
+        with self.broker.channel() as channel:
+            if name == "timed":  # what is too old may go either way
+                self.expire()
+            assert channel.queue_purge(name) == self.naive.purge(name)
+
+    @rule(name=st.sampled_from(["plain", "short", "timed", "memory", DEAD]))
+    def delete_and_declare_again(self, name: str) -> None:
+        with self.broker.channel() as channel:
+            channel.queue_delete(name)
+        self.declare(name)
+        self.naive.delete(name)
+        for peer in self.peers:
+            peer.work.forget(name)
+
+    # -- what the broker does by itself --------------------------------------------------------------------------------------
+    def expire(self) -> None:
+        self.broker.upkeep.expire()
+        self.naive.expire(self.clock.now_us)
+
+    @rule(what=st.sampled_from(["expire", "tick", "seal", "compact"]), crash=st.sampled_from(["", "", *UPKEEP_STEPS]))
+    def upkeep(self, what: Literal["expire", "tick", "seal", "compact"], crash: str) -> None:
+        if what in ("expire", "tick"):
+            self.naive.expire(self.clock.now_us)
+            getattr(self.broker.upkeep, what)()
+            return
+        self.broker.upkeep.close_open()
+        if crash:
+            failpoint.arm(crash, "raise")
+        try:
+            self.broker.upkeep.seal()
+            if what == "compact":
+                self.broker.upkeep.compact()
+        except (errors.StoreFailed, OSError):
+            failpoint.disarm()
+            self.reopen()
+            self.naive.crash()
+        finally:
+            failpoint.disarm()
+
+    @rule(seconds=st.sampled_from([0.3, 1.1, 5, -2, -3600]))
+    def clock_step(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        if clean:
+            self.broker.close()
+        self.reopen()
+        self.naive.crash()
+
+    # -- a Spark app ----------------------------------------------------------------------------------------------------------
+    @rule(stop=st.sampled_from(["", "", "claim", "read", "stage", *STEPS]), rows=st.integers(1, 4))
+    def micro_batch(self, stop: str, rows: int) -> None:
+        """One micro-batch that copies ``in`` to ``out``; a driver that dies at ``stop`` is followed by another one later."""
+        if any(c.state in ("held", "prepared") for c in self.naive.queues["in"]) and not self.naive.owned:
+            return
+        engine = self.engine
+        end = engine.claim(APP, self.source, Limit(max_rows=rows), Origin(), "fail")
+        self.naive.owned = True
+        if end == self.source:
+            return
+        ranges = engine.resolve(APP, self.source, end)
+        ((first, last),) = ranges.values()
+        claimed = [c for c in self.naive.queues["in"] if c.state in ("ready", "claimed")][: last - first]
+        for one in claimed:
+            one.state, one.durable = "claimed", True
+        if stop == "claim":
+            return
+        opened = engine.open_batch(APP, QUERY, self.batch, "fail")
+        ticket = ReadTicket(APP, QUERY, self.batch, ranges, (("in", first, last),))
+        bodies = [body for found in engine.read(ticket) for body in found.column("body").to_pylist()]
+        assert bodies == [one.body for one in claimed], "a claimed range is the same rows, always"
+        if stop == "read":
+            return
+        words = {"query": QUERY, "batch": self.batch, "app": APP}
+        branches = [self.bench.stage(opened.token, *bodies, branch=f"b{next(self.numbers)}", **words)]
+        if stop == "stage":
+            return
+
+        def model(naive: NaiveBroker) -> bool:
+            naive.queues["in"] = [c for c in naive.queues["in"] if c.state != "claimed"]
+            naive.commit(Work([(("out",), body, True) for body in bodies]), self.now_us())
+            return False
+
+        batch = self.batch
+        done = self.do(lambda: engine.commit_batch(APP, QUERY, batch, opened.token, branches).already and "again", model, stop)
+        if not done and any(c.state == "claimed" for c in self.naive.queues["in"]):
+            return  # it was not decided
+        self.batch += 1
+        self.source = end
+
+    # -- the end --------------------------------------------------------------------------------------------------------------
+    def consume_everything(self) -> None:
+        """What is left when all is consumed: nothing, neither in memory nor in the store."""
+        for peer in self.peers:
+            peer.channel.close()
+        for xid in sorted(self.naive.prepared):
+            self.broker.rollback(xid)
+        if self.naive.owned:
+            if self.source != {"in": START}:
+                self.engine.ack(APP, self.source)
+            self.engine.release(APP, "in")
+        with self.broker.channel() as channel:
+            for name in QUEUES:
+                while (delivery := channel.get(name)) is not None:
+                    channel.ack(delivery.tag)
+        self.broker.upkeep.close_open()
+        self.broker.upkeep.tick()
+        state = self.broker.state
+        for queue in state.queues.values():
+            assert (queue.messages, queue.unacknowledged, queue._runs[queue._front :]) == (0, 0, []), queue.name
+        kept = {batch_id: batch.pins for batch_id, batch in state.batches.by_id.items() if batch_id > 0 and batch.pins}
+        assert not kept or self.naive.owned, f"batches that nothing needs: {kept}"
+
+
+def nothing(_answer: object) -> None:
+    """What both give where only one of them has something to tell."""
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """Whether a full queue refused it."""
+    try:
+        call()
+    except (Refused, errors.PreconditionFailed):
+        return "refused"
+    return "done"
+
+
+class OnDisk(WholeBroker):
+    """The same over SQLite and segments, small ones. A crash is a power cut: what was never synced is missing, or garbage."""
+
+    def new_store(self) -> Store:
+        self._folder = Path(tempfile.mkdtemp(prefix="txmq-history-"))
+        self._opened = 0
+        return self._open(self._folder / "0")
+
+    def _open(self, path: Path) -> Store:
+        self._path = path
+        return DurableStore(path, roll_bytes=4_000)
+
+    def reopened(self) -> Store:
+        self._opened += 1
+        after = self._folder / str(self._opened)
+        shutil.copytree(self._path, after, ignore=shutil.ignore_patterns("lock", "endpoint.json"))
+        tear(after, random.Random(self._opened))
+        return self._open(after)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
