@@ -51,6 +51,7 @@ ROUTES: list[tuple[str, ...]] = [
 ]  # fmt: skip
 STEPS = ["store.commit.begin", "store.commit.synced", "store.commit.executed", "store.commit.committed", "committer.durable"]
 UPKEEP_STEPS = ["store.seal.written", "store.seal.synced", "upkeep.seal.written", "upkeep.seal.committed", "upkeep.compact.written"]
+CRASH = st.sampled_from([""] * 30 + STEPS)
 APP, QUERY = "app", "query"
 
 
@@ -146,6 +147,8 @@ class WholeBroker(RuleBasedStateMachine):
         self.store = store
         self.open()
         self.declare("memory")
+        self.add_peer(True)
+        self.add_peer(False)
 
     def declare(self, name: str) -> None:
         with self.broker.channel() as channel:
@@ -192,7 +195,7 @@ class WholeBroker(RuleBasedStateMachine):
         return self.broker.committer._last_us
 
     @precondition(lambda self: self.peers)
-    @rule(data=st.data(), route=st.integers(0, len(ROUTES) - 1), persistent=st.booleans(), crash=st.sampled_from(["", "", "", *STEPS]))
+    @rule(data=st.data(), route=st.integers(0, len(ROUTES) - 1), persistent=st.booleans(), crash=CRASH)
     def publish(self, data: st.DataObject, route: int, persistent: bool, crash: str) -> None:
         peer = data.draw(st.sampled_from(self.peers))
         body = b"%d" % next(self.numbers)
@@ -234,7 +237,7 @@ class WholeBroker(RuleBasedStateMachine):
             peer.held[delivery.tag] = (name, expected)
 
     @precondition(lambda self: any(peer.held for peer in self.peers))
-    @rule(data=st.data(), outcome=st.sampled_from(["ack", "reject", "requeue"]), crash=st.sampled_from(["", "", "", *STEPS]))
+    @rule(data=st.data(), outcome=st.sampled_from(["ack", "reject", "requeue"]), crash=CRASH)
     def settle(self, data: st.DataObject, outcome: Outcome, crash: str) -> None:
         peer = data.draw(st.sampled_from([peer for peer in self.peers if peer.held]))
         tag = data.draw(st.sampled_from(sorted(peer.held)))
@@ -267,7 +270,7 @@ class WholeBroker(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         how=st.sampled_from(["commit", "token", "prepare", "rollback"]),
-        crash=st.sampled_from(["", "", "", *STEPS]),
+        crash=CRASH,
         spilled=st.booleans(),
     )
     def end_transaction(self, data: st.DataObject, how: str, crash: str, spilled: bool) -> None:
@@ -301,7 +304,7 @@ class WholeBroker(RuleBasedStateMachine):
             raise AssertionError("a refused prepare closes its channel")
 
     @precondition(lambda self: self.naive.prepared)
-    @rule(data=st.data(), commit=st.booleans(), crash=st.sampled_from(["", "", *STEPS]))
+    @rule(data=st.data(), commit=st.booleans(), crash=CRASH)
     def decide(self, data: st.DataObject, commit: bool, crash: str) -> None:
         xid = data.draw(st.sampled_from(sorted(self.naive.prepared)))
         decide = self.broker.commit if commit else self.broker.rollback
@@ -337,7 +340,7 @@ class WholeBroker(RuleBasedStateMachine):
         self.broker.upkeep.expire()
         self.naive.expire(self.clock.now_us)
 
-    @rule(what=st.sampled_from(["expire", "tick", "seal", "compact"]), crash=st.sampled_from(["", "", *UPKEEP_STEPS]))
+    @rule(what=st.sampled_from(["expire", "tick", "seal", "compact"]), crash=st.sampled_from([""] * 15 + UPKEEP_STEPS))
     def upkeep(self, what: Literal["expire", "tick", "seal", "compact"], crash: str) -> None:
         if what in ("expire", "tick"):
             self.naive.expire(self.clock.now_us)
@@ -361,15 +364,17 @@ class WholeBroker(RuleBasedStateMachine):
     def clock_step(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    @rule(clean=st.booleans())
-    def restart(self, clean: bool) -> None:
-        if clean:
+    @rule(how=st.sampled_from(["not now"] * 6 + ["killed", "closed"]))
+    def restart(self, how: str) -> None:
+        if how == "not now":
+            return
+        if how == "closed":
             self.broker.close()
         self.reopen()
         self.naive.crash()
 
     # -- a Spark app ----------------------------------------------------------------------------------------------------------
-    @rule(stop=st.sampled_from(["", "", "claim", "read", "stage", *STEPS]), rows=st.integers(1, 4))
+    @rule(stop=st.sampled_from([""] * 15 + ["claim", "read", "stage", *STEPS]), rows=st.integers(1, 4))
     def micro_batch(self, stop: str, rows: int) -> None:
         """One micro-batch that copies ``in`` to ``out``; a driver that dies at ``stop`` is followed by another one later."""
         if any(c.state in ("held", "prepared") for c in self.naive.queues["in"]) and not self.naive.owned:
