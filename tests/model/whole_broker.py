@@ -195,9 +195,14 @@ class WholeBroker(RuleBasedStateMachine):
         return self.broker.committer._last_us
 
     @precondition(lambda self: self.peers)
-    @rule(data=st.data(), route=st.integers(0, len(ROUTES) - 1), persistent=st.booleans(), crash=CRASH)
-    def publish(self, data: st.DataObject, route: int, persistent: bool, crash: str) -> None:
+    @rule(data=st.data(), route=st.integers(0, len(ROUTES) - 1), count=st.integers(1, 4), persistent=st.booleans(), crash=CRASH)
+    def publish(self, data: st.DataObject, route: int, count: int, persistent: bool, crash: str) -> None:
         peer = data.draw(st.sampled_from(self.peers))
+        for _ in range(count):
+            if peer in self.peers:  # no crash yet
+                self.publish_one(peer, route, persistent, crash)
+
+    def publish_one(self, peer: Peer, route: int, persistent: bool, crash: str) -> None:
         body = b"%d" % next(self.numbers)
         properties = b"" if persistent else TRANSIENT
         one = (ROUTES[route], body, persistent)
@@ -212,9 +217,12 @@ class WholeBroker(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.peers)
-    @rule(data=st.data(), name=st.sampled_from(sorted(QUEUES)))
-    def get(self, data: st.DataObject, name: str) -> None:
-        peer = data.draw(st.sampled_from(self.peers))
+    @rule(data=st.data(), name=st.sampled_from(sorted(QUEUES)), count=st.integers(1, 3))
+    def get(self, data: st.DataObject, name: str, count: int) -> None:
+        for _ in range(count):
+            self.get_one(data.draw(st.sampled_from(self.peers)), name)
+
+    def get_one(self, peer: Peer, name: str) -> None:
         if name == "in" and self.naive.owned:
             try:
                 peer.channel.get(name)
@@ -426,7 +434,7 @@ class WholeBroker(RuleBasedStateMachine):
                 self.engine.ack(APP, self.source)
             self.engine.release(APP, "in")
         with self.broker.channel() as channel:
-            for name in QUEUES:
+            for name in (*QUEUES, DEAD):  # dead letters come while the others are emptied
                 while (delivery := channel.get(name)) is not None:
                     channel.ack(delivery.tag)
         self.broker.upkeep.close_open()
