@@ -6,7 +6,7 @@ by a channel, held by a prepared transaction, or claimed. A crash forgets what t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -158,10 +158,14 @@ class NaiveBroker:
             work.forget(name)
 
     # -- crash ----------------------------------------------------------------------------------------------------------
-    def crash(self) -> None:
-        """The broker ends without a word, and another one opens what was durable."""
+    def crash(self, left: Container[bytes]) -> None:
+        """The broker ends without a word, and another one opens what was durable.
+
+        Of the transient messages of ``in`` those of ``left`` survived: a claim may write more of them than its own.
+        """
         for name, queue in self.queues.items():  # a queue that is not durable is declared anew
-            self.queues[name] = [copy for copy in queue if self.durable[name] and (copy.durable or copy.state == "claimed")]
+            kept = [copy for copy in queue if copy.durable or copy.state == "claimed" or (name == "in" and copy.body in left)]
+            self.queues[name] = kept if self.durable[name] else []
             for copy in self.queues[name]:
                 if copy.state == "held":
                     copy.state = "ready"

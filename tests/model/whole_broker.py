@@ -129,9 +129,9 @@ class WholeBroker(RuleBasedStateMachine):
         done = copy.deepcopy(self.naive)
         model(done)
         self.reopen()
-        done.crash()
-        self.naive.crash()
         found = self.contents()
+        done.crash(self.left())
+        self.naive.crash(self.left())
         assert found in (done.contents(), self.naive.contents()), "a commit that was cut off has happened whole, or not at all"
         if found != self.naive.contents():
             self.naive = done
@@ -156,6 +156,9 @@ class WholeBroker(RuleBasedStateMachine):
             for number, route in enumerate(ROUTES):
                 if name in route:
                     channel.queue_bind(name, f"route{number}")
+
+    def left(self) -> set[bytes]:
+        return {body for body, _ in self.contents()["in"]}
 
     # -- looking ----------------------------------------------------------------------------------------------------------
     def contents(self) -> dict[str, list[Any]]:
@@ -230,7 +233,7 @@ class WholeBroker(RuleBasedStateMachine):
                 return
             raise AssertionError("an owned queue gives to nobody but its app")
         if name == "timed":
-            self.naive.expire(self.clock.now_us)
+            self.naive.expire(self.broker.clock())
         if name == DEAD:
             delivery = peer.channel.get(name)
             expected = next((c for c in self.naive.queues[DEAD] if delivery and c.body == delivery.body and c.state == "ready"), None)
@@ -304,12 +307,13 @@ class WholeBroker(RuleBasedStateMachine):
                 return refused(lambda: peer.channel.prepare(xid))
             return refused(lambda: peer.channel.tx_commit(xid))
 
-        if self.do(real, model, crash) and peer.channel.closed:  # refused: the channel has ended, and gave back what it held
+        if not self.do(real, model, crash):
+            return
+        if peer.channel.closed:  # refused: the channel has ended, and gave back what it held
             self.naive.give_back(held for _, held in (*peer.held.values(), *marked.values()))
             self.peers.remove(peer)
-        elif how == "prepare" and peer in self.peers and xid not in self.naive.prepared and marked:
-            peer.held |= marked  # refused, and the channel goes on with its transaction
-            raise AssertionError("a refused prepare closes its channel")
+        elif how == "prepare" and (work.publishes or work.settles) and xid not in self.naive.prepared:
+            peer.work, peer.marked = work, marked  # refused: the channel goes on with its transaction
 
     @precondition(lambda self: self.naive.prepared)
     @rule(data=st.data(), commit=st.booleans(), crash=CRASH)
@@ -346,12 +350,12 @@ class WholeBroker(RuleBasedStateMachine):
     # -- what the broker does by itself --------------------------------------------------------------------------------------
     def expire(self) -> None:
         self.broker.upkeep.expire()
-        self.naive.expire(self.clock.now_us)
+        self.naive.expire(self.broker.clock())
 
     @rule(what=st.sampled_from(["expire", "tick", "seal", "compact"]), crash=st.sampled_from([""] * 15 + UPKEEP_STEPS))
     def upkeep(self, what: Literal["expire", "tick", "seal", "compact"], crash: str) -> None:
         if what in ("expire", "tick"):
-            self.naive.expire(self.clock.now_us)
+            self.naive.expire(self.broker.clock())
             getattr(self.broker.upkeep, what)()
             return
         self.broker.upkeep.close_open()
@@ -364,7 +368,7 @@ class WholeBroker(RuleBasedStateMachine):
         except (errors.StoreFailed, OSError):
             failpoint.disarm()
             self.reopen()
-            self.naive.crash()
+            self.naive.crash(self.left())
         finally:
             failpoint.disarm()
 
@@ -379,7 +383,7 @@ class WholeBroker(RuleBasedStateMachine):
         if how == "closed":
             self.broker.close()
         self.reopen()
-        self.naive.crash()
+        self.naive.crash(self.left())
 
     # -- a Spark app ----------------------------------------------------------------------------------------------------------
     @rule(stop=st.sampled_from([""] * 15 + ["claim", "read", "stage", *STEPS]), rows=st.integers(1, 4))
