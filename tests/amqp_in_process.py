@@ -49,7 +49,7 @@ class Leader:
         failpoint.arm("committer.planned", self._hold)
         self._thread = threading.Thread(target=served.broker.run, args=(lambda _state, _change, _now: None,))
         self._thread.start()
-        assert self._held.wait(60)
+        assert self._held.wait(600)
 
     def _hold(self, _name: str) -> None:
         self._held.set()

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pamqp import base, body, commands, constants, exceptions, header, heartbeat
 from pamqp import frame as codec
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 600.0
 HEADER = b"AMQP\x00\x00\x09\x01"
 AnyFrame = base.Frame | body.ContentBody | header.ContentHeader | header.ProtocolHeader | heartbeat.Heartbeat
 Method = TypeVar("Method", bound=base.Frame)

@@ -18,7 +18,7 @@ import psutil
 
 from broker_core.client import BrokerClient
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 
 
 class AmqpServed:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.progress import run_to_end
+
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples" / "notebooks").glob("*.py"))
-TIME_LIMIT_S = 600  # a guard; on a machine that is not busy each takes about a minute
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -25,5 +25,5 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_as_a_plain_script(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    done = subprocess.run([sys.executable, str(notebook)], capture_output=True, text=True, timeout=TIME_LIMIT_S, cwd=tmp_path)
+    done = run_to_end([sys.executable, str(notebook)], tmp_path, cwd=tmp_path)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"

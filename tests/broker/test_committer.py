@@ -28,7 +28,7 @@ class GatedStore(MemoryStore):
 
     def commit(self, changes: Sequence[Change]) -> None:
         self.entered.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(600)
         self.groups.append(len(changes))
         super().commit(changes)
 
@@ -57,7 +57,7 @@ def together(store: GatedStore, broker: LocalBroker, names: Sequence[str]) -> di
     store.entered.clear()
     threads = [threading.Thread(target=go, args=(name,)) for name in names]
     threads[0].start()
-    assert store.entered.wait(30)
+    assert store.entered.wait(600)
     for thread in threads[1:]:
         thread.start()
     waiting = threading.Event()
@@ -65,7 +65,7 @@ def together(store: GatedStore, broker: LocalBroker, names: Sequence[str]) -> di
         waiting.wait(0.001)
     store.gate.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(600)
     return answers
 
 
@@ -196,7 +196,7 @@ def test_messages_are_invisible_while_their_commit_is_on_its_way_to_the_disk() -
     store.entered.clear()
     writer = threading.Thread(target=broker.run, args=(work,))
     writer.start()
-    assert store.entered.wait(30)
+    assert store.entered.wait(600)
     assert reader.get("q") is None
     assert broker.queues()[0].messages == 0
     assert not broker.wait(lambda state: state.queue("q").visible_end > 0, 0)

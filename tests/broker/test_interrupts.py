@@ -71,7 +71,7 @@ def test_a_thread_that_is_killed_when_it_gets_the_lead_hands_it_on() -> None:
     store.entered.clear()
     first = threading.Thread(target=broker.run, args=(remember("first"),))
     first.start()
-    assert store.entered.wait(30)
+    assert store.entered.wait(600)
 
     def killed(_mine: object) -> None:
         raise Killed
@@ -116,7 +116,7 @@ def test_close_waits_for_a_commit_that_another_thread_leads() -> None:
     answers: list[object] = []
     leader = threading.Thread(target=lambda: (answers.append(broker.run(remember("led"))), order.append("committed")))
     leader.start()
-    assert store.entered.wait(30)
+    assert store.entered.wait(600)
     closer = threading.Thread(target=broker.close)
     closer.start()
     waiting = threading.Event()
@@ -142,7 +142,7 @@ def test_close_waits_for_a_batch_on_its_way_into_a_segment() -> None:
 
     writer, closer = threading.Thread(target=write), threading.Thread(target=broker.close)
     writer.start()
-    assert entered.wait(30)
+    assert entered.wait(600)
     closer.start()
     closer.join(0.2)
     assert closer.is_alive()

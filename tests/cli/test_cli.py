@@ -24,7 +24,7 @@ from txmq import cli
 
 
 def _txmq(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "txmq", *arguments], capture_output=True, text=True, timeout=60, input=stdin, check=False)
+    return subprocess.run([sys.executable, "-m", "txmq", *arguments], capture_output=True, text=True, timeout=600, input=stdin, check=False)
 
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -239,7 +239,7 @@ def test_serve_prints_one_ready_line_and_ends_cleanly_on_sigterm(tmp_path: Path)
             raise AssertionError(ready)
         assert found.pid == process.pid
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(600) == 0
         assert (process.stdout.read(), process.stderr.read()) == ("", "")
     assert endpoint.read_endpoint(str(tmp_path / "data")) is None
 

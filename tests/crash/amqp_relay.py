@@ -45,7 +45,7 @@ def relay(connection: pika.BlockingConnection, source: str, sink: str, batch: in
 
 
 def main(host: str, port: str, source: str, sink: str, batch: str) -> None:
-    parameters = pika.ConnectionParameters(host, int(port), socket_timeout=10, blocked_connection_timeout=30)
+    parameters = pika.ConnectionParameters(host, int(port), socket_timeout=10, blocked_connection_timeout=600)
     while not ended():
         try:
             connection = pika.BlockingConnection(parameters)

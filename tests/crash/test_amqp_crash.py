@@ -168,7 +168,7 @@ def commits_killed_at_random(served: AmqpServed, seed: int, rounds: int) -> None
         running = threading.Thread(target=transaction.run)
         running.start()
         from_commit = choice.random() < 0.6  # most of them while the commit is on its way
-        assert (transaction.commit_sent if from_commit else transaction.began).wait(60)
+        assert (transaction.commit_sent if from_commit else transaction.began).wait(600)
         running.join(choice.random() * took_s * (0.8 if from_commit else 1.2))
         served.kill()
         running.join()
@@ -216,7 +216,7 @@ class Relay:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            return self._process.wait(60)
+            return self._process.wait(600)
         finally:
             self._process.kill()
             self._process.wait()
@@ -294,7 +294,7 @@ class Reader:
     def finish(self) -> str:
         """What it printed."""
         try:
-            return self._process.communicate(timeout=60)[0]
+            return self._process.communicate(timeout=600)[0]
         finally:
             self._process.kill()
             self._process.wait()

@@ -46,7 +46,7 @@ def start(path: Path, seed: int, steps: int, *limits: int, failpoints: str = "")
 def run(path: Path, seed: int, steps: int, *limits: int, failpoints: str = "") -> tuple[int, list[str]]:
     """Exit code (negative: the signal) and what was printed."""
     process = start(path, seed, steps, *limits, failpoints=failpoints)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     return process.returncode, output.splitlines()
 
 
@@ -186,7 +186,7 @@ def kill_again_and_again(tmp_path: Path, seed: int, rounds: int) -> None:
         process.kill()
         with process.stdout:  # not communicate: it would miss what is buffered here already
             acked = acknowledged(process.stdout.readlines(), acked)
-        process.wait(timeout=60)
+        process.wait(timeout=600)
         if choice.random() < 0.5:
             tear(path, choice)
         acked = check(path, model, acked)

@@ -16,7 +16,9 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, ConnectionClosedByBroker
 
-TIMEOUT_S = 20.0
+from tests.progress import GUARD_S, wait_until
+
+TIMEOUT_S = GUARD_S
 PERSISTENT = BasicProperties(delivery_mode=2)
 
 
@@ -32,12 +34,8 @@ class Got(NamedTuple):
     left: int | None = None
 
 
-def eventually(condition: Callable[[], Any], what: str = "the condition came true", timeout_s: float = TIMEOUT_S) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.01)
-    return found
+def eventually(condition: Callable[[], Any], what: str = "the condition came true") -> Any:
+    return wait_until(condition, what, poll_s=0.01)
 
 
 def publish(channel: BlockingChannel, queue: str, *bodies: bytes | str, exchange: str = "", **properties: Any) -> None:

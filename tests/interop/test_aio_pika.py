@@ -18,7 +18,7 @@ from aio_pika.patterns import RPC
 from tests.amqp_server import AmqpServed
 from tests.interop.conftest import Fresh
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 600.0
 
 
 def run(url: str, scenario: Callable[[AbstractConnection], Awaitable[None]]) -> None:

@@ -20,7 +20,7 @@ from tests.amqp_server import AmqpServed, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "clients.md").read_text()
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 SHOWN = r"```python\n((?:(?!```).)*)```\n```\n((?:(?!```).)*)```"  # a block, and right below it what it prints
 
 

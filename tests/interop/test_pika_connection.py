@@ -242,6 +242,6 @@ def test_connections_of_many_threads_publish_and_consume_at_once(url: str, fresh
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert failures == []
     assert sorted(taken) == sorted(f"{number}.{index}" for number in range(8) for index in range(20))

@@ -123,7 +123,7 @@ def test_consume_publish_ack_commit_moves_every_message_once(tx: BlockingChannel
         other.queue_declare(name, durable=True)
     publish(other, source, *(str(number) for number in range(200)))
     tx.basic_qos(prefetch_count=50)
-    for moved, (method, _properties, body) in enumerate(tx.consume(source, inactivity_timeout=20), start=1):
+    for moved, (method, _properties, body) in enumerate(tx.consume(source, inactivity_timeout=600), start=1):
         assert method is not None, f"{moved - 1} of 200 moved"
         publish(tx, target, body)
         if moved % 20 == 0:

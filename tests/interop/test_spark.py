@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 TRANSACTIONS = 60
 SIZE = 10
-TIMEOUT_S = 120.0
+TIMEOUT_S = 1_200.0
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-DEADLOCK_S = 60.0
+DEADLOCK_S = 600.0
 _running = threading.local()
 
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,8 +19,9 @@ import pytest
 from broker_core import endpoint
 from broker_core.client import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
+from tests.progress import wait_until
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 
 
 class Served:
@@ -113,11 +113,8 @@ def end_broker(directory: Path) -> None:
             process.wait(TIMEOUT_S)
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
+def eventually(condition: Callable[[], bool]) -> None:
+    wait_until(condition)
 
 
 def fill(client: BrokerClient, queue: str, count: int, *, size: int = 0) -> None:

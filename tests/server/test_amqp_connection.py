@@ -66,7 +66,7 @@ class Served:
             done.set()
 
         self.server.loop.call_soon_threadsafe(run)
-        assert done.wait(30)
+        assert done.wait(600)
         return answers[0]
 
     def unsent_bytes(self) -> int:
@@ -300,8 +300,8 @@ def test_all_that_arrives_in_one_tick_is_one_group_commit(broker: Served, connec
             each.call(number, c.Tx.Select(), c.Tx.SelectOk)
         publish = c.Basic.Publish(routing_key="q")
         entered, held = threading.Event(), threading.Event()
-        broker.server.loop.call_soon_threadsafe(lambda: (entered.set(), held.wait(30)))
-        assert entered.wait(30)
+        broker.server.loop.call_soon_threadsafe(lambda: (entered.set(), held.wait(600)))
+        assert entered.wait(600)
         for each in peers:
             asked = [
                 (content(number, publish, b"x", delivery_mode=2), encoded(number, c.Tx.Commit()))
@@ -568,7 +568,7 @@ def test_stop_says_why_to_every_client_and_frees_the_port() -> None:
         answering.send(0, c.Connection.CloseOk())
         remaining(answering)
         remaining(silent)
-        stopping.join(30)
+        stopping.join(600)
         assert not stopping.is_alive()
     with served(None, f"127.0.0.1:{port}") as again, peer(again.url, 1):
         pass

@@ -94,14 +94,14 @@ def test_a_channel_is_gone_for_nobody_before_its_last_call_is_answered(doors: Do
 
     def slow(_name: str) -> None:
         entered.set()
-        assert leave.wait(60)
+        assert leave.wait(600)
 
     doors.say("tx_select", 1)
     doors.publish(2, b"order")
     failpoint.arm("committer.planned", slow)
     first = threading.Thread(target=doors.say, args=("tx_commit", 3))
     first.start()
-    assert entered.wait(60)
+    assert entered.wait(600)
     ending = threading.Thread(target=doors.say, args=("close", 0))
     ending.start()
     answers: list[Any] = []

@@ -30,7 +30,7 @@ class SlowStore(MemoryStore):
 
     def commit(self, changes) -> None:
         self.entered.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(600)
         if self.broken:
             raise OSError(5, "Input/output error")
         self.groups.append(len(changes))
@@ -120,7 +120,7 @@ def test_a_loop_and_threads_commit_side_by_side_and_each_is_answered_once(broker
 
             commits.submit(remember(name), then)
             await asyncio.wait_for(answered.wait(), 30)
-        await loop.run_in_executor(None, lambda: [thread.join(30) for thread in threads])
+        await loop.run_in_executor(None, lambda: [thread.join(600) for thread in threads])
         return answers
 
     assert asyncio.run(run()) == names[0]

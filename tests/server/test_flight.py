@@ -194,7 +194,7 @@ def test_client_made_before_a_fork_works_in_the_workers_and_one_used_before_says
     served.start()
     with BrokerClient(served.url) as client:
         fill(client, "q", 3)
-    forks = subprocess.run([sys.executable, "-c", _FORKS, served.url], capture_output=True, text=True, timeout=60, check=True)
+    forks = subprocess.run([sys.executable, "-c", _FORKS, served.url], capture_output=True, text=True, timeout=600, check=True)
     assert forks.stdout.split() == ["0", "0", "1", "7"]
 
 
@@ -282,7 +282,7 @@ def test_data_directory_in_use_is_refused_and_names_the_owner(served: Served) ->
     with pytest.raises(errors.DataDirectoryLocked, match=f"in use by process {served.pid}"):
         Broker.open(served.directory)
     command = [sys.executable, "-m", "txmq", "serve", "--data", str(served.directory), "--listen", "127.0.0.1:0", "--amqp", "none"]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert second.returncode == 1
     assert second.stdout == ""
     assert second.stderr.startswith("txmq: [TXMQ_DATA_DIRECTORY_LOCKED]")
@@ -301,7 +301,7 @@ def test_four_processes_that_need_the_broker_at_once_start_one(embedded: Path) -
     processes = [context.Process(target=_pid_of_broker, args=(str(embedded), ready, answers)) for _ in range(4)]
     for process in processes:
         process.start()
-    pids = {answers.get(timeout=60) for _ in processes}
+    pids = {answers.get(timeout=600) for _ in processes}
     for process in processes:
         process.join()
     assert len(pids) == 1

@@ -10,9 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from broker_core.client import BrokerClient
+from tests.progress import GUARD_S, wait_for_end, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 60.0
-RUN_TIMEOUT_S = 400.0
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
-    return found
 
 
 class Served:
@@ -63,7 +53,7 @@ class Served:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(30)
+            self._process.wait(GUARD_S)
             self._close_output()
             self._process = None
 
@@ -213,9 +203,9 @@ class Driver:
     def reached(self) -> str:
         return self._reached.read_text() if self._reached.exists() else ""
 
-    def wait(self, timeout_s: float = RUN_TIMEOUT_S) -> int:
+    def wait(self) -> int:
         try:
-            return self.process.wait(timeout_s)
+            return wait_for_end(self.process, "the driver ends")
         finally:
             self.end()
 
@@ -244,7 +234,7 @@ class Driver:
             assert self.process.poll() is None, self._tail()
             return bool(self.reached) and "\nState:\tT" in Path(f"/proc/{self.process.pid}/status").read_text()
 
-        wait_until(stopped, "the driver reaches its failpoint", RUN_TIMEOUT_S)
+        wait_until(stopped, "the driver reaches its failpoint")
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -255,7 +245,7 @@ class Driver:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.process.wait(30)
+        self.process.wait(GUARD_S)
 
     def _tail(self) -> str:
         return self._errors.read_text()[-3000:] + self._output.read_text()[-1000:]

@@ -12,7 +12,8 @@ from broker_core.errors import OptionError
 from connector.foreach_batch import BatchTransaction, transactional
 from connector.ledger import DeltaLedger
 from connector.listener import mirror_offsets
-from tests.spark.pipelines import delta_rows, delta_transactions, wait_until
+from tests.progress import wait_until
+from tests.spark.pipelines import delta_rows, delta_transactions
 
 pytestmark = pytest.mark.spark
 

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	timeout = 10 * time.Second
+	timeout = 120 * time.Second
 	quiet   = 150 * time.Millisecond // long enough for a delivery that must not come to arrive on loopback
 )
 

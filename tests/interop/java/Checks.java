@@ -32,7 +32,7 @@ final class Checks {
         void run(Channel channel) throws Exception;
     }
 
-    static final long TIMEOUT_MS = 10_000;
+    static final long TIMEOUT_MS = 120_000;
     /** Long enough for a delivery that must not come to arrive on loopback. */
     static final long QUIET_MS = 150;
 
