@@ -144,7 +144,7 @@ def test_a_message_to_no_queue_fails_the_whole_batch(rig: Any) -> None:
         ([("body", {}), ("offset", {})], "have different columns"),
         ([("body", {"partitionBy": "day"})], "partitionBy names column 'day'"),
         ([("body", {"txnVersion": 1})], "option 'txnVersion' of the append"),
-        ([("body AS `a b`", {})], "a character that Delta refuses"),
+        ([("body AS `a b`", {})], "Found invalid character(s)"),
         ([("NULL AS nothing", {})], "has type void"),
     ],
 )
@@ -245,5 +245,5 @@ def test_several_appends_to_one_table_are_one_delta_commit(rig: Any, tmp_path: P
             tx.append(batch.selectExpr("CAST(body AS STRING) AS body"), spelling)
 
     run(rig, fn)
-    assert delta_transactions(lake) == [("app", 1)]
+    assert [(app.partition("@")[0], version) for app, version in delta_transactions(lake)] == [("app", 1)]
     assert sorted(row["body"] for row in delta_rows(lake)) == ["a", "a", "a", "b", "b", "b"]
