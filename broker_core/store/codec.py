@@ -232,6 +232,7 @@ class Encoded(NamedTuple):
     records: Rows
 
 
+_NOTHING: Rows = {}
 _INBOX_TYPES = (int, int, int, int, str, str, bytes, bytes, bytes)
 _INBOX_CODERS = (_signed, _signed, _signed, _signed, _text, _text, _blob, _blob, _blob)
 
@@ -239,20 +240,34 @@ _INBOX_CODERS = (_signed, _signed, _signed, _signed, _text, _text, _blob, _blob,
 def encode_change(change: Change) -> Encoded:
     """Kept in ``change.encoded``, so that it is done once. Raises OptionError: nothing of the change may be written."""
     known = change.encoded
-    if isinstance(known, Encoded) and known.entries == len(change.journal) and known.messages == len(change.rows):
+    journal, messages = change.journal, change.rows
+    if isinstance(known, Encoded) and known.entries == len(journal) and known.messages == len(messages):
         return known
-    for message in change.rows:
-        if tuple(map(type, message)) != _INBOX_TYPES or not (message[4].isascii() and message[5].isascii()):
+    for message in messages:
+        _, _, sequence, committed_at, exchange, routing_key, properties, body, _ = message
+        if not (
+            type(body) is bytes
+            and type(properties) is bytes
+            and type(routing_key) is str
+            and type(exchange) is str
+            and type(sequence) is int
+            and type(committed_at) is int
+            and routing_key.isascii()
+            and exchange.isascii()
+        ):
             _check_message(message)
+    if not journal:
+        encoded = change.encoded = Encoded(0, len(messages), _NOTHING)
+        return encoded
     records: Rows = {}
-    for entry in change.journal:
+    for entry in journal:
         if isinstance(entry, Drop):
             records.setdefault(entry.kind, {})[encode_key(*entry)] = None
         else:
             kind = type(entry)
             row = encode(entry)
             records.setdefault(kind, {})[row_key(kind, row)] = row
-    encoded = change.encoded = Encoded(len(change.journal), len(change.rows), records)
+    encoded = change.encoded = Encoded(len(journal), len(messages), records)
     return encoded
 
 
