@@ -3,6 +3,7 @@
     DIR/lock          flock of the owner; its pid and host, for the message
     DIR/catalog.db    SQLite, with catalog.db-wal while it is open
     DIR/segments/     NNNNNNNN.arrow; made after the catalog, so segments without a catalog mean that the catalog was lost
+    DIR/sums/         NNNNNNNN, beside each segment of messages: checksums of a few rows each, for salvage only
     DIR/broker.log, DIR/endpoint.json   of the launcher, not touched here
 
 Invariant: nothing in the directory is changed before the lock is held.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
 
-_OURS = ("lock", "catalog.db", "segments", "broker.", "endpoint.")
+_OURS = ("lock", "catalog.db", "segments", "sums", "broker.", "endpoint.")
 
 
 def segment_path(directory: Path, number: int) -> Path:

@@ -31,6 +31,7 @@ from broker_core.store.directory import DirectoryLock, prepare, segment_path, sy
 from broker_core.store.failure import corrupt_catalog, store_error
 from broker_core.store.port import BatchInfo, BatchUsage, Location, SegmentUsage, StoreImage
 from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
+from broker_core.store.sums import drop_sums, kept_sums
 
 CACHE_BYTES = 32 * 1024 * 1024
 
@@ -159,6 +160,9 @@ class DurableStore:
         for number in numbers:
             if not live.get(number):
                 segment_path(self._path, number).unlink()
+        for number in kept_sums(self._path):
+            if not live.get(number):
+                drop_sums(self._path, number)
         sync_directory(segments)
         failpoint.here("store.recovery.removed")
         self._segments = Segments(self._path, max([meta.next_segment, *(n + 1 for n in (*numbers, *live))]), roll_bytes=roll_bytes)

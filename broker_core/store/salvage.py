@@ -1,7 +1,7 @@
 """``salvage``: a new data directory out of one that is damaged, with everything that is whole; what is lost is named.
 
-The old directory is only read, and no broker may own it. Messages in damaged batches are lost as a whole batch, since its checksum says
-only that some byte of it is wrong; those of them that can still be parsed go into ``doubtful.arrow``, for a human to look at.
+The old directory is only read, and no broker may own it. Of a damaged batch the rows are kept whose own checksums hold (``sums.py``). The
+others that can still be parsed go into ``doubtful.arrow``, for a human to look at.
 Not here: reading a damaged catalog (``remains.py``), what its records mean together (``broker/repair.py``).
 
 Invariant: the new directory holds no message that does not match its checksum, and no message that the old one did not hold; whatever the
@@ -15,9 +15,12 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.change import Change, InboxRow
@@ -39,12 +42,13 @@ from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog, log_path
 from broker_core.store.codec import encode_change
 from broker_core.store.directory import DirectoryLock, segment_path, sync_directory
-from broker_core.store.doubtful import Doubtful
+from broker_core.store.doubtful import Doubtful, selected
 from broker_core.store.failure import store_error
 from broker_core.store.log import hidden_commits
 from broker_core.store.port import BatchInfo
 from broker_core.store.remains import Remains, read_remains
 from broker_core.store.segment import Place, Segments, parse, read_buffer
+from broker_core.store.sums import read_sums, whole_rows
 
 SALVAGED = "salvaged-{}"  # the name of a queue whose own record is lost
 
@@ -114,6 +118,8 @@ class _Salvage:
         self.queues: dict[int, str] = {}
         self.kept: dict[int, int] = {}  # batches that are whole: rows
         self.lost_batches: dict[int, tuple[Place | None, str]] = {}
+        self.partial: dict[int, npt.NDArray[np.bool_]] = {}  # of the lost ones, which rows are whole all the same
+        self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
         self.lost_offsets: dict[int, IntervalSet] = {}  # by queue id
         self.doubtful = Doubtful()
 
@@ -143,6 +149,24 @@ class _Salvage:
             except (StoreError, OSError, pa.ArrowInvalid) as error:
                 why = error.summary if isinstance(error, StoreError) else " ".join(str(error).split())
                 self.lost_batches[batch_id] = (place, why)
+                found = self._partly(place)
+                if found is not None:
+                    self.partial[batch_id] = found[0]
+
+    def _partly(self, place: Place) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
+        """The rows of a damaged batch that are whole."""
+        if place.segment not in self.sums:
+            self.sums[place.segment] = read_sums(self.source, place.segment)
+        rows, sums = self.sums[place.segment].get(place.position, (-1, b""))
+        schema = self.schemas.get(place.segment)
+        if schema is None or rows != place.rows:
+            return None
+        try:
+            with segment_path(self.source, place.segment).open("rb") as file:
+                file.seek(place.position)
+                return whole_rows(pa.py_buffer(file.read(place.length)), schema, rows, sums)
+        except (OSError, ValueError, pa.ArrowException):
+            return None
 
     def _batch(self, batch_id: int, place: Place) -> pa.RecordBatch:
         path = segment_path(self.source, place.segment)
@@ -166,8 +190,7 @@ class _Salvage:
         kept: list[Record] = []
         for record in found.records:
             if isinstance(record, RunRecord):
-                if self._keeps(record, found.lost_runs.get((record.queue_id, record.first), ""), by_queue[record.queue_id]):
-                    kept.append(record)
+                kept += self._kept_of(record, found.lost_runs.get((record.queue_id, record.first), ""), by_queue[record.queue_id])
             elif isinstance(record, PartRecord):
                 if self._keeps_part(record):
                     kept.append(record)
@@ -221,16 +244,25 @@ class _Salvage:
                 self.report.losses.append(f"rows of table {table} are lost: messages that were settled may come again")
         return settled
 
-    def _keeps(self, run: RunRecord, why: str, settled: IntervalSet) -> bool:
-        """Whether its messages are there. What is lost of it and not settled is named."""
+    def _kept_of(self, run: RunRecord, why: str, settled: IntervalSet) -> list[Record]:
+        """The runs of its messages that are there. What is lost and not settled is named."""
         place, reason = self.lost_batches.get(run.batch_id, (None, why))
         if not reason:
-            return True
-        for start, end in settled.outside(run.first, run.first + run.count):
-            self._lose(run.queue_id, start, end, place, reason)
-            if place is not None:
-                self.doubtful.want(run, start, end, self.queues[run.queue_id], self.source, place, self.schemas.get(place.segment))
-        return False
+            return [run]
+        rows = selected(run)
+        whole = self.partial[run.batch_id][rows] if run.batch_id in self.partial and not why else np.zeros(run.count, np.bool_)
+        kept: list[Record] = []
+        for is_whole, group in groupby(range(run.count), key=lambda index: bool(whole[index])):
+            indexes = list(group)
+            first, end = run.first + indexes[0], run.first + indexes[-1] + 1
+            if is_whole:
+                kept.append(_part_of(run, first, rows[indexes[0] : indexes[-1] + 1]))
+                continue
+            for start, stop in settled.outside(first, end):
+                self._lose(run.queue_id, start, stop, place, reason)
+                if place is not None:
+                    self.doubtful.want(run, start, stop, self.queues[run.queue_id], self.source, place, self.schemas.get(place.segment))
+        return kept
 
     def _lose(self, queue_id: int, start: int, end: int, place: Place | None, why: str) -> None:
         where = f"{segment_path(self.source, place.segment)}, position {place.position}" if place else str(self.source / "catalog.db")
@@ -322,8 +354,10 @@ class _Salvage:
         (self.target / "segments").mkdir(parents=True, exist_ok=True)
         segments = Segments(self.target, 1)
         places: dict[int, Place] = {}
-        for batch_id in sorted(self.kept):
-            batch = self._batch(batch_id, self.remains.batches[batch_id])
+        for batch_id in sorted([*self.kept, *self.partial]):
+            place = self.remains.batches[batch_id]
+            partly = self._partly(place) if batch_id in self.partial else None
+            batch = self._batch(batch_id, place) if partly is None else partly[1]
             places[batch_id] = segments.append(batch_id, batch)
             self.report.batches += 1
             self.report.rows += batch.num_rows
@@ -393,6 +427,16 @@ def _offsets(records: Iterable[Record], inbox: Iterable[InboxRow], queues: Itera
             if queue_id in there:
                 there[queue_id].add(offset, offset + 1)
     return there
+
+
+def _part_of(run: RunRecord, first: int, rows: npt.NDArray[np.int64]) -> RunRecord:
+    """The entries of ``run`` from ``first`` on, which are in these rows."""
+    row, bitmap = int(rows[0]), b""
+    if run.bitmap:
+        bits = np.zeros(int(rows[-1]) - row + 1, np.bool_)
+        bits[rows - row] = True
+        bitmap = np.packbits(bits, bitorder="little").tobytes()
+    return replace(run, first=first, count=len(rows), row=row, bitmap=bitmap)
 
 
 def _routes(row: InboxRow) -> Iterator[tuple[int, int]]:

@@ -28,6 +28,7 @@ from broker_core.part_file import END_MARK as END_MARK
 from broker_core.part_file import PartFile, unwritable
 from broker_core.store.codec import body_bytes
 from broker_core.store.directory import segment_path, sync_directory
+from broker_core.store.sums import drop_sums, write_sums
 
 ROLL_BYTES = 128 * 1024 * 1024
 _MAX_BRANCH_FILES = 8  # open at a time
@@ -116,11 +117,12 @@ def parse(buffer: pa.Buffer, schema: pa.Schema, path: Path, batch_id: int, place
 
 
 def _corrupt(path: Path, batch_id: int, place: Place, what: str) -> CorruptSegment:
+    where = f"position {place.position}, batch {batch_id} ({place.rows} rows, {place.length} bytes)"
+    directory = path.parent.parent
     return CorruptSegment(
-        f"segment {path} is damaged at position {place.position}, batch {batch_id} ({place.rows} rows, {place.length} bytes): {what}."
-        " None of the damaged bytes was delivered: restore the file from a backup;"
-        f" `txmq verify {path.parent.parent}` lists all damage, and, once the broker is stopped,"
-        f" `txmq salvage {path.parent.parent} --to NEWDIR` keeps all else and names what is lost"
+        f"segment {path} is damaged at {where}, see `txmq salvage`: {what}",
+        f"none of the damaged bytes was delivered; restore the file from a backup; `txmq verify {directory}` lists all damage,"
+        f" and, once the broker is stopped, `txmq salvage {directory} --to NEWDIR` keeps all else and names what is lost",
     )
 
 
@@ -184,6 +186,8 @@ class Segments:
             segment.size_bytes += data.size
             segment.live.add(batch_id)
             self._idle.discard(segment.number)
+        if segment.kind != "branch":
+            write_sums(self._directory, segment.number, position, batch)
         return Place(segment.number, position, data.size, batch.num_rows, body_bytes(batch), checksum)
 
     def adopt_file(self, batch_ids: Sequence[int], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
@@ -209,6 +213,8 @@ class Segments:
         )
         with self._lock:
             self._segments[number] = self._dirty[number] = segment
+        for part, batch in zip(file.parts, batches, strict=True):
+            write_sums(self._directory, number, part.position, batch)
         return [
             (Place(number, part.position, part.length, part.rows, body_bytes(batch), part.checksum), batch)
             for part, batch in zip(file.parts, batches, strict=True)
@@ -333,6 +339,7 @@ class Segments:
                 os.close(segment.descriptor)
         with contextlib.suppress(OSError):  # the next recovery removes it
             self.path(number).unlink()
+        drop_sums(self._directory, number)
 
     def usage(self) -> list[tuple[int, str, int, bool, list[int]]]:
         """Number, kind, size, whether it is open, and its batches that are named or may be."""

@@ -317,8 +317,8 @@ WRONG: dict[str, list[Any]] = {
     "str": [None, 1, b"x", "\ud800", "a\udfffb"],
     "bytes": [None, "x", 3],
     "Literal": [None, 1],
-    "dict": [None, [1], {1: 2}, {"a": [{2: 3}]}, {"a": b"x"}, {"a": {1}}, "x"],
-    "list": [None, {"a": 1}, "x", [b"x"], [{3: 4}]],
+    "dict": [None, [1], {1: 2}, {"a": [{2: 3}]}, {"a": {1}}, {"a": float("nan")}, "x"],
+    "list": [None, {"a": 1}, "x", [{1}], [{3: 4}]],
 }
 
 

@@ -1,0 +1,148 @@
+"""Checksums of a few rows each, beside every segment of messages: which rows of a damaged batch are whole?
+
+    DIR/sums/NNNNNNNN   of segment NNNNNNNN: for each batch its position, and 8 bytes for every 256 rows
+
+Only ``salvage`` reads them. They are written as the batch is, and never synced: without them a damaged batch is lost as a whole.
+Invariant: a row that ``whole_rows`` names has the values that were written, whatever bytes around it are damaged; nothing outside the
+buffers of the batch is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+BLOCK_ROWS = 256
+_ENTRY = struct.Struct("<QIIQ")  # position of the batch, its rows, bytes of sums that follow, and the checksum of these three and the sums
+_CHECKED = struct.Struct("<QII")
+
+
+def sums_path(directory: Path, number: int) -> Path:
+    return directory / "sums" / f"{number:08d}"
+
+
+class _Columns:
+    """The buffers of a batch: where the values of each column begin and end, and their bytes."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.rows = batch.num_rows
+        self.ends: list[npt.NDArray[np.int64]] = []
+        self.data: list[memoryview] = []
+        for column in batch.columns:
+            buffers = column.buffers()
+            if len(buffers) == 3:  # text or bytes
+                offsets = np.frombuffer(buffers[1] or bytes(4), np.int32)
+                ends = offsets[column.offset : column.offset + self.rows + 1].astype(np.int64)
+            else:
+                ends = (np.arange(self.rows + 1) + column.offset) * (column.type.bit_width // 8)
+            self.ends.append(ends)
+            self.data.append(memoryview(buffers[-1] or b"").cast("B"))
+        self.starts = [*range(0, self.rows, BLOCK_ROWS), self.rows]
+        lengths = np.empty((self.rows, len(self.ends)), np.int32)
+        for index, ends in enumerate(self.ends):
+            np.subtract(ends[1:], ends[:-1], out=lengths[:, index], casting="unsafe")
+        self.lengths = memoryview(lengths.tobytes())
+        self.width = 4 * len(self.ends)  # bytes of ``lengths`` for each row
+        self.bounds = [ends[self.starts].tolist() for ends in self.ends]  # of the blocks
+
+    def sum(self, block: int) -> int:
+        """Over the lengths of the values of a block, then the values."""
+        found = xxhash.xxh3_64_intdigest(self.lengths[self.starts[block] * self.width : self.starts[block + 1] * self.width])
+        for bounds, data in zip(self.bounds, self.data, strict=True):
+            found = xxhash.xxh3_64_intdigest(data[bounds[block] : bounds[block + 1]], found)
+        return found
+
+    def is_possible(self, block: int) -> bool:
+        """Whether the ends of its values rise and lie within the bytes."""
+        start, end = self.starts[block], self.starts[block + 1]
+        return all(
+            ends[start] >= 0 and ends[end] <= len(data) and bool((np.diff(ends[start : end + 1]) >= 0).all())
+            for ends, data in zip(self.ends, self.data, strict=True)
+        )
+
+
+def block_sums(batch: pa.RecordBatch) -> bytes:
+    """Eight bytes for every ``BLOCK_ROWS`` rows. Of columns that are text, bytes, or numbers, without nulls."""
+    columns = _Columns(batch)
+    return struct.pack(f"<{len(columns.starts) - 1}Q", *map(columns.sum, range(len(columns.starts) - 1)))
+
+
+def write_sums(directory: Path, number: int, position: int, batch: pa.RecordBatch) -> None:
+    """Add those of a batch. A disk that does not take them is no error."""
+    sums = block_sums(batch)
+    entry = (position, batch.num_rows, len(sums))
+    with contextlib.suppress(OSError):
+        path = sums_path(directory, number)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            file.write(_ENTRY.pack(*entry, xxhash.xxh3_64_intdigest(_CHECKED.pack(*entry) + sums)) + sums)
+
+
+def read_sums(directory: Path, number: int) -> dict[int, tuple[int, bytes]]:
+    """By position of the batch its rows and sums, as far as they are whole."""
+    found: dict[int, tuple[int, bytes]] = {}
+    try:
+        content = sums_path(directory, number).read_bytes()
+    except OSError:
+        return found
+    at = 0
+    while at + _ENTRY.size <= len(content):
+        *entry, checksum = _ENTRY.unpack_from(content, at)
+        sums = content[at + _ENTRY.size : at + _ENTRY.size + entry[2]]
+        if xxhash.xxh3_64_intdigest(_CHECKED.pack(*entry) + sums) != checksum:
+            break
+        found[entry[0]] = (entry[1], sums)
+        at += _ENTRY.size + entry[2]
+    return found
+
+
+def kept_sums(directory: Path) -> list[int]:
+    """The segments of which there are sums."""
+    try:
+        return [int(path.name) for path in (directory / "sums").iterdir() if path.name.isdecimal()]
+    except OSError:
+        return []
+
+
+def drop_sums(directory: Path, number: int) -> None:
+    with contextlib.suppress(OSError):
+        sums_path(directory, number).unlink()
+
+
+def whole_rows(buffer: pa.Buffer, schema: pa.Schema, rows: int, sums: bytes) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
+    """Of the bytes of a batch that may be damaged: which rows are whole, and the batch, with empty values in the others. None: no row is.
+
+    Raises ValueError (ArrowInvalid is one) where Arrow makes no sense of it, OSError.
+    """
+    plain = pa.schema([pa.field(field.name, pa.binary() if _is_text(field.type) else field.type, nullable=False) for field in schema])
+    batch = pa.ipc.read_record_batch(buffer, plain)  # texts as bytes: a damaged one is no error
+    blocks = np.frombuffer(sums, "<u8")
+    if batch.num_rows != rows or len(blocks) != -(-rows // BLOCK_ROWS):
+        return None
+    columns = _Columns(batch)
+    whole = np.zeros(rows, np.bool_)
+    for block, expected in enumerate(blocks.tolist()):
+        if columns.is_possible(block):
+            whole[columns.starts[block] : columns.starts[block + 1]] = columns.sum(block) == expected
+    if not whole.any():
+        return None
+    arrays = [_cleared(field.type, ends, data, whole) for field, ends, data in zip(schema, columns.ends, columns.data, strict=True)]
+    return whole, pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind))
+
+
+def _cleared(kind: pa.DataType, ends: npt.NDArray[np.int64], data: memoryview, whole: npt.NDArray[np.bool_]) -> pa.Array:
+    """A column with the values of the rows that are whole; empty, or 0, in the others."""
+    values = [bytes(data[start:end]) if kept else None for start, end, kept in zip(ends[:-1], ends[1:], whole, strict=True)]
+    if _is_text(kind) or pa.types.is_binary(kind):
+        return pa.array([value or b"" for value in values], pa.binary()).cast(kind)
+    return pa.array([int.from_bytes(value or b"", "little", signed=True) for value in values], kind)
