@@ -41,7 +41,8 @@ COLUMNS = (
 LATE_MIN = 60
 TRANSACTION_ROWS = 500
 PRODUCERS = 2
-TIME_LIMIT_S = 900.0  # a guard; on two cores that nobody else uses it takes two to three minutes
+STILL_S = 600.0  # a guard: so long without a message published, consumed or applied
+APPS = {"job 1": "flights", "job 2": "notifications"}
 KILLS = {"job 1": 3, "job 2": 1, "broker": 2}
 
 
@@ -223,6 +224,7 @@ class Part:
     restart: bool = True
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    started: float = 0.0
     kills: int = 0
     failures: list[float] = field(default_factory=list)
 
@@ -232,6 +234,7 @@ class Part:
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         self.starts += 1
+        self.started = time.monotonic()
 
     def keep(self) -> None:
         """Start it again where it has ended; gives up when it fails again and again on its own."""
@@ -369,7 +372,8 @@ class Demo:
         self.plan = Plan(seed, self.flights.rows, self.alerts.rows)
         self.state = State()
         self.log: list[str] = []
-        self.started = self.finished = 0.0
+        self.started = self.finished = self.moved = 0.0
+        self.decided: dict[str, tuple[int, int]] = {}  # job -> its start, and the batches of its app by then
         self._client: Any = None
 
     @property
@@ -380,6 +384,7 @@ class Demo:
         """Ask the broker; while it is down the last answer stands."""
         from txmq import BrokerClient, TxmqError
 
+        before = self.state
         try:
             if self._client is None:
                 self._client = BrokerClient(self.url, reconnect_s=0.5, connect_s=0.5)
@@ -394,9 +399,25 @@ class Demo:
         except TxmqError as error:
             if not error.retriable:
                 raise
+        if self.state != before:
+            self.moved = time.monotonic()
+        for name, part in self.jobs.items():
+            if self.decided.get(name, (0, 0))[0] != part.starts:
+                self.decided[name] = (part.starts, self.state.batches.get(APPS[name], 0))
+
+    def waiting(self) -> list[str]:
+        """What it waits for now. A driver that was killed takes a while: Spark starts, and the batch in hand is run again."""
+        now = time.monotonic()
+        found = [
+            f"the first batch of {name} since its start {now - part.started:.0f} s ago"
+            for name, part in self.jobs.items()
+            if self.decided.get(name) == (part.starts, self.state.batches.get(APPS[name], 0))
+        ]
+        to_come = sum(KILLS.values()) - self.broker.kills - sum(part.kills for part in self.jobs.values())
+        return [*found, *([f"{to_come} kills to come"] if to_come else [])] or ["the queues to be empty"]
 
     def wait_for_broker(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + STILL_S
         host, port = self.url.removeprefix("txmq://").split(":")
         while time.monotonic() < deadline:
             self.broker.keep()
@@ -413,7 +434,7 @@ class Demo:
         topology(self.url)
         for part in [*self.producers, *self.jobs.values()]:
             part.start()
-        self.started = time.monotonic()
+        self.started = self.moved = time.monotonic()
         while True:
             self.observe()
             for name in self.plan.due(self.state, time.monotonic()):
@@ -425,9 +446,9 @@ class Demo:
             show(self)
             if self.complete():
                 break
-            if time.monotonic() - self.started > TIME_LIMIT_S:
+            if time.monotonic() - self.moved > STILL_S:
                 logs = "\n".join(f"--- {part.name}\n{tail(part.log)}" for part in [*self.jobs.values(), self.broker])
-                raise SystemExit(f"not finished after {TIME_LIMIT_S:.0f} s: {self.state}\n{logs}")
+                raise SystemExit(f"nothing has moved for {STILL_S:.0f} s: {self.state}\n{logs}")
             time.sleep(0.25)
         self.finished = time.monotonic()
         (self.folder / "stop").touch()
@@ -518,7 +539,11 @@ def progress(demo: Demo) -> list[tuple[str, str]]:
         ("micro-batches", "  ".join(f"{app} {count}" for app, count in sorted(state.batches.items()))),
     ]
     kills = {"broker": demo.broker.kills} | {name: part.kills for name, part in demo.jobs.items()}
-    return [*rows, ("kills", "  ".join(f"{name} {kills[name]}/{KILLS[name]}" for name in KILLS))]
+    return [
+        *rows,
+        ("kills", "  ".join(f"{name} {kills[name]}/{KILLS[name]}" for name in KILLS)),
+        ("waiting for", "; ".join(demo.waiting())),
+    ]
 
 
 def show_lines() -> Callable[[Demo], None]:
