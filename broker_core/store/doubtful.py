@@ -16,6 +16,7 @@ from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RunRecord
 from broker_core.store.directory import segment_path
 from broker_core.store.segment import Place
+from broker_core.store.sums import NOT_READABLE
 
 SCHEMA = pa.schema(
     [
@@ -76,7 +77,7 @@ def _parsed(wanted: _Wanted) -> pa.RecordBatch | None:
         rows = selected(wanted.run)[wanted.start - wanted.run.first : wanted.end - wanted.run.first]
         rows = rows[rows < batch.num_rows]
         taken = batch.take(pa.array(rows))
-    except (OSError, ValueError, pa.ArrowException):
+    except NOT_READABLE:
         return None
     columns = {
         "queue": pa.array([wanted.queue] * len(rows), pa.string()),

@@ -48,7 +48,7 @@ from broker_core.store.log import hidden_commits
 from broker_core.store.port import BatchInfo
 from broker_core.store.remains import Remains, read_remains
 from broker_core.store.segment import Place, Segments, parse, read_buffer
-from broker_core.store.sums import read_sums, whole_rows
+from broker_core.store.sums import NOT_READABLE, read_sums, whole_rows
 
 SALVAGED = "salvaged-{}"  # the name of a queue whose own record is lost
 
@@ -165,7 +165,7 @@ class _Salvage:
             with segment_path(self.source, place.segment).open("rb") as file:
                 file.seek(place.position)
                 return whole_rows(pa.py_buffer(file.read(place.length)), schema, rows, sums)
-        except (OSError, ValueError, pa.ArrowException):
+        except NOT_READABLE:
             return None
 
     def _batch(self, batch_id: int, place: Place) -> pa.RecordBatch:

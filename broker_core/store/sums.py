@@ -19,6 +19,7 @@ import pyarrow as pa
 import xxhash
 
 BLOCK_ROWS = 256
+NOT_READABLE = (OSError, EOFError, ValueError, LookupError, ArithmeticError, pa.ArrowException)  # what damaged bytes make Arrow raise
 _ENTRY = struct.Struct("<QIIQ")  # position of the batch, its rows, bytes of sums that follow, and the checksum of these three and the sums
 _CHECKED = struct.Struct("<QII")
 
@@ -118,7 +119,7 @@ def drop_sums(directory: Path, number: int) -> None:
 def whole_rows(buffer: pa.Buffer, schema: pa.Schema, rows: int, sums: bytes) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
     """Of the bytes of a batch that may be damaged: which rows are whole, and the batch, with empty values in the others. None: no row is.
 
-    Raises ValueError (ArrowInvalid is one) where Arrow makes no sense of it, OSError.
+    Raises one of ``NOT_READABLE`` where Arrow makes no sense of it.
     """
     plain = pa.schema([pa.field(field.name, pa.binary() if _is_text(field.type) else field.type, nullable=False) for field in schema])
     batch = pa.ipc.read_record_batch(buffer, plain)  # texts as bytes: a damaged one is no error

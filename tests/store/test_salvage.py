@@ -277,6 +277,17 @@ def test_segments_that_go_take_their_sums_with_them(tmp_path: Path) -> None:
     assert not (tmp_path / "sums" / "00000099").exists()
 
 
+@pytest.mark.parametrize("left", [0, 1, 700, 0.3, 0.9])
+def test_a_segment_that_was_cut_off_is_salvaged_up_to_there(damaged: Path, filled: Path, tmp_path: Path, left: float) -> None:
+    segment = sorted((damaged / "segments").iterdir())[0]
+    content = segment.read_bytes()
+    segment.write_bytes(content[: int(left * len(content)) if isinstance(left, float) else left])
+    report = salvage(damaged, tmp_path / "new")
+    assert verify(tmp_path / "new").problems == []
+    expected, found, lost = contents(filled), contents(tmp_path / "new"), lost_offsets(report)
+    assert found == {queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())} for queue, messages in expected.items()}
+
+
 def test_a_directory_without_sums_is_salvaged_batch_by_batch(damaged: Path, tmp_path: Path) -> None:
     shutil.rmtree(damaged / "sums")
     segment = sorted((damaged / "segments").iterdir())[0]
