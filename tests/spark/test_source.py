@@ -171,13 +171,13 @@ def test_a_stream_starts_at_the_first_message_committed_at_or_after_a_time(rig: 
 def test_too_few_messages_wait_for_more_and_no_longer_than_the_delay(rig: Any) -> None:
     rig.declare("q")
     seen: list[list[str]] = []
-    stream = rig.stream("q", minOffsetsPerTrigger=2, maxTriggerDelay="2s")
+    stream = rig.stream("q", minOffsetsPerTrigger=2, maxTriggerDelay="15s")
     writer = stream.writeStream.foreachBatch(lambda batch, _id: seen.append(bodies(batch.collect())))
     query = writer.option("checkpointLocation", rig.checkpoint()).start()
     rig.publish("q", "a")
     query.processAllAvailable()
     rig.publish("q", "b")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while sum(map(len, seen)) < 2 and time.monotonic() < deadline:
         query.processAllAvailable()
     waited = time.monotonic()
@@ -187,7 +187,7 @@ def test_too_few_messages_wait_for_more_and_no_longer_than_the_delay(rig: Any) -
     waited = time.monotonic() - waited
     query.stop()
     assert [batch for batch in seen if batch] == [["a", "b"], ["c"]]
-    assert waited >= 1.9
+    assert waited >= 14.9
 
 
 def test_a_finished_micro_batch_is_gone_when_the_query_starts_again(rig: Any) -> None:
