@@ -1,6 +1,7 @@
-"""What every test shares: the seed, the soak switch, and the check that no process outlives the run.
+"""What every test shares: the seed, the soak switch, the Spark session, and the check that no process outlives the run.
 
-Not here: sessions, brokers or data; each folder brings its own.
+Not here: brokers or data; each folder brings its own. A process has one Spark context, and a second fixture that starts a session
+would get the same one, and stop it under the tests of the first: so it is here, once, for all folders.
 Invariant: every process that a test starts inherits ``TXMQ_TEST_RUN``, so what is left at the end can be found and fails the run.
 """
 
@@ -11,14 +12,31 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ROOT = Path(__file__).resolve().parents[1]
 LEFTOVER_GRACE_S = 20.0
+
+SESSION_CONF = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "OFF",
+}
 
 # A child that runs ``python -m txmq`` or a Spark worker must find the packages, installed or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -76,6 +94,21 @@ def rounds(request: pytest.FixtureRequest) -> int:
     """How many rounds a soak test runs."""
     value: int = request.config.getoption("--soak-rounds")
     return value
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session of this process: local[2], so that a test sees more than one task, and it knows Delta."""
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("txmq tests")
+    for key, value in SESSION_CONF.items():
+        builder = builder.config(key, value)
+    builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    yield session
+    session.stop()
 
 
 def _leftovers() -> list[psutil.Process]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.amqp_server import AmqpServed
 from tests.interop.asking import eventually
-from txmq import recommended_conf, transactional
+from txmq import transactional
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 TRANSACTIONS = 60
 SIZE = 10
 TIMEOUT_S = 1_200.0
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    conf = {
-        **recommended_conf(), "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "1g",
-        "spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1", "spark.log.level": "OFF",
-        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-    }  # fmt: skip
-    builder = SparkSession.builder.master("local[2]").appName("txmq interop")
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    yield session
-    for query in session.streams.active:
-        query.stop()
-    session.stop()
 
 
 def produce(url: str) -> None:

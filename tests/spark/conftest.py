@@ -1,7 +1,6 @@
-"""One Spark session per test process, and a fresh broker per test.
+"""A fresh broker per test, beside the Spark session of the test process (``tests/conftest.py``).
 
-Not here: sessions of crash tests, which run in child processes. Invariant: the session is local[2], so that a test sees more than one
-task, and knows Delta; a test ends the queries it starts.
+Not here: sessions of crash tests, which run in child processes. Invariant: a test ends the queries it starts.
 """
 
 from __future__ import annotations
@@ -11,35 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delta import configure_spark_with_delta_pip
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from broker_core.launcher import Broker
-
-SESSION_CONF = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.python.unix.domain.socket.enabled": "true",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.log.level": "OFF",
-}
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    builder = SparkSession.builder.master("local[2]").appName("txmq tests")
-    for key, value in SESSION_CONF.items():
-        builder = builder.config(key, value)
-    builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
-    yield session
-    session.stop()
 
 
 @pytest.fixture
