@@ -27,7 +27,7 @@ demo: .venv/ready
 
 test: lint
 	@echo "== pytest"
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --durations=15 $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 soak: .venv/ready
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) $(ARGS)

@@ -66,6 +66,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first, so that the short ones keep all workers busy to the end (with xdist's ``--no-loadscope-reorder``)."""
+    longest = {item.path for item in items if item.get_closest_marker("spark") or item.get_closest_marker("crash")}
+    items.sort(key=lambda item: item.path not in longest)
     if config.getoption("--soak-rounds"):
         return
     skip = pytest.mark.skip(reason="make soak ROUNDS=n")

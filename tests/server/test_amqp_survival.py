@@ -84,15 +84,17 @@ def test_half_a_frame_then_silence_is_ended_by_the_heartbeat_and_others_are_serv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [b"", HEADER[:5], HEADER])
-def test_handshake_that_stops_is_ended_in_time(served: AmqpServed, sent: bytes) -> None:
-    with witness(served) as other, socket.create_connection((served.host, served.port), 30) as stuck:
-        stuck.sendall(sent)
-        round_trip(other, "witness")
+def test_handshake_that_stops_is_ended_in_time(served: AmqpServed) -> None:
+    with witness(served) as other, contextlib.ExitStack() as stack:
         began = time.monotonic()
-        while stuck.recv(4096):
-            pass
-        assert 5 < time.monotonic() - began < 20
+        stuck = [stack.enter_context(socket.create_connection((served.host, served.port), 30)) for _ in range(3)]
+        for connection, sent in zip(stuck, [b"", HEADER[:5], HEADER], strict=True):
+            connection.sendall(sent)
+        round_trip(other, "witness")
+        for connection in stuck:
+            while connection.recv(4096):
+                pass
+            assert 5 < time.monotonic() - began < 60
 
 
 @contextlib.contextmanager
