@@ -1,6 +1,6 @@
 """The composition root: a broker opened in this process, its doors (Flight, AMQP), and ``txmq serve``.
 
-Not here: finding or starting the broker of a data directory from outside (``endpoint.py``).
+Not here: finding or starting the broker of a data directory from outside (``client/starter.py``).
 
 Invariant: ``DIR/endpoint.json`` is there only while the broker that wrote it can take connections; it goes before the store is closed.
 """
@@ -19,16 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from broker_core import endpoint, errors, failpoint, flight
+from broker_core import endpoint, errors, failpoint
+from broker_core.address import DEFAULT_PORT, bracketed, parse_listen
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.transaction import Limits
-from broker_core.embedded import EmbeddedEngine
 from broker_core.endpoint import Endpoint
 from broker_core.engine import PreparedInfo, QueueInfo
-from broker_core.holder import open_store
-from broker_core.local import LocalBroker, LocalChannel
+from broker_core.flight import contract
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.holder import open_store
+from broker_core.node.local import LocalBroker, LocalChannel
 from broker_core.server.amqp import AmqpOptions, AmqpServer
-from broker_core.server.flight import FlightServer, committed
+from broker_core.server.flight.server import FlightServer, committed
 from broker_core.server.handler import Handler
 from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore
@@ -69,7 +71,7 @@ class Broker:
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             self._engine = EmbeddedEngine(self._local, store.adopt if isinstance(store, DurableStore) else None, identity=self._id)
-            hello = flight.Hello(flight.VERSION, self._id, directory, os.getpid())
+            hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
             self._server = _listen(self._engine, self._local, hello, host, port)
             self.host, self.port = host, self._server.port
             undo.callback(self._server.stop)
@@ -130,7 +132,7 @@ class Broker:
 
     @property
     def url(self) -> str:
-        return f"txmq://{endpoint.bracketed(_reachable(self.host))}:{self.port}"
+        return f"txmq://{bracketed(_reachable(self.host))}:{self.port}"
 
     @property
     def amqp_urls(self) -> list[str]:
@@ -202,12 +204,12 @@ class Broker:
         self.close()
 
 
-def _listen(engine: EmbeddedEngine, local: LocalBroker, hello: flight.Hello, host: str, port: int) -> FlightServer:
+def _listen(engine: EmbeddedEngine, local: LocalBroker, hello: contract.Hello, host: str, port: int) -> FlightServer:
     try:
         return FlightServer(engine, local, hello, host, port)
     except Exception as error:
         raise errors.ConnectionFailed(
-            f"cannot listen on {endpoint.bracketed(host)}:{port}; if another process uses the port, choose another one, or 0 for a free one"
+            f"cannot listen on {bracketed(host)}:{port}; if another process uses the port, choose another one, or 0 for a free one"
         ) from error
 
 
@@ -251,7 +253,7 @@ def _data_id(directory: str) -> str:
 def serve(
     directory: str,
     *,
-    listen: str = f"127.0.0.1:{endpoint.DEFAULT_PORT}",
+    listen: str = f"127.0.0.1:{DEFAULT_PORT}",
     amqp: Sequence[str] = (),
     amqp_options: AmqpOptions | None = None,
     handlers: Sequence[Handler] = (),
@@ -265,7 +267,7 @@ def serve(
     that whoever needs the broker starts it again, from what is on the disk.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    host, port = endpoint.parse_listen(listen)
+    host, port = parse_listen(listen)
     ending = threading.Event()
 
     def end(_signal: int, _frame: FrameType | None) -> None:
@@ -288,7 +290,7 @@ def serve(
         # thousands of messages in flight are thousands of objects that live for a moment: look for cycles among them less often
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
-        print("ready", f"txmq://{endpoint.bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
+        print("ready", f"txmq://{bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
         while not ending.wait(LOOK_S):
             if broker.server.failed.is_set() or broker.failed:
                 print("the store has failed; the broker ends and must be started again", file=sys.stderr, flush=True)

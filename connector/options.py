@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeVar, cast
 
-from broker_core.client import connect
+from broker_core.client.broker import connect
 from broker_core.engine import Engine, OnNewCheckpoint, Origin
 from broker_core.errors import OptionError
 

@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core.client import connect
+from broker_core.client.broker import connect
 from broker_core.engine import BranchHeader, BranchKind, Engine, StagedBranch
 from broker_core.errors import cause
 from connector.options import Address

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from broker_core import failpoint
-from broker_core.local import LocalBroker
+from broker_core.node.local import LocalBroker
 from broker_core.server.amqp import AmqpServer
 from broker_core.server.handler import Handler
 from broker_core.store.memory import MemoryStore

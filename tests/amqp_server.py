@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from broker_core.client import BrokerClient
+from broker_core.client.broker import BrokerClient
 
 TIMEOUT_S = 600.0
 

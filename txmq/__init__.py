@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from broker_core.client import BrokerClient, connect
+from broker_core.client.broker import BrokerClient, connect
 from broker_core.errors import (
     AccessRefused,
     BatchDecided,

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from broker_core import endpoint
-from broker_core.client import BrokerClient, connect
+from broker_core.address import DEFAULT_AMQP, DEFAULT_PORT, NO_AMQP
+from broker_core.client.broker import BrokerClient, connect
 from broker_core.errors import DataDirectoryInvalid, OptionError, RemoteProtocolError, TxmqError, UnknownTransaction, Unroutable
 from broker_core.properties import Properties
 
@@ -69,7 +69,7 @@ def _command(
     parser.add_argument("--json", action="store_true", help="print JSON")
     if address:
         broker = parser.add_mutually_exclusive_group(required=True)
-        broker.add_argument("--url", help=f"a broker that runs elsewhere: txmq://host:{endpoint.DEFAULT_PORT}")
+        broker.add_argument("--url", help=f"a broker that runs elsewhere: txmq://host:{DEFAULT_PORT}")
         broker.add_argument("--data", metavar="DIR", help="the broker of this data directory; it is started if none runs")
     return parser
 
@@ -78,14 +78,14 @@ def _add_serve(commands: Any) -> None:
     serve = _command(commands, "serve", _serve, "run the broker of a data directory until SIGTERM")
     serve.add_argument("--data", metavar="DIR", required=True, help="created if missing")
     serve.add_argument(
-        "--listen", metavar="HOST:PORT", default=f"127.0.0.1:{endpoint.DEFAULT_PORT}", help="port 0 takes a free one; default %(default)s"
+        "--listen", metavar="HOST:PORT", default=f"127.0.0.1:{DEFAULT_PORT}", help="port 0 takes a free one; default %(default)s"
     )
     serve.add_argument(
         "--amqp",
         metavar="HOST:PORT",
         action="append",
         default=[],
-        help=f"take AMQP 0-9-1 clients there; may be repeated; '{endpoint.NO_AMQP}' takes none; default {endpoint.DEFAULT_AMQP}",
+        help=f"take AMQP 0-9-1 clients there; may be repeated; '{NO_AMQP}' takes none; default {DEFAULT_AMQP}",
     )
     serve.add_argument(
         "--users", metavar="FILE", help="who may connect by AMQP, one NAME:PASSWORD a line; default: guest:guest, from this host only"
@@ -222,7 +222,7 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(
         options.data,
         listen=options.listen,
-        amqp=() if endpoint.NO_AMQP in options.amqp else options.amqp or (endpoint.DEFAULT_AMQP,),
+        amqp=() if NO_AMQP in options.amqp else options.amqp or (DEFAULT_AMQP,),
         amqp_options=AmqpOptions(users=read_users(options.users)) if options.users else None,
         handlers=handlers,
         outcomes=Kept(**{name: value for name, value in outcomes.items() if value is not None}),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from broker_core.client import BrokerClient
+from broker_core.client.broker import BrokerClient
 from broker_core.engine import LedgerEntry, ToApply
 from broker_core.errors import OptionError, UnknownTransaction
 

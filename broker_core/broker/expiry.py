@@ -1,6 +1,6 @@
 """Expiry: what has been in a queue for too long, or came back too often, leaves it, piece by piece.
 
-Pure. Not here: when it is asked for (``upkeep.py``, whoever gets or consumes), and what becomes of it (``messages.py``).
+Pure. Not here: when it is asked for (``node/upkeep.py``, whoever gets or consumes), and what becomes of it (``messages.py``).
 Invariant: messages leave at the head of their queue only, in the order in which they would be delivered; what is held or claimed never
 expires. One call does a bounded amount of work: whoever calls goes on with what is left, in another commit, so that others come between.
 """

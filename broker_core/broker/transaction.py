@@ -1,6 +1,6 @@
 """The transaction: what is gathered between its start and its end, and the states it goes through.
 
-Not here: how it becomes durable (``broker.py``) and where its bytes go when it is large (``local.py`` spills them).
+Not here: how it becomes durable (``broker.py``) and where its bytes go when it is large (``node/local.py`` spills them).
 
     active --prepare--> prepared --commit / rollback--> committed / rolled_back
     active --commit / rollback-----------------------> committed / rolled_back

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from broker_core.local import LocalBroker
+from broker_core.node.local import LocalBroker
 
 MiB = 1024 * 1024
 _SPILL_SHARE = 0.25  # of ``memory_bytes``

@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from broker_core.endpoint import bracketed
+from broker_core.address import bracketed
 from broker_core.errors import ConnectionForced, OptionError
-from broker_core.local import LocalBroker
 from broker_core.message import MAX_BODY_BYTES
+from broker_core.node.local import LocalBroker
 from broker_core.server.alarm import Alarm, AlarmLimits
 from broker_core.server.amqp_connection import Connection
 from broker_core.server.commit_queue import CommitQueue

@@ -1,6 +1,6 @@
 """The commits of one event loop: what its connections ask for in one tick is one group commit, on the loop's own thread.
 
-Not here: how a group commits (``committer.py``), and what a session asks for (``session.py``).
+Not here: how a group commits (``node/committer.py``), and what a session asks for (``session.py``).
 
 A tick, in this order:
 1. gather: every session that gathered publishes or acks hands them over as one work
@@ -22,8 +22,8 @@ from typing import Any, Protocol, TypeVar
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle, Transaction
-from broker_core.committer import Waiting, Work
-from broker_core.local import LocalBroker
+from broker_core.node.committer import Waiting, Work
+from broker_core.node.local import LocalBroker
 
 logger = logging.getLogger("txmq.amqp")
 

@@ -1,6 +1,6 @@
 """A session: one AMQP channel of a connection. Commands in, replies and deliveries out; the domain does the rest.
 
-Not here: bytes and sockets (``amqp_connection.py``), the rules (``broker/``), the order of a commit (``committer.py``).
+Not here: bytes and sockets (``amqp_connection.py``), the rules (``broker/``), the order of a commit (``node/committer.py``).
 
 Commands are answered in the order in which they came. Publishes and acks outside a transaction are gathered and committed at the
 end of the loop's tick; every other command waits until that is done. While a command waits for its commit, those behind it wait in
@@ -26,7 +26,6 @@ from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, Send, consumer_priority
 from broker_core.broker.transaction import Outcome, Settle, Transaction
-from broker_core.burial import Burial, is_worth_it
 from broker_core.errors import (
     InternalFault,
     NotImplementedFeature,
@@ -36,8 +35,9 @@ from broker_core.errors import (
     TransactionError,
     TxmqError,
 )
-from broker_core.local import log_dropped
 from broker_core.message import Message
+from broker_core.node.burial import Burial, is_worth_it
+from broker_core.node.local import log_dropped
 from broker_core.properties import Properties, delivery_mode
 from broker_core.server import direct_reply, topology_commands, transaction_exchange
 

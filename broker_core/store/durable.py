@@ -21,9 +21,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from broker_core import failpoint
+from broker_core.arrow.part_file import PartFile
 from broker_core.broker.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
-from broker_core.part_file import PartFile
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import MAX_ROWS, Catalog
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_batch

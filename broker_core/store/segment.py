@@ -22,10 +22,10 @@ import pyarrow as pa
 import xxhash
 
 from broker_core import failpoint
+from broker_core.arrow.part_file import END_MARK as END_MARK
+from broker_core.arrow.part_file import PartFile, unwritable
 from broker_core.errors import CorruptSegment, DataLoss, OptionError
 from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
-from broker_core.part_file import END_MARK as END_MARK
-from broker_core.part_file import PartFile, unwritable
 from broker_core.store.codec import body_bytes
 from broker_core.store.directory import segment_path, sync_directory
 from broker_core.store.sums import drop_sums, write_sums

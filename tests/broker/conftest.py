@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_core.engine import QueueInfo
-from broker_core.local import LocalBroker, LocalChannel
+from broker_core.node.local import LocalBroker, LocalChannel
 from broker_core.store.memory import MemoryStore
 
 

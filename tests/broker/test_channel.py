@@ -11,7 +11,7 @@ from broker_core import errors
 from broker_core.broker.batch import OPEN_ROWS
 from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import Limits
-from broker_core.local import SPILL_ROWS, LocalBroker
+from broker_core.node.local import SPILL_ROWS, LocalBroker
 from broker_core.properties import Properties
 from broker_core.store.memory import MemoryStore
 

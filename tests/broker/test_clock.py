@@ -11,8 +11,8 @@ import pytest
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.clock import SteadyClock, now_us
-from broker_core.local import LocalBroker
+from broker_core.node.clock import SteadyClock, now_us
+from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 

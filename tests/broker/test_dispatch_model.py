@@ -13,8 +13,8 @@ from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer
 from broker_core.broker.queue import Queue
-from broker_core.local import LocalBroker
 from broker_core.message import Message
+from broker_core.node.local import LocalBroker
 from broker_core.properties import Properties
 from broker_core.store.memory import MemoryStore
 

@@ -14,8 +14,8 @@ from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import State
 from broker_core.errors import PreconditionFailed, TransactionState
-from broker_core.local import LocalChannel
 from broker_core.message import Message
+from broker_core.node.local import LocalChannel
 from tests.broker.conftest import Node, declared, publish
 
 REFUSED = PreconditionFailed("refused by the test")

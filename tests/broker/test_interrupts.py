@@ -16,8 +16,8 @@ import pytest
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.local import LocalBroker
-from broker_core.shield import SIGNALS, shield
+from broker_core.node.local import LocalBroker
+from broker_core.node.shield import SIGNALS, shield
 from broker_core.store.memory import MemoryStore
 from tests.broker import interrupted
 from tests.broker.test_committer import GatedStore, remember

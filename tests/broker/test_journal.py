@@ -13,10 +13,10 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
 from broker_core.broker.transaction import Publish
-from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import BranchHeader
-from broker_core.local import LocalBroker
 from broker_core.message import Message
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store

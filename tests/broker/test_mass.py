@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core import burial
 from broker_core.broker import expiry
-from broker_core.local import LocalChannel
+from broker_core.node import burial
+from broker_core.node.local import LocalChannel
 from broker_core.properties import Properties
 from tests.broker.conftest import Node, declared, publish
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from broker_core.burial import MANY
-from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import BranchHeader
-from broker_core.local import LocalChannel
+from broker_core.node.burial import MANY
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalChannel
 from broker_core.properties import Properties
 
 from .conftest import Node, declared, publish

@@ -11,8 +11,8 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord
-from broker_core.local import LocalBroker
-from broker_core.server.flight import committed
+from broker_core.node.local import LocalBroker
+from broker_core.server.flight.server import committed
 from broker_core.store.memory import MemoryStore
 from tests.broker.conftest import Clock
 

@@ -10,10 +10,10 @@ import pytest
 
 from broker_core.broker.batch import Batch
 from broker_core.broker.run import Run
-from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import START, Limit, Origin, Ranges, ReadTicket
 from broker_core.errors import CorruptCatalog, DataLoss, PreconditionFailed, ResourceLocked
-from broker_core.local import LocalBroker
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker
 from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 from tests.broker.conftest import Clock, Node, declared, publish

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_core import errors
-from broker_core.local import SPILL_ROWS, LocalChannel
+from broker_core.node.local import SPILL_ROWS, LocalChannel
 
 from .conftest import Node, declared, publish
 

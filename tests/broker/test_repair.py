@@ -31,7 +31,7 @@ from broker_core.broker.records import (
     RunRecord,
 )
 from broker_core.broker.repair import Repaired, repair
-from broker_core.local import LocalBroker
+from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import BatchInfo, StoreImage

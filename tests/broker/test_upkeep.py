@@ -15,8 +15,8 @@ import pytest
 from broker_core import errors, failpoint
 from broker_core.broker.change import Change
 from broker_core.broker.routing import Selection
-from broker_core.local import LocalBroker
 from broker_core.message import MESSAGE_SCHEMA
+from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 
 BODY = b"x" * 1000

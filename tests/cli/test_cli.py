@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from broker_core import endpoint, errors
-from broker_core.client import BrokerClient
+from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin
 from broker_core.launcher import Broker
 from txmq import cli

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import START, BranchHeader, Limit, Origin, Ranges, ReadTicket, StagedBranch, Vector
-from broker_core.local import LocalBroker
 from broker_core.message import READ_SCHEMA
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 
 APP = "alerts"

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from broker_core.broker import claim as claim_rules
-from broker_core.broker import ledger as ledger_rules
 from broker_core.broker.records import LedgerRecord, PartRecord
 from broker_core.engine import START, StagedBranch, Vector
 from broker_core.errors import (
@@ -23,6 +21,8 @@ from broker_core.errors import (
     UnknownTransaction,
     Unroutable,
 )
+from broker_core.micro_batch import claim as claim_rules
+from broker_core.micro_batch import ledger as ledger_rules
 from tests.engine.bench import APP, Bench
 
 # -- C1: open -----------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker import claim as claim_rules
 from broker_core.broker.records import ReadRecord
 from broker_core.engine import START, Limit, Origin, ReadTicket, Vector
 from broker_core.errors import (
@@ -18,6 +17,7 @@ from broker_core.errors import (
     QueueNotFound,
     ResourceLocked,
 )
+from broker_core.micro_batch import claim as claim_rules
 from tests.engine.bench import APP, Bench
 
 # -- S1, S2: the claim record -----------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker_core.embedded import INLINE_ROWS, EmbeddedEngine
+from broker_core.arrow.parts import branch_checksum
+from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector
 from broker_core.errors import DataLoss, MissingBranch, QueueNotFound
-from broker_core.local import LocalBroker
-from broker_core.mapping import SegmentFiles
-from broker_core.staging import branch_checksum
+from broker_core.node.engine import INLINE_ROWS, EmbeddedEngine
+from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 
 ROWS = 1100  # of a commit: more than stays in the catalog, so each is a batch of a segment

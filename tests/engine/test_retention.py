@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from broker_core import errors
-from broker_core.broker import ledger
-from broker_core.broker.branch import ABANDONED_S
 from broker_core.engine import START, Vector
+from broker_core.micro_batch import ledger
+from broker_core.micro_batch.branch import ABANDONED_S
 from tests.engine.bench import APP, Bench
 
 HOUR_US = 3_600_000_000

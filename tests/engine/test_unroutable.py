@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker_core.embedded import INLINE_ROWS
 from broker_core.engine import START, StagedBranch
 from broker_core.errors import Unroutable
+from broker_core.node.engine import INLINE_ROWS
 from tests.engine.bench import APP, Bench
 
 SIZES = pytest.mark.parametrize("rows", [2, INLINE_ROWS + 2], ids=["inline", "batch"])

@@ -20,12 +20,12 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_core import local as local_module
 from broker_core.broker import batch as batch_module
-from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.errors import PreconditionFailed, ResourceLocked
-from broker_core.local import LocalBroker, LocalChannel
+from broker_core.node import local as local_module
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker, LocalChannel
 from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 

@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from broker_core import embedded, failpoint
-from broker_core.broker import claim as claim_rules
-from broker_core.broker.branch import Branches
+from broker_core import failpoint
 from broker_core.broker.change import Drop
-from broker_core.broker.claim import Claims
-from broker_core.broker.ledger import Ledger
 from broker_core.broker.queue import Queue
 from broker_core.broker.topology import Topology
-from broker_core.embedded import EmbeddedEngine
 from broker_core.errors import BatchDecided, BatchGap, DataLoss, ResourceLocked
+from broker_core.micro_batch import claim as claim_rules
+from broker_core.micro_batch.branch import Branches
+from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.ledger import Ledger
+from broker_core.node import engine
+from broker_core.node.engine import EmbeddedEngine
 from connector import delta, staging
 from connector.foreach_batch import BatchTransaction, Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
@@ -605,7 +606,7 @@ def any_number_of_sources(patch: Patch) -> None:
 
 
 def acknowledged_ranges_are_not_passed(patch: Patch) -> None:
-    patch.setattr(embedded, "_settled", lambda *_: False)
+    patch.setattr(engine, "_settled", lambda *_: False)
 
 
 def too_few_messages_fix_no_start(patch: Patch) -> None:

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from broker_core import failpoint, staging
+from broker_core import failpoint
+from broker_core.arrow import parts
 from broker_core.engine import BranchHeader, ReadTicket, StagedBranch
 from broker_core.errors import ConnectionFailed, StoreFailed
 from tests.model.actors import current
@@ -65,11 +66,11 @@ class Wire:
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         checksums: list[int] = []
         count = 0
-        for number, batch in enumerate(staging.parts(rows, header)):
+        for number, batch in enumerate(parts.parts(rows, header)):
             staged, checksum = self.call("stage_part", lambda engine, number=number, batch=batch: engine.stage_part(header, number, batch))
             checksums.append(checksum)
             count += staged
-        return StagedBranch(header.branch, header.partition, header.attempt, count, staging.branch_checksum(checksums))
+        return StagedBranch(header.branch, header.partition, header.attempt, count, parts.branch_checksum(checksums))
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         planned: list[Any] = []

@@ -19,13 +19,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import failpoint, staging
-from broker_core.broker import claim
+from broker_core import failpoint
+from broker_core.arrow import parts
 from broker_core.broker.records import AttemptRecord, OriginRecord, PartRecord
-from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import LedgerEntry
 from broker_core.errors import ResourceLocked, TxmqError
-from broker_core.local import LocalBroker
+from broker_core.micro_batch import claim
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from connector.ledger import DeltaLedger
 from connector.table import Table
@@ -442,7 +443,7 @@ class _Gate:
 @contextmanager
 def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
-    import broker_core.client
+    import broker_core.client.broker
     import connector.delta
     import connector.delta_log
     import connector.foreach_batch
@@ -453,7 +454,7 @@ def world(**options: Any) -> Iterator[World]:
 
     gate = _Gate()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_core.client, "connect", lambda **_: gate)
+        patch.setattr(broker_core.client.broker, "connect", lambda **_: gate)
         patch.setattr(connector.staging, "connect", lambda **_: gate)
         patch.setattr(connector.options, "connect", lambda **_: gate)
         patch.setattr(connector.reader_lock, "driver", lambda: f"{id(_current[-1])} {getattr(current(), 'name', '')}")
@@ -467,7 +468,7 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.delta_log, "commits", lambda _spark, table, fresh=True: _current[-1].delta.history(table.name))
         patch.setattr(connector.delta_log, "forgets_transactions", lambda _spark, _table: False)
         patch.setattr(connector.ledger, "held_tokens", lambda _spark, table, _tokens: {row[3] for row in _current[-1].delta.rows(table)})
-        patch.setattr(staging, "PART_ROWS", 2)  # branches of several parts
+        patch.setattr(parts, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
         if options.get("kept"):
             patch.setattr(claim, "KEPT_CLAIMS", options["kept"])

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from broker_core import endpoint
-from broker_core.client import BrokerClient
+from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
 from tests.progress import wait_until
 

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
-from broker_core import errors, flight
+from broker_core import errors
+from broker_core.flight import contract
 from broker_core.message import MESSAGE_SCHEMA
 
 Call = tuple[str, dict[str, Any]]  # action, arguments
@@ -160,7 +161,7 @@ class Raw:
         try:
             return call()
         except (arrow_flight.FlightError, pa.ArrowException, OSError) as error:
-            crossed = flight.error_from(error)
+            crossed = contract.error_from(error)
             if crossed is None:
                 raise
             return crossed
@@ -178,7 +179,7 @@ class Raw:
                 self.close_channel()
             return answer
         if name == "stage":
-            rows = flight.encode_rows([messages(b"1")], MESSAGE_SCHEMA)
+            rows = contract.encode_rows([messages(b"1")], MESSAGE_SCHEMA)
             return self.action(name, part_body(arguments, rows))
         return self.action(name, json.dumps(arguments).encode())
 

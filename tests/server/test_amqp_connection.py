@@ -20,7 +20,7 @@ from pamqp import heartbeat
 
 from broker_core.errors import OptionError
 from broker_core.launcher import Broker
-from broker_core.local import LocalBroker
+from broker_core.node.local import LocalBroker
 from broker_core.server import amqp_connection
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp import AmqpOptions, AmqpServer

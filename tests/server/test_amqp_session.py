@@ -15,7 +15,7 @@ from pamqp import base, commands
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
 from broker_core.broker.change import Change
-from broker_core.local import LocalBroker
+from broker_core.node.local import LocalBroker
 from broker_core.server.amqp import AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import Closed, Peer, content, encoded

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors, failpoint, flight
-from broker_core.local import LocalBroker
-from broker_core.server.channels import Channels
+from broker_core import errors, failpoint
+from broker_core.flight import contract
+from broker_core.node.local import LocalBroker
+from broker_core.server.flight.channels import Channels
 from broker_core.store.memory import MemoryStore
 
 
@@ -22,7 +23,7 @@ class Doors:
             channel.queue_declare("q")
 
     def say(self, word: str, number: int, channel: str = "c1", **arguments: Any) -> Any:
-        return self.channels.call(word, flight.ChannelCall(channel, number, arguments))
+        return self.channels.call(word, contract.ChannelCall(channel, number, arguments))
 
     def publish(self, number: int, body: bytes) -> Any:
         return self.say("publish", number, body=body, exchange="", routing_key="q", properties=b"", mandatory=False)

@@ -12,7 +12,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import OutcomeRecord
 from broker_core.errors import PreconditionFailed, StoreFailed
-from broker_core.local import LocalBroker
+from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.store.memory import MemoryStore
 

@@ -7,47 +7,48 @@ from pathlib import Path
 import pytest
 
 from broker_core import endpoint, errors
+from broker_core.address import DEFAULT_PORT, parse_address
 
 
 @pytest.mark.parametrize(
     ("url", "host", "port"),
     [
         ("txmq://localhost:1234", "localhost", 1234),
-        ("txmq://localhost", "localhost", endpoint.DEFAULT_PORT),
+        ("txmq://localhost", "localhost", DEFAULT_PORT),
         ("txmq://[::1]:7", "::1", 7),
         ("TXMQ://h:7/", "h", 7),
     ],
 )
 def test_url_names_host_and_port(url: str, host: str, port: int) -> None:
-    address = endpoint.parse(url)
+    address = parse_address(url)
     assert (address.host, address.port) == (host, port)
 
 
 def test_user_and_password_are_taken_and_never_shown() -> None:
-    address = endpoint.parse("txmq://guest:s%40cret@h:7")
+    address = parse_address("txmq://guest:s%40cret@h:7")
     assert (address.user, address.password) == ("guest", "s@cret")
     assert "cret" not in f"{address} {address!r}"
     with pytest.raises(errors.OptionError) as caught:
-        endpoint.parse("txmqs://guest:secret@h:7")
+        parse_address("txmqs://guest:secret@h:7")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["", "h:1", "txmq://", "txmq://h:0", "txmq://h:70000", "txmq://h:x", "txmq://h:1/path", "txmq://h:1?x=1"])
 def test_wrong_url_is_an_option_error(url: str) -> None:
     with pytest.raises(errors.OptionError, match="option 'url' is"):
-        endpoint.parse(url)
+        parse_address(url)
 
 
 def test_url_and_data_exclude_each_other_and_one_is_required() -> None:
     with pytest.raises(errors.OptionError, match="both"):
-        endpoint.parse("txmq://h:1", "data")
+        parse_address("txmq://h:1", "data")
     with pytest.raises(errors.OptionError, match="neither"):
-        endpoint.parse()
+        parse_address()
 
 
 def test_data_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert endpoint.parse(data="lake/broker").directory == str(tmp_path / "lake" / "broker")
+    assert parse_address(data="lake/broker").directory == str(tmp_path / "lake" / "broker")
 
 
 def test_endpoint_file_is_read_as_written_and_removed_by_its_owner_only(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from broker_core import endpoint, errors, flight
-from broker_core.client import BrokerClient, connect
+from broker_core import endpoint, errors
+from broker_core.client import starter
+from broker_core.client.broker import BrokerClient, connect
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, StagedBranch
+from broker_core.flight import contract
 from broker_core.launcher import Broker
 from tests.server.conftest import MicroBatch, Served, bodies, eventually, fill
 
@@ -40,7 +42,7 @@ def _publish_header(queue: str, token: str = "token") -> BranchHeader:
 
 
 def _ipc(batch: pa.RecordBatch) -> bytes:
-    return bytes(flight.encode_rows([batch], batch.schema))
+    return bytes(contract.encode_rows([batch], batch.schema))
 
 
 def test_mapped_read_gives_the_same_bytes_as_a_read_over_flight(served: Served) -> None:
@@ -126,7 +128,7 @@ def test_broker_memory_stays_flat_while_1_500_000_messages_are_staged(served: Se
 
 @pytest.mark.parametrize("fault", ["store.adopt.open@1=raise", "store.adopt.open@2=raise", "no files without a name"])
 def test_rows_go_over_flight_from_where_on_their_files_cannot_be_had(served: Served, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_core.client.FILE_BYTES", 2 * 1024 * 1024)
+    monkeypatch.setattr("broker_core.client.broker.FILE_BYTES", 2 * 1024 * 1024)
     if fault.startswith("no"):
         monkeypatch.setattr(os, "O_TMPFILE", 0)
     served.start(fault if "=" in fault else "")
@@ -169,7 +171,7 @@ def _publish_one(url: str) -> None:
 
 _FORKS = """
 import os, sys
-from broker_core.client import BrokerClient, connect
+from broker_core.client.broker import BrokerClient, connect
 from broker_core.errors import LocalProtocolError
 
 def in_child(call):
@@ -305,7 +307,7 @@ def test_four_processes_that_need_the_broker_at_once_start_one(embedded: Path) -
     for process in processes:
         process.join()
     assert len(pids) == 1
-    assert (embedded / endpoint.LOG).read_text().count("ready txmq://") == 1
+    assert (embedded / starter.LOG).read_text().count("ready txmq://") == 1
 
 
 def test_broker_opened_in_a_process_is_found_by_its_directory(tmp_path: Path) -> None:

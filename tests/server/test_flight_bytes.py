@@ -16,17 +16,18 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from broker_core import errors, flight
-from broker_core.client import BrokerClient
+from broker_core import errors
+from broker_core.arrow.parts import MAX_PART_ROWS
+from broker_core.client.broker import BrokerClient
+from broker_core.flight import contract
 from broker_core.message import MESSAGE_SCHEMA
-from broker_core.staging import MAX_PART_ROWS
 from tests.server.conftest import Served, fill
 from tests.server.flight_calls import CALLS, HEADER, TICKETS, Raw, messages, part_body
 
 MEGABYTE = 1024 * 1024
 HUGE = [2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, -1, 0]
 STAGE = {"header": HEADER, "part": 0}
-ROWS = bytes(flight.encode_rows([messages(b"one", b"two")], MESSAGE_SCHEMA))
+ROWS = bytes(contract.encode_rows([messages(b"one", b"two")], MESSAGE_SCHEMA))
 
 
 def damaged(source: random.Random, data: bytes) -> bytes:
@@ -192,8 +193,8 @@ def raw(one: Served) -> Iterator[Raw]:
         part_body(STAGE, ROWS[:50]),
         part_body(STAGE, ROWS[:-60]),
         part_body(STAGE, b"\xff\xff\xff\xff\xff\xff\xff\x7f" + ROWS),
-        part_body(STAGE, flight.encode_rows([], MESSAGE_SCHEMA)),
-        part_body(STAGE, flight.encode_rows([messages(b"1"), messages(b"2")], MESSAGE_SCHEMA)),
+        part_body(STAGE, contract.encode_rows([], MESSAGE_SCHEMA)),
+        part_body(STAGE, contract.encode_rows([messages(b"1"), messages(b"2")], MESSAGE_SCHEMA)),
         part_body({**STAGE, "header": {**HEADER, "target": {"exchange": {"$bytes": "AA=="}}}}, ROWS),
         part_body([STAGE], ROWS),
         b"[" * 100_000,
@@ -218,7 +219,7 @@ def schemas() -> list[pa.RecordBatch]:
 
 @pytest.mark.parametrize("batch", schemas(), ids=["body alone", "other columns", "another type", "a null", "too many", "a long key"])
 def test_rows_that_are_no_messages_are_refused_by_every_way_in(batch: pa.RecordBatch, raw: Raw, one: Served) -> None:
-    rows = bytes(flight.encode_rows([batch], batch.schema))
+    rows = bytes(contract.encode_rows([batch], batch.schema))
     answer = raw.action("stage", part_body(STAGE, rows))
     assert isinstance(answer, errors.OptionError), answer
     assert "TXMQ_OPTION" in Streams(one.url).put(put_frames(HEADER, rows))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker_core import errors, flight
+from broker_core import errors
+from broker_core.arrow.parts import branch_checksum
+from broker_core.flight import contract
 from broker_core.launcher import Broker
-from broker_core.staging import branch_checksum
 from tests.server.flight_calls import ENGINE, HEADER, Raw, messages, part_body
 from tests.server.picture import picture
 
@@ -35,7 +36,7 @@ def steps(raw: Raw) -> Iterator[tuple[str, bytes, bool]]:
     yield "engine.claim", _json(claim), False
     yield "engine.open_batch", _json(ENGINE["open_batch"]), False
     yield "read", _json({**READ, "ranges": {"in": [0, 1]}}), False
-    rows = flight.encode_rows([messages(b"out", routing_key="other")], messages().schema)
+    rows = contract.encode_rows([messages(b"out", routing_key="other")], messages().schema)
     for token, branch in (("t", "b1"), ("w", "b2")):
         header = {**HEADER, "token": token, "branch": branch, **({"app_id": "app", "query_id": "q", "batch_id": 0} if token == "t" else {})}
         answer = raw.action("stage", part_body({"header": header, "part": 0}, rows))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors
-from broker_core.client import BrokerClient
+from broker_core.client.broker import BrokerClient
 from broker_core.engine import BranchHeader
 from broker_core.store.verify import verify
 from tests.server.conftest import MicroBatch, Served, bodies, end_broker, eventually, fill
@@ -107,7 +107,7 @@ FILE_STEPS = [(True, step) for step in ("server.stage.file@2", "store.adopt.link
 def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
     served: Served, by_files: bool, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker_core.client.FILE_BYTES", 2 * 1024 * 1024)
+    monkeypatch.setattr("broker_core.client.broker.FILE_BYTES", 2 * 1024 * 1024)
     served.start()
     with BrokerClient(served.url) as client:
         fill(client, "out", 0)
@@ -222,7 +222,7 @@ def test_channel_call_is_done_once_when_its_reply_is_lost(served: Served, reply:
 
 def test_channel_ends_with_its_lease_when_its_client_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from broker_core.launcher import Broker
-    from broker_core.server import channels
+    from broker_core.server.flight import channels
 
     monkeypatch.setattr(channels, "LEASE_S", 0.2)
     monkeypatch.setattr(channels, "LOOK_S", 0.05)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from broker_core.mapping import SegmentFiles
+from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.message import Location
 
 BATCH = pa.record_batch({"n": [1, 2, 3]})

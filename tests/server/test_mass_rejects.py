@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pamqp.commands import Basic, Queue, Tx
 
-from broker_core import burial
+from broker_core.node import burial
 from tests.amqp_peer import Peer, content, encoded
 from tests.amqp_server import AmqpServed, serving
 

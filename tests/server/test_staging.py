@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core import errors, flight
-from broker_core.assemble import Piece, assemble
-from broker_core.client import BrokerClient
+from broker_core import errors
+from broker_core.arrow.part_file import PartFile, PartWriter
+from broker_core.arrow.parts import PART_BYTES, PART_ROWS, branch_checksum, normalise, part_checksum, parts
+from broker_core.arrow.rows import Piece, assemble
+from broker_core.client.broker import BrokerClient
 from broker_core.engine import BranchHeader, StagedBranch
+from broker_core.flight import contract
 from broker_core.message import MESSAGE_SCHEMA, READ_SCHEMA
-from broker_core.part_file import PartFile, PartWriter
-from broker_core.staging import PART_BYTES, PART_ROWS, branch_checksum, normalise, part_checksum, parts
 from broker_core.store.verify import verify
 from tests.server.conftest import Served, bodies, fill
 
@@ -54,7 +55,7 @@ def test_wrong_rows_are_one_error_that_names_column_or_row(columns: dict[str, li
 
 
 def test_body_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_core.staging.MAX_BODY_BYTES", 10)
+    monkeypatch.setattr("broker_core.arrow.parts.MAX_BODY_BYTES", 10)
     with pytest.raises(errors.TransactionTooLarge, match="row 1 has 11 bytes; at most 10"):
         list(parts([pa.record_batch({"body": [b"x" * 10, b"x" * 11]})], PUBLISH))
 
@@ -147,10 +148,10 @@ def _handed_over(served: Served, rows: int = 2000, keep: bool = False) -> tuple[
     return writer, writer.end(), kept
 
 
-def _adopt(client: BrokerClient, file: PartFile, branch: str = "branch") -> list[flight.PartReceipt]:
+def _adopt(client: BrokerClient, file: PartFile, branch: str = "branch") -> list[contract.PartReceipt]:
     header = BranchHeader("token", branch, "publish", {"exchange": "", "routing_key": "q"})
-    (answer,) = client._connection.call("adopt", flight.encode(flight.FileHeader(header, 0, file)))
-    found: list[flight.PartReceipt] = flight.decode(list[flight.PartReceipt], answer)
+    (answer,) = client._connection.call("adopt", contract.encode(contract.FileHeader(header, 0, file)))
+    found: list[contract.PartReceipt] = contract.decode(list[contract.PartReceipt], answer)
     return found
 
 

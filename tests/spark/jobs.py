@@ -21,7 +21,7 @@ from delta import configure_spark_with_delta_pip
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
-from broker_core.client import BrokerClient
+from broker_core.client.broker import BrokerClient
 from connector.conf import recommended_conf
 from connector.foreach_batch import BatchTransaction, transactional
 

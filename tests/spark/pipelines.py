@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from broker_core.client import BrokerClient
+from broker_core.client.broker import BrokerClient
 from tests.progress import GUARD_S, wait_for_end, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from broker_core.client import connect
+from broker_core.client.broker import connect
 from broker_core.endpoint import read_endpoint
 
 pytestmark = pytest.mark.spark

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors
-from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
-from broker_core.local import LocalBroker
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage import SalvageReport, salvage
 from broker_core.store.verify import verify

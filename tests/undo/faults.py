@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import broker_core
 from broker_core.errors import InternalFault
-from broker_core.local import LocalBroker
+from broker_core.node.local import LocalBroker
 from tests.undo.snapshot import difference, snapshot
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ import pytest
 
 from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import Limits, Transaction
-from broker_core.embedded import EmbeddedEngine
 from broker_core.engine import START, Limit, Origin, ReadTicket
-from broker_core.local import LocalBroker
 from broker_core.message import Message
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker
 from broker_core.properties import Properties
 from broker_core.store.memory import MemoryStore
 from tests.broker.conftest import Clock

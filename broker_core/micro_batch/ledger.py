@@ -13,11 +13,11 @@ from itertools import islice
 from typing import Any
 
 from broker_core.broker.change import Change
-from broker_core.broker.claim import canonical
 from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
+from broker_core.micro_batch.claim import canonical
 
 KEPT_ENTRIES = 1000  # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
 MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is not in use any more

@@ -1,6 +1,6 @@
 """BrokerClient: the engine's port over Flight, and the words of channels and of the operator, from any process.
 
-Not here: connecting (``connection.py``), finding or starting the broker (``endpoint.py``), the contract (``flight.py``).
+Not here: connecting (``connection.py``), finding or starting the broker (``starter.py``), the contract (``contract.py``).
 
 Invariant: a call returns only what the broker has answered; a broken connection or a restarted broker is never visible except as
 time, until ``reconnect_s`` is over. Rows are read once each and staged once each, whatever breaks between.
@@ -20,10 +20,15 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
-from broker_core import endpoint, errors, flight
-from broker_core.assemble import ReadPlan, assemble
+from broker_core import errors
+from broker_core.address import Address, parse_address
+from broker_core.arrow.part_file import PartWriter
+from broker_core.arrow.parts import branch_checksum, parts
+from broker_core.arrow.rows import ReadPlan, assemble
+from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.checks import checked_calls
-from broker_core.connection import CONNECT_S, FAILED, RECONNECT_S, Connection, Live
+from broker_core.client.channel import RemoteChannel
+from broker_core.client.connection import CONNECT_S, FAILED, RECONNECT_S, Connection, Live
 from broker_core.engine import (
     AppInfo,
     AttemptInfo,
@@ -42,21 +47,18 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.mapping import SegmentFiles
-from broker_core.part_file import PartWriter
-from broker_core.remote_channel import RemoteChannel
-from broker_core.staging import branch_checksum, parts
+from broker_core.flight import contract
 
 FILE_BYTES = 64 * 1024 * 1024  # a file of parts is handed over when it has so many
 WINDOW = 3  # parts that are sent and not acknowledged; the client keeps them
 
-_clients: dict[tuple[int, endpoint.Address], BrokerClient] = {}
+_clients: dict[tuple[int, Address], BrokerClient] = {}
 _clients_lock = threading.Lock()
 
 
 def connect(*, url: str | None = None, data: str | os.PathLike[str] | None = None) -> BrokerClient:
     """The client of this process for an address: one, made once, connected when first used. Raises OptionError."""
-    address = endpoint.parse(url, data)
+    address = parse_address(url, data)
     key = (os.getpid(), address)
     with _clients_lock:
         client = _clients.get(key)
@@ -93,7 +95,7 @@ class BrokerClient:
     ) -> None:
         self._arguments = (url, os.path.abspath(data) if data is not None else None, reconnect_s, connect_s, map_files)
         self._map_files = map_files
-        self.address = endpoint.parse(url, data)
+        self.address = parse_address(url, data)
         self.closed = False
         self._connection = Connection(self.address, reconnect_s, connect_s)
 
@@ -114,8 +116,8 @@ class BrokerClient:
         self._connection.close()
 
     def _call(self, method: str, *positional: Any, **named: Any) -> Any:
-        (answer,) = self._connection.call(f"engine.{method}", flight.encode_arguments(method, positional, named))
-        return flight.decode(flight.answer_type(method), answer)
+        (answer,) = self._connection.call(f"engine.{method}", contract.encode_arguments(method, positional, named))
+        return contract.decode(contract.answer_type(method), answer)
 
     def identity(self) -> str:
         found: str = self._call("identity")
@@ -138,8 +140,8 @@ class BrokerClient:
     def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         """As the port says; the server keeps one call for at most WAIT_S, so a long wait is several."""
         while True:
-            grown: bool = self._call("wait", list(logs), dict(ends), min(timeout_s, flight.WAIT_S))
-            timeout_s -= flight.WAIT_S
+            grown: bool = self._call("wait", list(logs), dict(ends), min(timeout_s, contract.WAIT_S))
+            timeout_s -= contract.WAIT_S
             if grown or timeout_s <= 0:
                 return grown
 
@@ -162,10 +164,10 @@ class BrokerClient:
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """As the port says. On the broker's host the rows come from the mapped files, elsewhere over Flight: the same bytes."""
-        plan_json, *rows = self._connection.call("read", flight.encode(ticket))
+        plan_json, *rows = self._connection.call("read", contract.encode(ticket))
         if rows:
-            return iter(flight.decode_rows(rows[0]))
-        plan: ReadPlan = flight.decode(ReadPlan, plan_json)
+            return iter(contract.decode_rows(rows[0]))
+        plan: ReadPlan = contract.decode(ReadPlan, plan_json)
         directory = self._connection.live().local if self._map_files else ""
         return self._read_mapped(ticket, plan, directory) if directory else self._read_served(ticket)
 
@@ -190,10 +192,10 @@ class BrokerClient:
 
     def _read_served(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """DoGet; after a broken connection it goes on at the first row that was not delivered."""
-        return self._resumed(ticket.slices, lambda slices: flight.Ticket(read=replace(ticket, slices=slices)))
+        return self._resumed(ticket.slices, lambda slices: contract.Ticket(read=replace(ticket, slices=slices)))
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
-        return self._resumed(tuple(slices), lambda left: flight.Ticket(browse=left))
+        return self._resumed(tuple(slices), lambda left: contract.Ticket(browse=left))
 
     def _resumed(self, slices: tuple[tuple[str, int, int], ...], ticket_of: Any) -> Iterator[pa.RecordBatch]:
         left = slices
@@ -229,7 +231,7 @@ class BrokerClient:
         stream: _PartStream | _FileStream = _PartStream(self._connection, header)
         if header.kind == "publish" and len(first) > 1 and self._map_files and self._connection.live().takes_files:
             stream = _FileStream(self._connection, header)
-        if len(first) == 1 and first[0].nbytes <= flight.SMALL_PART_BYTES:
+        if len(first) == 1 and first[0].nbytes <= contract.SMALL_PART_BYTES:
             stream.receipts.append(self._stage_small(header, first[0]))
         else:
             with contextlib.closing(stream):
@@ -240,9 +242,9 @@ class BrokerClient:
         checksum = branch_checksum(receipt.checksum for receipt in receipts)
         return StagedBranch(header.branch, header.partition, header.attempt, sum(receipt.rows for receipt in receipts), checksum)
 
-    def _stage_small(self, header: BranchHeader, batch: pa.RecordBatch) -> flight.PartReceipt:
-        (answer,) = self._connection.call("stage", flight.encode_part(flight.PartHeader(header, 0), batch))
-        receipt: flight.PartReceipt = flight.decode(flight.PartReceipt, answer)
+    def _stage_small(self, header: BranchHeader, batch: pa.RecordBatch) -> contract.PartReceipt:
+        (answer,) = self._connection.call("stage", contract.encode_part(contract.PartHeader(header, 0), batch))
+        receipt: contract.PartReceipt = contract.decode(contract.PartReceipt, answer)
         return receipt
 
     def commit_batch(
@@ -281,7 +283,7 @@ class BrokerClient:
         while True:
             live = self._connection.live(patience)
             try:
-                for number, batch in enumerate(_batches(live, flight.Ticket(branches=tuple(branches)))):
+                for number, batch in enumerate(_batches(live, contract.Ticket(branches=tuple(branches)))):
                     if number < delivered:
                         continue
                     patience.renew()
@@ -358,16 +360,16 @@ class BrokerClient:
         return found
 
     def _admin(self, kind: Any, word: str, **arguments: Any) -> Any:
-        (answer,) = self._connection.call(f"admin.{word}", flight.encode(arguments))
-        return flight.decode(kind, answer)
+        (answer,) = self._connection.call(f"admin.{word}", contract.encode(arguments))
+        return contract.decode(kind, answer)
 
 
 def _unpickled(url: str | None, data: str | None, reconnect_s: float, connect_s: float, map_files: bool) -> BrokerClient:
     return BrokerClient(url, data=data, reconnect_s=reconnect_s, connect_s=connect_s, map_files=map_files)
 
 
-def _batches(live: Live, ticket: flight.Ticket) -> Iterator[pa.RecordBatch]:
-    reader = live.client.do_get(arrow_flight.Ticket(flight.encode(ticket)))
+def _batches(live: Live, ticket: contract.Ticket) -> Iterator[pa.RecordBatch]:
+    reader = live.client.do_get(arrow_flight.Ticket(contract.encode(ticket)))
     try:
         for chunk in reader:
             if chunk.data is not None and chunk.data.num_rows:
@@ -401,9 +403,9 @@ class _PartStream:
     """The parts of one branch on their way: in order, at most WINDOW unacknowledged, resent when the connection broke."""
 
     def __init__(self, connection: Connection, header: BranchHeader, first: int = 0) -> None:
-        self.receipts: list[flight.PartReceipt] = []
+        self.receipts: list[contract.PartReceipt] = []
         self._connection = connection
-        self._command = flight.encode(header)
+        self._command = contract.encode(header)
         self._patience = connection.patience()
         self._waiting: deque[tuple[int, pa.RecordBatch]] = deque()
         self._sent = first
@@ -459,7 +461,7 @@ class _PartStream:
         answer = self._open[2].read()
         if answer is None:
             raise arrow_flight.FlightUnavailableError("the broker ended the stream before it acknowledged a part")
-        receipt: flight.PartReceipt = flight.decode(flight.PartReceipt, answer)
+        receipt: contract.PartReceipt = contract.decode(contract.PartReceipt, answer)
         part, _ = self._waiting[0]
         if receipt.part != part:
             raise errors.RemoteProtocolError(f"the broker acknowledged part {receipt.part} where part {part} is due")
@@ -475,7 +477,7 @@ class _FileStream:
     """The parts of one branch in files on the broker's host; over Flight from where on the broker, or this host, cannot."""
 
     def __init__(self, connection: Connection, header: BranchHeader) -> None:
-        self.receipts: list[flight.PartReceipt] = []
+        self.receipts: list[contract.PartReceipt] = []
         self._connection = connection
         self._header = header
         self._file: PartWriter | None = None
@@ -504,8 +506,8 @@ class _FileStream:
     def _hand_over(self, writer: PartWriter) -> None:
         """The call may reach the broker twice, or two brokers of the directory one after the other: parts are staged once."""
         file = writer.end()
-        (answer,) = self._connection.call("adopt", flight.encode(flight.FileHeader(self._header, len(self.receipts), file)))
-        receipts: list[flight.PartReceipt] = flight.decode(list[flight.PartReceipt], answer)
+        (answer,) = self._connection.call("adopt", contract.encode(contract.FileHeader(self._header, len(self.receipts), file)))
+        receipts: list[contract.PartReceipt] = contract.decode(list[contract.PartReceipt], answer)
         if receipts:
             self.receipts += receipts
         else:

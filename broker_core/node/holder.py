@@ -1,6 +1,6 @@
 """The store of a data directory that another broker may hold: a broker that a client started gives it up while nobody uses it.
 
-Not here: finding or starting a broker for a client (``endpoint.py``), and the lock itself (``store/directory.py``).
+Not here: finding or starting a broker for a client (``client/starter.py``), and the lock itself (``store/directory.py``).
 Invariant: a broker that somebody uses, or that a user has started, is never made to end.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 
-from broker_core import endpoint, errors, flight
-from broker_core.connection import Connection
-from broker_core.endpoint import Address
+from broker_core import endpoint, errors
+from broker_core.address import Address, bracketed
+from broker_core.client.connection import Connection
+from broker_core.flight import contract
 from broker_core.store.durable import DurableStore
 
 ENDING_S = 60.0  # for a broker that has said it ends: it closes its store
@@ -46,7 +47,7 @@ def _gives_up(directory: str) -> bool:
         if connection.live().hello.id != found.id:
             return False
         (answer,) = connection.call("admin.give_up")
-        return bool(flight.decode(bool, answer))
+        return bool(contract.decode(bool, answer))
     except errors.TxmqError:  # it is ending, or of another version
         return False
     finally:
@@ -57,7 +58,7 @@ def _held(directory: str, locked: errors.DataDirectoryLocked) -> errors.DataDire
     found = endpoint.read_endpoint(directory)
     if found is None:
         return locked
-    url = f"txmq://{endpoint.bracketed(found.host)}:{found.port}"
+    url = f"txmq://{bracketed(found.host)}:{found.port}"
     return errors.DataDirectoryLocked(
         f"{locked.summary} (its broker listens at {url})",
         "use txmq.connect(data=...), which works with whoever holds it; a broker that a client has started ends when nobody uses it",

@@ -1,7 +1,8 @@
 """Reading ranges of queues: a plan says where the rows are, then batch by batch they are read.
 
-Not here: who may read which range (``broker/claim.py``), how a piece becomes rows (``assemble.py``), and how a client on the broker's
-host reads the files itself (``client.py``): the bytes at a place of a segment never change, so a place that was right stays right.
+Not here: who may read which range (``micro_batch/claim.py``), how a piece becomes rows (``arrow/rows.py``), and how a client on the
+broker's host reads the files itself (``client/broker.py``): the bytes at a place of a segment never change, so a place that was right
+stays right.
 
 Invariant: nobody gets a row whose bytes were taken. Bytes may go once no queue needs their row; a row that is not needed is never
 needed again. So bytes that were read are right if the queue still needs their rows when it is asked afterwards.
@@ -13,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from broker_core.assemble import Piece, ReadPlan, assemble
+from broker_core.arrow.rows import Piece, ReadPlan, assemble
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.interval import IntervalSet
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import ClaimRecord
 from broker_core.errors import DataLoss, QueueNotFound
-from broker_core.local import LocalBroker
+from broker_core.node.local import LocalBroker
 
 PlanAgain = Callable[[str, int, int], ReadPlan]  # the same read of one slice, as of now
 

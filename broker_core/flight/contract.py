@@ -5,7 +5,7 @@ action                body -> results
 ====================  ==============================================================================================
 ``hello``             nothing -> :class:`Hello`
 ``engine.<method>``   arguments of the :class:`~broker_core.engine.Engine` method -> its answer
-``read``              ReadTicket -> :class:`~broker_core.assemble.ReadPlan`, then, where they are few, all rows (an Arrow IPC stream)
+``read``              ReadTicket -> :class:`~broker_core.arrow.rows.ReadPlan`, then, where they are few, all rows (an Arrow IPC stream)
 ``stage``             :class:`PartHeader`, then one part (an Arrow IPC stream) -> :class:`PartReceipt`
 ``adopt``             :class:`FileHeader` -> a list of PartReceipt; empty where the broker cannot have the file
 ``channel.<word>``    :class:`ChannelCall` -> the word's answer
@@ -38,8 +38,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pyarrow as pa
 
 from broker_core import checks, errors
+from broker_core.arrow.part_file import PartFile
 from broker_core.engine import BranchHeader, Engine, ReadTicket
-from broker_core.part_file import PartFile
 
 VERSION = 1  # of this contract; a server refuses another one
 

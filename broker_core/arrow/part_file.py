@@ -3,7 +3,7 @@
 The file has no name until the broker gives it one (``O_TMPFILE``, then a link to the writer's descriptor), so a writer that dies leaves
 nothing behind. It has the form of a closed segment: the schema message, one encapsulated message for each part, the end mark.
 
-Not here: naming, syncing and committing it (``store``), and sending rows where files cannot be handed over (``client.py``).
+Not here: naming, syncing and committing it (``store``), and sending rows where files cannot be handed over (``client/broker.py``).
 
 Invariant: nothing in the file counts before the broker has compared its inode and every checksum, synced it and committed its parts. It is
 compared and named while a lease says that no process can write to it, so what was compared stays; then it is as safe as any other segment.

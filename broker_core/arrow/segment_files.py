@@ -1,6 +1,6 @@
 """Reading stored batches straight from their files, for a client on the broker's host.
 
-Not here: deciding whether we are on that host (``client.py``), and writing (``store/segment.py``).
+Not here: deciding whether we are on that host (``client/broker.py``), and writing (``store/segment.py``).
 
 Invariant: a batch is handed out only after its checksum was verified; whatever is wrong with a file is answered by None, and the
 broker is asked instead (it names the fault).

@@ -18,9 +18,9 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.dead_letter import DeadLetters
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Buried, Settle, Transaction, to_batch
-from broker_core.committer import Committer
 from broker_core.errors import CorruptSegment, DataLoss
 from broker_core.message import Message
+from broker_core.node.committer import Committer
 from broker_core.store.port import BatchInfo
 
 Append = Callable[[pa.RecordBatch], BatchInfo]

@@ -17,9 +17,9 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import to_batch
-from broker_core.committer import Committer
-from broker_core.compaction import Compaction
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss, StoreError, StoreFailed
+from broker_core.node.committer import Committer
+from broker_core.node.compaction import Compaction
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.upkeep")

@@ -12,8 +12,8 @@ from __future__ import annotations
 from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.committer import Committer
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss
+from broker_core.node.committer import Committer
 from broker_core.store.port import BatchUsage, SegmentUsage, Store
 
 ALIVE = 0.3  # a segment with a smaller share of living bytes is compacted

@@ -1,7 +1,7 @@
 """The embedded engine: the port of ``engine.py`` in process, over a LocalBroker.
 
 Every method is one work of the committer, or a look at what is committed. Not here: sockets (``server``), threads and clocks
-(``local.py``), the rules themselves (``broker/claim.py``, ``ledger.py``, ``branch.py``).
+(``local.py``), the rules themselves (``micro_batch/``).
 
 Invariant: an answer leaves only when the commit that it depends on is durable.
 """
@@ -16,13 +16,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from broker_core.assemble import ReadPlan
-from broker_core.broker.branch import ABANDONED_S, Branches
+from broker_core.arrow.part_file import PartFile
+from broker_core.arrow.parts import branch_checksum, check_part, part_checksum, parts, signed
+from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.broker.claim import Claims, offsets
 from broker_core.broker.content import check_rows
-from broker_core.broker.ledger import Ledger, public
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import AttemptRecord, LedgerRecord, OutcomeRecord, PartRecord
 from broker_core.broker.routing import Routed
@@ -54,11 +53,12 @@ from broker_core.errors import (
     TxmqError,
 )
 from broker_core.failpoint import here
-from broker_core.local import LocalBroker
-from broker_core.part_file import PartFile
-from broker_core.reader import Reader
-from broker_core.shield import uninterrupted
-from broker_core.staging import branch_checksum, check_part, part_checksum, parts, signed
+from broker_core.micro_batch.branch import ABANDONED_S, Branches
+from broker_core.micro_batch.claim import Claims, offsets
+from broker_core.micro_batch.ledger import Ledger, public
+from broker_core.node.local import LocalBroker
+from broker_core.node.reader import Reader
+from broker_core.node.shield import uninterrupted
 from broker_core.store.port import BatchInfo
 
 logger = logging.getLogger("txmq.broker")

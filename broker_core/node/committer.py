@@ -31,7 +31,7 @@ from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.errors import InternalFault, StoreFailed, TxmqError
-from broker_core.shield import uninterrupted
+from broker_core.node.shield import uninterrupted
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.broker")

@@ -29,18 +29,18 @@ from broker_core.broker.outcomes import Kept
 from broker_core.broker.queue import Run
 from broker_core.broker.spilled import TRANSIENT, spill
 from broker_core.broker.transaction import Limits, Outcome, Publish, Settle, State, Transaction, to_batch
-from broker_core.burial import Burial, bury, forget, is_worth_it
 from broker_core.checks import check_call, checked, checked_calls
-from broker_core.clock import SteadyClock, now_us
-from broker_core.committer import Committer, Work
 from broker_core.engine import PreparedInfo, QueueInfo
 from broker_core.errors import AccessRefused, OptionError, StoreError, StoreFailed, TxmqError
 from broker_core.message import Delivery, Message
+from broker_core.node.burial import Burial, bury, forget, is_worth_it
+from broker_core.node.clock import SteadyClock, now_us
+from broker_core.node.committer import Committer, Work
+from broker_core.node.shield import uninterrupted
+from broker_core.node.upkeep import Upkeep
 from broker_core.properties import Properties, delivery_mode
-from broker_core.shield import uninterrupted
 from broker_core.store.codec import merged_batch
 from broker_core.store.port import BatchInfo, Location, Store
-from broker_core.upkeep import Upkeep
 
 T = TypeVar("T")
 

@@ -17,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight
 
-from broker_core import errors, failpoint, flight
-from broker_core.embedded import EmbeddedEngine
+from broker_core import errors, failpoint
 from broker_core.engine import BranchHeader, Engine, ReadTicket
-from broker_core.local import LocalBroker
+from broker_core.flight import contract
 from broker_core.message import READ_SCHEMA
-from broker_core.server.channels import Channels
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker
+from broker_core.server.flight.channels import Channels
 
 # gRPC writes its own lines to stderr when a port is taken or a peer is gone; what matters of it is in our errors
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -33,7 +34,7 @@ GRACE_S = 5.0  # for calls in progress when the server ends
 class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Listens from the moment it is made. ``failed`` is set once the store takes no more work."""
 
-    def __init__(self, engine: EmbeddedEngine, broker: LocalBroker, hello: flight.Hello, host: str, port: int) -> None:
+    def __init__(self, engine: EmbeddedEngine, broker: LocalBroker, hello: contract.Hello, host: str, port: int) -> None:
         self.failed = threading.Event()
         self.gives_up = False  # a client has started this broker: it ends when another process wants the directory and nobody uses it
         self.given_up = threading.Event()
@@ -72,27 +73,27 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             return answer
 
     def _answer(self, kind: str, word: str, body: pa.Buffer) -> list[Any]:
-        if kind == "engine" and word in flight.METHODS:
-            arguments = flight.decode_arguments(word, getattr(Engine, word), body)
+        if kind == "engine" and word in contract.METHODS:
+            arguments = contract.decode_arguments(word, getattr(Engine, word), body)
             if word == "wait":
-                return [flight.encode(self._wait(**arguments))]
-            return [flight.encode(getattr(self._engine, word)(**arguments))]
+                return [contract.encode(self._wait(**arguments))]
+            return [contract.encode(getattr(self._engine, word)(**arguments))]
         if kind == "channel":
-            return [flight.encode(self._channels.call(word, flight.decode_checked(flight.ChannelCall, body, f"channel.{word}")))]
+            return [contract.encode(self._channels.call(word, contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")))]
         if kind == "admin":
-            return [flight.encode(self._admin(word, body))]
+            return [contract.encode(self._admin(word, body))]
         if word == "read":
-            return self._read(flight.decode_checked(ReadTicket, body, "read"))
+            return self._read(contract.decode_checked(ReadTicket, body, "read"))
         if word == "stage":
-            return [flight.encode(self._stage_part(*flight.decode_part(body)))]
+            return [contract.encode(self._stage_part(*contract.decode_part(body)))]
         if word == "adopt":
-            return [flight.encode(self._stage_file(flight.decode_checked(flight.FileHeader, body, "adopt")))]
+            return [contract.encode(self._stage_file(contract.decode_checked(contract.FileHeader, body, "adopt")))]
         if word == "hello":
-            return [flight.encode(self._hello)]
+            return [contract.encode(self._hello)]
         raise errors.RemoteProtocolError(f"unknown action {kind}.{word}; client and broker are of different versions")
 
     def _wait(self, logs: Sequence[str], ends: dict[str, int], timeout_s: float) -> bool:
-        deadline = time.monotonic() + min(timeout_s, flight.WAIT_S)
+        deadline = time.monotonic() + min(timeout_s, contract.WAIT_S)
         while not self._stopping.is_set():
             left = deadline - time.monotonic()
             if self._engine.wait(logs, ends, max(min(left, 0.5), 0.0)):
@@ -103,17 +104,17 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def _read(self, ticket: ReadTicket) -> list[Any]:
         plan = self._engine.open_read(ticket)
-        answer: list[Any] = [flight.encode(plan)]
-        if plan.rows > flight.SMALL_READ_ROWS:
+        answer: list[Any] = [contract.encode(plan)]
+        if plan.rows > contract.SMALL_READ_ROWS:
             return answer
         batches: list[pa.RecordBatch] = []
         size = 0
         for batch in self._engine.read_plan(plan, ticket):
             batches.append(batch)
             size += batch.nbytes
-            if size > flight.SMALL_READ_BYTES:
+            if size > contract.SMALL_READ_BYTES:
                 return answer
-        return [flight.encode(None), flight.encode_rows(batches, READ_SCHEMA)]
+        return [contract.encode(None), contract.encode_rows(batches, READ_SCHEMA)]
 
     def _admin(self, word: str, body: pa.Buffer) -> Any:
         words: dict[str, Callable[..., Any]] = {
@@ -129,7 +130,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         if word not in words:
             raise errors.RemoteProtocolError(f"unknown action admin.{word}; client and broker are of different versions")
         function = words[word]
-        return function(**flight.decode_arguments(f"admin.{word}", function, body))
+        return function(**contract.decode_arguments(f"admin.{word}", function, body))
 
     def _committed(self, token: str, since: float | None = None) -> bool:
         return committed(self._broker, token, since)
@@ -149,7 +150,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
         with self._call("get"):
-            request: flight.Ticket = flight.decode_checked(flight.Ticket, ticket.ticket, "get")
+            request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             if request.branches is not None:
                 rows = self._engine.read_branches(request.branches)
                 first = next(rows, None)
@@ -171,22 +172,22 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def do_put(self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any) -> None:
         with self._call("put"):
-            header: BranchHeader = flight.decode_checked(BranchHeader, descriptor.command or b"", "put")
+            header: BranchHeader = contract.decode_checked(BranchHeader, descriptor.command or b"", "put")
             for chunk in _chunks(reader):
                 part = _part_number(chunk.app_metadata)
-                receipt = self._stage_part(flight.PartHeader(header, part), chunk.data)
+                receipt = self._stage_part(contract.PartHeader(header, part), chunk.data)
                 failpoint.here("server.reply.part")
-                writer.write(pa.py_buffer(flight.encode(receipt)))
+                writer.write(pa.py_buffer(contract.encode(receipt)))
 
-    def _stage_part(self, part: flight.PartHeader, batch: pa.RecordBatch) -> flight.PartReceipt:
+    def _stage_part(self, part: contract.PartHeader, batch: pa.RecordBatch) -> contract.PartReceipt:
         failpoint.here("server.stage.part")
         rows, checksum = self._engine.stage_part(part.header, part.part, batch)
-        return flight.PartReceipt(part.part, rows, checksum)
+        return contract.PartReceipt(part.part, rows, checksum)
 
-    def _stage_file(self, given: flight.FileHeader) -> list[flight.PartReceipt]:
+    def _stage_file(self, given: contract.FileHeader) -> list[contract.PartReceipt]:
         failpoint.here("server.stage.file")
         staged = self._engine.stage_file(given.header, given.part, given.file)
-        return [flight.PartReceipt(part, rows, checksum) for part, (rows, checksum) in enumerate(staged, given.part)]
+        return [contract.PartReceipt(part, rows, checksum) for part, (rows, checksum) in enumerate(staged, given.part)]
 
     # -- around every call ------------------------------------------------------------------------------------------------
 
@@ -204,10 +205,10 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         except errors.TxmqError as error:
             if isinstance(error, (errors.StoreFailed, errors.DiskFull)):
                 self.failed.set()
-            raise pyarrow.flight.FlightServerError(flight.error_text(error)) from error
+            raise pyarrow.flight.FlightServerError(contract.error_text(error)) from error
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
-            raise pyarrow.flight.FlightServerError(flight.error_text(error)) from error
+            raise pyarrow.flight.FlightServerError(contract.error_text(error)) from error
         finally:
             with self._lock:
                 self._calls -= 1

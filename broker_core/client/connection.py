@@ -1,6 +1,6 @@
 """One client's connection to a broker: made when first needed, made again when it broke, shared by all threads of a process.
 
-Not here: what the calls mean (``client.py``).
+Not here: what the calls mean (``broker.py``).
 
 Invariant: a call that failed because the connection broke is sent again until an answer comes or ``reconnect_s`` has passed
 without any; a call that the broker answered, with a value or an error, is not.
@@ -18,8 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
-from broker_core import endpoint, errors, flight
-from broker_core.endpoint import Address, Endpoint
+from broker_core import endpoint, errors
+from broker_core.address import Address, bracketed
+from broker_core.client import starter
+from broker_core.endpoint import Endpoint
+from broker_core.flight import contract
 
 CONNECT_S = 5.0  # for a broker that was never reached
 RECONNECT_S = 30.0
@@ -52,7 +55,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class Live:
     """A connection that has answered. ``local`` is the data directory where it is on this host, else ""."""
 
-    def __init__(self, client: arrow_flight.FlightClient, hello: flight.Hello) -> None:
+    def __init__(self, client: arrow_flight.FlightClient, hello: contract.Hello) -> None:
         self.client = client
         self.hello = hello
         self.local = hello.directory if hello.id and endpoint.read_id(hello.directory) == hello.id else ""
@@ -112,7 +115,7 @@ class Connection:
 
     def broken(self, live: Live, error: Exception, patience: Patience) -> None:
         """Raise what crossed as ``error``; or drop the connection and return when there is time to try again."""
-        crossed = flight.error_from(error)
+        crossed = contract.error_from(error)
         if crossed is not None:
             raise crossed from None
         if not isinstance(error, BROKEN):
@@ -163,15 +166,15 @@ class Connection:
                 made.append(live)
             return live is not None
 
-        endpoint.find_or_start(self.address.directory, answers)
+        starter.find_or_start(self.address.directory, answers)
         return made[-1]
 
     def _failure(self) -> errors.ConnectionFailed:
         directory = self.address.directory
         if directory:
-            return errors.ConnectionFailed(f"the broker of {directory} does not answer; look into {os.path.join(directory, endpoint.LOG)}")
+            return errors.ConnectionFailed(f"the broker of {directory} does not answer; look into {os.path.join(directory, starter.LOG)}")
         if not self._reached:
-            listen = f"{endpoint.bracketed(self.address.host)}:{self.address.port}"
+            listen = f"{bracketed(self.address.host)}:{self.address.port}"
             return errors.ConnectionFailed(
                 f"nothing listens at {self.address}: start a broker there (txmq serve --data DIR --listen {listen}) or correct the url"
             )
@@ -202,10 +205,10 @@ def _try(host: str, port: int, directory_id: str) -> Live | None:
             "start the process with spawn, or fork before the first use"
         )
     _used = True
-    client = arrow_flight.connect(f"grpc://{endpoint.bracketed(host)}:{port}", generic_options=_OPTIONS)
+    client = arrow_flight.connect(f"grpc://{bracketed(host)}:{port}", generic_options=_OPTIONS)
     try:
         (result,) = client.do_action(("hello", b""), arrow_flight.FlightCallOptions(timeout=HELLO_S))
-        hello: flight.Hello = flight.decode(flight.Hello, result.body)
+        hello: contract.Hello = contract.decode(contract.Hello, result.body)
     except BROKEN:
         client.close()
         return None
@@ -214,13 +217,13 @@ def _try(host: str, port: int, directory_id: str) -> Live | None:
         if directory_id:
             return None
         raise errors.RemoteProtocolError(
-            f"what listens at txmq://{endpoint.bracketed(host)}:{port} is no txmq broker: {type(error).__name__}"
+            f"what listens at txmq://{bracketed(host)}:{port} is no txmq broker: {type(error).__name__}"
         ) from error
-    if hello.version != flight.VERSION:
+    if hello.version != contract.VERSION:
         client.close()
         raise errors.RemoteProtocolError(
-            f"the broker at txmq://{endpoint.bracketed(host)}:{port} speaks version {hello.version} of the protocol and this client "
-            f"{flight.VERSION}; use the same txmq on both sides"
+            f"the broker at txmq://{bracketed(host)}:{port} speaks version {hello.version} of the protocol and this client "
+            f"{contract.VERSION}; use the same txmq on both sides"
         )
     if directory_id and hello.id != directory_id:
         client.close()

@@ -1,6 +1,6 @@
 """A channel of a broker in another process: the words of the local channel, each one round trip.
 
-Not here: what the words do (``local.py``), and the lease (``server/channels.py``).
+Not here: what the words do (``node/local.py``), and the lease (``server/flight/channels.py``).
 
 Invariant: the calls of a channel are numbered and go one at a time, so one that is sent again after a lost reply is done once. A
 channel does not survive its broker: what it had not committed is rolled back there, and ConnectionFailed says so. A commit
@@ -16,9 +16,10 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from broker_core import errors, flight
+from broker_core import errors
 from broker_core.checks import check_call, checked_calls
-from broker_core.connection import Connection
+from broker_core.client.connection import Connection
+from broker_core.flight import contract
 from broker_core.message import Delivery, Message
 from broker_core.properties import Properties
 
@@ -46,7 +47,7 @@ class RemoteChannel:
         self._waiting: list[dict[str, Any]] = []  # publishes of the transaction that are not sent yet
         self._waiting_bytes = 0
         self._pid = os.getpid()
-        self._opened_us: int = flight.decode(int, self._send("open", 0, {}))
+        self._opened_us: int = contract.decode(int, self._send("open", 0, {}))
         _keep(self)
 
     def __enter__(self) -> RemoteChannel:
@@ -193,8 +194,8 @@ class RemoteChannel:
     def _took_place(self) -> bool:
         """Whether the last call, whose answer was lost with the broker, is durable: it committed or prepared. Raises UnknownOutcome."""
         arguments = {"channel": self._id, "number": self._number, "since_us": self._opened_us}
-        (answer,) = self._connection.call("admin.call_took_place", flight.encode(arguments))
-        return bool(flight.decode(bool, answer))
+        (answer,) = self._connection.call("admin.call_took_place", contract.encode(arguments))
+        return bool(contract.decode(bool, answer))
 
     # -- lease and close --------------------------------------------------------------------------------------------------------
 
@@ -222,7 +223,7 @@ class RemoteChannel:
             self._check_open()
             if self._waiting:
                 self._flush()
-            return flight.decode(type(None) if kind is None else kind, self._numbered(word, arguments))
+            return contract.decode(type(None) if kind is None else kind, self._numbered(word, arguments))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -239,7 +240,7 @@ class RemoteChannel:
 
     def _numbered(self, word: str, arguments: dict[str, Any]) -> Any:
         """The next call. One whose answer is lost for good ends the channel: nobody knows what it has done."""
-        call = flight.encode(flight.ChannelCall(self._id, self._number + 1, arguments))
+        call = contract.encode(contract.ChannelCall(self._id, self._number + 1, arguments))
         self._number += 1
         try:
             (answer,) = self._connection.call(f"channel.{word}", call)
@@ -253,7 +254,7 @@ class RemoteChannel:
         return answer
 
     def _send(self, word: str, number: int, arguments: dict[str, Any]) -> Any:
-        (answer,) = self._connection.call(f"channel.{word}", flight.encode(flight.ChannelCall(self._id, number, arguments)))
+        (answer,) = self._connection.call(f"channel.{word}", contract.encode(contract.ChannelCall(self._id, number, arguments)))
         return answer
 
 

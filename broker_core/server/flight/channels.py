@@ -1,6 +1,6 @@
 """Channels that other processes hold: each lives here under an id, for as long as its client keeps its lease.
 
-Not here: what a channel does (``local.py``).
+Not here: what a channel does (``node/``).
 
 Invariant: a call is done once, however often and however late it arrives. Calls are numbered without gaps: the last one keeps its
 answer, an older one is refused, and so is one behind a gap. The id of a channel that has ended opens no other.
@@ -16,8 +16,9 @@ import uuid
 from collections import OrderedDict
 from typing import Any
 
-from broker_core import checks, errors, flight
-from broker_core.local import LocalBroker, LocalChannel
+from broker_core import checks, errors
+from broker_core.flight import contract
+from broker_core.node.local import LocalBroker, LocalChannel
 
 LEASE_S = 60.0
 LOOK_S = 5.0  # how often leases are looked at
@@ -55,7 +56,7 @@ class Channels:
     def held(self) -> int:
         return len(self._held)
 
-    def call(self, word: str, call: flight.ChannelCall) -> Any:
+    def call(self, word: str, call: contract.ChannelCall) -> Any:
         """Say ``word``. Raises what the channel raises; ConnectionFailed where no such channel is held any more."""
         if word == "open":
             return self._open(call.channel)
@@ -74,7 +75,7 @@ class Channels:
                 raise _gone(call.channel)
             return self._once(held, word, call)
 
-    def _once(self, held: _Held, word: str, call: flight.ChannelCall) -> Any:
+    def _once(self, held: _Held, word: str, call: contract.ChannelCall) -> Any:
         number = call.number
         if number < max(held.number, 1):
             raise errors.RemoteProtocolError(

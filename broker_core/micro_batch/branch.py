@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker_core.arrow.parts import branch_checksum
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import AttemptRecord, PartRecord
@@ -22,7 +23,6 @@ from broker_core.broker.routing import Selection, selected_rows
 from broker_core.broker.undo import Undo
 from broker_core.engine import StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
-from broker_core.staging import branch_checksum
 
 ReadBatch = Callable[[int], pa.RecordBatch]
 

@@ -1,0 +1,1 @@
+"""The far end: a broker in another process."""

@@ -1,0 +1,1 @@
+"""The contract of Arrow Flight between client and server."""

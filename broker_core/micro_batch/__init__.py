@@ -1,0 +1,1 @@
+"""The rules of a micro-batch: claims, branches, the ledger."""
