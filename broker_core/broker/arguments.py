@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any
 
 from broker_core.errors import OptionError, PreconditionFailed
-from broker_core.properties import Timestamp
+from broker_core.field_table import Timestamp
 
 MAX_TEXT_BYTES = 255
 MAX_TIME_MS = 315_360_000_000  # ten years, RabbitMQ's limit

@@ -15,7 +15,7 @@ from broker_core.broker.arguments import type_name
 from broker_core.broker.change import InboxRow
 from broker_core.broker.undo import Undo
 from broker_core.errors import AccessRefused, PreconditionFailed
-from broker_core.properties import Timestamp
+from broker_core.field_table import Timestamp
 
 if TYPE_CHECKING:
     from broker_core.broker.channel import Channel

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple
 from broker_core.broker.change import InboxRow
 from broker_core.broker.exchange import Queues
 from broker_core.errors import RemoteProtocolError
+from broker_core.field_table import Long, Timestamp
 from broker_core.message import Message
-from broker_core.properties import Long, Timestamp, append_headers, check, encode_headers, expiration, rewrite_of
+from broker_core.properties import append_headers, check, encode_headers, expiration, rewrite_of
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 Deaths = list[dict[str, Any]]

@@ -24,7 +24,8 @@ from broker_core.broker.messages import Dying
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle
 from broker_core.errors import LocalProtocolError, RemoteProtocolError, StoreError
-from broker_core.properties import Long, rewrite
+from broker_core.field_table import Long
+from broker_core.properties import rewrite
 
 BUDGET = 4096  # messages of one call
 SLICE = 256  # messages of one queue before the next one has its turn

@@ -18,8 +18,9 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.transaction import Transaction
 from broker_core.errors import LocalProtocolError, RemoteProtocolError
+from broker_core.field_table import Timestamp
 from broker_core.message import Message
-from broker_core.properties import NAMES, Properties, Timestamp
+from broker_core.properties import NAMES, Properties
 from broker_core.server.amqp import AmqpServer
 from broker_core.server.handler import Handler
 from broker_core.server.session import Session

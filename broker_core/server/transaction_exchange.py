@@ -23,7 +23,8 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.outcomes import NAMES
 from broker_core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
-from broker_core.properties import Properties, Timestamp
+from broker_core.field_table import Timestamp
+from broker_core.properties import Properties
 
 NAME = "amq.transaction"
 QUEUE_PREFIX = "amq.transaction."

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import HEARTBEAT, METHODS, Method, encode_content, encode_method
 from broker_core.amqp.v0_9_1.methods import BasicAck, BasicPublish
-from broker_core.properties import NAMES, Properties, Timestamp
+from broker_core.field_table import Timestamp
+from broker_core.properties import NAMES, Properties
 
 SHORT = st.text(max_size=40).filter(lambda text: len(text.encode("utf-8", "surrogatepass")) <= 120 and text.isprintable())
 NAME = st.text("abcXYZ019-_.:@#,/", max_size=40)  # what pamqp lets pass as the name of a queue or an exchange

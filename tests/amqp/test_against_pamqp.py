@@ -11,7 +11,8 @@ from pamqp import body, commands, frame, header, heartbeat
 
 from broker_core.amqp.v0_9_1 import HEARTBEAT, METHODS, PROTOCOL_HEADER, Command, Decoder, Heartbeat, Method, encode_content, encode_method
 from broker_core.amqp.v0_9_1.methods import BasicDeliver, BasicPublish
-from broker_core.properties import NAMES, Properties, Timestamp
+from broker_core.field_table import Timestamp
+from broker_core.properties import NAMES, Properties
 from tests.amqp.strategies import BODY, CHANNEL, FRAME_MAX, METHOD, PROPERTIES, as_pamqp, chunked, method_of
 
 # pamqp warns of basic.recover-async, which the specification deprecates and clients still send

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.broker.content import time_to_live_ms
-from broker_core.properties import Long, Properties, rewrite
+from broker_core.field_table import Long
+from broker_core.properties import Properties, rewrite
 
 values = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=9), st.binary(max_size=9))
 headers = st.dictionaries(st.sampled_from(["a", "b", "x-death", "c"]), st.one_of(values, st.lists(values, max_size=3)), max_size=4)

@@ -14,7 +14,8 @@ from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.records import DeliveryRecord, QueueRecord
 from broker_core.broker.topology import Topology
-from broker_core.properties import Properties, Timestamp
+from broker_core.field_table import Timestamp
+from broker_core.properties import Properties
 
 from .conftest import Node, declared, publish
 from .test_exchange import topology

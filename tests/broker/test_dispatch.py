@@ -12,8 +12,9 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, consumer_priority
 from broker_core.broker.dispatch import Dispatched
 from broker_core.broker.transaction import Transaction
+from broker_core.field_table import Long, Timestamp
 from broker_core.message import Message
-from broker_core.properties import Long, Properties, Timestamp
+from broker_core.properties import Properties
 
 from .conftest import Node, declared, publish
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from broker_core.amqp.v0_9_1.methods import METHODS, Method
 from broker_core.errors import CommandInvalid, FrameError, LocalProtocolError, MethodSyntaxError, RemoteProtocolError
-from broker_core.properties import decode_table, encode_table
+from broker_core.field_table import decode_table, encode_table
 
 _IDS = struct.Struct(">HH")
 _U32 = struct.Struct(">I")
