@@ -6,6 +6,7 @@ import ast
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,15 @@ def test_every_rule_has_a_test() -> None:
 def test_every_python_block_compiles(page: Path) -> None:
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         compile(block, page.name, "exec")
+
+
+def test_the_example_in_process_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = [block for block in blocks if "Broker.open" in block]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["delivery"].message.body == b"UA 1"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
