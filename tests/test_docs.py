@@ -1,10 +1,12 @@
-"""The documentation is true: options, test names, code blocks and links are compared with what is there."""
+"""The documentation is true: options, test names, rules, code blocks and links are compared with what is there."""
 
 from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,17 +44,110 @@ def test_every_recommended_setting_is_explained() -> None:
     assert [name for name in recommended_conf() if f"`{name}`" not in text] == []
 
 
-def test_every_test_that_the_readme_names_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "README.md").read_text())
-    assert len(named) >= 15
-    missing = [f"{path}::{name}" for path, name in named if not _defines(ROOT / path, name)]
-    assert missing == []
+# -- guarantees -------------------------------------------------------------------------------------------------------------
+
+_GUARANTEE = re.compile(r"^\| ([^|]+) \| `(tests/[\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
 
 
-def _defines(path: Path, name: str) -> bool:
+def _guarantees(page: str) -> list[tuple[str, str, str]]:
+    """(guarantee, path of the test, name of the test) of every line of the tables."""
+    return _GUARANTEE.findall((ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guarantees.md"])
+def test_every_guarantee_names_a_test_that_exists(page: str) -> None:
+    guarantees = _guarantees(page)
+    assert len(guarantees) == (ROOT / page).read_text().count("`tests/"), "a line names no test, or more than one"
+    assert [f"{path}::{name}" for _, path, name in guarantees if name not in _tests_of(ROOT / path)] == []
+
+
+def test_the_readme_has_eight_guarantees_of_the_full_table() -> None:
+    everything = _guarantees("docs/guarantees.md")
+    assert len(_guarantees("README.md")) == 8
+    assert set(_guarantees("README.md")) < set(everything)
+    assert len({(path, name) for _, path, name in everything}) == len(everything) >= 50
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    names = {name for path in (ROOT / "tests").rglob("test_*.py") for name in _tests_of(path)}
+    files = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    assert [name for name in re.findall(r"`(test_\w+)`", text) if name not in names] == []
+    assert [name for name in re.findall(r"`(test_\w+\.py)`", text) if name not in files] == []
+    assert [path for path in re.findall(r"`(tests/[\w/.]+)`", text) if not (ROOT / path).exists()] == []
+
+
+@cache
+def _tests_of(path: Path) -> frozenset[str]:
     if not path.exists():
-        return False
-    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in ast.walk(ast.parse(path.read_text())))
+        return frozenset()
+    return frozenset(node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+
+
+# -- numbered rules -----------------------------------------------------------------------------------------------------------
+
+
+def _rules() -> dict[str, list[str]]:
+    """The numbers that docs/transactions.md gives: rules of a micro-batch, decisions and rows of the crash table."""
+    text = (ROOT / "docs" / "transactions.md").read_text()
+    crashes = text.split("## Crash table", 1)[1].split("\n## ", 1)[0]
+    decisions = text.split("## Decisions", 1)[1].split("\n## ", 1)[0]
+    return {
+        "rule": re.findall(r"^- \*\*([SC]\d)\b", text, re.MULTILINE),
+        "row": re.findall(r"^\| (\d+) \|", crashes, re.MULTILINE),
+        "decision": re.findall(r"^(\d+)\. \*\*", decisions, re.MULTILINE),
+    }
+
+
+_NUMBERS = r"(\d+(?:(?:, | and |, and | to )\d+)*)"
+_CITATIONS = {
+    "rule": (r"\b([SC]\d)\b(?![\"'])", r"(?:test_|\")([sc]\d)_", r"_and_([sc]\d)_"),
+    "row": (rf"\b[Rr]ows? {_NUMBERS} of the crash table", rf"Crash rows? {_NUMBERS}", r"test_rows?_(\d+(?:_and_\d+)*)_"),
+    "decision": (rf"\b(?:semantics|decisions?) {_NUMBERS}\b", r"def test_(\d\d)_"),
+}
+
+
+@cache
+def _cited(kind: str) -> dict[str, str]:
+    """Each number that code, tests or pages cite, and one place that does."""
+    found: dict[str, str] = {}
+    for path in SOURCES:
+        if path.suffix not in _TEXT or path == Path(__file__):
+            continue
+        text = path.read_text()
+        for pattern in _CITATIONS[kind]:
+            for cited in re.findall(pattern, text):
+                numbers = [cited.upper()] if kind == "rule" else [str(int(number)) for number in re.findall(r"\d+", cited)]
+                found |= dict.fromkeys(numbers, str(path.relative_to(ROOT)))
+    return found
+
+
+@pytest.mark.parametrize("kind", list(_CITATIONS))
+def test_every_rule_that_is_cited_is_a_rule_of_the_page(kind: str) -> None:
+    rules = _rules()[kind]
+    assert len(rules) == len(set(rules)) == {"rule": 12, "row": 18, "decision": 22}[kind]
+    cited = _cited(kind)
+    assert len(cited) > len(rules) / 2, "the pattern of the citations finds too little"
+    assert {number: where for number, where in cited.items() if number not in rules} == {}
+
+
+def test_every_rule_has_a_test() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    rules, page = _rules(), (ROOT / "docs" / "transactions.md").read_text()
+    assert [rule for rule in rules["rule"] if not re.search(rf"(?:test_|\"){rule.lower()}_", tests)] == []
+    # a decision or a row whose tests have another name says so in the page
+    for kind, line in (("decision", r"^{}\. (?:.|\n(?!\d|\n))*`test_"), ("row", r"^\| {} \|.*`test_")):
+        name = r"test_{:02d}_" if kind == "decision" else r"test_rows?_(?:\d+_and_)?{}_"
+        untested = [
+            number
+            for number in rules[kind]
+            if not re.search(name.format(int(number)), tests) and not re.search(line.format(number), page, re.MULTILINE)
+        ]
+        assert untested == []
+
+
+# -- code blocks, links, paths ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -61,10 +156,28 @@ def test_every_python_block_compiles(page: Path) -> None:
         compile(block, page.name, "exec")
 
 
+def test_the_example_in_process_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = [block for block in blocks if "Broker.open" in block]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["delivery"].message.body == b"UA 1"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    links = re.findall(r"\]\(([^):\s]+)\)", page.read_text())
+    assert [link for link in links if not _leads(page, link)] == []
+
+
+def _leads(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not anchor or not target.exists():
+        return target.exists()
+    headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+    return anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_architecture_stays_one_read() -> None:

@@ -1,4 +1,4 @@
-"""``docs/clients.md`` is true: its Python blocks run and print what stands below them, its programs are the files that are tested.
+"""``docs/clients.md`` is true: its Python blocks print what is shown below them, its programs are the files that are tested.
 
 Not here: the Java and Go programs themselves (``test_java.py``, ``test_go.py``). Invariant: blocks run in the order of the page, against
 one broker, each in a process of its own, as a reader would run them.
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pika
 import pytest
 
 from tests.amqp_server import AmqpServed, serving
@@ -70,6 +71,25 @@ def test_the_page_has_a_running_block_for_each_client() -> None:
 @pytest.mark.parametrize("block", PLAIN, ids=[f"{block.section} {number}" for number, block in enumerate(PLAIN)])
 def test_a_python_block_prints_what_the_page_says(block: Block, page_broker: AmqpServed, tmp_path: Path) -> None:
     assert run_block(here(block.code, page_broker), tmp_path) == block.output
+
+
+@pytest.mark.txmq_only
+def test_the_pika_block_of_the_readme_moves_every_order_to_an_invoice(page_broker: AmqpServed, tmp_path: Path) -> None:
+    (block,) = [
+        block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "import pika" in block
+    ]
+    code = here(
+        block.replace("localhost:", "127.0.0.1:").replace('"orders"', '"readme.orders"').replace('"invoices"', '"readme.invoices"'),
+        page_broker,
+    )
+    with pika.BlockingConnection(pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{page_broker.port}/%2F")) as connection:
+        channel = connection.channel()
+        channel.queue_declare("readme.orders", durable=True)
+        for number in range(3):
+            channel.basic_publish("", "readme.orders", f"{number}".encode())
+        run_block(code, tmp_path)
+        counts = [channel.queue_declare(f"readme.{name}", passive=True).method.message_count for name in ("orders", "invoices")]
+    assert counts == [0, 3]
 
 
 @pytest.mark.txmq_only

@@ -1,6 +1,6 @@
-"""As much of Spark and Delta as a micro-batch touches: frames of in-process partitions, tasks that are retried, tables with txnVersion.
+"""As much of Spark and Delta as a micro-batch touches: DataFrames of in-process partitions, tasks that are retried, tables with txnVersion.
 
-Not here: anything of ours. What Spark does and when is taken from what was measured on 4.2.0 (docs/transactions.md).
+Not here: anything of ours. What Spark does and when is taken from what was measured on 4.2.0 (ARCHITECTURE.md).
 
 Invariant: a table is a list of commits; one whose txnVersion is not above the stored one for its txnAppId is skipped, silently.
 """

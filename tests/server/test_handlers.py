@@ -70,7 +70,7 @@ class Recorder(Handler):
 # -- the points -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_handler_sees_every_frame_every_command_and_every_answer_and_changes_nothing() -> None:
+def test_a_handler_sees_every_event_command_and_answer_and_changes_nothing() -> None:
     recorder = Recorder()
     with serving(recorder) as url, peer(url, 1) as client:
         declare(client)

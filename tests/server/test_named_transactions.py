@@ -1,4 +1,4 @@
-"""Commit tokens and prepared transactions of AMQP clients (semantics 20 and 21), by an unmodified client and the command line."""
+"""Commit tokens and prepared transactions of AMQP clients (decisions 20 and 21), by an unmodified client and the command line."""
 
 from __future__ import annotations
 
