@@ -128,7 +128,7 @@ def test_broker_memory_stays_flat_while_1_500_000_messages_are_staged(served: Se
 
 @pytest.mark.parametrize("fault", ["store.adopt.open@1=raise", "store.adopt.open@2=raise", "no files without a name"])
 def test_rows_go_over_flight_from_where_on_their_files_cannot_be_had(served: Served, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_core.client.broker.FILE_BYTES", 2 * 1024 * 1024)
+    monkeypatch.setattr("broker_core.client.stage.FILE_BYTES", 2 * 1024 * 1024)
     if fault.startswith("no"):
         monkeypatch.setattr(os, "O_TMPFILE", 0)
     served.start(fault if "=" in fault else "")

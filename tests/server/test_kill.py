@@ -107,7 +107,7 @@ FILE_STEPS = [(True, step) for step in ("server.stage.file@2", "store.adopt.link
 def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
     served: Served, by_files: bool, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker_core.client.broker.FILE_BYTES", 2 * 1024 * 1024)
+    monkeypatch.setattr("broker_core.client.stage.FILE_BYTES", 2 * 1024 * 1024)
     served.start()
     with BrokerClient(served.url) as client:
         fill(client, "out", 0)
