@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,11 @@ from broker_core.message import Message
 
 NAMES_KEPT = 100_000  # of transactions, for dead letters
 
-Key = tuple[Any, ...]
+_OF_MICRO_BATCHES = (
+    AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord, OriginRecord, PartRecord, ReadRecord, ReleaseRecord,
+)  # fmt: skip
+
+R = TypeVar("R", bound=Record)
 
 
 class Info(Protocol):
@@ -106,15 +110,7 @@ class BrokerState(Dispatch):
         self.prepared: dict[str, Transaction] = {}
         self.prepared_at: dict[str, int] = {}
         self.outcomes = Outcomes(self.undo)
-        # Records by key; claim.py, ledger.py and branch.py give them meaning.
-        self.claims: dict[Key, ClaimRecord] = {}
-        self.origins: dict[Key, OriginRecord] = {}
-        self.reads: dict[Key, ReadRecord] = {}
-        self.lineages: dict[Key, LineageRecord] = {}
-        self.attempts: dict[Key, AttemptRecord] = {}
-        self.parts: dict[Key, PartRecord] = {}
-        self.ledger: dict[Key, LedgerRecord] = {}
-        self.releases: dict[Key, ReleaseRecord] = {}
+        self._records: dict[type[Record], list[Any]] = {}  # of micro-batches, until ``take_records``
 
     # -- loading --------------------------------------------------------------------------------------------------------
     @classmethod
@@ -146,19 +142,7 @@ class BrokerState(Dispatch):
             self._restore_queue(queue)
         for binding in (*by_class.get(BindingRecord, ()), *by_class.get(ExchangeBindingRecord, ())):
             self._restore_binding(binding)
-        tables: tuple[tuple[type[Record], dict[Key, Any]], ...] = (
-            (ClaimRecord, self.claims),
-            (OriginRecord, self.origins),
-            (ReadRecord, self.reads),
-            (LineageRecord, self.lineages),
-            (AttemptRecord, self.attempts),
-            (PartRecord, self.parts),
-            (LedgerRecord, self.ledger),
-            (ReleaseRecord, self.releases),
-        )
-        for kind, table in tables:
-            table.update((record.key, record) for record in by_class.get(kind, ()))
-        for part in self.parts.values():
+        for part in by_class.get(PartRecord, ()):
             if part.batch_id in self.batches.by_id:
                 self.batches.pin(part.batch_id)
         self._load_queues(by_class, image, new_batch_id)
@@ -166,6 +150,11 @@ class BrokerState(Dispatch):
         for prepared in by_class.get(PreparedRecord, ()):
             self._restore_prepared(prepared)
         self.batches.forget_unpinned()
+        self._records = {kind: records for kind, records in by_class.items() if kind in _OF_MICRO_BATCHES}
+
+    def take_records(self, kind: type[R]) -> list[R]:
+        """Records of micro-batches that were loaded, once: the rules that know them keep them from now on."""
+        return self._records.pop(kind, [])
 
     def _load_queues(self, by_class: Mapping[type[Record], list[Any]], image: Image, new_batch_id: Callable[[], int]) -> None:
         holes: dict[int, list[HoleRecord]] = {}
@@ -185,12 +174,12 @@ class BrokerState(Dispatch):
             max((row.committed_at for row in image.inbox), default=0),
             max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
             max((outcome.decided_at for outcome in by_class.get(OutcomeRecord, ())), default=0),
-            max((entry.committed_at for entry in self.ledger.values()), default=0),
+            max((entry.committed_at for entry in by_class.get(LedgerRecord, ())), default=0),
         )
         named = [(outcome.decided_at, outcome.xid) for outcome in by_class.get(OutcomeRecord, ()) if outcome.state == "committed"]
-        self._names = dict(sorted([*((entry.committed_at, entry.token) for entry in self.ledger.values()), *named])[-NAMES_KEPT:])
+        self._names = dict(sorted([*((entry.committed_at, entry.token) for entry in by_class.get(LedgerRecord, ())), *named])[-NAMES_KEPT:])
         claimed: list[tuple[Queue, int]] = []
-        for claim in self.claims.values():
+        for claim in by_class.get(ClaimRecord, ()):
             for log, (start, end) in claim.ranges.items():
                 queue = self.queues.get(log)
                 if queue is not None and queue.owner == claim.app_id:

@@ -132,7 +132,7 @@ class Claims:
         begin = {log: int(offset) for log, offset in start.items() if offset != START}
         symbolic = [log for log in queues if start[log] == START]
         acked = dict(begin)
-        finished = self._require_end(app_id, acked) if acked else None
+        finished = self._require_end(app_id, start) if acked else None
         for queue in queues.values():
             state.require_ownable(queue, app_id)
         lineage = self._lineage(app_id, list(queues))
@@ -153,7 +153,7 @@ class Claims:
             state.own(change, queue, app_id, begin[queue.name])
         if origin_record is not None:
             self._keep_origin(change, origin_record)
-        if finished is not None:  # Spark has everything below a concrete start in its commit log
+        if acked:  # Spark has everything below a concrete start in its commit log
             self._ack(state, change, app_id, finished, acked)
         if known is None:
             if end == begin:
@@ -208,12 +208,17 @@ class Claims:
             (entry.lineage for (app, _), entry in self._origins.items() if app == app_id and set(entry.start) & set(logs)), default=1
         )
 
-    def _require_end(self, app_id: str, vector: Mapping[str, int | str]) -> ClaimRecord:
-        """The newest claim that ends at ``vector``. Raises LineageConflict."""
-        wanted = {log: int(offset) for log, offset in vector.items()}
+    def _require_end(self, app_id: str, start: Vector) -> ClaimRecord | None:
+        """The newest claim that ends at the offsets of ``start``. Raises LineageConflict.
+
+        None if that one was pruned, and a claim that starts there proves that it existed.
+        """
+        vector = {log: int(offset) for log, offset in start.items() if offset != START}
         for claim in reversed(self._by_app.get(app_id, ())):
-            if all(claim.end.get(log) == offset for log, offset in wanted.items()):
+            if all(claim.end.get(log) == offset for log, offset in vector.items()):
                 return claim
+        if self._by_start.get((app_id, canonical(start))):
+            return None
         raise LineageConflict(
             f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range that this app was given "
             "by this broker; "
@@ -356,13 +361,13 @@ class Claims:
             ranges |= record.ranges
         return ranges
 
-    def ack(self, state: BrokerState, change: Change, app_id: str, end: Mapping[str, int | str]) -> None:
+    def ack(self, state: BrokerState, change: Change, app_id: str, end: Vector) -> None:
         """S5: Spark has everything below ``end`` in its commit log."""
         vector = {log: int(offset) for log, offset in end.items() if offset != START}
         if vector:
-            self._ack(state, change, app_id, self._require_end(app_id, vector), vector)
+            self._ack(state, change, app_id, self._require_end(app_id, end), vector)
 
-    def _ack(self, state: BrokerState, change: Change, app_id: str, finished: ClaimRecord, vector: Mapping[str, int]) -> None:
+    def _ack(self, state: BrokerState, change: Change, app_id: str, finished: ClaimRecord | None, vector: Mapping[str, int]) -> None:
         """Settle what is below ``vector``, where ``finished`` ends, and let all go but the range of ``finished``.
 
         That range stays until the next ack: somebody who loses Spark's newest commit log entry makes it run that batch again.
@@ -377,7 +382,8 @@ class Claims:
             queue = state.queues.get(log)
             if queue is not None and queue.owner == app_id:
                 queue.settle_claimed(offset)  # a stream without a ledger consumes by its acks alone
-                queue.ack_to(int(finished.ranges[log][0]))
+                if finished is not None:
+                    queue.ack_to(int(finished.ranges[log][0]))
                 queue.record(change)
 
     def release(self, state: BrokerState, change: Change, app_id: str, log: str) -> None:

@@ -155,7 +155,7 @@ def test_a_decided_or_prepared_transaction_without_its_rows_is_named_and_kept(tm
     assert problems[0] == f"part 0 of branch b, which is decided and not applied: its 5 rows are not in batch {GONE}"
     store = DurableStore(tmp_path)
     state = BrokerState.load(_without_publishes(store.load()), new_batch_id=store.new_batch_id, read=store.read)
-    assert set(state.prepared) == {"x"} and len(state.parts) == 1
+    assert set(state.prepared) == {"x"} and len(state.take_records(PartRecord)) == 1
     with pytest.raises(errors.CorruptCatalog, match="branch b"):
         state.batches.require(GONE)
     with pytest.raises(errors.CorruptCatalog, match="'x'"):

@@ -48,6 +48,21 @@ def test_s2_an_idle_source_goes_on_after_any_number_of_batches_of_a_busy_one(ben
     assert bench.visible("in") == bench.visible("in2") == []
 
 
+def test_s2_a_start_that_was_claimed_holds_also_when_the_claim_before_it_is_pruned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old driver of the checkpoint, told to resume, claims too, and takes the place of a claim that the checkpoint was at."""
+    monkeypatch.setattr(claim_rules, "KEPT_CLAIMS", 2)
+    at = busy_batches(bench, 0, 3, BUSY)
+    bench.produce(b"more")
+    bench.claim(BUSY, on_new="resume")
+    bench.produce(b"and more")
+    end = bench.claim(at)
+    bench.crash()
+    assert bench.claim(at) == end
+    bench.engine.ack(APP, at)
+    bench.run("q", 3, at, end)
+    assert bench.visible("in") == []
+
+
 def test_s2_a_claim_that_is_not_read_yet_outlives_the_claims_of_another_source(bench: Bench, few_are_kept: int) -> None:
     """A batch waits for its decision while another query of the app, over another queue, goes on."""
     bench.produce(b"slow", queue="in2")

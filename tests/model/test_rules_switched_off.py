@@ -22,7 +22,7 @@ from broker_core.micro_batch import claim as claim_rules
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
-from broker_core.node import engine
+from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.engine import EmbeddedEngine
 from connector import delta, staging
 from connector.foreach_batch import BatchTransaction, Transactional
@@ -383,8 +383,8 @@ def claims_may_move(patch: Patch) -> None:
 
 
 def any_start(patch: Patch) -> None:
-    def without(_self: Claims, _app_id: str, vector: dict[str, int]) -> Any:
-        return SimpleNamespace(ranges={log: [offset, offset] for log, offset in vector.items()})
+    def without(_self: Claims, _app_id: str, start: dict[str, Any]) -> Any:
+        return SimpleNamespace(ranges={log: [offset, offset] for log, offset in start.items() if offset != "start"})
 
     patch.setattr(Claims, "_require_end", without)
 
@@ -606,7 +606,7 @@ def any_number_of_sources(patch: Patch) -> None:
 
 
 def acknowledged_ranges_are_not_passed(patch: Patch) -> None:
-    patch.setattr(engine, "_settled", lambda *_: False)
+    patch.setattr(MicroBatches, "_settled", lambda *_: False)
 
 
 def too_few_messages_fix_no_start(patch: Patch) -> None:

@@ -235,7 +235,7 @@ class World:
         for queue, offset in {queue: offset for queue, offset in end.items() if queue in self.queues}.items():
             first = (start or {}).get(queue, "start")
             if self.is_unread(query_id, batch_id) and isinstance(offset, int) and first != offset:
-                self.passed[queue].append((self.first_offset[queue] if first == "start" else first, offset))
+                self.passed[queue].append((self._reached(queue) if first == "start" else first, offset))
             if isinstance(offset, int):
                 self.acked[queue] = max(self.acked[queue], offset)
         require(not self.engine.unapplied(self.app), "C5: Spark has committed a batch that is not applied")
@@ -308,8 +308,7 @@ class World:
         bodies = [body.decode() for batch in self.engine.browse([("out", out.start, out.end)]) for body in batch.column("body").to_pylist()]
         require(len(bodies) == last.published, f"C4: batch {last.sequence} published {last.published}, and {len(bodies)} became visible")
         for log, (start, end) in last.ranges.items():
-            reached = max((entry.ranges[log][1] for entry in self.entries.values() if log in entry.ranges), default=self.first_offset[log])
-            reached = max([reached, *(last for _, last in self.passed[log])])
+            reached = self._reached(log)
             require(
                 start == reached and end >= start,
                 f"C4: batch {last.sequence} consumed {start} to {end} of {log}, consumed so far: {reached}",
@@ -317,6 +316,11 @@ class World:
         self.entries[last.sequence] = last
         self.batches[last.sequence] = bodies
         self._seen_out = out.end
+
+    def _reached(self, log: str) -> int:
+        """Where the next range of a queue starts: behind what was decided, and behind what Spark committed and nobody read."""
+        decided = (entry.ranges[log][1] for entry in self.entries.values() if log in entry.ranges)
+        return max(self.first_offset[log], *decided, *(last for _, last in self.passed[log]), 0)
 
     # -- what holds in the end ----------------------------------------------------------------------------------------
     def finish(self, *, on_new: str = "fail") -> None:

@@ -1,0 +1,327 @@
+"""Micro-batches: opened, staged and decided. Batch writes, which have no app, share the staging and the decision.
+
+Pure: each method that changes something fills the change of a commit. Not here: the order in which commits happen, and where bytes
+are written (``node/``). What a claim, a branch and a ledger entry are is in their own files.
+
+Invariant: a batch is decided once, in one change with all that it publishes and consumes. A decision checks everything before it
+changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+from broker_core.arrow.parts import part_checksum, signed
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.queue import Queue
+from broker_core.broker.records import (
+    AttemptRecord,
+    ClaimRecord,
+    LedgerRecord,
+    LineageRecord,
+    OriginRecord,
+    OutcomeRecord,
+    PartRecord,
+    ReadRecord,
+    ReleaseRecord,
+)
+from broker_core.broker.routing import Routed
+from broker_core.engine import BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
+from broker_core.errors import BatchDecided, LineageConflict, MissingBranch, PreconditionFailed, TransactionState
+from broker_core.micro_batch.branch import Branches, ReadBatch
+from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.ledger import Ledger, public
+
+OnUnroutable = Literal["fail", "drop"]
+
+
+class Stored(Protocol):
+    """The bytes of a part that are in a segment already (``store.port.BatchInfo``)."""
+
+    @property
+    def batch_id(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
+
+
+class MicroBatches:
+    """``read`` gives the rows of a stored batch."""
+
+    def __init__(self, state: BrokerState, read: ReadBatch) -> None:
+        take = state.take_records
+        ledger = take(LedgerRecord)
+        self.claims = Claims([*take(ClaimRecord), *take(OriginRecord), *take(ReadRecord)], ledger, state.undo)
+        self.ledger = Ledger([*ledger, *take(LineageRecord), *take(ReleaseRecord)], state.undo)
+        self.branches = Branches([*take(AttemptRecord), *take(PartRecord)], state.undo)
+        self._state = state
+        self._read = read
+
+    # -- C1 -------------------------------------------------------------------------------------------------------------
+    def open(
+        self,
+        change: Change,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        on_new_checkpoint: OnNewCheckpoint,
+        token: str,
+        now_us: int,
+        *,
+        consumes: bool,
+    ) -> Opened:
+        """``token`` names the attempt. Raises LineageConflict, BatchGap."""
+        entry = self.ledger.open(
+            change, app_id, query_id, batch_id, on_new_checkpoint, consumes=consumes, claim_position=self.claims.position(app_id)
+        )
+        if entry is not None:
+            return Opened(entry.sequence, "", public(entry))
+        self.branches.open(change, AttemptRecord(token, app_id, query_id, batch_id, now_us))
+        return Opened(self.ledger.next_sequence(app_id), token)
+
+    # -- C2 -------------------------------------------------------------------------------------------------------------
+    def stage(
+        self, change: Change, header: BranchHeader, first: int, given: Sequence[tuple[Stored | None, pa.RecordBatch]], now_us: int
+    ) -> list[tuple[int, int]]:
+        """Name the parts ``first`` and on, all or none: (rows, checksum) of each. Bytes of a part that is staged already are forgotten.
+
+        Raises BatchDecided, MissingBranch, ExchangeNotFound, AccessRefused.
+        """
+        unkept = {stored.batch_id for stored, _ in given if stored is not None}
+        known = [self._known(header, part, batch) for part, (_, batch) in enumerate(given, first)]
+        staged = [
+            self._part(header, part, batch, stored) if before is None else before
+            for part, ((stored, batch), before) in enumerate(zip(given, known, strict=True), first)
+        ]
+        for record, before in zip(staged, known, strict=True):
+            if before is None:
+                self.branches.open(change, AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us))
+                self.branches.touch(change, header.token, now_us)
+                self.branches.stage(self._state, change, record)
+                unkept.discard(record.batch_id)
+        change.forgets += sorted(unkept)
+        return [(record.rows, record.checksum) for record in staged]
+
+    def staged(self, header: BranchHeader, first: int, expected: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The parts ``first`` and on, (rows, checksum) of each, if they are staged as ``expected``; otherwise none."""
+        parts = [self.branches.part(header.branch, part) for part in range(first, first + len(expected))]
+        found = [(part.rows, part.checksum) for part in parts if part is not None]
+        return found if found == list(expected) else []
+
+    def _known(self, header: BranchHeader, part: int, batch: pa.RecordBatch) -> PartRecord | None:
+        """The part if it is staged already. Raises MissingBranch if that is another one."""
+        staged = self.branches.part(header.branch, part)
+        if staged is not None and staged.rows != batch.num_rows:
+            raise MissingBranch(f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not {batch.num_rows}")
+        return staged
+
+    def _part(self, header: BranchHeader, part: int, batch: pa.RecordBatch, stored: Stored | None) -> PartRecord:
+        self._require_open(header)
+        routing = self._state.route_batch(batch) if header.kind == "publish" else Routed({}, 0, [])
+        return PartRecord(
+            branch=header.branch,
+            part=part,
+            token=header.token,
+            kind=header.kind,
+            target=dict(header.target),
+            partition=header.partition,
+            attempt=header.attempt,
+            rows=batch.num_rows,
+            size_bytes=stored.size_bytes if stored else batch.nbytes,
+            checksum=signed(stored.checksum) if stored else part_checksum(batch),
+            batch_id=stored.batch_id if stored else 0,
+            inline=b"" if stored else _stream(batch),
+            routes={str(queue): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in routing.selections.items()},
+            unroutable=routing.unroutable,
+            examples=[list(example) for example in routing.examples],
+        )
+
+    def _require_open(self, header: BranchHeader) -> None:
+        """A late task of a decided or dropped attempt stages nothing."""
+        if self.ledger.by_token(header.token) is not None or _write(header.token) in self._state.outcomes:
+            raise BatchDecided(f"attempt {header.token} is over; this task woke up too late and its rows are dropped")
+        if header.app_id and self.ledger.entry(header.app_id, header.query_id, header.batch_id) is not None:
+            raise BatchDecided(f"batch {header.batch_id} of app {header.app_id!r} is decided; the rows of this late attempt are dropped")
+
+    # -- C4 -------------------------------------------------------------------------------------------------------------
+    def decide(
+        self,
+        change: Change,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        token: str,
+        branches: Sequence[StagedBranch],
+        now_us: int,
+        *,
+        on_unroutable: OnUnroutable,
+        consumes: bool,
+    ) -> Committed:
+        """Raises, with nothing changed, LineageConflict, BatchGap, MissingBranch, Unroutable, PreconditionFailed (a full queue)."""
+        # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
+        entry = self.ledger.entry(app_id, query_id, batch_id)
+        if entry is not None:
+            return Committed(public(entry), already=True)
+        # 2. every check, before anything changes
+        self.ledger.require_next(app_id, query_id, batch_id)
+        attempt = self.branches.attempt(token)
+        if attempt is not None and (attempt.app_id, attempt.query_id, attempt.batch_id) != (app_id, query_id, batch_id):
+            raise LineageConflict(
+                f"token {token} was opened for batch {attempt.batch_id} of app {attempt.app_id!r}, not for batch {batch_id} of {app_id!r}"
+            )
+        named = self.branches.require(token, branches)
+        ranges = self.claims.ranges_read(query_id, batch_id) if consumes and query_id else {}
+        for log in ranges:
+            self._state.queue(log)
+        self.ledger.require_ranges(app_id, ranges, query_id, batch_id, self._settled)
+        self._require_publishable(named, on_unroutable)
+        # 3. publish, consume, decide: one change
+        sequence, published = self._publish(change, token, named, now_us)
+        to_apply: list[list[Any]] = [[part.kind, part.target, part.branch, part.rows] for part in named if part.kind != "publish"]
+        decided = LedgerRecord(
+            app_id=app_id,
+            sequence=self.ledger.next_sequence(app_id),
+            query_id=query_id,
+            batch_id=batch_id,
+            token=token,
+            ranges=ranges,
+            messages=self._consume(change, ranges),
+            published=published,
+            committed_at=now_us,
+            commit_sequence=sequence,
+            branches=_merged(to_apply),
+            claim_position=self.claims.position(app_id),
+            applied=not to_apply,
+            mirrored=False,
+        )
+        self.ledger.decide(change, decided)
+        # 4. what can never be decided any more goes with it
+        self.branches.settle(self._state, change, token, {branch for _, _, branch, _ in decided.branches})
+        for orphan in self.branches.orphans(app_id, query_id, batch_id):
+            self.branches.drop(self._state, change, orphan)
+        return Committed(public(decided), already=False)
+
+    def _require_publishable(self, named: Sequence[PartRecord], on_unroutable: OnUnroutable) -> None:
+        """Raises Unroutable, PreconditionFailed (a full queue)."""
+        state = self._state
+        if on_unroutable == "fail":
+            self.branches.require_routable(state, named, self._read)
+        incoming: dict[Queue, tuple[int, int]] = {}
+        for part in named:
+            for queue_id, (_row, count, _bitmap) in part.routes.items():
+                queue = state.queues_by_id.get(int(queue_id))
+                if queue is not None:
+                    rows, size = incoming.get(queue, (0, 0))
+                    incoming[queue] = (rows + count, size + part.size_bytes * count // max(1, part.rows))
+        state.check_overflow(incoming)
+
+    def _settled(self, log: str, start: int, end: int) -> bool:
+        """Whether nothing unsettled lies between two offsets."""
+        return sum(last - first for first, last in self._state.queue(log).settled_within(start, end)) == end - start
+
+    def _publish(self, change: Change, name: str, named: Sequence[PartRecord], now_us: int) -> tuple[int, int]:
+        """The sequence of the commit, and how many messages reached a queue."""
+        state = self._state
+        sequence = change.sequence = state.next_sequence(transaction=True)
+        state.name_transaction(name, now_us)
+        return sequence, self.branches.publish(state, change, named, sequence, now_us)
+
+    def _consume(self, change: Change, ranges: Mapping[str, Sequence[int]]) -> int:
+        """Logical settlement: gone from depth and for others; the rows stay for Spark's replay until the source acks."""
+        messages = 0
+        for log, (start, end) in ranges.items():
+            queue = self._state.queue(log)
+            messages += end - start - sum(last - first for first, last in queue.settled_within(start, end))
+            queue.settle(start, end)
+            queue.record(change)
+        return messages
+
+    # -- batch writes ---------------------------------------------------------------------------------------------------
+    def commit_write(
+        self, change: Change, token: str, branches: Sequence[StagedBranch], now_us: int, *, on_unroutable: OnUnroutable
+    ) -> int:
+        """How many rows. Twice is fine. Raises TransactionState (rolled back), UnknownOutcome, MissingBranch, Unroutable."""
+        state, name = self._state, _write(token)
+        outcome = state.outcomes.get(name)
+        if outcome is not None:
+            if outcome.state == "committed":
+                return sum(branch.rows for branch in branches)
+            raise TransactionState(f"batch write {token} was rolled back; write the DataFrame again")
+        if branches and self.branches.attempt(token) is None:
+            state.outcomes.require_known(name, 0)
+        named = self.branches.require(token, branches)
+        self._require_publishable(named, on_unroutable)
+        self._publish(change, name, named, now_us)
+        self.branches.drop(state, change, token)
+        state.remember(change, OutcomeRecord(name, "committed", now_us))
+        return sum(branch.rows for branch in branches)
+
+    def roll_back(self, change: Change, token: str, now_us: int) -> None:
+        """Of a micro-batch or a batch write. Raises BatchDecided."""
+        entry = self.ledger.by_token(token)
+        outcome = self._state.outcomes.get(_write(token))
+        if entry is not None or (outcome is not None and outcome.state == "committed"):
+            what = f"batch {entry.batch_id} of app {entry.app_id!r}" if entry is not None else f"batch write {token}"
+            raise BatchDecided(f"{what} is committed and cannot be rolled back; an answer was lost on the way, nothing else")
+        self._drop(change, token, now_us)
+
+    def drop_abandoned(self, change: Change, now_us: int) -> list[str]:
+        """Roll back batch writes whose driver is gone: no checkpoint can replay them. A late task or commit is refused. Their tokens."""
+        tokens = self.branches.abandoned(now_us)
+        for token in tokens:
+            self._drop(change, token, now_us)
+        return tokens
+
+    def _drop(self, change: Change, token: str, now_us: int) -> None:
+        self.branches.drop(self._state, change, token)
+        if _write(token) not in self._state.outcomes:  # a late task of it, or a late call, is refused from now on
+            self._state.remember(change, OutcomeRecord(_write(token), "rolled_back", now_us))
+
+    # -- C5 -------------------------------------------------------------------------------------------------------------
+    def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:
+        entry = self.ledger.mark_applied(change, app_id, sequence)
+        if entry is not None:
+            for _, _, branch, _ in entry.branches:
+                self.branches.free(self._state, change, branch)
+
+    def skip(self, change: Change, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
+        """Raises UnknownTransaction."""
+        for branch in self.ledger.skip(change, app_id, sequence, set(branches), to):
+            self.branches.free(self._state, change, branch)
+
+    # -- S6 -------------------------------------------------------------------------------------------------------------
+    def release(self, change: Change, app_id: str, queue: str) -> None:
+        """Take a queue from its app. Raises QueueNotFound, PreconditionFailed (it is not that app's)."""
+        found = self._state.queue(queue)
+        if found.owner != app_id:
+            owner = f"claimed by app {found.owner!r}, not by app {app_id!r}" if found.owner else "not claimed by any app"
+            raise PreconditionFailed(f"queue {queue!r} is {owner}; `txmq apps` lists the claims")
+        self._state.release(change, found)
+        self.claims.release(self._state, change, app_id, queue)
+        self.ledger.release(change, queue, self._state.sequence)
+
+
+def _write(token: str) -> str:
+    """The name of the outcome of a batch write."""
+    return f"batch:{token}"
+
+
+def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:
+    """One row per branch, whatever the number of its parts."""
+    merged: dict[str, list[Any]] = {}
+    for kind, target, branch, rows in to_apply:
+        known = merged.get(str(branch))
+        merged[str(branch)] = [kind, target, branch, rows if known is None else known[3] + rows]
+    return list(merged.values())
+
+
+def _stream(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())

@@ -1,0 +1,50 @@
+"""What an operator sees of the apps: what they own, how far they are, and what they have staged. Pure; nothing changes."""
+
+from __future__ import annotations
+
+from broker_core.broker.broker import BrokerState
+from broker_core.engine import AppInfo, AttemptInfo
+from broker_core.micro_batch.micro_batch import MicroBatches
+
+
+def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
+    """By name: every app that owns a queue, has claimed or has decided."""
+    owners = {queue.owner for queue in state.queues.values() if queue.owner}
+    found = []
+    for app_id in sorted(owners | batches.ledger.apps() | batches.claims.apps()):
+        queues = sorted(queue.name for queue in state.queues.values() if queue.owner == app_id)
+        last = batches.ledger.last(app_id)
+        unapplied, unmirrored = batches.ledger.waiting(app_id)
+        found.append(
+            AppInfo(
+                app_id=app_id,
+                queues=tuple(queues),
+                sequence=last.sequence if last else 0,
+                query_id=last.query_id if last else "",
+                batch_id=last.batch_id if last else -1,
+                lag=sum(state.queue(name).to_read for name in queues),
+                unapplied=unapplied,
+                unmirrored=unmirrored,
+            )
+        )
+    return found
+
+
+def attempts(batches: MicroBatches, now_us: int) -> list[AttemptInfo]:
+    """What is staged for batches and batch writes that are not decided, oldest first."""
+    found = []
+    for attempt in batches.branches.attempts():
+        parts = batches.branches.of_token(attempt.token)
+        found.append(
+            AttemptInfo(
+                token=attempt.token,
+                app_id=attempt.app_id,
+                query_id=attempt.query_id,
+                batch_id=attempt.batch_id,
+                idle_s=max(0, now_us - attempt.opened_at) / 1e6,
+                branches=len({part.branch for part in parts}),
+                rows=sum(part.rows for part in parts),
+                size_bytes=sum(part.size_bytes for part in parts),
+            )
+        )
+    return found
