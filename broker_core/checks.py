@@ -345,6 +345,8 @@ def checked(operation: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(operation)
     def call(*args: P.args, **named: P.kwargs) -> T:
+        if len(args) == 1 and not named:
+            return operation(*args, **named)
         if not by_name:
             by_name.update(checks_of(operation))
             place.extend(by_name.items())

@@ -48,15 +48,16 @@ class Batch:
 
     def add(self, row: InboxRow) -> None:
         """One more row of an open or memory-only batch."""
-        assert self.inbox is not None
-        undo = self._undo
+        inbox, undo = self.inbox, self._undo
+        assert inbox is not None
         if undo is not None and self.saved != undo.work:
             self.saved = undo.work
-            undo.append((self._remove, len(self.inbox), self.rows, self.size_bytes))
-        self.inbox.append(row)
-        self.rows = row.row + 1
-        self.size_bytes += len(row.body)
-        if row.properties and row.properties[0] & EXPIRATION:
+            undo.append((self._remove, len(inbox), self.rows, self.size_bytes))
+        inbox.append(row)
+        self.rows = row[1] + 1
+        self.size_bytes += len(row[7])
+        properties = row[6]
+        if properties and properties[0] & EXPIRATION:
             self.expiring = True
 
     def _remove(self, length: int, rows: int, size_bytes: int) -> None:

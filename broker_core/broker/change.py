@@ -5,7 +5,7 @@ Invariant: the journal is in the order in which things happened, and the last en
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from broker_core.broker.records import Record
@@ -32,7 +32,7 @@ class Drop(NamedTuple):
     key: tuple[Any, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Change:
     """What one commit writes. ``sequence`` 0: no commit sequence number is taken (bookkeeping only).
 
@@ -40,15 +40,36 @@ class Change:
     ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
     """
 
-    sequence: int = 0
-    rows: list[InboxRow] = field(default_factory=list)
-    journal: list[Record | Drop] = field(default_factory=list)
-    names: list[int] = field(default_factory=list)  # appended batches that exist from this commit on
-    seals: list[int] = field(default_factory=list)  # open batches that move from the inbox into their segment
-    moves: list[int] = field(default_factory=list)  # batches that a rewrite has put into another segment
-    forgets: list[int] = field(default_factory=list)  # batches that no queue needs any more
-    tidy: bool = False  # segments that nothing needs any more go, though there may be nothing to write
-    encoded: object = None
+    sequence: int
+    rows: list[InboxRow]
+    journal: list[Record | Drop]
+    names: list[int]  # appended batches that exist from this commit on
+    seals: list[int]  # open batches that move from the inbox into their segment
+    moves: list[int]  # batches that a rewrite has put into another segment
+    forgets: list[int]  # batches that no queue needs any more
+    tidy: bool  # segments that nothing needs any more go, though there may be nothing to write
+    encoded: object
+
+    def __init__(  # by hand: each work of each commit makes one, in half the time of the generated one
+        self,
+        sequence: int = 0,
+        rows: list[InboxRow] | None = None,
+        journal: list[Record | Drop] | None = None,
+        names: list[int] | None = None,
+        seals: list[int] | None = None,
+        moves: list[int] | None = None,
+        forgets: list[int] | None = None,
+        tidy: bool = False,
+    ) -> None:
+        self.sequence = sequence
+        self.rows = [] if rows is None else rows
+        self.journal = [] if journal is None else journal
+        self.names = [] if names is None else names
+        self.seals = [] if seals is None else seals
+        self.moves = [] if moves is None else moves
+        self.forgets = [] if forgets is None else forgets
+        self.tidy = tidy
+        self.encoded = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""

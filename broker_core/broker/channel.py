@@ -85,11 +85,14 @@ class Channel:
 
     # -- publishing -----------------------------------------------------------------------------------------------------
     def publish(self, message: Message, queues: Queues, mandatory: bool, now_us: int) -> None:
-        """``queues`` is where it is routed now. Raises PreconditionFailed (expiration), TransactionTooLarge."""
+        """``queues`` is where it is routed now; ``now_us`` 0: nobody asks how long the transaction is open.
+
+        Raises PreconditionFailed (expiration), TransactionTooLarge.
+        """
         if message.properties and message.properties[0] & EXPIRATION:
             check_expiration(message.properties)
         transaction = self.transaction
-        if not transaction:
+        if now_us and not transaction:
             transaction.opened_us = now_us
         transaction.publish(message, queues, mandatory)
 
@@ -184,13 +187,14 @@ class Channel:
         if offset is None:
             return None
         row = self._state.fetch(queue, offset)  # before it is taken: a damaged segment must not lose it
-        queue.take()
+        queue.take_head(offset)
         tag = self.next_tag()
-        self.unacked[tag] = Unacked(queue, offset, None)
+        self.unacked[tag] = _new(Unacked, (queue, offset, None))
         if queue.counts is not None:
             row = with_delivery_count(row, queue.counts.get(offset, 0))
-        message = Message(row.body, row.routing_key, row.exchange, row.properties)
-        return Delivery(tag, queue.name, offset, queue.was_sent(offset), row.committed_at, message)
+        _, _, _, committed_at, exchange, routing_key, properties, body, _ = row
+        message = _new(Message, (body, routing_key, exchange, properties))
+        return Delivery(tag, queue.name, offset, queue.was_sent(offset), committed_at, message)
 
     def settle(self, tag: int, outcome: Outcome, multiple: bool, now_us: int) -> None:
         """Ack, reject or requeue one tag, or all up to it (0: all).
@@ -210,7 +214,7 @@ class Channel:
             tags = [held for held in range(self._lowest, tag + 1) if held in unacked]
             self._lowest = tag + 1
         transaction = self.transaction
-        if not transaction:
+        if now_us and not transaction:
             transaction.opened_us = now_us
         settles = transaction.settles
         if self.transactional:
@@ -219,10 +223,10 @@ class Channel:
             settles += [_new(Settle, (queue, offset, outcome)) for queue, offset, _ in taken]
             return
         for held in tags:
-            found = unacked.pop(held)
-            settles.append(Settle(found.queue, found.offset, outcome))
-            if found.consumer is not None:
-                self._return_credit(found.consumer)
+            queue, offset, consumer = unacked.pop(held)
+            settles.append(_new(Settle, (queue, offset, outcome)))
+            if consumer is not None:
+                self._return_credit(consumer)
 
     def _return_credit(self, consumer: Consumer) -> None:
         consumer.unacked -= 1

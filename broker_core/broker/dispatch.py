@@ -98,7 +98,7 @@ class Dispatch(Expiry):
                 self._discard(queue, range(offset, end), "rejected", dying)
         for queue in grown:
             self._overflow(change, queue, now, dying)  # as RabbitMQ: what comes back counts again, and is the oldest
-        if dying.waiting:
+        if dying:
             self._bury(change, dying, now)
         for queue in queues:
             queue.record(change)
@@ -128,7 +128,7 @@ class Dispatch(Expiry):
                     self._give_up(last, start, end, dying)
                 queues[last] = None
             last, start, end = queue, offset, offset + 1
-        if change is not None and dying.waiting:
+        if change is not None and dying:
             self._bury(change, dying, now)
         for queue in queues:
             self.wake(queue)

@@ -54,11 +54,13 @@ class Expiry(Messages):
 
     def deadline(self, queue: Queue, offset: int) -> int | None:
         """When an entry expires, in microseconds since the epoch; None: never. The time to live starts at commit."""
-        ttl_ms: int | None = queue.arguments.get("x-message-ttl")
+        ttl_ms = queue.ttl_ms
         run, number = queue.locate(offset)
         own_ms: int | None = None
         if self.batches.may_expire(run.batch):
             own_ms = own_time_to_live_ms(self.batches.row(run.batch.batch_id, number).properties)
+        elif ttl_ms is None:
+            return None
         times_ms = [time_ms for time_ms in (ttl_ms, own_ms) if time_ms is not None]
         if not times_ms:
             return None
@@ -109,7 +111,7 @@ class Expiry(Messages):
                 self.undo.item(self.overfull, queue)
                 del self.overfull[queue]
                 self._overflow(change, queue, now, dying)
-        if dying.waiting:
+        if dying:
             self._bury(change, dying, now)
         for queue in looked:
             self._plan(queue)

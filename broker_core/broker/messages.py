@@ -46,15 +46,11 @@ class Died(NamedTuple):
     reason: Reason
 
 
-class Dying:
+class Dying(deque[Died]):
     """What has left queues in a change and is not dead-lettered yet; ``room`` and ``room_bytes`` are left for overflow."""
 
-    __slots__ = ("room", "room_bytes", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: deque[Died] = deque()
-        self.room = _DRIVEN_OUT
-        self.room_bytes = _DRIVEN_OUT_BYTES
+    room = _DRIVEN_OUT
+    room_bytes = _DRIVEN_OUT_BYTES
 
 
 class Messages(Topology):
@@ -87,8 +83,8 @@ class Messages(Topology):
         those that some queue refused go to ``rejected``. ``connection`` is whose they are.
         """
         dying = Dying()
-        returned = self._enqueue(change, publishes, now, dying, atomic=atomic, rejected=rejected, connection=connection)
-        if dying.waiting:
+        returned = self._enqueue(change, publishes, now, dying, atomic, rejected, connection)
+        if dying:
             self._bury(change, dying, now)
         return returned
 
@@ -98,7 +94,6 @@ class Messages(Topology):
         publishes: Iterable[Publish],
         now: int,
         dying: Dying,
-        *,
         atomic: bool = True,
         rejected: list[int] | None = None,
         connection: object = None,
@@ -151,7 +146,7 @@ class Messages(Topology):
                     self.undo.item(queue.publishers, offset)
                     queue.publishers[offset] = connection
                 touched.add(queue)
-            entry = InboxRow(batch.batch_id, row, sequence, now, exchange, routing_key, properties, body, routes)
+            entry = _new(InboxRow, (batch.batch_id, row, sequence, now, exchange, routing_key, properties, body, routes))
             batch.add(entry)
             if written:
                 change.rows.append(entry)
@@ -170,7 +165,7 @@ class Messages(Topology):
         for queue in full:
             if queue.arguments["x-overflow"] == "reject-publish-dlx":
                 row = InboxRow(0, 0, change.sequence, now, message.exchange, message.routing_key, message.properties, message.body, b"")
-                dying.waiting.append(Died(queue, [row], "maxlen"))
+                dying.append(Died(queue, [row], "maxlen"))
         return tuple(queue for queue in queues if queue not in full)
 
     def enqueue_batch(
@@ -223,7 +218,7 @@ class Messages(Topology):
                     self.undo.attribute(queue, name)
                 queue.sizes = None
                 self._cut_later(queue, now)
-        if dying.waiting:
+        if dying:
             self._bury(change, dying, now)
         return firsts
 
@@ -431,7 +426,7 @@ class Messages(Topology):
         for start, end in ranges(offsets):
             queue.settle_range(start, end)
         if rows and queue.dead_letters:
-            dying.waiting.append(Died(queue, rows, reason))
+            dying.append(Died(queue, rows, reason))
             if reason == "maxlen":
                 dying.room -= len(rows)
                 dying.room_bytes -= sum(len(row.body) for row in rows)
@@ -449,9 +444,8 @@ class Messages(Topology):
 
     def _bury(self, change: Change, dying: Dying, now: int) -> None:
         """Dead-letter all that is dying, and what that drives out of full queues, in order. Whatever the messages hold, it never raises."""
-        waiting = dying.waiting
-        while waiting:
-            queue, rows, reason = waiting.popleft()
+        while dying:
+            queue, rows, reason = dying.popleft()
             source = self.exchanges.get(str(queue.arguments.get("x-dead-letter-exchange"))) if queue.dead_letters else None
             if source is None:
                 continue  # as RabbitMQ: an exchange that does not exist takes nothing

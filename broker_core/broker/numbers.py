@@ -34,11 +34,10 @@ class Numbers:
 
     def next_sequence(self, *, transaction: bool = False) -> int:
         """The next commit sequence number, odd for a transaction. The caller puts it into its change."""
-        self.undo.append((setattr, self, "sequence", self.sequence))
-        self.sequence += 1
-        if self.sequence % 2 != transaction:
-            self.sequence += 1
-        return self.sequence
+        last = self.sequence
+        self.undo.append((setattr, self, "sequence", last))
+        self.sequence = following = (last + 1) | 1 if transaction else (last + 2) & ~1
+        return following
 
     def keep_numbers(self) -> Change | None:
         """What has to be written with the works of a commit, if anything, before they are answered."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,6 @@ from broker_core.errors import DataLoss
 
 _BLOCK_ROWS = 256
 _BLOCK_BYTES = 1024 * 1024
-_SCALARS = (
-    "owner", "floor", "acked", "next_offset", "claimed_bytes", "dispatched_below",
-    "sizes_sum", "held_bytes", "_cursor", "_front", "_progress_dirty",
-)  # fmt: skip
-_scalars = attrgetter(*_SCALARS)
 _FIRST_RUNS_KEPT = 1024  # so many dead slots at the front of the run list before it is cut
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
@@ -110,11 +104,18 @@ class Queue:
     def _save(self) -> None:
         """Before the first change of a work: what the numbers are. Lists and sets note each of their changes."""
         self._saved = self._undo.work
-        self._undo.append((self._put_back, _scalars(self)))
+        numbers = (
+            self.floor, self.acked, self.next_offset, self.claimed_bytes, self.dispatched_below,
+            self.sizes_sum, self.held_bytes, self._cursor, self._front,
+        )  # fmt: skip
+        self._undo.append((self._put_back, self.owner, self._progress_dirty, numbers))
 
-    def _put_back(self, values: tuple[Any, ...]) -> None:
-        for name, value in zip(_SCALARS, values, strict=True):
-            setattr(self, name, value)
+    def _put_back(self, owner: str, progress_dirty: bool, numbers: tuple[int, ...]) -> None:
+        self.owner, self._progress_dirty = owner, progress_dirty
+        (
+            self.floor, self.acked, self.next_offset, self.claimed_bytes, self.dispatched_below,
+            self.sizes_sum, self.held_bytes, self._cursor, self._front,
+        ) = numbers  # fmt: skip
         self._selected = None
 
     # -- the log --------------------------------------------------------------------------------------------------------
@@ -138,8 +139,7 @@ class Queue:
                 undo = self._undo
                 if run.saved != undo.work:
                     run.saved = undo.work
-                    undo.append((run.shorten, run.count))
-                    self._save()
+                    undo.append((self._shorten, run, run.count))
                 if run.row + run.count == row and not run.bitmap:
                     run.count += 1
                     self.next_offset = offset + 1
@@ -159,6 +159,12 @@ class Queue:
         run.saved = self._undo.work
         self._runs.append(run)
         self._firsts.append(run.first)
+
+    def _shorten(self, run: Run, count: int) -> None:
+        """Take back the growth of the last run."""
+        run.shorten(count)
+        self.next_offset = run.first + count
+        self._selected = None
 
     def _remove_runs(self, length: int) -> None:
         del self._runs[length:], self._firsts[length:]
@@ -338,7 +344,7 @@ class Queue:
         if self.counts or self.publishers or self.ranks is not None:
             self._forget_entries(start, end)
         self._progress_dirty = True
-        if start == self.floor and not len(self._holes):
+        if start == self.floor and not self._holes.total:
             self.floor = end
         else:
             low, high, absorbed = self._holes.add(start, end)
@@ -392,17 +398,18 @@ class Queue:
     def _free(self, start: int, end: int) -> None:
         """Drop the runs, of those that touch [start, end), of which no entry is needed."""
         limit = min(self.floor, self._first_claimed()) if self.owner else self.floor
-        if self._front < len(self._runs) and self._runs[self._front].end <= limit:
+        runs = self._runs
+        if self._front < len(runs) and runs[self._front].end <= limit:
             if self._saved != self._undo.work:
                 self._save()
-            while self._front < len(self._runs) and self._runs[self._front].end <= limit:
-                self._drop(self._runs[self._front])
+            while self._front < len(runs) and runs[self._front].end <= limit:
+                self._drop(runs[self._front])
                 self._front += 1
         if self._front > _FIRST_RUNS_KEPT and self._front * 2 > len(self._runs):
             self._undo.append((self._put_runs, 0, 0, self._runs[: self._front], self._firsts[: self._front]))
             del self._runs[: self._front], self._firsts[: self._front]
             self._front = 0
-        if not self.owner and not len(self._holes):
+        if not self.owner and not self._holes.total:
             return
         at = max(self._front, bisect_right(self._firsts, start) - 1)
         while at < len(self._runs) and self._runs[at].first < end:
@@ -551,7 +558,7 @@ class Queue:
             offset = self.ranks.best(self)
             return offset if offset is not None else self.first_ready(max(self.visible_end, start), end)
         requeued = self._requeued
-        while len(requeued):
+        while requeued.total:
             low, high = requeued.first()
             offset = self.first_ready(max(low, start), min(high, end))
             if offset is not None:
@@ -563,9 +570,11 @@ class Queue:
 
     def first_ready(self, start: int, end: int) -> int | None:
         """The first offset of [start, end) that is neither settled, held nor claimed."""
-        start = max(start, self.floor)
+        if start < self.floor:
+            start = self.floor
+        holes = self._holes
         while start < end:
-            after = self._holes.first_outside(start)
+            after = holes.first_outside(start) if holes.total else start
             if after == start and self.owner:
                 after = self.claimed.first_outside(start)
             if after == start:
@@ -587,9 +596,9 @@ class Queue:
         if first is None:
             return ()
         stop = min(end, first + limit)
-        if len(self._requeued) and self._requeued.contains(first):
+        if self._requeued.total and self._requeued.contains(first):
             stop = min(stop, self._requeued.first()[1])
-        if len(self._holes):
+        if self._holes.total:
             stop = min(stop, self._holes.next_start(first, stop))
         if self.owner:
             stop = min(stop, self.claimed.next_start(first, stop))
@@ -621,11 +630,22 @@ class Queue:
 
     def take(self) -> int | None:
         """Hand out the next ready, visible entry; the caller holds it until it settles or requeues it."""
-        taken = self.take_block(1)
-        if not taken:
-            return None
-        self.hold_all(taken)
-        return taken[0]
+        offset = self.head(self.visible_end)
+        if offset is not None:
+            self.take_head(offset)
+        return offset
+
+    def take_head(self, offset: int) -> None:
+        """The same for the one that ``head`` has just named."""
+        if self.ranks is not None and not self.owner:
+            self.ranks.take(self, 1, self.visible_end)
+        elif offset < self._cursor:
+            self._requeued.drop_below(offset + 1)
+        else:
+            if self._saved != self._undo.work:
+                self._save()
+            self._cursor = offset + 1
+        self.hold_all((offset,))
 
     def hold(self, offset: int) -> None:
         """An entry that may be anywhere (of a prepared transaction, while loading)."""
@@ -634,9 +654,10 @@ class Queue:
 
     def hold_all(self, offsets: Sequence[int]) -> None:
         """A block that was taken is handed out."""
-        if self._saved != self._undo.work:
+        undo = self._undo
+        if self._saved != undo.work:
             self._save()
-        self._undo.append((self.held.difference_update, offsets))
+        undo.append((self.held.difference_update, offsets))
         self.held.update(offsets)
         if self.sizes is not None:
             self.held_bytes += sum(self.sizes.get(offset, 0) for offset in offsets)
@@ -646,11 +667,11 @@ class Queue:
 
     def was_sent(self, offset: int) -> bool:
         """Whether a delivery of it has to say redelivered."""
-        return self._sent.contains(offset)
+        return self._sent.total > 0 and self._sent.contains(offset)
 
     def none_sent(self, start: int, end: int) -> bool:
         """Whether no entry of [start, end) was ever handed out."""
-        return self._sent.next_start(start, end) == end and not self._sent.contains(start)
+        return not self._sent.total or (self._sent.next_start(start, end) == end and not self._sent.contains(start))
 
     def requeue(self, offset: int) -> None:
         """A held entry is ready again, at its old place, and any later delivery of it says redelivered."""
@@ -688,11 +709,13 @@ class Queue:
         return self.delivery_limit is not None and self.counts is not None and self.counts.get(offset, 0) > self.delivery_limit
 
     def _let_go(self, offset: int) -> None:
-        if offset in self.held:
-            if self._saved != self._undo.work:
+        held = self.held
+        if offset in held:
+            undo = self._undo
+            if self._saved != undo.work:
                 self._save()
-            self._undo.append((self.held.add, offset))
-            self.held.discard(offset)
+            undo.append((held.add, offset))
+            held.discard(offset)
             if self.sizes is not None:
                 self.held_bytes -= self.sizes.get(offset, 0)
 
@@ -756,7 +779,8 @@ class Queue:
             self._progress_dirty = False
             if not self.owner:
                 self.acked = self.floor
-            self._sent.drop_below(min(self.floor, self.acked))
+            if self._sent.total:
+                self._sent.drop_below(min(self.floor, self.acked))
             if kept:
                 change.put(self.progress())
         if self._hole_changes:

@@ -36,6 +36,7 @@ class State(Enum):
     __hash__ = object.__hash__  # Enum's own is written in Python, and every commit looks into the table
 
 
+_new = tuple.__new__  # a third of the time of a NamedTuple's own
 _PUBLISH_BYTES = 400  # of a publish beside its body and properties
 
 _NEXT = {
@@ -134,24 +135,25 @@ class Transaction:
     def publish(self, message: Message, queues: Queues, mandatory: bool = False) -> None:
         """Raises TransactionTooLarge, with nothing added."""
         size_bytes = len(message.body)
-        limits = self.limits
+        messages, limit = self.messages, self.limits.messages
         if size_bytes > MAX_BODY_BYTES:
             raise TransactionTooLarge(
                 f"a message body of {size_bytes} bytes is over the limit of {MAX_BODY_BYTES}: "
                 "split it, or store it elsewhere and send a reference"
             )
-        if limits.messages is not None and self.messages >= limits.messages:
-            raise TransactionTooLarge(f"the transaction holds {self.messages} messages, the limit: commit it, or raise the limit")
-        if limits.size_bytes is not None and self.size_bytes + size_bytes > limits.size_bytes:
+        if limit is not None and messages >= limit:
+            raise TransactionTooLarge(f"the transaction holds {messages} messages, the limit: commit it, or raise the limit")
+        total, limit = self.size_bytes + size_bytes, self.limits.size_bytes
+        if limit is not None and total > limit:
             raise TransactionTooLarge(
-                f"the transaction would hold more than {limits.size_bytes} bytes of bodies, the limit: commit it, or raise the limit"
+                f"the transaction would hold more than {limit} bytes of bodies, the limit: commit it, or raise the limit"
             )
         for queue in queues:
             if queue.limited:
                 self._count(queue, 1, size_bytes)
-        self.publishes.append(Publish(message, queues, mandatory))
-        self.messages += 1
-        self.size_bytes += size_bytes
+        self.publishes.append(_new(Publish, (message, queues, mandatory)))
+        self.messages = messages + 1
+        self.size_bytes = total
         self.unspilled_bytes += size_bytes + len(message.properties)
 
     def _count(self, queue: Queue, messages: int, size_bytes: int) -> None:

@@ -33,8 +33,11 @@ class SteadyClock:
         wall = self._wall()
         behind = self._behind
         if behind is None:
-            if wall >= self._latest_us - _TOLERANCE_US:
-                self._latest_us = max(wall, self._latest_us)
+            latest_us = self._latest_us
+            if wall >= latest_us:
+                self._latest_us = wall
+                return wall
+            if wall >= latest_us - _TOLERANCE_US:
                 return wall
             behind = self._behind = (self._latest_us, self._monotonic())
         base_us, since_ns = behind

@@ -95,7 +95,7 @@ class Committer:
                     gate = mine.gate = _thread.allocate_lock()
                     gate.acquire()
                     self._waiting.append(mine)
-            if mine.leads:
+            if mine.gate is None:
                 self._lead(mine, [mine])
             else:
                 gate.acquire()
@@ -169,7 +169,10 @@ class Committer:
         finally:
             if last:
                 with self._mutex:
-                    self._hand_on()
+                    if self._waiting:
+                        self._hand_on()
+                    else:
+                        self._led = False
             for waiting in group or [mine]:
                 waiting.done = True
                 if waiting is not mine and waiting.gate is not None:

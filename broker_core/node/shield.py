@@ -30,6 +30,7 @@ _c = importlib.import_module("_signal")
 _set: Callable[[int, Any], Any] = _c.signal
 _get: Callable[[int], Any] = _c.getsignal
 _numbers = tuple(int(number) for number in SIGNALS)
+_default = int(signal.SIG_DFL)
 
 main = threading.main_thread().ident
 
@@ -50,39 +51,39 @@ _waiting: dict[int, FrameType | None] = {}  # signals that came meanwhile
 
 
 class Shield:
-    """For the main thread alone; may be nested."""
+    """For the main thread alone; may be nested. ``depth`` is 0 outside."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self.depth = 0
         self._aside: list[tuple[int, Any]] = []
 
     def __enter__(self) -> None:
-        if self._depth:
-            self._depth += 1
+        if self.depth:
+            self.depth += 1
             return
         _waiting.clear()
         try:
             for number in _numbers:
                 handler = _get(number)
-                if callable(handler) and handler is not _defer:
+                if handler is not _default and callable(handler) and handler is not _defer:
                     self._aside.append((number, handler))  # before the next line, which may raise for another signal
                     _set(number, _defer)
         except BaseException:
             self._put_back()
             raise
-        self._depth = 1
+        self.depth = 1
 
     def __exit__(self, *_: object) -> None:
-        if self._depth > 1:
-            self._depth -= 1
+        if self.depth > 1:
+            self.depth -= 1
             return
-        handlers = dict(self._aside)
-        self._depth = 0
+        aside = tuple(self._aside)
+        self.depth = 0
         raised = self._put_back()
         while _waiting:
             number, frame = _waiting.popitem()
             try:
-                handlers[number](number, frame)
+                dict(aside)[number](number, frame)
             except BaseException as error:
                 raised = raised or error
         if raised is not None:
@@ -110,7 +111,7 @@ def uninterrupted(operation: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(operation)
     def call(*args: P.args, **named: P.kwargs) -> T:
-        if _thread.get_ident() != main:
+        if _thread.get_ident() != main or shield.depth:
             return operation(*args, **named)
         with shield:
             return operation(*args, **named)

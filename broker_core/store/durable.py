@@ -15,7 +15,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -74,15 +73,17 @@ class _Cache:
             self.size_bytes -= self._kept.pop(batch_id)[1]
 
 
-@dataclass(slots=True)
 class _Plan:
     """What one commit does to the files, worked out before anything is written."""
 
-    rows: list[InboxRow] = field(default_factory=list)
-    put: dict[int, Place] = field(default_factory=dict)
-    sealed: list[int] = field(default_factory=list)
-    forgotten: list[int] = field(default_factory=list)
-    sequence: int = 0
+    __slots__ = ("forgotten", "put", "rows", "sealed", "sequence")
+
+    def __init__(self) -> None:
+        self.rows: list[InboxRow] = []
+        self.put: dict[int, Place] = {}
+        self.sealed: list[int] = []
+        self.forgotten: list[int] = []
+        self.sequence = 0
 
 
 def _info(batch_id: int, place: Place) -> BatchInfo:
@@ -303,7 +304,8 @@ class DurableStore:
     def _plan(self, changes: Sequence[Change]) -> _Plan:
         plan = _Plan()
         for change in changes:
-            plan.sequence = max(plan.sequence, change.sequence)
+            if change.sequence > plan.sequence:
+                plan.sequence = change.sequence
             if change.rows:
                 plan.rows += change.rows
             for batch_id in change.names:
@@ -320,12 +322,13 @@ class DurableStore:
     def _check_rows(self, plan: _Plan) -> None:
         lengths: dict[int, int] = {}
         for row in plan.rows:
-            expected = lengths.get(row.batch_id)
+            batch_id, number = row[0], row[1]
+            expected = lengths.get(batch_id)
             if expected is None:
-                expected = len(self._inbox.get(row.batch_id, ()))
-            if row.row != expected or row.row >= MAX_ROWS or row.batch_id in self._places:
-                raise ValueError(f"row {row.row} of batch {row.batch_id} is not the next one, {expected}")
-            lengths[row.batch_id] = expected + 1
+                expected = len(self._inbox.get(batch_id, ()))
+            if number != expected or number >= MAX_ROWS or batch_id in self._places:
+                raise ValueError(f"row {number} of batch {batch_id} is not the next one, {expected}")
+            lengths[batch_id] = expected + 1
         for batch_id in plan.sealed:
             rows = len(self._inbox.get(batch_id, ())) + sum(row.batch_id == batch_id for row in plan.rows)
             if rows != plan.put[batch_id].rows:

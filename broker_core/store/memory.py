@@ -102,11 +102,12 @@ class MemoryStore:
             failpoint.here("store.commit.begin")  # 1.
             failpoint.here("store.commit.synced")  # 2. nothing to sync
             self._check(changes)
+            records = merged(encoded)
             failpoint.here("store.commit.executed")  # 3. all that can fail has been done
             with self._lock:
                 for change in changes:
                     self._apply(change)
-                for cls, rows in merged(encoded).items():
+                for cls, rows in records.items():
                     table = self._kept.records.setdefault(cls, {})
                     for key, values in rows.items():
                         if values is None:
@@ -122,29 +123,42 @@ class MemoryStore:
         lengths: dict[int, int] = {}
         for change in changes:
             for row in change.rows:
-                expected = lengths.get(row.batch_id, len(self._kept.inbox.get(row.batch_id, ())))
-                if row.row != expected:
-                    raise ValueError(f"row {row.row} of batch {row.batch_id} is not the next one, {expected}")
-                lengths[row.batch_id] = expected + 1
+                batch_id = row[0]
+                expected = lengths.get(batch_id)
+                if expected is None:
+                    expected = len(self._kept.inbox.get(batch_id, ()))
+                if row[1] != expected:
+                    raise ValueError(f"row {row[1]} of batch {batch_id} is not the next one, {expected}")
+                lengths[batch_id] = expected + 1
             for batch_id in change.names:
                 if batch_id not in self._staged:
                     raise ValueError(f"batch {batch_id} was not appended")
-            for batch_id in (*change.seals, *change.moves):
-                if batch_id not in self._written:
-                    raise ValueError(f"batch {batch_id} was neither sealed nor rewritten")
+            for batch_ids in (change.seals, change.moves):
+                for batch_id in batch_ids:
+                    if batch_id not in self._written:
+                        raise ValueError(f"batch {batch_id} was neither sealed nor rewritten")
 
     def _apply(self, change: Change) -> None:
         kept = self._kept
-        kept.sequence = max(kept.sequence, change.sequence)
+        if change.sequence > kept.sequence:
+            kept.sequence = change.sequence
         for row in change.rows:
-            kept.inbox.setdefault(row.batch_id, []).append(row)
-            kept.sequence = max(kept.sequence, row.sequence)
+            batch_id, sequence = row[0], row[2]
+            rows = kept.inbox.get(batch_id)
+            if rows is None:
+                rows = kept.inbox[batch_id] = []
+            rows.append(row)
+            if sequence > kept.sequence:
+                kept.sequence = sequence
+            if batch_id > kept.last_batch_id:
+                kept.last_batch_id = batch_id
         for batch_id in change.names:
             kept.batches[batch_id] = self._staged.pop(batch_id)
-        for batch_id in (*change.seals, *change.moves):
-            kept.batches[batch_id] = self._written.pop(batch_id)
-            kept.inbox.pop(batch_id, None)
-        kept.last_batch_id = max([kept.last_batch_id, *(row.batch_id for row in change.rows), *change.names])
+            kept.last_batch_id = max(kept.last_batch_id, batch_id)
+        for batch_ids in (change.seals, change.moves):
+            for batch_id in batch_ids:
+                kept.batches[batch_id] = self._written.pop(batch_id)
+                kept.inbox.pop(batch_id, None)
         for batch_id in change.forgets:
             for place in (kept.batches, kept.inbox, self._staged, self._written):
                 place.pop(batch_id, None)

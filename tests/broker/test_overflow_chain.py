@@ -45,7 +45,7 @@ def test_a_message_that_overflow_sends_back_to_its_own_queue_is_dropped(node: No
 
 def test_a_cascade_of_copies_without_end_is_cut_into_commits_of_bounded_work(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each full queue dead-letters to all of them: what one commit cannot move leaves in the next."""
-    monkeypatch.setattr(messages, "_DRIVEN_OUT", 8)
+    monkeypatch.setattr(messages.Dying, "room", 8)
     names = [f"q{number}" for number in range(3)]
     with node.channel() as channel:
         channel.exchange_declare("all", "fanout")
