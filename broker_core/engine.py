@@ -208,8 +208,7 @@ class Engine(Protocol):
         """
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
-        """S3: the concrete ranges of a claim. Never fails because a range is settled. Raises LineageConflict where there is no "
-        "such claim."""
+        """S3: the concrete ranges of a claim. A settled range does not make it fail. Raises LineageConflict if there is no such claim."""
 
     def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
         """Rows and bytes that reading the claimed ranges would give, for splitting them evenly."""

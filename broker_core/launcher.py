@@ -173,7 +173,7 @@ class Broker:
         self._local.rollback(xid)
 
     def committed(self, token: str, since: float | None = None) -> bool:
-        """Whether a commit that was given this token took place (semantics 21). Raises UnknownOutcome: see ``outcome``."""
+        """Whether a commit that was given this token took place (decision 21). Raises UnknownOutcome: see ``outcome``."""
         return committed(self._local, token, since)
 
     def outcome(self, xid: str, since: float | None = None) -> str:

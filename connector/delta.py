@@ -113,7 +113,7 @@ def append(
         if known is None:
             raise LineageConflict(
                 f"table {table.name!r} forgets which batches it has (delta.setTransactionRetentionDuration), and its log was cleaned since "
-                f"batch {txn_version} of app {batch['app_id']!r} was decided: nobody can tell whether it has these rows. {UNAPPLIED}"
+                f"batch {txn_version} of app {batch['app_id']!r} was decided: it is unknown whether the table has these rows. {UNAPPLIED}"
             )
     retried(write)
     require_held(spark, table, txn_app_id, batch, decided_at_us)

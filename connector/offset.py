@@ -1,7 +1,7 @@
 """Offsets as Spark logs them: a JSON object from log to the next offset to read, or to ``"start"``.
 
 Not here: what they mean to the broker (engine.py). Invariant: what leaves :func:`symbolic` and comes back from a checkpoint through
-:func:`vector` is a vector of exactly the queues of this query, or one clear error; a number is never made up (protocol.md S1).
+:func:`vector` is a vector of exactly the queues of this query, or one clear error; a number is never made up (S1).
 """
 
 from __future__ import annotations

@@ -169,6 +169,6 @@ def _body(column: pa.Array, first_row: int) -> pa.Array:
         if largest > MAX_BODY_BYTES:
             row = first_row + sizes.index(largest).as_py()
             raise TransactionTooLarge(
-                f"the body of row {row} has {largest} bytes; at most {MAX_BODY_BYTES} may be: store it elsewhere, publish a reference"
+                f"the body of row {row} has {largest} bytes; the limit is {MAX_BODY_BYTES}. Store it elsewhere and publish a reference"
             )
     return column.cast(pa.binary())

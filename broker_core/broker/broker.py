@@ -192,7 +192,7 @@ class BrokerState(Dispatch):
             queue.loaded(clean=image.clean)
 
     def _readable(self, run: RunRecord, new_batch_id: Callable[[], int]) -> RunRecord:
-        """``run``, or where its rows are lost, one over a batch that nobody has: its offsets stay, and reading them raises."""
+        """``run``, or, if its rows are lost, a run over a missing batch: its offsets stay, and reading them raises."""
         why = self.repaired.lost_runs.get((run.queue_id, run.first))
         if why is None:
             return run
@@ -235,7 +235,7 @@ class BrokerState(Dispatch):
 
     # -- transactions ---------------------------------------------------------------------------------------------------
     def commit_transaction(self, change: Change, transaction: Transaction, now: int) -> Committed:
-        """All of it in one change (semantics 1).
+        """All of it in one change (decision 1).
 
         Raises, with nothing changed, PreconditionFailed (overflow), TransactionState, CorruptSegment.
         """
@@ -346,7 +346,7 @@ class BrokerState(Dispatch):
         queue), CorruptSegment.
         """
         if not xid:
-            raise TransactionState("a prepared transaction needs an xid: give it one that nobody else uses")
+            raise TransactionState("a prepared transaction needs an xid: give it a unique one")
         self._check_new(xid)
         if not transaction:
             self._become(transaction, State.COMMITTED)
@@ -369,7 +369,7 @@ class BrokerState(Dispatch):
         return "prepared"
 
     def commit_prepared(self, change: Change, xid: str, now: int) -> Committed:
-        """Committing again what is committed is fine. Raises UnknownTransaction, TransactionState (rolled back), PreconditionFailed."""
+        """A committed transaction may be committed again. Raises UnknownTransaction, TransactionState (rolled back), CorruptSegment."""
         if self._decided(xid, "committed"):
             return Committed(0, [])
         dropped = self.prepared[xid].dropped
@@ -434,7 +434,7 @@ class BrokerState(Dispatch):
             del self._names[next(iter(self._names))]
 
     def transaction_of(self, row: InboxRow) -> str:
-        """The id of the transaction that published a message: its name, as far as it is remembered, or one that nobody else uses.
+        """The id of the transaction that published a message: its name while that is remembered, else a unique id.
 
         "" for a message that was published outside a transaction.
         """
@@ -453,10 +453,6 @@ class BrokerState(Dispatch):
             raise ResourceLocked(
                 f"queue '{queue.name}' belongs to app '{queue.owner}', not to '{app_id}'; "
                 f"`txmq release {queue.owner} {queue.name}` takes it from a pipeline that will not come back"
-            )
-        if queue.consumers:
-            raise ResourceLocked(
-                f"queue '{queue.name}' cannot be owned by app '{app_id}': it has {len(queue.consumers)} consumers; let them cancel first"
             )
         if queue.consumers:
             raise ResourceLocked(

@@ -113,7 +113,7 @@ class Dispatch(Expiry):
                     self._discard(queue, (offset,), "delivery_limit", dying)
 
     def requeue(self, settles: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0) -> None:
-        """Deliveries that nobody holds any more. Durable is only how often they came back; without ``change`` later."""
+        """Requeues deliveries that no channel holds. Only their delivery count is durable; without ``change`` a later commit records it."""
         queues: dict[Queue, None] = {}
         dying = Dying()
         last: Queue | None = None

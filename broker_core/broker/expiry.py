@@ -2,7 +2,7 @@
 
 Pure. Not here: when it is asked for (``node/upkeep.py``, whoever gets or consumes), and what becomes of it (``messages.py``).
 Invariant: messages leave at the head of their queue only, in the order in which they would be delivered; what is held or claimed never
-expires. One call does a bounded amount of work: whoever calls goes on with what is left, in another commit, so that others come between.
+expires. One call does a bounded amount of work. The caller does the rest in further commits, so that other work is served between them.
 """
 
 from __future__ import annotations

@@ -613,7 +613,7 @@ class Queue:
         return range(first, stop)
 
     def untake(self, offsets: Sequence[int]) -> None:
-        """The last ones of a taken block, which nobody got: they are the next ones again."""
+        """Puts back the end of a taken block: these entries are next again."""
         if not offsets:
             return
         if self.ranks is not None:

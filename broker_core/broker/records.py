@@ -4,7 +4,7 @@ A record's key is the tuple of its ``KEY`` fields. A field annotated ``dict`` or
 BLOB, everything else as an INTEGER or TEXT. Writing a record replaces the one with the same key.
 
 Offsets are end-exclusive: ``end`` is the next offset to read. Times are microseconds since the epoch. A *vector* is a
-dict from log (queue) to offset, where ``"start"`` stands for the symbolic start of a stream (protocol.md S1).
+dict from log (queue) to offset, where ``"start"`` stands for the symbolic start of a stream (S1).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ProgressRecord(Record):
 
     TABLE, KEY = "progress", ("queue_id",)
     queue_id: int
-    owner: str  # app_id that holds the claim, "" for none (protocol.md S6)
+    owner: str  # app_id that holds the claim, "" for none (S6)
     floor: int
     acked: int  # an owned queue keeps what its source has not acked, and the last range that it has, for Spark's replay
     next_offset: int  # at least this; runs and claims may know better
@@ -126,7 +126,7 @@ class RunRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord(Record):
-    """The durable, immutable answer to ``latestOffset`` (protocol.md S2): (app, whole start vector) -> end vector.
+    """The durable, immutable answer to ``latestOffset`` (S2): (app, whole start vector) -> end vector.
 
     ``ranges`` are concrete. ``skipped`` and ``redelivered`` freeze, per log, what was settled or may have been sent before
     the claim, as lists of [start, end], so that every replay reads the same rows.
@@ -157,7 +157,7 @@ class OriginRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord(Record):
-    """Which claimed ranges a (query, batch) has read (protocol.md S4). One row per claim, so joins of two streams work."""
+    """Which claimed ranges a (query, batch) has read (S4). One row per claim, so joins of two streams work."""
 
     TABLE, KEY = "read", ("app_id", "query_id", "batch_id", "queues")
     app_id: str
@@ -218,7 +218,7 @@ class PartRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord(Record):
-    """One decided micro-batch: the decision that everything else follows from (protocol.md, Principle)."""
+    """One decided micro-batch: the decision that everything else follows from (docs/transactions.md)."""
 
     TABLE, KEY = "ledger", ("app_id", "sequence")
     app_id: str
@@ -239,7 +239,7 @@ class LedgerRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord(Record):
-    """An operator took a queue from its app: what ledgers say of its offsets up to this commit binds nobody any more."""
+    """An operator released a queue. Ledger entries up to this commit no longer fix where its next range starts."""
 
     TABLE, KEY = "released", ("queue",)
     queue: str

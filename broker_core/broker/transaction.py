@@ -76,7 +76,7 @@ class Buried(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one transaction (semantics 18). None: no limit."""
+    """Of one transaction (decision 18). None: no limit."""
 
     messages: int | None = 10_000_000
     size_bytes: int | None = 8 * 1024**3

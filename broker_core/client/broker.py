@@ -320,7 +320,7 @@ class BrokerClient:
         self._admin(type(None), "rollback", xid=xid)
 
     def committed(self, token: str, since: float | None = None) -> bool:
-        """Whether a commit that was given this token took place (semantics 21).
+        """Whether a commit that was given this token took place (decision 21).
 
         False: it did not. Raises UnknownOutcome where it may have taken place and is forgotten; with ``since``, when it began at the
         earliest (seconds since the epoch, by the broker's clock), only where something later is forgotten.

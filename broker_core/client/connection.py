@@ -201,7 +201,7 @@ def _try(host: str, port: int, directory_id: str) -> Live | None:
     global _used
     if _forked_in_use:
         raise errors.LocalProtocolError(
-            "this process was forked from one that had used a txmq client, which its network library does not survive; "
+            "this process was forked from one that had used a txmq client, and its network library does not survive a fork; "
             "start the process with spawn, or fork before the first use"
         )
     _used = True

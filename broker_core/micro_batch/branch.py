@@ -1,4 +1,4 @@
-"""Branches: what Spark tasks have staged for a batch attempt, durable and invisible until a commit names them (protocol.md C2).
+"""Branches: what Spark tasks have staged for a batch attempt, durable and invisible until a commit names them (C2).
 
 A branch is staged in parts, each durable before it is acknowledged, so that neither side ever holds a whole branch. Pure.
 
@@ -82,7 +82,7 @@ class Branches:
         return sorted(self._attempts.values(), key=lambda attempt: attempt.opened_at)
 
     def abandoned(self, now_us: int) -> list[str]:
-        """Tokens of batch writes that nobody will commit. Those of an app are dropped when it goes on (``orphans``)."""
+        """Tokens of abandoned batch writes. Attempts of an app are dropped when it goes on (``orphans``)."""
         before = now_us - ABANDONED_S * 1_000_000
         return [token for token, attempt in self._attempts.items() if not attempt.app_id and attempt.opened_at < before]
 
@@ -113,8 +113,8 @@ class Branches:
         for name, times in Counter(named.branch for named in branches).items():
             if times > 1:
                 raise MissingBranch(
-                    f"branch {name} is named {times} times in one commit, which would publish its rows {times} times; nothing was done. "
-                    "Name the branch of each task once"
+                    f"branch {name} is named {times} times in one commit, which would publish its rows {times} times. Nothing was done; "
+                    "name the branch of each task once"
                 )
         parts: list[PartRecord] = []
         for named in branches:
@@ -131,7 +131,7 @@ class Branches:
                 raise MissingBranch(
                     f"branch {named.branch} of partition {named.partition} should have {named.rows} rows under token {token}, but "
                     f"{rows} are staged; "
-                    "the attempt was dropped or another one was meant. Let Spark run the batch again"
+                    "the attempt was dropped, or the token belongs to another one. Let Spark run the batch again"
                 )
             parts += found
         return parts
@@ -172,7 +172,7 @@ class Branches:
         return published
 
     def drop(self, state: BrokerState, change: Change, token: str) -> None:
-        """The attempt is over; whatever it staged and nobody took over is gone."""
+        """Ends an attempt: its staged parts are dropped, unless a ledger entry owns them."""
         self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:

@@ -1,4 +1,4 @@
-"""Claims: which range of its queues an app reads next, decided once and for good (protocol.md S1 to S6).
+"""Claims: which range of its queues an app reads next, decided once and for good (S1 to S6).
 
 Pure: works run one after another through the committer and get the time and the batches they need handed in.
 
@@ -370,7 +370,7 @@ class Claims:
     def _ack(self, state: BrokerState, change: Change, app_id: str, finished: ClaimRecord | None, vector: Mapping[str, int]) -> None:
         """Settle what is below ``vector``, where ``finished`` ends, and let all go but the range of ``finished``.
 
-        That range stays until the next ack: somebody who loses Spark's newest commit log entry makes it run that batch again.
+        That range stays until the next ack: Spark runs the batch again when its newest commit log entry is lost.
         """
         for (app, key), entry in list(self._origins.items()):
             if app == app_id and not entry.passed and any(vector.get(log, 0) > int(first) for log, first in entry.start.items()):

@@ -1,4 +1,4 @@
-"""The ledger: which micro-batches of an app are decided (protocol.md C1, C4, C5, C6). Pure.
+"""The ledger: which micro-batches of an app are decided (C1, C4, C5, C6). Pure.
 
 Invariant: entries of an app follow each other without a gap in ``sequence``; a log's range starts where the last decided range of
 that log ended, whichever app decided it (the sink may have another app_id than the source); an entry never changes but for
@@ -123,7 +123,7 @@ class Ledger:
             raise LineageConflict(
                 f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query {current.query_id} "
                 "(last: batch "
-                f"{decided.batch_id}, the app's {decided.sequence}.). Go on with that checkpoint, give the new pipeline an appId "
+                f"{decided.batch_id}, number {decided.sequence} of the app). Go on with that checkpoint, give the new pipeline an appId "
                 "of its own, or set "
                 "onNewCheckpoint=resume to go on where the last committed batch ended"
             )
@@ -214,7 +214,7 @@ class Ledger:
         self._prune(change, entry.app_id)
 
     def _prune(self, change: Change, app_id: str) -> None:
-        """The newest ``KEPT_ENTRIES`` stay, and what somebody waits for: a log's next range, an apply, a mirror that is in use."""
+        """Keeps the newest ``KEPT_ENTRIES``, and what is needed: for the start of a log's next range, an apply, or a mirror in use."""
         entries = self._entries[app_id]
         surplus = len(entries) - KEPT_ENTRIES
         if surplus <= 0:
@@ -264,7 +264,7 @@ class Ledger:
         named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
         if entry is None or not branches <= set(named) or (entry.applied and not all("skipped" in named[name] for name in branches)):
             raise UnknownTransaction(
-                f"batch {sequence} of app {app_id!r} has nothing like that to apply: it is applied, or was never decided; "
+                f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the batch was never decided. "
                 "`txmq unapplied APP` lists what waits"
             )
         fresh = [branch for branch in sorted(branches) if "skipped" not in named[branch]]

@@ -1,8 +1,8 @@
 """Burial: the dead letters of a great many rejects are written to a segment before their commit, which then only names them.
 
 Not here: what a dead letter is (``broker/dead_letter.py``), and where it goes (``BrokerState.commit_transaction``, at the commit).
-A commit works on the state alone, and everybody else waits: it must not make fifty thousand copies. So whoever commits makes them first,
-in a thread that may take its time, a few at a time under the lock.
+A commit holds up all others, so it must not make fifty thousand copies. The committing thread makes them before, a few at a time under
+the lock.
 Invariant: until ``Burial.apply`` the transaction is as it was. After it, it acks what it had rejected, and ``buried`` holds the copies; a
 reject that was not copied (further routing keys, a message that cannot be read) stays a reject, which the commit deals with as ever.
 """

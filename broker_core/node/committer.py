@@ -1,4 +1,4 @@
-"""Group commit, leader and followers: whoever commits while nobody leads leads, for itself and for all that wait.
+"""Group commit with a leader and followers: a thread that commits while there is no leader becomes the leader, for all that wait.
 
 Not here: what a work does (``broker/``) and how a change becomes durable (``store/``). There is no committer thread, so a lone
 commit never waits for another thread.
@@ -14,8 +14,8 @@ A thread that waits holds the lead from the moment that ``leads`` is set until i
 an exception was raised in it from outside, hands the lead on. In the main thread signal handlers wait until :meth:`Committer.run` is
 over (``shield.py``), so Ctrl-C neither cuts a commit nor stops the broker.
 
-Invariant: nobody is answered, and nothing is visible, before it is durable. While somebody waits, somebody leads. After a failure in 2
-memory and disk may differ, so nothing is ever committed again: every caller, waiting or later, gets StoreFailed.
+Invariant: no caller is answered and no change is visible before it is durable. While callers wait, one of them leads. After a failure in
+2 memory and disk may differ, so nothing is ever committed again: every caller, waiting or later, gets StoreFailed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Committer:
         try:
             with self._mutex:
                 if not self._led:
-                    self._led = mine.leads = True  # nobody waits where nobody leads
+                    self._led = mine.leads = True  # without a leader no caller waits
                 else:
                     gate = mine.gate = _thread.allocate_lock()
                     gate.acquire()
@@ -260,7 +260,7 @@ def _nothing(_state: BrokerState, _change: Change, _now: int) -> None:
 
 
 def _open(gate: Gate) -> bool:
-    """False where whoever waited behind it is gone: the event loop of a server that has ended. Nobody else suffers for it."""
+    """False if the waiting thread is gone (the event loop of a server that ended)."""
     try:
         gate.release()
     except RuntimeError:

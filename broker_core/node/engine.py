@@ -290,7 +290,7 @@ class EmbeddedEngine:
                         if self._branches.part(branch, part.part) is not None:
                             raise
                         raise MissingBranch(
-                            f"the rows of branch {branch} were applied by another driver of this query while they were read; start it again"
+                            f"another driver of this query applied the rows of branch {branch} while they were read; start the query again"
                         ) from error
                     yield batch
                 elif part.rows:

@@ -61,5 +61,5 @@ def _held(directory: str, locked: errors.DataDirectoryLocked) -> errors.DataDire
     url = f"txmq://{bracketed(found.host)}:{found.port}"
     return errors.DataDirectoryLocked(
         f"{locked.summary} (its broker listens at {url})",
-        "use txmq.connect(data=...), which works with whoever holds it; a broker that a client has started ends when nobody uses it",
+        "use txmq.connect(data=...), which connects to any holder. A broker that a client started ends when it has no clients",
     )

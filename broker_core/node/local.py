@@ -338,7 +338,7 @@ class LocalBroker:
 
 @checked_calls(but=("publish", "get", "ack", "nack", "reject"))
 class LocalChannel:
-    """A transactional channel in this process (semantics.md). For one thread at a time.
+    """A transactional channel in this process (docs/transactions.md). For one thread at a time.
 
     Every method raises TransactionState once the channel is closed, and StoreFailed once the broker has stopped.
     ``returned`` gathers mandatory messages that reached no queue.

@@ -5,7 +5,7 @@ One thread at a time: ``commit`` has one caller at a time, and nothing else is r
 
 Tuned for commits of one message, measured against write + fdatasync: such a commit dirties one page (rows are appended in key
 order, the commit sequence stands in the row), the lock is exclusive (no shared memory), the log is laid out in advance and
-checkpointed every 256 pages, so it is overwritten in place and its fdatasync writes no metadata.
+checkpointed every 1,024 pages, so it is overwritten in place and its fdatasync writes no metadata.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prepared transactions (semantics 20): durable, invisible, transferable, never timed out."""
+"""Prepared transactions (decision 20): durable, invisible, transferable, never timed out."""
 
 from __future__ import annotations
 

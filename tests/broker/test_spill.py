@@ -1,4 +1,4 @@
-"""A large transaction goes to a segment piece by piece, whatever is in it; nobody can tell from outside (semantics 15, 18)."""
+"""A large transaction goes to a segment piece by piece, whatever is in it; nobody can tell from outside (decisions 15, 18)."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ def test_c5_a_batch_that_is_skipped_frees_its_rows_and_says_where_they_went(benc
 def test_c5_what_is_applied_cannot_be_skipped(bench: Bench) -> None:
     entry = decide_append(bench, 0, b"x")
     bench.engine.mark_applied(APP, 1)
-    with pytest.raises(UnknownTransaction, match="it is applied, or was never decided"):
+    with pytest.raises(UnknownTransaction, match="they are applied, or the batch was never decided"):
         bench.engine.skip(APP, 1, entry.to_apply[0].branches, "/skipped")
 
 
