@@ -26,9 +26,10 @@ from broker_core.broker.transaction import Limits
 from broker_core.endpoint import Endpoint
 from broker_core.engine import PreparedInfo, QueueInfo
 from broker_core.flight import contract
+from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.holder import open_store
-from broker_core.node.local import LocalBroker, LocalChannel
+from broker_core.node.local import LocalBroker
 from broker_core.server.amqp import AmqpOptions, AmqpServer
 from broker_core.server.flight.server import FlightServer, committed
 from broker_core.server.handler import Handler

@@ -11,7 +11,8 @@ from broker_core import errors
 from broker_core.broker.batch import OPEN_ROWS
 from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import Limits
-from broker_core.node.local import SPILL_ROWS, LocalBroker
+from broker_core.node.local import LocalBroker
+from broker_core.node.node import SPILL_ROWS
 from broker_core.properties import Properties
 from broker_core.store.memory import MemoryStore
 

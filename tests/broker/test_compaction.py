@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from broker_core.engine import BranchHeader
+from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.local import LocalBroker, LocalChannel
+from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.verify import verify
 

@@ -19,8 +19,8 @@ from broker_core.broker.transaction import Publish
 from broker_core.engine import BranchHeader
 from broker_core.field_table import MAX_NESTING, Long, Timestamp
 from broker_core.message import Message
+from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.local import LocalChannel
 from broker_core.properties import Properties, delivery_mode
 from connector.schema import properties_column
 from tests.broker.conftest import Node

@@ -15,7 +15,7 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import State
 from broker_core.errors import PreconditionFailed, TransactionState
 from broker_core.message import Message
-from broker_core.node.local import LocalChannel
+from broker_core.node.channel import LocalChannel
 from tests.broker.conftest import Node, declared, publish
 
 REFUSED = PreconditionFailed("refused by the test")

@@ -6,7 +6,7 @@ import pytest
 
 from broker_core.broker import expiry
 from broker_core.node import burial
-from broker_core.node.local import LocalChannel
+from broker_core.node.channel import LocalChannel
 from broker_core.properties import Properties
 from tests.broker.conftest import Node, declared, publish
 

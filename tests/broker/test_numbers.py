@@ -12,7 +12,9 @@ from broker_core import errors
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import PreparedRecord
-from broker_core.node.local import SPILL_ROWS, LocalBroker, LocalChannel
+from broker_core.node.channel import LocalChannel
+from broker_core.node.local import LocalBroker
+from broker_core.node.node import SPILL_ROWS
 from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore

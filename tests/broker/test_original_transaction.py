@@ -9,8 +9,8 @@ import pytest
 
 from broker_core.engine import BranchHeader
 from broker_core.node.burial import MANY
+from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.local import LocalChannel
 from broker_core.properties import Properties
 
 from .conftest import Node, declared, publish

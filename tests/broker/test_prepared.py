@@ -6,7 +6,7 @@ import pytest
 
 from broker_core import errors
 from broker_core.broker.transaction import Limits, State, Transaction
-from broker_core.node.local import SPILL_ROWS
+from broker_core.node.node import SPILL_ROWS
 from broker_core.properties import Properties
 
 from .conftest import Node, declared, publish

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from broker_core import errors
-from broker_core.node.local import SPILL_ROWS, LocalChannel
+from broker_core.node.channel import LocalChannel
+from broker_core.node.node import SPILL_ROWS
 
 from .conftest import Node, declared, publish
 

@@ -12,8 +12,10 @@ import pytest
 from broker_core import errors
 from broker_core.broker.transaction import Limits
 from broker_core.engine import START, Limit, Origin, ReadTicket
+from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.local import SPILL_BYTES, SPILL_ROWS, LocalBroker, LocalChannel
+from broker_core.node.local import LocalBroker
+from broker_core.node.node import SPILL_BYTES, SPILL_ROWS
 from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 

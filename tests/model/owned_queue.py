@@ -23,9 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker_core.broker import batch as batch_module
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.errors import PreconditionFailed, ResourceLocked
-from broker_core.node import local as local_module
+from broker_core.node import node as node_module
+from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.local import LocalBroker, LocalChannel
+from broker_core.node.local import LocalBroker
 from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 
@@ -95,8 +96,8 @@ class Clock:
 class OwnedQueue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self._tuned = (local_module.INBOX_ROWS, batch_module.OPEN_ROWS)
-        local_module.INBOX_ROWS, batch_module.OPEN_ROWS = 6, 7  # small ones: every history has batches of each kind
+        self._tuned = (node_module.INBOX_ROWS, batch_module.OPEN_ROWS)
+        node_module.INBOX_ROWS, batch_module.OPEN_ROWS = 6, 7  # small ones: every history has batches of each kind
         self.path = Path(tempfile.mkdtemp(prefix="txmq-owned-"))
         self.clock = Clock()
         self.entries: list[Entry] = []
@@ -116,7 +117,7 @@ class OwnedQueue(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.local.close()
         shutil.rmtree(self.path)
-        local_module.INBOX_ROWS, batch_module.OPEN_ROWS = self._tuned
+        node_module.INBOX_ROWS, batch_module.OPEN_ROWS = self._tuned
 
     @initialize(shape=st.sampled_from(SHAPES))
     def declare(self, shape: dict[str, Any]) -> None:

@@ -22,8 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker_core import errors, failpoint
 from broker_core.engine import START, Limit, Origin, ReadTicket
+from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.local import LocalBroker, LocalChannel
+from broker_core.node.local import LocalBroker
 from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore

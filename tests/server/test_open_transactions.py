@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from broker_core.node.local import SPILL_BYTES
+from broker_core.node.node import SPILL_BYTES
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp import AmqpOptions
 from tests.amqp_peer import Peer

@@ -18,7 +18,8 @@ from typing import Any
 
 from broker_core import checks, errors
 from broker_core.flight import contract
-from broker_core.node.local import LocalBroker, LocalChannel
+from broker_core.node.channel import LocalChannel
+from broker_core.node.local import LocalBroker
 
 LEASE_S = 60.0
 LOOK_S = 5.0  # how often leases are looked at

@@ -1,0 +1,372 @@
+"""A channel in this process: AMQP's commands as calls.
+
+Not here: what a channel holds (``broker/channel.py``), and a channel of another process (``client/channel.py``).
+Invariant: a call that returns is durable, or waits in the transaction of the channel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+from broker_core.broker.arguments import check_text
+from broker_core.broker.broker import BrokerState, Committed
+from broker_core.broker.change import Change
+from broker_core.broker.channel import Channel
+from broker_core.broker.content import check_properties
+from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
+from broker_core.checks import check_call, checked_calls
+from broker_core.errors import AccessRefused, OptionError, StoreFailed, TxmqError
+from broker_core.message import Delivery, Message
+from broker_core.node.burial import is_worth_it
+from broker_core.node.committer import Work
+from broker_core.node.node import Node
+from broker_core.node.shield import uninterrupted
+from broker_core.properties import Properties
+
+T = TypeVar("T")
+_new = tuple.__new__  # a third of the time of a NamedTuple's own
+
+
+@checked_calls(but=("publish", "get", "ack", "nack", "reject"))
+class LocalChannel:
+    """A transactional channel in this process (docs/transactions.md). For one thread at a time.
+
+    Every method raises TransactionState once the channel is closed, and StoreFailed once the broker has stopped.
+    ``returned`` gathers mandatory messages that reached no queue.
+    """
+
+    def __init__(self, broker: Node, connection: object, limits: Limits) -> None:
+        self._broker = broker
+        self._state = broker.state
+        self._committer = broker.committer
+        self._clock = broker.clock
+        self._channel = Channel(broker.state, connection=connection, limits=limits)
+        broker.watch(self._channel)
+        self._timed = limits.open_s is not None
+        self.call: tuple[str, int] | None = None  # of a channel that another process holds: its id, and the number of this call
+        self._ended = False
+        self.returned: list[Message] = []
+
+    # -- exchanges and queues -------------------------------------------------------------------------------------------
+    def exchange_declare(
+        self,
+        exchange: str,
+        type: str = "direct",
+        *,
+        durable: bool = True,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        """Raises PreconditionFailed (exists with other properties), AccessRefused (reserved name)."""
+
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            state.declare_exchange(change, exchange, type, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments)
+
+        self._run(work)
+
+    def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
+        self._run(lambda state, change, _now: state.delete_exchange(change, exchange, if_unused=if_unused))
+
+    def queue_declare(
+        self,
+        queue: str = "",
+        *,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        passive: bool = False,
+    ) -> str:
+        """The queue's name; "" lets the broker choose one. ``passive`` only looks.
+
+        Raises PreconditionFailed (exists with other properties, unknown argument), ResourceLocked, AccessRefused, QueueNotFound.
+        """
+        if not queue:
+            queue = self._broker.new_name()
+        elif queue.startswith("amq.") and not passive and queue not in self._state.queues:
+            raise AccessRefused(f"queue name '{queue}' contains reserved prefix 'amq.*'")
+
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            if passive:
+                state.visible_to(queue, self._channel.connection)
+            else:
+                state.declare_queue(
+                    change,
+                    queue,
+                    durable=durable,
+                    exclusive=exclusive,
+                    auto_delete=auto_delete,
+                    arguments=arguments,
+                    connection=self._channel.connection,
+                )
+
+        self._run(work)
+        return queue
+
+    def queue_bind(self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None) -> None:
+        connection = self._channel.connection
+        self._run(lambda state, change, _now: state.bind(change, queue, exchange, routing_key, arguments, connection=connection))
+
+    def queue_unbind(self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None) -> None:
+        connection = self._channel.connection
+        self._run(lambda state, change, _now: state.unbind(change, queue, exchange, routing_key, arguments, connection=connection))
+
+    def queue_purge(self, queue: str) -> int:
+        """How many messages were dropped; those that somebody holds stay. Raises QueueNotFound, ResourceLocked."""
+        return self._run(lambda state, change, _now: state.purge(change, queue, self._channel.connection))
+
+    def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """How many messages went with it. Raises ResourceLocked, PreconditionFailed."""
+        connection = self._channel.connection
+        return self._run(
+            lambda state, change, _now: state.delete_queue(change, queue, if_unused=if_unused, if_empty=if_empty, connection=connection)
+        )
+
+    # -- publishing -----------------------------------------------------------------------------------------------------
+    def publish(
+        self, body: bytes, exchange: str = "", routing_key: str = "", properties: bytes | Properties = b"", *, mandatory: bool = False
+    ) -> bool:
+        """Whether the message is routed to a queue. In a transaction it waits for tx_commit, else it is durable when this returns.
+
+        Raises ExchangeNotFound, AccessRefused, PreconditionFailed (a full queue; a delivery mode, an expiration, CC or BCC that mean
+        nothing), RemoteProtocolError (damaged properties), OptionError (a routing key), TransactionTooLarge.
+        """
+        channel = self._channel
+        if channel.closed:
+            channel.check_open()
+        if type(exchange) is not str or (mandatory is not True and mandatory is not False):
+            check_call("publish", LocalChannel.publish, {"body": b"", "exchange": exchange, "mandatory": mandatory})
+        if isinstance(properties, Properties):
+            properties = properties.encode()
+        if type(body) is not bytes or type(routing_key) is not str or type(properties) is not bytes:
+            body, properties = _as_bytes("a body", body), _as_bytes("properties", properties)
+            check_text("a routing key", routing_key)
+        if properties:
+            check_properties(properties)
+        message = _new(Message, (body, routing_key, exchange, properties))
+        source = self._state.exchanges.get(exchange)
+        queues = None if source is None or source.internal else source.known(routing_key)
+        if not queues:
+            check_text("a routing key", routing_key)
+        if queues is None:
+            with self._committer.lock:
+                queues = self._state.route(exchange, routing_key, properties)
+        if not queues and not mandatory:
+            return False
+        channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)
+        if channel.transactional:
+            self._broker.spill_full(channel.transaction)
+        else:
+            self._commit_single()
+        return bool(queues)
+
+    # -- deliveries -----------------------------------------------------------------------------------------------------
+    @uninterrupted
+    def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
+        """The next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound, ResourceLocked."""
+        if type(queue) is not str or type(no_ack) is not bool:
+            check_call("get", LocalChannel.get, {"queue": queue, "no_ack": no_ack})
+        channel = self._channel
+        channel.check_open()
+        self._committer.check()
+        while True:
+            with self._committer.lock:
+                found = self._state.usable(queue, channel.connection)
+                if not self._state.head_expired(found, self._clock()):
+                    delivery = channel.get(found)
+                    break
+            self._broker.run(lambda state, change, now, due=found: state.expire(change, now, [due]))  # type: ignore[misc]
+        if delivery is not None and no_ack:
+            self._settle_at_once(delivery.tag)
+        return delivery
+
+    @uninterrupted
+    def _settle_at_once(self, tag: int) -> None:
+        """Also within a transaction. Where it fails nobody has got the message, and it is ready again."""
+        channel = self._channel
+        single = Transaction(channel.limits, 0)
+        queue, offset, _ = channel.unacked[tag]
+        single.settles.append(Settle(queue, offset, "ack"))
+        try:
+            self._commit(single)
+        finally:
+            with self._committer.lock:
+                if channel.unacked.pop(tag, None) is not None and single.state is State.ACTIVE:
+                    single.become(State.ROLLED_BACK)
+                    self._state.requeue([(queue, offset)])
+
+    def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
+        """Raises PreconditionFailed for an unknown or repeated tag."""
+        if type(tag) is not int or type(multiple) is not bool:
+            check_call("ack", LocalChannel.ack, {"tag": tag, "multiple": multiple})
+        self._settle(tag, "ack", multiple)
+
+    def nack(self, tag: int = 0, *, multiple: bool = False, requeue: bool = True) -> None:
+        if type(tag) is not int or type(multiple) is not bool or type(requeue) is not bool:
+            check_call("nack", LocalChannel.nack, {"tag": tag, "multiple": multiple, "requeue": requeue})
+        self._settle(tag, "requeue" if requeue else "reject", multiple)
+
+    def reject(self, tag: int, *, requeue: bool = True) -> None:
+        if type(tag) is not int or type(requeue) is not bool:
+            check_call("reject", LocalChannel.reject, {"tag": tag, "requeue": requeue})
+        self._settle(tag, "requeue" if requeue else "reject", False)
+
+    @uninterrupted
+    def _settle(self, tag: int, outcome: Outcome, multiple: bool) -> None:
+        self._channel.settle(tag, outcome, multiple, self._clock() if self._timed else 0)
+        if not self._channel.transactional:
+            self._commit_single()
+
+    @uninterrupted
+    def recover(self) -> int:
+        """Requeue what is delivered and not acked, also not in the open transaction; how many."""
+        count = self._run(lambda _state, change, now: self._channel.recover(change, now))
+        self._broker.notify_consumers()
+        return count
+
+    # -- transactions ---------------------------------------------------------------------------------------------------
+    def tx_select(self) -> None:
+        """May be repeated. Raises PreconditionFailed on a channel that confirms."""
+        self._channel.tx_select(self._clock())
+
+    def confirm_select(self) -> None:
+        """In process every publish outside a transaction is confirmed by its return. Raises PreconditionFailed with tx_select."""
+        self._channel.confirm_select()
+
+    @uninterrupted
+    def tx_commit(self, token: str = "") -> None:
+        """All publishes and acks of the transaction, or nothing. ``token``: a name under which ``LocalBroker.outcome`` answers.
+
+        Raises PreconditionFailed (not transactional; a full queue), TransactionTooLarge, TransactionState (token used before).
+        After a failure the transaction is rolled back and the channel is closed.
+        """
+        channel = self._channel
+        channel.check_transactional()
+        transaction = channel.transaction
+        if not transaction and not token:
+            return
+        transaction.xid = token
+        try:
+            if self._timed:
+                transaction.check_open_time(self._clock())
+            self._broker.spill_large(transaction)
+            if transaction.settles and is_worth_it(transaction):
+                self._broker.bury(transaction).apply(transaction)
+            self._commit(transaction, self.call)
+            channel.finish(0)
+        except TxmqError as error:
+            self._end(f"its commit failed ({error.message})")
+            raise
+
+    @uninterrupted
+    def tx_rollback(self) -> None:
+        """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
+        self._channel.check_transactional()
+        with self._committer.lock:
+            batch_ids = self._channel.rollback(0)
+        self._broker.discard(batch_ids)
+
+    @uninterrupted
+    def prepare(self, xid: str) -> Literal["prepared", "read_only"]:
+        """The transaction becomes durable under ``xid``, invisible, for any process to commit or roll back; the channel goes on.
+
+        Raises PreconditionFailed (not transactional), TransactionState (xid used before), TransactionTooLarge.
+        """
+        channel = self._channel
+        channel.check_transactional()
+        transaction = channel.transaction
+        transaction.check_open_time(self._clock())
+        self._broker.spill_before_prepare(transaction)
+        call = self.call
+
+        def work(state: BrokerState, change: Change, now: int) -> Literal["prepared", "read_only"]:
+            found = state.prepare(change, transaction, xid, now)
+            if call is not None:
+                state.outcomes.remember_call(change, *call, now)
+            return found
+
+        answer = self._run(work)
+        channel.finish(0)
+        return answer
+
+    # -- ending ---------------------------------------------------------------------------------------------------------
+    @property
+    def closed(self) -> str:
+        """Why the channel is closed; "" while it is open."""
+        return self._channel.closed
+
+    @uninterrupted
+    def close(self) -> None:
+        """Roll back, requeue what is not acked (as redelivered), delete exclusive queues. Twice is fine."""
+        if not self._ended:
+            self._end("it was closed")
+
+    @uninterrupted
+    def _end(self, why: str) -> None:
+        """In one commit, behind whatever this channel has still on its way."""
+        channel = self._channel
+
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            change.forgets.extend(channel.close(why, change))
+            for queue in state.exclusive_queues(channel):
+                state.delete_queue(change, queue.name, connection=channel)
+
+        try:
+            self._broker.run(work)
+        except StoreFailed:
+            with self._committer.lock:
+                channel.close(why)
+        self._ended = True
+        self._broker.notify_consumers()
+
+    @uninterrupted
+    def _commit_single(self) -> None:
+        """Outside tx.select every publish and every ack is a transaction of its own, and raises what is wrong with it."""
+        single = self._channel.take()
+        single.atomic = True
+        if single:
+            try:
+                if single.settles and is_worth_it(single):
+                    self._broker.bury(single).apply(single)
+                self._commit(single)
+            except TxmqError:  # what it acked is not this channel's any more, so nobody else would give it back
+                if self._committer.failure is None:
+                    self._broker.discard(single.appended)
+                    with self._committer.lock:
+                        self._state.requeue((queue, offset) for queue, offset, _ in single.settles)
+                    self._broker.notify_consumers()
+                raise
+
+    def _commit(self, transaction: Transaction, call: tuple[str, int] | None = None) -> None:
+        def work(state: BrokerState, change: Change, now: int) -> Committed:
+            committed = state.commit_transaction(change, transaction, now)
+            if call is not None:
+                state.outcomes.remember_call(change, *call, now)
+            return committed
+
+        committed = self._committer.run(work)
+        if committed.returned:
+            self.returned += committed.returned
+
+    def _run(self, work: Work[T]) -> T:
+        channel = self._channel
+        channel.check_open()
+
+        def while_open(state: BrokerState, change: Change, now: int) -> T:
+            channel.check_open()  # it may have been closed meanwhile, and what is exclusive to it would be nobody's
+            return work(state, change, now)
+
+        return self._committer.run(while_open)
+
+    def __enter__(self) -> LocalChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_bytes(what: str, value: object) -> bytes:
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise OptionError(f"{what} must be bytes, not {type(value).__name__}: encode it first")
+    return bytes(value)

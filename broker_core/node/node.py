@@ -1,0 +1,272 @@
+"""Node: the domain over a store, thread-safe, in this process.
+
+Not here: what a user calls (``local.py``, ``channel.py``), the rules (``broker/``), the order of a commit (``committer.py``), sealing and
+compaction (``upkeep.py``), sockets.
+
+Invariant: every answer is durable. The state is read and changed only under ``committer.lock``; a body is read outside it wherever it is
+stored.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.channel import Channel
+from broker_core.broker.outcomes import Kept
+from broker_core.broker.queue import Run
+from broker_core.broker.spilled import TRANSIENT, spill
+from broker_core.broker.transaction import Limits, Publish, Transaction, to_batch
+from broker_core.errors import StoreError, StoreFailed
+from broker_core.node.burial import Burial, bury, forget
+from broker_core.node.clock import SteadyClock, now_us
+from broker_core.node.committer import Committer, Work
+from broker_core.node.shield import uninterrupted
+from broker_core.node.upkeep import Upkeep
+from broker_core.properties import delivery_mode
+from broker_core.store.codec import merged_batch
+from broker_core.store.port import BatchInfo, Location, Store
+
+T = TypeVar("T")
+
+logger = logging.getLogger("txmq.broker")
+
+# An open transaction with more than this goes to a segment, piece by piece: the broker's memory stays flat.
+SPILL_ROWS = 16_384
+SPILL_BYTES = 4 * 1024 * 1024
+# What is left at its commit goes there as well when it has more than this, instead of row by row into the catalog.
+INBOX_ROWS = 1_000
+INBOX_BYTES = 1024 * 1024
+
+
+CLOSED = "the broker is closed; open it again"
+
+
+class Node:
+    """Owns ``store`` from now on and closes it. ``clock`` gives microseconds since the epoch, ``ids`` unique names."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], int] = now_us,
+        ids: Callable[[], str] = lambda: uuid.uuid4().hex,
+        *,
+        limits: Limits | None = None,
+        outcomes: Kept | None = None,
+        upkeep: bool = True,
+        identity: str = "",
+    ) -> None:
+        self._store = store
+        self._ids = ids
+        self.limits = limits or Limits()
+        try:
+            self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
+            self.state.identity = identity or uuid.uuid4().hex
+            self._write_repairs()
+            self.state.outcomes.kept = outcomes or Kept()
+        except BaseException:
+            store.close(clean=False)
+            raise
+        self.clock = clock = SteadyClock(clock, latest_us=self.state.latest_us)
+        self._mutex = _thread.allocate_lock()  # guards the next two
+        self._readers: set[_thread.LockType] = set()  # gates of those who wait for messages
+        self._writing = 0  # batches on their way into a segment
+        self._written = threading.Event()  # set when there is none, and looked at when the broker closes
+        self._closed = False
+        self._channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()  # by ``id``
+        self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES  # the alarm lowers them while memory is scarce
+        self.awaken: Callable[[], None] | None = None  # called, by any thread, when there is something to dispatch to consumers
+        self.committer = Committer(self.state, store, clock, self._published)
+        self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
+        if upkeep:
+            self.upkeep.start()
+
+    def _write_repairs(self) -> None:
+        found = self.state.repaired
+        for text in found.done:
+            logger.warning("the catalog was repaired: %s", text)
+        for text in found.problems:
+            logger.error("the catalog contradicts itself; what is concerned cannot be read, the rest is served: %s", text)
+        if found.journal:
+            self._store.commit([Change(journal=list(found.journal))])
+
+    # -- what the engine builds on --------------------------------------------------------------------------------------
+    def run(self, work: Work[T]) -> T:
+        """``work(state, change, now_us)`` in commit order; its answer, once all that it changed is durable."""
+        return self.committer.run(work)
+
+    def append(self, batch: pa.RecordBatch) -> BatchInfo:
+        """Bytes into a segment, off the commit path; a work has to name them."""
+        with self.writing():
+            return self._store.append(batch)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around writing to the store outside a commit: the store stays open until it is done, and a failure stops the broker."""
+        self._count_writing(1)
+        try:
+            yield
+        except StoreError as error:
+            self.committer.stop(error)
+            raise
+        finally:
+            self._count_writing(-1)
+
+    def _count_writing(self, step: int) -> None:
+        with self._mutex:
+            if self._closed and step > 0:
+                raise StoreFailed(CLOSED)
+            self._writing += step
+            if self._closed and not self._writing:
+                self._written.set()
+
+    @uninterrupted
+    def spill(self, transaction: Transaction) -> None:
+        """The publishes so far go to a segment."""
+        publishes = [publish for publish in transaction.publishes if publish.queues or publish.mandatory]
+        if not publishes:
+            return
+        info = self.append(to_batch([publish.message for publish in publishes]))
+        transaction.spill(spill(info.batch_id, info.size_bytes, publishes))
+
+    def spill_full(self, transaction: Transaction) -> None:
+        """Keep memory flat while a transaction grows."""
+        if len(transaction.publishes) >= self.spill_rows or transaction.unspilled_bytes >= self.spill_bytes:
+            self.spill(transaction)
+
+    def watch(self, channel: Channel) -> None:
+        """Count what the open transaction of ``channel`` holds, for as long as the channel exists."""
+        self._channels[id(channel)] = channel
+
+    def transaction_bytes(self) -> int:
+        """What open and prepared transactions hold in memory, about. From any thread."""
+        channels = [found for reference in self._channels.valuerefs() if (found := reference()) is not None]
+        opened = sum(channel.transaction.memory_bytes for channel in channels)
+        return opened + sum(transaction.memory_bytes for transaction in list(self.state.prepared.values()))
+
+    def spill_early(self, early: bool) -> None:
+        """Open transactions take too much memory together: each spills when it is a sixteenth as large as usual."""
+        parts = 16 if early else 1
+        self.spill_rows, self.spill_bytes = SPILL_ROWS // parts, SPILL_BYTES // parts
+
+    def spill_large(self, transaction: Transaction) -> None:
+        """Before its commit: what is too much for the catalog goes to a segment; not what needs no catalog and fits into memory."""
+        if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
+            small = len(transaction.publishes) < SPILL_ROWS and transaction.unspilled_bytes < SPILL_BYTES
+            if transaction.atomic:
+                if not small or transaction.spilled or any(map(_is_written, transaction.publishes)):
+                    self.spill(transaction)
+            elif not transaction.incoming and all(_is_written(publish) for publish in transaction.publishes if publish.queues):
+                self.spill(transaction)  # otherwise each message is looked at on its own, by a full queue, or never written
+
+    def spill_before_prepare(self, transaction: Transaction) -> None:
+        """The same for a transaction that is to be prepared: all of it is written."""
+        if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
+            self.spill(transaction)
+
+    def bury(self, transaction: Transaction) -> Burial:
+        """Before its commit, where ``burial.is_worth_it``, in a thread that may take its time. ``apply`` it, or ``discard_burial``."""
+        return bury(transaction, self.state, self.committer, self.append, self.clock())
+
+    def discard_burial(self, burial: Burial) -> None:
+        forget(burial, self.committer)
+
+    def discard(self, batch_ids: list[int]) -> None:
+        """The bytes of a rolled-back transaction that are in a segment already."""
+        if batch_ids:
+            self.run(lambda _state, change, _now: change.forgets.extend(batch_ids))
+
+    def read_batch(self, batch_id: int) -> pa.RecordBatch:
+        """A whole batch, wherever it is: segment, inbox or memory. May be called within a work. Raises CorruptSegment, DataLoss."""
+        self.state.batches.require(batch_id)
+        batch = self.state.batches.by_id.get(batch_id)
+        inbox = batch.inbox if batch is not None else None
+        return self._store.read(batch_id) if inbox is None else merged_batch(inbox[:])
+
+    def read_rows(self, run: Run) -> pa.RecordBatch:
+        """The rows of a run, in offset order."""
+        batch = self.read_batch(run.batch_id)
+        rows = run.rows()
+        return batch.slice(rows.start, len(rows)) if isinstance(rows, range) else batch.take(pa.array(rows))
+
+    def locate(self, batch_id: int) -> Location | None:
+        """Where a reader on this host finds a batch; None where it has to be read through the broker. Raises CorruptCatalog."""
+        self.state.batches.require(batch_id)
+        batch = self.state.batches.by_id.get(batch_id)
+        return None if batch is None or batch.inbox is not None else self._store.locate(batch_id)
+
+    def wait(self, grown: Callable[[BrokerState], bool], timeout_s: float) -> bool:
+        """Wait until ``grown(state)``, which is asked after each commit that made messages visible. Raises StoreFailed."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            gate = _thread.allocate_lock()
+            gate.acquire()
+            with self._mutex:
+                self._readers.add(gate)  # before looking: what grows after the look opens the gate
+            try:
+                self.committer.check()
+                with self.committer.lock:
+                    if grown(self.state):
+                        return True
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                gate.acquire(True, min(left_s, threading.TIMEOUT_MAX))
+            finally:
+                with self._mutex:
+                    self._readers.discard(gate)
+
+    def _published(self) -> None:
+        if self._readers:
+            with self._mutex:
+                readers, self._readers = self._readers, set()
+            for gate in readers:
+                gate.release()
+        self.notify_consumers()
+        self.upkeep.look()
+
+    def notify_consumers(self) -> None:
+        """After a change outside a commit that may have given consumers something, or taken their queue."""
+        if self.awaken is not None and (self.state.runnable or self.state.cancelled):
+            self.awaken()
+
+    def new_name(self) -> str:
+        return f"amq.gen-{self._ids()}"
+
+    @uninterrupted
+    def close(self) -> None:
+        """Twice is fine. What channels hold is delivered again after the next start. Other threads finish the commit they are in."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            if not self._writing:
+                self._written.set()
+        self.upkeep.stop()
+        self._written.wait()  # 1. nobody writes beside commits
+        clean = self.committer.failure is None
+        try:
+            if clean:
+                self.run(lambda state, change, _now: state.closing(change))
+        except StoreFailed:
+            clean = False
+        finally:
+            self.committer.end(StoreFailed(CLOSED))  # 2. nobody commits
+            self._store.close(clean=clean)
+
+
+def _is_written(publish: Publish) -> bool:
+    """Whether a restart has to keep it."""
+    properties = publish.message.properties
+    return not (properties and delivery_mode(properties) == TRANSIENT) and any(queue.written for queue in publish.queues)
