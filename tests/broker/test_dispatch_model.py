@@ -94,13 +94,14 @@ class DispatchModel(RuleBasedStateMachine):
         )
 
     def _credit(self, consumer: Consumer) -> bool:
-        """From first principles: what is delivered to it and not settled, in a transaction not committed, counts."""
+        """From first principles: what is delivered to it and not settled, in a transaction not committed, counts.
+
+        The limit of a channel holds up its consumers without acks too, as in RabbitMQ.
+        """
         if not consumer.writable:
             return False
-        if consumer.no_ack:
-            return True
         channel = consumer.channel
-        if consumer.prefetch and self._holds(consumer) >= consumer.prefetch:
+        if not consumer.no_ack and consumer.prefetch and self._holds(consumer) >= consumer.prefetch:
             return False
         together = sum(self._holds(other) for other in self._known(channel))
         return not channel.prefetch or together < channel.prefetch
