@@ -22,7 +22,7 @@ from broker_core.errors import LineageConflict, OptionError
 from connector import delta_log
 from connector.fit import Fit, Known, asserting, check_columns, fit, nullable, quoted
 from connector.rehearsal import rehearse
-from connector.table import Table, in_sql, is_path
+from connector.table import Table, is_path
 
 T = TypeVar("T")
 
@@ -129,11 +129,6 @@ def require_held(spark: SparkSession, table: Table, txn_app_id: str, batch: Mapp
         "with this number. An older copy of the broker's data directory was restored, or two copies of it are in use; its rows are kept. "
         f"{UNAPPLIED}"
     )
-
-
-def table_schema(spark: SparkSession, table: Table) -> StructType | None:
-    """The table's columns; None where there is no Delta table yet."""
-    return spark.table(in_sql(table.name)).schema if table.exists else None
 
 
 def refuse_a_restarted_sequence(spark: SparkSession, table: Table, txn_app_id: str, app_id: str, decided: Callable[[], int]) -> None:

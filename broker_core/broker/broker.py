@@ -48,7 +48,7 @@ from broker_core.broker.records import (
     ReleaseRecord,
     RunRecord,
 )
-from broker_core.broker.repair import Repaired, repair
+from broker_core.broker.repair import Info, Repaired, repair
 from broker_core.broker.routing import Selection, route_rows, selected_rows
 from broker_core.broker.spilled import Share, Spilled
 from broker_core.broker.transaction import Buried, State, Transaction
@@ -63,17 +63,6 @@ _OF_MICRO_BATCHES = (
 )  # fmt: skip
 
 R = TypeVar("R", bound=Record)
-
-
-class Info(Protocol):
-    """What the domain needs to know of a stored batch (``store.port.BatchInfo``)."""
-
-    @property
-    def batch_id(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
 
 
 class Image(Protocol):

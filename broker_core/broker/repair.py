@@ -40,10 +40,14 @@ _SHOWN = 3  # offsets or names in one line
 
 
 class Info(Protocol):
+    """What the domain needs to know of a stored batch (``store.port.BatchInfo``)."""
+
     @property
     def batch_id(self) -> int: ...
     @property
     def rows(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
 
 
 @dataclass(slots=True)

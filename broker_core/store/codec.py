@@ -229,11 +229,6 @@ def _not_storable(what: str, error: Exception) -> OptionError:
     )
 
 
-def row_key(cls: type[Record], row: Sequence[Value]) -> Row:
-    """The encoded key of an encoded row."""
-    return _CODECS[cls].key_of(row)
-
-
 class Encoded(NamedTuple):
     """What a change writes. ``entries`` of its journal and ``messages`` of its rows have been looked at."""
 

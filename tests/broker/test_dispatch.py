@@ -326,7 +326,7 @@ def test_a_queue_of_an_app_has_no_consumers_and_one_with_consumers_no_app(node: 
     declared(node, "q")
     channel = shell.channel()
     shell.consume(channel, "q", "c")
-    with pytest.raises(errors.ResourceLocked, match="cannot be owned by app 'app': it has 1 consumers"):
+    with pytest.raises(errors.ResourceLocked, match="cannot be owned by app 'app': 1 consumers are subscribed to it"):
         node.broker.run(lambda state, change, _now: state.own(change, state.queue("q"), "app"))
     channel.cancel("c")
     node.broker.run(lambda state, change, _now: state.own(change, state.queue("q"), "app"))

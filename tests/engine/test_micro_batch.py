@@ -363,9 +363,9 @@ def test_c5_a_batch_that_is_skipped_frees_its_rows_and_says_where_they_went(benc
         bench.crash()
         (waiting,) = bench.engine.unapplied(APP)
         assert [part.branches for part in waiting.to_apply] == [(second.branch,)] and staged_parts(bench) == 1
-    with pytest.raises(UnknownTransaction, match="nothing like that to apply"):
+    with pytest.raises(UnknownTransaction, match="no such rows to apply"):
         bench.engine.skip(APP, 1, ["another"], "/skipped")
-    with pytest.raises(UnknownTransaction, match="nothing like that to apply"):
+    with pytest.raises(UnknownTransaction, match="no such rows to apply"):
         bench.engine.skip(APP, 2, [second.branch], "/skipped")
     bench.engine.skip(APP, 1, [second.branch], "/skipped")
     bench.engine.skip(APP, 1, [second.branch, first.branch], "/skipped")
