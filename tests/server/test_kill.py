@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from broker_core import errors
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import BranchHeader
 from broker_core.store.verify import verify
+from tests.progress import GUARD_S
 from tests.server.conftest import MicroBatch, Served, bodies, end_broker, eventually, fill
 
 pytestmark = pytest.mark.crash
@@ -23,6 +25,11 @@ ROWS = 3_000
 
 def _numbers(count: int) -> Counter[bytes]:
     return Counter(str(number).encode() for number in range(count))
+
+
+def patient(served: Served, **options: Any) -> BrokerClient:
+    """A client that waits for a restart however slow the machine is."""
+    return BrokerClient(served.url, reconnect_s=GUARD_S, **options)
 
 
 def _restart_when_killed(served: Served) -> threading.Thread:
@@ -44,7 +51,7 @@ REPLIES = ["hello", "claim", "resolve", "count", "read", "open_batch", "stage", 
 @pytest.mark.parametrize("reply", REPLIES)
 def test_micro_batch_takes_effect_once_when_a_reply_is_lost(served: Served, reply: str) -> None:
     served.start(f"server.reply.{reply}=drop")
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         fill(client, "in", 100)
         fill(client, "out", 0)
         MicroBatch(client, "in", "out").run()
@@ -70,7 +77,7 @@ KILLS = [
 def test_micro_batch_takes_effect_once_when_the_embedded_broker_is_killed(served: Served, step: str) -> None:
     """The client finds the broker gone and starts it again; nobody else does."""
     served.start()
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         fill(client, "in", ROWS)
         fill(client, "out", 0)
     served.terminate()
@@ -86,13 +93,13 @@ def test_micro_batch_takes_effect_once_when_the_embedded_broker_is_killed(served
 
 def test_read_goes_on_at_the_next_row_when_the_broker_is_killed(served: Served) -> None:
     served.start()
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         fill(client, "in", 60_000)
         fill(client, "out", 0)
     served.kill()
     served.start("server.read.batch@3=kill")
     restarting = _restart_when_killed(served)
-    with BrokerClient(served.url, map_files=False) as client:
+    with patient(served, map_files=False) as client:
         MicroBatch(client, "in", "out").run()
         restarting.join()
         assert Counter(bodies(client, "out")) == _numbers(60_000)
@@ -109,7 +116,7 @@ def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
 ) -> None:
     monkeypatch.setattr("broker_core.client.stage.FILE_BYTES", 2 * 1024 * 1024)
     served.start()
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         fill(client, "out", 0)
     served.kill()
     served.start(f"{step}=kill")
@@ -122,7 +129,7 @@ def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
             pulled.append(number)
             yield batch
 
-    with BrokerClient(served.url, map_files=by_files) as client:
+    with patient(served, map_files=by_files) as client:
         staged = client.stage(BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), rows())
         restarting.join()
         assert pulled == list(range(6)), "the rows are pulled once, whatever breaks"
@@ -135,7 +142,7 @@ def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
 @pytest.mark.parametrize(("by_files", "reply"), [(False, "server.reply.part@2"), (True, "server.reply.adopt@1")])
 def test_lost_receipt_stages_the_part_once(served: Served, by_files: bool, reply: str) -> None:
     served.start(f"{reply}=drop")
-    with BrokerClient(served.url, map_files=by_files) as client:
+    with patient(served, map_files=by_files) as client:
         fill(client, "out", 0)
         batch = pa.record_batch({"body": [b"x" * 100] * 60_000})
         staged = client.stage(BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), [batch] * 4)
@@ -147,12 +154,12 @@ def test_lost_receipt_stages_the_part_once(served: Served, by_files: bool, reply
 
 def test_channel_commit_is_found_by_its_token_when_the_broker_dies_after_it(served: Served) -> None:
     served.start()
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         fill(client, "q", 0)
     served.terminate()
     served.start("server.reply.tx_commit=kill")
     restarting = _restart_when_killed(served)
-    with BrokerClient(served.url) as client, client.channel() as channel:
+    with patient(served) as client, client.channel() as channel:
         channel.tx_select()
         channel.publish(b"once", routing_key="q")
         channel.tx_commit(token="mine")
@@ -164,12 +171,12 @@ def test_channel_commit_is_found_by_its_token_when_the_broker_dies_after_it(serv
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_prepare_is_found_by_the_number_of_its_call_when_the_broker_dies(served: Served, committed: bool) -> None:
     served.start()
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         fill(client, "q", 0)
     served.terminate()
     served.start("server.reply.prepare=kill" if committed else "store.commit.begin=kill")
     restarting = _restart_when_killed(served)
-    with BrokerClient(served.url) as client, client.channel() as channel:
+    with patient(served) as client, client.channel() as channel:
         channel.tx_select()
         channel.publish(b"once", routing_key="q")
         if committed:
@@ -183,7 +190,7 @@ def test_a_prepare_is_found_by_the_number_of_its_call_when_the_broker_dies(serve
 
 def test_channel_of_a_killed_broker_is_rolled_back_and_says_so(served: Served) -> None:
     served.start()
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         fill(client, "q", 1)
         with client.channel() as channel:
             channel.tx_select()
@@ -205,7 +212,7 @@ def test_channel_of_a_killed_broker_is_rolled_back_and_says_so(served: Served) -
 @pytest.mark.parametrize("reply", ["publish", "get", "ack", "tx_commit", "publish_all", "open"])
 def test_channel_call_is_done_once_when_its_reply_is_lost(served: Served, reply: str) -> None:
     served.start(f"server.reply.{reply}=drop")
-    with BrokerClient(served.url) as client, client.channel() as channel:
+    with patient(served) as client, client.channel() as channel:
         channel.queue_declare("q")
         channel.publish(b"a", routing_key="q")
         channel.tx_select()
@@ -242,11 +249,11 @@ def test_broker_whose_disk_failed_says_so_and_ends_and_the_next_one_has_what_was
     served: Served, fault: str, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     served.start()
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         fill(client, "q", 3)
     served.terminate()
     served.start(f"store.commit.synced={fault}")
-    with BrokerClient(served.url) as client:
+    with patient(served) as client:
         channel = client.channel()
         with pytest.raises(errors.StoreFailed, match=text):
             channel.publish(b"not stored", routing_key="q")
