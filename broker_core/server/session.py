@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import DeliverEncoder, encode_ack, encode_nack
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.amqp.v0_9_1.states import ChannelState, channel_step
 from broker_core.broker.broker import BrokerState, Committed
 from broker_core.broker.carbon_copy import carbon_copies, has_copies
 from broker_core.broker.change import Change, InboxRow
@@ -96,7 +95,6 @@ class Session:
             return
         handler = _HANDLERS.get(type(command.method))
         if handler is None:
-            channel_step(ChannelState.open, command.method)  # raises for what only a server says
             raise NotImplementedFeature(f"{command.method.NAME} is not implemented")
         handler(self, command)
 
@@ -338,7 +336,7 @@ class Session:
     def sender(self, tag: str, queue: str) -> Send:
         connection = self.connection
         if self._plain:
-            encode = DeliverEncoder(self.number, tag, connection.frame_max).encode
+            encode = DeliverEncoder(self.number, tag, connection.protocol.tuned.frame_max).encode
             write = connection.write
 
             def deliver(_consumer: Consumer, delivery_tag: int, redelivered: bool, row: InboxRow) -> None:
@@ -591,14 +589,9 @@ class Session:
 
     def _channel_close(self, command: Command) -> None:
         if not self.wait_for_gathered(command):
-            self.connection.close_session(self, command.method)
+            self.connection.close_session(self)
 
     # -- ending ---------------------------------------------------------------------------------------------------------
-    @property
-    def waits_for_close(self) -> bool:
-        """Whether a channel.close of the client waits behind other commands: it is owed a close-ok, whatever becomes of them."""
-        return any(type(command.method) is m.ChannelClose for command in self._backlog)
-
     def stop_deliveries(self) -> None:
         """Nobody reads any more what its consumers would be given, and what goes to one that does not ack would be lost."""
         for consumer in tuple(self.channel.consumers.values()):  # a copy: this thread may, or may not, hold the lock of the state
@@ -628,16 +621,6 @@ class Session:
                 then()
 
         self._commits.submit(work, ended)
-
-
-def end_connection(server: AmqpServer, connection: Connection, then: Callable[[], None]) -> None:
-    """After its sessions have ended: its exclusive queues go."""
-
-    def work(state: BrokerState, change: Change, _now: int) -> None:
-        for queue in state.exclusive_queues(connection):
-            state.delete_queue(change, queue.name, connection=connection)
-
-    server.commits.submit(work, lambda _answer, _error: then())
 
 
 def as_amqp(error: BaseException) -> TxmqError:
