@@ -26,6 +26,7 @@ from broker_core.message import MAX_BODY_BYTES
 from broker_core.server import handshake
 from broker_core.server.alarm import Alarm, AlarmLimits
 from broker_core.server.amqp_connection import Connection
+from broker_core.server.commands import COMMANDS
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.handler import Handler, Handlers
 
@@ -69,6 +70,7 @@ class AmqpServer:
         self.broker = broker
         self.handlers = Handlers(handlers)
         self.options = options or AmqpOptions()
+        self.commands = COMMANDS
         self.offer = handshake.offer(self.options)
         self.connections: set[Connection] = set()
         self.addresses: list[str] = []  # what is listened on, once started
@@ -219,7 +221,7 @@ class AmqpServer:
         if not large or self._spills:
             return
         deadline = time.monotonic() + SPILL_S
-        sessions = [session for connection in self.connections for session in connection.sessions.values() if session.spillable]
+        sessions = [session for connection in self.connections for session in connection.sessions.by_number.values() if session.spillable]
         for session in sorted(sessions, key=lambda session: -session.channel.transaction.memory_bytes):
             if not self._alarm.transactions_large():
                 return

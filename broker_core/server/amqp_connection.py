@@ -1,10 +1,11 @@
-"""The socket of one AMQP connection: bytes in and out, flow control both ways, handlers, and the timers' sweep.
+"""The socket of one AMQP connection: bytes in and out, flow control both ways, and the sweep of its timers.
 
-Not here: the protocol (``amqp/v0_9_1/connection.py``), who may come in (``handshake.py``), what a command does (``session.py``), how
-sessions end (``sessions.py``), listeners and the sweep that calls ``sweep`` (``amqp.py``).
+Not here: the protocol (``amqp/v0_9_1/connection.py``), who may come in (``handshake.py``), what a command does
+(``session.py``), how sessions end (``sessions.py``), handlers (``points.py``), listeners (``amqp.py``).
 
-Flow control: a client that does not read makes ``writable`` False, and its consumers get nothing; if replies pile up all the same,
-it is not read either. ``pause`` stops reading for any other reason; what has been read and not carried out waits in the protocol.
+Flow control: a client that does not read makes ``writable`` False, and its consumers get nothing; if replies
+pile up all the same, it is not read either. ``pause`` stops reading for any other reason; what has been read
+and not carried out waits in the protocol.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.amqp.v0_9_1.connection import AmqpConnection, announces
+from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.events import ChannelFailed, CloseRequested, Command, ConnectionEvent, Failed
-from broker_core.amqp.v0_9_1.states import CONNECTION_IGNORES, ConnectionState
+from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server import handshake
 from broker_core.server.points import Points
-from broker_core.server.session import Session, as_amqp
+from broker_core.server.session import as_amqp
 from broker_core.server.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ FLUSH_BYTES = 256 * 1024  # gathered in a tick before it is written in the middl
 
 
 class Connection(asyncio.Protocol):
-    """``attached`` is for handlers: what they keep as long as the connection lives. Everything is for the loop's thread."""
+    """``attached`` is for handlers: what they keep as long as the connection lives.
+
+    Everything is for the loop's thread.
+    """
 
     def __init__(self, server: AmqpServer) -> None:
         self.server = server
@@ -50,8 +54,7 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self.protocol = AmqpConnection(server.offer, time.monotonic())
         self._out = self.protocol.out
-        self._sessions = Sessions(self)
-        self.sessions = self._sessions.by_number
+        self.sessions = Sessions(self)
         self.points = Points(self)
         self._confirms = self.points.confirms
         self._transport: asyncio.Transport | None = None
@@ -62,23 +65,14 @@ class Connection(asyncio.Protocol):
     def state(self) -> ConnectionState:
         return self.protocol.state
 
-    @property
-    def client_properties(self) -> dict[str, Any]:
-        return self.protocol.client_properties
-
     def announces(self, capability: str) -> bool:
         """Whether the client said that it can do this."""
-        return announces(self.protocol.client_properties, capability)
+        return self.protocol.announces(capability)
 
     @property
     def mute(self) -> bool:
         """Nothing more can be said on a channel."""
         return self._out.mute
-
-    @property
-    def _closing(self) -> bool:
-        """Whether one side has closed the connection."""
-        return self.protocol.state in CONNECTION_IGNORES
 
     # -- the transport --------------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -95,7 +89,7 @@ class Connection(asyncio.Protocol):
             logger.info("connection %s is lost: %s", self.name, error or "the client closed the socket")
         self.protocol.lost()
         self._paused.clear()
-        self._sessions.lost()
+        self.sessions.lost()
         self.server.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -103,25 +97,16 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writable = False
-        for session in self.sessions.values():
-            for consumer in tuple(session.channel.consumers.values()):  # a copy: this thread may not hold the lock of the state
-                consumer.writable = False
+        self.sessions.stop_deliveries()
 
     def resume_writing(self) -> None:
         self.writable = True
         self.server.loop.call_soon(self._go_on_writing)  # not here: who writes may hold the lock of the state
 
     def _go_on_writing(self) -> None:
-        if not self.writable or self.mute:
-            return
-        state = self.server.broker.state
-        with self.server.broker.committer.lock:
-            for session in self.sessions.values():
-                for consumer in session.channel.consumers.values():
-                    consumer.writable = True
-                    state.wake(consumer.queue)
-        self.server.commits.wake()
-        self.resume("output")
+        if self.writable and not self.mute:
+            self.sessions.resume_deliveries()
+            self.resume("output")
 
     def abort(self, why: str) -> None:
         """Close the socket at once."""
@@ -134,7 +119,7 @@ class Connection(asyncio.Protocol):
     # -- in -------------------------------------------------------------------------------------------------------------
     def _carry_out(self, events: Iterable[ConnectionEvent]) -> None:
         """The hot path: a command of an open channel goes straight to its session."""
-        sessions = self.sessions
+        sessions = self.sessions.by_number
         for event in events:
             if type(event) is not Command:
                 self._happened(event)
@@ -147,14 +132,15 @@ class Connection(asyncio.Protocol):
                     self._other(event)
             except Exception as error:
                 self.fail(event.channel, error, event.method)
-        if self._out or self.state is ConnectionState.closed:
-            self._flush_later()
+        out = self._out
+        if out.mute or (out.frames and not self._unwritten):
+            self.flush_later()
 
     def _other(self, command: Command) -> None:
         """A command that is not for a session."""
         match command.method:
             case m.ChannelOpen():
-                self._sessions.open(command.channel)
+                self.sessions.open(command.channel)
                 self.send(command.channel, m.ChannelOpenOk())
             case m.ConnectionStartOk() as method:
                 self.user = handshake.login(method, self.server.options, self.name, self.loopback)
@@ -168,7 +154,7 @@ class Connection(asyncio.Protocol):
                 self._failed(number, text, late=False)
             case CloseRequested():
                 self._read_on()
-                self._sessions.close_all("its connection was closed", self._say_close_ok)
+                self.sessions.close_all("its connection was closed", self._say_close_ok)
 
     # -- closing --------------------------------------------------------------------------------------------------------
     def fail(self, number: int, error: BaseException, method: m.Method | None = None, *, late: bool = False) -> None:
@@ -176,10 +162,10 @@ class Connection(asyncio.Protocol):
 
         ``late``: the command waited, so what waits in other channels may have come behind it.
         """
-        session = self.sessions.get(number)
-        if self._closing:
+        session = self.sessions.by_number.get(number)
+        if self.protocol.closing:
             if session is not None:  # this channel will not get to its end by itself
-                self._sessions.close(session)
+                self.sessions.close(session)
             return
         if not isinstance(error, TxmqError):
             logger.error("connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error)
@@ -193,26 +179,19 @@ class Connection(asyncio.Protocol):
 
     def _channel_failed(self, number: int, text: str) -> None:
         logger.info("connection %s: channel %d is closed: %s", self.name, number, text)
-        self._flush_later()
-        self._sessions.fail(number, text)
+        self.flush_later()
+        self.sessions.fail(number, text)
 
     def _failed(self, number: int, text: str, late: bool) -> None:
-        """Connection.close is said because of channel ``number``. What came before is still done, but by transactional channels."""
+        """Connection.close is said because of channel ``number``.
+
+        What came before is still done, but by transactional channels.
+        """
         logger.warning("connection %s is closed: %s", self.name, text)
         self.flush()
         self._read_on()
-        for session in self.sessions.values():
-            session.stop_deliveries()
-        self._sessions.close_all(text, None, lambda each: late or each.number == number or each.channel.transactional)
-
-    def close_session(self, session: Session) -> None:
-        """The client closes the channel, and all that it asked for before is done."""
-        self._sessions.close(session)
-
-    def channel_ended(self, number: int) -> None:
-        """Its end is durable."""
-        self.protocol.channel_ended(number)
-        self._flush_later()
+        self.sessions.stop_deliveries()
+        self.sessions.close_all(text, None, lambda each: late or each.number == number or each.channel.transactional)
 
     def _say_close_ok(self) -> None:
         self.protocol.finish(time.monotonic())
@@ -221,14 +200,14 @@ class Connection(asyncio.Protocol):
     # -- out ------------------------------------------------------------------------------------------------------------
     def send(self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"", *, queue: str = "") -> None:
         """A method with its content. ``queue`` is where a delivery comes from: handlers want to know it."""
-        session = self.sessions.get(number) if self._confirms is not None and not self.mute else None
+        session = self.sessions.by_number.get(number) if self._confirms is not None and not self.mute else None
         if session is not None:
             passed = self.points.go(session, Command(number, method, properties, body), queue)
             if passed is None:
                 return
             number, method, properties, body = passed
         self.protocol.send(number, method, properties, body)
-        self._flush_later()
+        self.flush_later()
 
     def write(self, data: bytes) -> None:
         """Encoded frames, whole commands of one open channel."""
@@ -237,13 +216,13 @@ class Connection(asyncio.Protocol):
                 assert isinstance(event, Command)
                 self.send(*event)
             return
-        out = self._out  # as Outgoing.write and _flush_later, in line: every delivery comes through here
+        out = self._out  # as Outgoing.write and flush_later, in line: every delivery comes through here
         out.frames.append(data)
         out.size += len(data)
         if not self._unwritten or out.size > FLUSH_BYTES:
-            self._flush_later()
+            self.flush_later()
 
-    def _flush_later(self) -> None:
+    def flush_later(self) -> None:
         """What is gathered in a tick is written once, at its end."""
         if not self._unwritten:
             self._unwritten = True
@@ -261,14 +240,14 @@ class Connection(asyncio.Protocol):
             transport.write(data)
             if not self.writable and transport.get_write_buffer_size() > HARD_BYTES:
                 self.pause("output")
-        if self.protocol.state is ConnectionState.closed:
+        if self._out.mute and self.state is ConnectionState.closed:
             transport.write_eof()  # the client ends its own half: to close both would reset what it still sends
 
     # -- flow control ---------------------------------------------------------------------------------------------------
     def pause(self, why: object) -> None:
         """Carry out and read nothing more, until every one that paused has resumed."""
         if not self.protocol.holds():
-            if self._transport is None or self._closing:
+            if self._transport is None or self.protocol.closing:
                 return
             self.protocol.hold()
             if not self._transport.is_closing():
@@ -294,17 +273,16 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # -- time -----------------------------------------------------------------------------------------------------------
     def sweep(self, now: float) -> None:
-        """What is due: heartbeats, and the time limits of handshake, close and open transactions. ``now`` is monotonic."""
+        """Do what is due: heartbeats, and the time limits of handshake, close and open transactions."""
         deadline = self.protocol.next_deadline()
         if deadline is not None and now >= deadline:
             timed_out = self.protocol.tick(now)
             if timed_out is not None:
                 self.abort(timed_out.why)
-            self._flush_later()
+            self.flush_later()
         if self.server.broker.limits.open_s is not None:
-            for session in list(self.sessions.values()):
+            for session in list(self.sessions.by_number.values()):
                 session.check_open_time()
 
 

@@ -1,6 +1,6 @@
 """What client and server say of themselves before a connection is open, and the login (specification 2.2.4).
 
-Not here: the order of the steps (``amqp/v0_9_1/states.py``), the limits (``amqp/v0_9_1/connection.py``).
+Not here: the order of the steps (``amqp/v0_9_1/states.py``), the limits (``amqp/v0_9_1/negotiation.py``).
 Invariant: a client that is refused never learns which of user, password or address was wrong; the log does.
 """
 
@@ -12,8 +12,8 @@ import platform
 from typing import TYPE_CHECKING
 
 from broker_core.amqp.v0_9_1 import sasl
-from broker_core.amqp.v0_9_1.connection import Offer
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
+from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.errors import CommandInvalid, ConnectionAccessRefused
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""The insertion points of one connection: what comes and what goes passes through the handlers of the server here.
+"""The insertion points of one connection: what comes and what goes passes through the handlers of the server
+here.
 
 Not here: the handlers (``handler.py``, ``trace.py``, ``rate_limit.py``), and what an alarm is (``alarm.py``).
 """
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.decoder import Decoder
 from broker_core.amqp.v0_9_1.events import Command, Event
-from broker_core.amqp.v0_9_1.states import CONNECTION_IGNORES, ConnectionState
+from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.server.session import Session
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class Points:
                 if passed is None:
                     return None
                 event = passed
-            session = connection.sessions.get(event.channel) if isinstance(event, Command) else None
-            if session is None or not isinstance(event, Command) or connection.state in CONNECTION_IGNORES:
+            session = connection.sessions.by_number.get(event.channel) if isinstance(event, Command) else None
+            if session is None or not isinstance(event, Command) or connection.protocol.closing:
                 return event
             return self._come_to_session(session, event)
         except Exception as error:

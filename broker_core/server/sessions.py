@@ -2,8 +2,8 @@
 
 Not here: what a session does (``session.py``), and which channels are open (``amqp/v0_9_1/channels.py``).
 
-Invariant: every session ends exactly once; after all of them the exclusive queues of the connection go, and then what ``close`` was
-given is called.
+Invariant: every session ends exactly once; after all of them the exclusive queues of the connection go, and
+then what ``close`` was given is called.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Sessions:
-    """``by_number``: those whose channel is open, or which the client has closed and which have still work to do."""
+    """``by_number``: the sessions that have not ended, by their channel.
+
+    Its channel is open, or the client has closed it and there is still work to do.
+    """
 
     __slots__ = ("_connection", "_ended", "_ending", "_finish", "by_number")
 
@@ -42,7 +45,7 @@ class Sessions:
         self.by_number.pop(number).end(text)
 
     def close(self, session: Session) -> None:
-        """All that the client asked for before it closed the channel is done: end it, and answer when that is durable."""
+        """All that the client asked for before channel.close is done: answer that when the end is durable."""
         if self.by_number.get(session.number) is session:
             del self.by_number[session.number]
             self._ending += 1
@@ -50,11 +53,15 @@ class Sessions:
 
     def _closed(self, number: int) -> None:
         self._ending -= 1
-        self._connection.channel_ended(number)
+        self._connection.protocol.channel_ended(number)
+        self._connection.flush_later()
         self._finish_when_all_ended()
 
     def close_all(self, why: str, then: Callable[[], None] | None, at_once: Callable[[Session], bool] = lambda _: False) -> None:
-        """The connection closes. Sessions end behind what they have still to do, or ``at_once``; then ``then``."""
+        """The connection closes.
+
+        Sessions end behind what they have still to do, or ``at_once``; then ``then``.
+        """
         self._finish = partial(self.end_all, why, then)
         for session in list(self.by_number.values()):
             if at_once(session):
@@ -62,6 +69,20 @@ class Sessions:
             else:
                 session.handle(Command(session.number, ChannelClose()))
         self._finish_when_all_ended()
+
+    def stop_deliveries(self) -> None:
+        for session in self.by_number.values():
+            session.stop_deliveries()
+
+    def resume_deliveries(self) -> None:
+        server = self._connection.server
+        state = server.broker.state
+        with server.broker.committer.lock:
+            for session in self.by_number.values():
+                for consumer in session.channel.consumers.values():
+                    consumer.writable = True
+                    state.wake(consumer.queue)
+        server.commits.wake()
 
     def lost(self) -> None:
         """The socket is gone."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder, Method, encode_content, encode_method
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.amqp.v0_9_1.connection import AmqpConnection, Offer
+from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.events import (
     ChannelFailed,
     CloseRequested,
@@ -18,6 +18,7 @@ from broker_core.amqp.v0_9_1.events import (
     TimedOut,
     Violation,
 )
+from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ChannelState, ConnectionState
 from broker_core.errors import AccessRefused, ConnectionAccessRefused, ConnectionForced
 from tests.amqp.strategies import STREAM, chunked

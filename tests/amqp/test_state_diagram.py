@@ -23,7 +23,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "amqp.md"
 
 
 def diagram(table: Mapping[tuple[Enum, Cause], Enum], first: Enum, ignores: frozenset[Enum]) -> str:
-    """Mermaid. All methods that only work on an open channel are one arrow; the end of the socket is one line of text."""
+    """Mermaid.
+
+    All methods that only work on an open channel are one arrow; the end of the socket is one line of text.
+    """
     arrows: dict[tuple[str, str], list[str]] = {}
     for (state, cause), after in table.items():
         if cause is Step.end:

@@ -10,7 +10,10 @@ from broker_core.amqp.v0_9_1.methods import Method
 
 
 class Outgoing:
-    """``frames`` wait for ``take``, ``size`` is their length in bytes. ``frame_max``: of one frame. ``mute``: has fallen silent."""
+    """``frames`` wait for ``take``, ``size`` is their length in bytes.
+
+    ``frame_max``: of one frame. ``mute``: has fallen silent.
+    """
 
     __slots__ = ("_last", "frame_max", "frames", "mute", "size")
 
@@ -20,9 +23,6 @@ class Outgoing:
         self.size = 0
         self.mute = False
         self._last: list[bytes] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._last if self.mute else self.frames)
 
     def send(self, number: int, method: Method, properties: bytes = b"", body: bytes = b"") -> None:
         """A method with its content. Raises LocalProtocolError for a value that its field cannot hold."""
@@ -39,8 +39,8 @@ class Outgoing:
         """All of it, once."""
         frames = self._last if self.mute else self.frames
         data = frames[0] if len(frames) == 1 else b"".join(frames)
-        frames.clear()
         self.frames.clear()
+        self._last.clear()
         self.size = 0
         return data
 

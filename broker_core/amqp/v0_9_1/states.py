@@ -1,9 +1,11 @@
-"""Which method may come when: the states of a connection and of a channel, as tables (specification 2.2.4, 4.9).
+"""Which method may come when: the states of a connection and of a channel, as tables (specification 2.2.4,
+4.9).
 
-Not here: what a method does, and timers. Codes and texts of refusals are RabbitMQ's. ``docs/amqp.md`` has both tables as diagrams;
-a test makes them from here.
+Not here: what a method does, and timers. Codes and texts of refusals are RabbitMQ's. ``docs/amqp.md`` has
+both tables as diagrams; a test makes them from here.
 
-Invariant: a step is a function of state and cause alone. It gives the state after it or raises a ConnectionException.
+Invariant: a step is a function of state and cause alone. It gives the state after it or raises a
+ConnectionException.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from broker_core.errors import ChannelNumberError, CommandInvalid
 class ConnectionState(Enum):
     """The value is RabbitMQ's name of the state, which its error texts hold.
 
-    ``closing``: the broker has sent connection.close and waits for close-ok. ``ending``: the client has sent connection.close and waits
-    for close-ok, which the broker sends when all that came before is done.
+    ``closing``: the broker has sent connection.close and waits for close-ok. ``ending``: the client has sent
+    connection.close and waits for close-ok, which the broker sends when all that came before is done.
     """
 
     awaiting_header = "pre_init"
@@ -83,14 +85,16 @@ CONNECTION: Mapping[tuple[ConnectionState, Cause], ConnectionState] = {
     (_C.awaiting_tune_ok, Step.close): _C.closing,
     (_C.awaiting_open, Step.close): _C.closing,
     (_C.open, Step.close): _C.closing,
-    # Both closed at the same time: the close of the client is answered, and the answer to the broker's still comes.
+    # Both closed at the same time: the close of the client is answered, and the answer to the broker's still
+    # comes.
     (_C.closing, ConnectionClose): _C.closing,
     (_C.closing, ConnectionCloseOk): _C.closed,
     (_C.ending, Step.close_ok): _C.closed,
     **{(state, Step.end): _C.closed for state in _C if state is not _C.closed},
 }
 
-# What a client may send on an open channel, beside channel.close. flow-ok and close-ok answer what the broker has not sent: it never
+# What a client may send on an open channel, beside channel.close. flow-ok and close-ok answer what the broker
+# has not sent: it never
 # sends channel.flow, and after its channel.close a channel is not open.
 WORK = frozenset(
     kind
@@ -106,7 +110,8 @@ CHANNEL: Mapping[tuple[ChannelState, Cause], ChannelState] = {
     (_H.open, ChannelClose): _H.ending,
     (_H.open, Step.close): _H.closing,
     (_H.ending, Step.close_ok): _H.closed,
-    # It failed before the client's close was answered: both have closed, and the answer to the broker's still comes.
+    # It failed before the client's close was answered: both have closed, and the answer to the broker's still
+    # comes.
     (_H.ending, Step.close): _H.closing,
     (_H.closing, ChannelClose): _H.closing,
     (_H.closing, ChannelCloseOk): _H.closed,
@@ -133,8 +138,8 @@ def connection_step(state: ConnectionState, cause: Cause) -> ConnectionState:
 def channel_step(state: ChannelState, cause: Cause) -> ChannelState:
     """The state of a channel other than 0 after ``cause``.
 
-    Raises ChannelNumberError (504) on a channel that is not open and for a second channel.open, CommandInvalid (503) for a method
-    that a client does not send or that belongs on channel 0.
+    Raises ChannelNumberError (504) on a channel that is not open and for a second channel.open,
+    CommandInvalid (503) for a method that a client does not send or that belongs on channel 0.
     """
     after = CHANNEL.get((state, cause))
     if after is not None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 
 class Timers:
-    """``limit``: when the step that is under way has to be over, None for no limit. ``heartbeat_s`` 0: no heartbeats.
+    """``limit``: when the step that is under way has to be over, None for no limit. ``heartbeat_s`` 0: no
+    heartbeats.
 
     ``listens`` False: the client is not read, so it cannot be heard.
     """
