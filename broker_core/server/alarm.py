@@ -1,6 +1,6 @@
 """Alarms: when the broker runs out of disk or memory, publishers are stopped, and told so if they understand it.
 
-Not here: what happens to a connection then (``Connection.guard``).
+Not here: what happens to a connection then (``Points.guard``).
 Source: RabbitMQ's connection.blocked, also its reasons. Invariant: looking costs nothing that grows with messages.
 """
 

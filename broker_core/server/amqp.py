@@ -23,8 +23,10 @@ from broker_core.address import bracketed
 from broker_core.errors import ConnectionForced, OptionError
 from broker_core.message import MAX_BODY_BYTES
 from broker_core.node.local import LocalBroker
+from broker_core.server import handshake
 from broker_core.server.alarm import Alarm, AlarmLimits
 from broker_core.server.amqp_connection import Connection
+from broker_core.server.commands import COMMANDS
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.handler import Handler, Handlers
 
@@ -68,6 +70,8 @@ class AmqpServer:
         self.broker = broker
         self.handlers = Handlers(handlers)
         self.options = options or AmqpOptions()
+        self.commands = COMMANDS
+        self.offer = handshake.offer(self.options)
         self.connections: set[Connection] = set()
         self.addresses: list[str] = []  # what is listened on, once started
         self.alarm = ""  # why publishers have to wait
@@ -172,7 +176,7 @@ class AmqpServer:
         self._idle_since = None
         self._empty.clear()
         if self.alarm:
-            connection.guard(self.alarm)
+            connection.points.guard(self.alarm)
 
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -217,7 +221,7 @@ class AmqpServer:
         if not large or self._spills:
             return
         deadline = time.monotonic() + SPILL_S
-        sessions = [session for connection in self.connections for session in connection.sessions.values() if session.spillable]
+        sessions = [session for connection in self.connections for session in connection.sessions.by_number.values() if session.spillable]
         for session in sorted(sessions, key=lambda session: -session.channel.transaction.memory_bytes):
             if not self._alarm.transactions_large():
                 return
@@ -240,9 +244,9 @@ class AmqpServer:
         logger.warning("publishers have to wait: %s" if reason else "publishers may go on%s", reason)
         for connection in list(self.connections):
             if reason:
-                connection.guard(reason)
+                connection.points.guard(reason)
             else:
-                connection.unguard()
+                connection.points.unguard()
 
 
 def parse_listener(text: str) -> tuple[str, int]:

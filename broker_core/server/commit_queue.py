@@ -34,7 +34,7 @@ Then = Callable[[Any, BaseException | None], None]
 
 
 class Gathering(Protocol):
-    """A session that holds publishes or acks which nobody has asked to commit yet."""
+    """What holds publishes or acks that are to be committed at the end of the tick."""
 
     def hand_over(self) -> None: ...
 

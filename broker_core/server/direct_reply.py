@@ -15,7 +15,6 @@ import secrets
 from typing import TYPE_CHECKING
 
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.consumer import Consumer
@@ -31,10 +30,8 @@ NAME = REPLIES[:-1]
 RAW_NAME = NAME.encode()
 
 
-def consume(session: Session, command: Command, tag: str) -> None:
+def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
     """Raises NotAllowed (a tag that is in use), PreconditionFailed (it would acknowledge, or there is one already)."""
-    method = command.method
-    assert isinstance(method, m.BasicConsume)
     if method.consumer_tag in session.channel.consumers:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
     if not method.no_ack:
@@ -54,13 +51,11 @@ def consume(session: Session, command: Command, tag: str) -> None:
         consumer.writable = session.connection.writable and not session.connection.mute
         return None if method.nowait else m.BasicConsumeOk(tag)
 
-    session.submit(command, work, consuming)
+    session.submit(method, work, consuming)
 
 
-def declare(session: Session, command: Command, name: str) -> None:
+def declare(session: Session, method: m.QueueDeclare, name: str) -> None:
     """To declare it, passively or not, only tells whether the requester is still there. Raises QueueNotFound."""
-    method = command.method
-    assert isinstance(method, m.QueueDeclare)
 
     def work(state: BrokerState, _change: Change, _now: int) -> None:
         if name != NAME and (name not in state.queues or not state.queues[name].replies):
@@ -70,7 +65,7 @@ def declare(session: Session, command: Command, name: str) -> None:
         session.last_queue = name
         return None if method.nowait else m.QueueDeclareOk(name, 0, 1)
 
-    session.submit(command, work, declared)
+    session.submit(method, work, declared)
 
 
 def addressed(session: Session, properties: bytes) -> bytes:

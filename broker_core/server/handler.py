@@ -1,6 +1,6 @@
 """The insertion points of the AMQP server: where an ordered list of handlers may look at, change, answer or refuse what passes.
 
-Not here: the real handlers (``trace.py``, ``rate_limit.py``), and where the points stand (``amqp_connection.py``). How to write a
+Not here: the real handlers (``trace.py``, ``rate_limit.py``), and where the points stand (``points.py``). How to write a
 handler: ``docs/handlers.md``.
 
 Invariant: a point that no handler overrides is not on the path of a command at all.

@@ -1,7 +1,7 @@
-"""What client and server agree on before a connection is open: who they are, login, and limits (specification 2.2.4).
+"""What client and server say of themselves before a connection is open, and the login (specification 2.2.4).
 
-Not here: the order of the steps (``amqp/v0_9_1/states.py``). Invariant: a client that is refused never learns which of user, password
-or address was wrong; the log does.
+Not here: the order of the steps (``amqp/v0_9_1/states.py``), the limits (``amqp/v0_9_1/negotiation.py``).
+Invariant: a client that is refused never learns which of user, password or address was wrong; the log does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import platform
 from typing import TYPE_CHECKING
 
 from broker_core.amqp.v0_9_1 import sasl
-from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk, ConnectionTuneOk
-from broker_core.errors import CommandInvalid, ConnectionAccessRefused, NotAllowed
+from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
+from broker_core.amqp.v0_9_1.negotiation import Offer
+from broker_core.errors import CommandInvalid, ConnectionAccessRefused
 
 if TYPE_CHECKING:
     from broker_core.server.amqp import AmqpOptions
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("txmq.amqp")
 
 VERSION = "3.12.0"  # clients look at it to know what a RabbitMQ can do
-FRAME_MIN = 4096
 CAPABILITIES = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -36,7 +36,21 @@ CAPABILITIES = {
 _MECHANISMS = {"PLAIN": sasl.plain, "AMQPLAIN": sasl.amqplain}
 
 
-def start(options: AmqpOptions) -> ConnectionStart:
+def offer(options: AmqpOptions) -> Offer:
+    """What each client is offered."""
+    return Offer(
+        start=_start(options),
+        channel_max=options.channel_max,
+        frame_max=options.frame_max,
+        heartbeat_s=options.heartbeat_s,
+        handshake_timeout_s=options.handshake_timeout_s,
+        close_timeout_s=options.close_timeout_s,
+        max_body_bytes=options.max_body_bytes,
+        max_pending_bytes=options.max_pending_bytes,
+    )
+
+
+def _start(options: AmqpOptions) -> ConnectionStart:
     """The first thing that a client hears."""
     properties = {
         "product": "txmq",
@@ -74,17 +88,3 @@ def _refusal(user: str, password: str, options: AmqpOptions, loopback: bool) -> 
     if user in options.loopback_users and not loopback:
         return "this user can only connect from the host of the broker"
     return ""
-
-
-def check_tuned(method: ConnectionTuneOk, options: AmqpOptions) -> None:
-    """Raises NotAllowed for a limit that is not within what was offered, as RabbitMQ says it."""
-    _check_limit("frame_max", method.frame_max, options.frame_max, FRAME_MIN)
-    _check_limit("channel_max", method.channel_max, options.channel_max, 1)
-
-
-def _check_limit(name: str, wanted: int, most: int, least: int) -> None:
-    shown = f"{wanted} (no limit)" if name == "channel_max" and wanted == 0 else str(wanted)
-    if wanted and wanted < least:
-        raise NotAllowed(f"negotiated {name} = {shown} is lower than the minimum allowed value ({least})")
-    if most and (not wanted or wanted > most):
-        raise NotAllowed(f"negotiated {name} = {shown} is higher than the maximum allowed value ({most})")

@@ -12,7 +12,6 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionClose,
     ConnectionCloseOk,
     ConnectionOpen,
-    ConnectionSecureOk,
     ConnectionStartOk,
     ConnectionTuneOk,
     ConnectionUpdateSecret,
@@ -20,30 +19,31 @@ from broker_core.amqp.v0_9_1.methods import (
 from broker_core.amqp.v0_9_1.states import (
     ChannelState,
     ConnectionState,
+    Step,
     channel_step,
     connection_step,
-    dropped_by_channel,
-    dropped_by_connection,
 )
 from broker_core.errors import ChannelNumberError, CommandInvalid
 
 HANDSHAKE = [
     (ConnectionState.awaiting_start_ok, ConnectionStartOk, ConnectionState.awaiting_tune_ok),
-    (ConnectionState.awaiting_secure_ok, ConnectionSecureOk, ConnectionState.awaiting_tune_ok),
     (ConnectionState.awaiting_tune_ok, ConnectionTuneOk, ConnectionState.awaiting_open),
     (ConnectionState.awaiting_open, ConnectionOpen, ConnectionState.open),
     (ConnectionState.open, ConnectionUpdateSecret, ConnectionState.open),
-    (ConnectionState.open, ConnectionClose, ConnectionState.closed),
+    (ConnectionState.open, ConnectionClose, ConnectionState.ending),
 ]
 ALL = sorted(METHODS.values(), key=lambda kind: kind.NAME)
 
 
 @pytest.mark.parametrize(("state", "kind", "after"), HANDSHAKE)
 def test_the_handshake_goes_forward_step_by_step(state: ConnectionState, kind: type[Method], after: ConnectionState):
-    assert connection_step(state, kind()) is after
+    assert connection_step(state, kind) is after
 
 
-@pytest.mark.parametrize(("state", "name"), [(state, state.value) for state in ConnectionState if state.value not in ("closing", "closed")])
+REFUSING = [state for state in ConnectionState if state.value not in ("closing", "ending", "closed")]
+
+
+@pytest.mark.parametrize(("state", "name"), [(state, state.value) for state in REFUSING])
 def test_any_other_method_on_channel_0_is_a_channel_error_that_names_the_state(state: ConnectionState, name: str):
     accepted = {kind for before, kind, _ in HANDSHAKE if before is state}
     if state is not ConnectionState.awaiting_header:
@@ -52,34 +52,37 @@ def test_any_other_method_on_channel_0_is_a_channel_error_that_names_the_state(s
         if kind in accepted:
             continue
         with pytest.raises(ChannelNumberError) as raised:
-            connection_step(state, kind())
+            connection_step(state, kind)
         assert raised.value.summary == f"unexpected method in connection state {name}"
         assert raised.value.reply_code == 504
 
 
-@pytest.mark.parametrize("state", [state for state in ConnectionState if state.value in ("starting", "securing", "tuning", "opening")])
+@pytest.mark.parametrize("state", [state for state in ConnectionState if state.value in ("starting", "tuning", "opening")])
 def test_a_client_may_close_during_the_handshake(state: ConnectionState):
-    assert connection_step(state, ConnectionClose()) is ConnectionState.closed
+    assert connection_step(state, ConnectionClose) is ConnectionState.ending
 
 
-def test_a_closing_connection_drops_all_but_close_and_close_ok():
+def test_a_closing_connection_ignores_all_but_close_and_close_ok():
     for kind in ALL:
-        kept = kind in (ConnectionClose, ConnectionCloseOk)
-        assert dropped_by_connection(ConnectionState.closing, kind()) is not kept
-        after = connection_step(ConnectionState.closing, kind())
+        after = connection_step(ConnectionState.closing, kind)
         assert after is (ConnectionState.closed if kind is ConnectionCloseOk else ConnectionState.closing)
-        assert dropped_by_connection(ConnectionState.closed, kind())
-        assert connection_step(ConnectionState.closed, kind()) is ConnectionState.closed
-        assert not dropped_by_connection(ConnectionState.open, kind())
+        assert connection_step(ConnectionState.ending, kind) is ConnectionState.ending
+        assert connection_step(ConnectionState.closed, kind) is ConnectionState.closed
+    assert connection_step(ConnectionState.ending, Step.close_ok) is ConnectionState.closed
+
+
+@pytest.mark.parametrize("state", ConnectionState)
+def test_the_end_of_the_socket_closes_a_connection_in_any_state(state: ConnectionState):
+    assert connection_step(state, Step.end) is ConnectionState.closed
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.NAME)
 def test_a_channel_that_is_not_open_takes_channel_open_and_nothing_else(kind: type[Method]):
     if kind is ChannelOpen:
-        assert channel_step(ChannelState.closed, kind()) is ChannelState.open
+        assert channel_step(ChannelState.closed, kind) is ChannelState.open
         return
     with pytest.raises(ChannelNumberError) as raised:
-        channel_step(ChannelState.closed, kind())
+        channel_step(ChannelState.closed, kind)
     assert raised.value.summary == "expected 'channel.open'"
 
 
@@ -97,19 +100,23 @@ UNIMPLEMENTED = {
 def test_an_open_channel_takes_what_a_client_sends_and_refuses_the_rest(kind: type[Method]):
     if kind is ChannelOpen:
         with pytest.raises(ChannelNumberError) as second:
-            channel_step(ChannelState.open, kind())
+            channel_step(ChannelState.open, kind)
         assert second.value.summary == "second 'channel.open' seen"
     elif kind in UNIMPLEMENTED:
         with pytest.raises(CommandInvalid) as refused:
-            channel_step(ChannelState.open, kind())
+            channel_step(ChannelState.open, kind)
         assert refused.value.summary == "unimplemented method"
     else:
-        assert channel_step(ChannelState.open, kind()) is (ChannelState.closed if kind is ChannelClose else ChannelState.open)
+        assert channel_step(ChannelState.open, kind) is (ChannelState.ending if kind is ChannelClose else ChannelState.open)
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.NAME)
-def test_a_closing_channel_drops_all_but_close_and_close_ok(kind: type[Method]):
-    assert dropped_by_channel(ChannelState.closing, kind()) is (kind not in (ChannelClose, ChannelCloseOk))
-    assert not dropped_by_channel(ChannelState.open, kind())
-    after = channel_step(ChannelState.closing, kind())
+def test_a_closing_channel_ignores_all_but_close_and_close_ok(kind: type[Method]):
+    after = channel_step(ChannelState.closing, kind)
     assert after is (ChannelState.closed if kind is ChannelCloseOk else ChannelState.closing)
+    assert channel_step(ChannelState.ending, kind) is ChannelState.ending
+
+
+def test_a_channel_that_fails_before_the_clients_close_is_answered_waits_for_close_ok():
+    assert channel_step(ChannelState.ending, Step.close) is ChannelState.closing
+    assert channel_step(ChannelState.ending, Step.close_ok) is ChannelState.closed

@@ -71,7 +71,7 @@ class Served:
 
     def unsent_bytes(self) -> int:
         """Of the connection that has most."""
-        found = self.in_loop(lambda: [each._transport.get_write_buffer_size() + each._out_bytes for each in self.server.connections])
+        found = self.in_loop(lambda: [each._transport.get_write_buffer_size() + each.protocol.out.size for each in self.server.connections])
         return max(found)
 
 
@@ -538,12 +538,16 @@ def test_more_channels_than_negotiated_are_refused(broker: Served) -> None:
 
 
 def test_a_client_that_broke_the_protocol_and_answers_close_is_let_go_at_once() -> None:
+    def overheard() -> list[bytes]:
+        listeners = [each.protocol._listener for each in broker.server.connections]
+        return [each._recent[-5:] for each in listeners if each is not None]
+
     with served(AmqpOptions(close_timeout_s=60)) as broker, peer(broker.url, 1) as client:
         client.write(b"\xff" * 100)
         assert client.expect(c.Connection.Close, 0).reply_code == 501
         answer = encoded(0, c.Connection.CloseOk())
         client.write(b"\0" * 50 + answer[:5])
-        eventually(lambda: broker.in_loop(lambda: [each._overheard[-5:] for each in broker.server.connections]) == [answer[:5]])
+        eventually(lambda: broker.in_loop(overheard) == [answer[:5]])
         client.write(answer[5:])
         remaining(client)
 

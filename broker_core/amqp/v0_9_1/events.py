@@ -1,4 +1,4 @@
-"""What a decoder says about the bytes it was given.
+"""What a decoder says about the bytes it was given, and what a connection says about its state.
 
 Not here: what follows from it. Invariant: every event is complete; a :class:`Command` has all of its content.
 """
@@ -53,3 +53,30 @@ class Violation(NamedTuple):
 
 
 Event: TypeAlias = Command | ProtocolHeader | Heartbeat | ContentTooLarge | Violation
+
+
+class ChannelFailed(NamedTuple):
+    """The connection has sent channel.close with ``text``: nothing more comes from this channel until it is opened again."""
+
+    channel: int
+    text: str
+
+
+class Failed(NamedTuple):
+    """The connection has sent connection.close with ``text`` because of ``channel`` (0: of none): no command comes any more."""
+
+    channel: int
+    text: str
+
+
+class CloseRequested(NamedTuple):
+    """The client has sent connection.close: no command comes any more, and ``finish`` is to be called when all before it is done."""
+
+
+class TimedOut(NamedTuple):
+    """The socket is to be cut off."""
+
+    why: str
+
+
+ConnectionEvent: TypeAlias = Command | ChannelFailed | Failed | CloseRequested

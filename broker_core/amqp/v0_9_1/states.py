@@ -1,14 +1,18 @@
-"""Which method may come when: tables of a connection and of a channel, as the broker sees them (specification 2.2.4, 4.9).
+"""Which method may come when: the states of a connection and of a channel, as tables (specification 2.2.4,
+4.9).
 
-Not here: what a method does, and timers. Codes and texts are RabbitMQ's.
+Not here: what a method does, and timers. Codes and texts of refusals are RabbitMQ's. ``docs/amqp.md`` has
+both tables as diagrams; a test makes them from here.
 
-Invariant: a step is a function of state and method alone; it returns the state after the method or raises a ConnectionException, and a
-state never goes back. In a closing state everything but close and close-ok is to be dropped: ``dropped_*`` says so.
+Invariant: a step is a function of state and cause alone. It gives the state after it or raises a
+ConnectionException.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from typing import TypeAlias
 
 from broker_core.amqp.v0_9_1.methods import (
     METHODS,
@@ -19,7 +23,6 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionClose,
     ConnectionCloseOk,
     ConnectionOpen,
-    ConnectionSecureOk,
     ConnectionStartOk,
     ConnectionTuneOk,
     ConnectionUpdateSecret,
@@ -29,47 +32,71 @@ from broker_core.errors import ChannelNumberError, CommandInvalid
 
 
 class ConnectionState(Enum):
-    """What the broker waits for. The value is RabbitMQ's name of the state, which its texts hold."""
+    """The value is RabbitMQ's name of the state, which its error texts hold.
+
+    ``closing``: the broker has sent connection.close and waits for close-ok. ``ending``: the client has sent
+    connection.close and waits for close-ok, which the broker sends when all that came before is done.
+    """
 
     awaiting_header = "pre_init"
     awaiting_start_ok = "starting"
-    awaiting_secure_ok = "securing"
     awaiting_tune_ok = "tuning"
     awaiting_open = "opening"
     open = "running"
     closing = "closing"
+    ending = "ending"
     closed = "closed"
 
 
 class ChannelState(Enum):
-    """``closing``: the broker has sent channel.close and waits for close-ok."""
+    """``closing`` and ``ending`` as for a connection."""
 
     open = "open"
     closing = "closing"
+    ending = "ending"
     closed = "closed"
 
 
-_CONNECTION_STEPS: dict[tuple[ConnectionState, type[Method]], ConnectionState] = {
-    # A mechanism with a challenge would go on to awaiting_secure_ok instead; the caller sets that.
-    (ConnectionState.awaiting_start_ok, ConnectionStartOk): ConnectionState.awaiting_tune_ok,
-    (ConnectionState.awaiting_secure_ok, ConnectionSecureOk): ConnectionState.awaiting_tune_ok,
-    (ConnectionState.awaiting_tune_ok, ConnectionTuneOk): ConnectionState.awaiting_open,
-    (ConnectionState.awaiting_open, ConnectionOpen): ConnectionState.open,
-    (ConnectionState.open, ConnectionUpdateSecret): ConnectionState.open,
+class Step(Enum):
+    """What changes a state beside a method of the client."""
+
+    header = "protocol header"
+    close = "the broker sends close"
+    close_ok = "the broker sends close-ok"
+    end = "the broker ends the socket, or it is lost"
+
+
+Cause: TypeAlias = type[Method] | Step
+
+_C, _H = ConnectionState, ChannelState
+
+CONNECTION: Mapping[tuple[ConnectionState, Cause], ConnectionState] = {
+    (_C.awaiting_header, Step.header): _C.awaiting_start_ok,
+    (_C.awaiting_start_ok, ConnectionStartOk): _C.awaiting_tune_ok,
+    (_C.awaiting_tune_ok, ConnectionTuneOk): _C.awaiting_open,
+    (_C.awaiting_open, ConnectionOpen): _C.open,
+    (_C.open, ConnectionUpdateSecret): _C.open,
     # Either side may close at any time from connection.start on.
-    (ConnectionState.awaiting_start_ok, ConnectionClose): ConnectionState.closed,
-    (ConnectionState.awaiting_secure_ok, ConnectionClose): ConnectionState.closed,
-    (ConnectionState.awaiting_tune_ok, ConnectionClose): ConnectionState.closed,
-    (ConnectionState.awaiting_open, ConnectionClose): ConnectionState.closed,
-    (ConnectionState.open, ConnectionClose): ConnectionState.closed,
-    # Both closed at the same time: theirs is answered, the answer to ours still comes.
-    (ConnectionState.closing, ConnectionClose): ConnectionState.closing,
-    (ConnectionState.closing, ConnectionCloseOk): ConnectionState.closed,
+    (_C.awaiting_start_ok, ConnectionClose): _C.ending,
+    (_C.awaiting_tune_ok, ConnectionClose): _C.ending,
+    (_C.awaiting_open, ConnectionClose): _C.ending,
+    (_C.open, ConnectionClose): _C.ending,
+    (_C.awaiting_start_ok, Step.close): _C.closing,
+    (_C.awaiting_tune_ok, Step.close): _C.closing,
+    (_C.awaiting_open, Step.close): _C.closing,
+    (_C.open, Step.close): _C.closing,
+    # Both closed at the same time: the close of the client is answered, and the answer to the broker's still
+    # comes.
+    (_C.closing, ConnectionClose): _C.closing,
+    (_C.closing, ConnectionCloseOk): _C.closed,
+    (_C.ending, Step.close_ok): _C.closed,
+    **{(state, Step.end): _C.closed for state in _C if state is not _C.closed},
 }
 
-# What a client may send on an open channel, beside channel.close. flow-ok and close-ok answer what the broker has not sent: it never
-# sends channel.flow, and after its channel.close a channel is not open any more.
-_WORK = frozenset(
+# What a client may send on an open channel, beside channel.close. flow-ok and close-ok answer what the broker
+# has not sent: it never
+# sends channel.flow, and after its channel.close a channel is not open.
+WORK = frozenset(
     kind
     for kind in METHODS.values()
     if kind.SENT_BY != "server"
@@ -77,48 +104,50 @@ _WORK = frozenset(
     and kind not in (ChannelOpen, ChannelClose, ChannelCloseOk, ChannelFlowOk)
 )
 
+CHANNEL: Mapping[tuple[ChannelState, Cause], ChannelState] = {
+    (_H.closed, ChannelOpen): _H.open,
+    **{(_H.open, kind): _H.open for kind in WORK},
+    (_H.open, ChannelClose): _H.ending,
+    (_H.open, Step.close): _H.closing,
+    (_H.ending, Step.close_ok): _H.closed,
+    # It failed before the client's close was answered: both have closed, and the answer to the broker's still
+    # comes.
+    (_H.ending, Step.close): _H.closing,
+    (_H.closing, ChannelClose): _H.closing,
+    (_H.closing, ChannelCloseOk): _H.closed,
+}
 
-def connection_step(state: ConnectionState, method: Method) -> ConnectionState:
-    """The state after ``method`` came on channel 0.
+# In these states a method that is not in the table is ignored; in all others it is refused.
+CONNECTION_IGNORES = frozenset({_C.closing, _C.ending, _C.closed})
+CHANNEL_IGNORES = frozenset({_H.closing, _H.ending})
+
+
+def connection_step(state: ConnectionState, cause: Cause) -> ConnectionState:
+    """The state after ``cause``: a method on channel 0, or a step.
 
     Raises ChannelNumberError (504) for a method that may not come now.
     """
-    after = _CONNECTION_STEPS.get((state, type(method)))
+    after = CONNECTION.get((state, cause))
     if after is not None:
         return after
-    if dropped_by_connection(state, method):
+    if state in CONNECTION_IGNORES:
         return state
     raise ChannelNumberError(f"unexpected method in connection state {state.value}")
 
 
-def dropped_by_connection(state: ConnectionState, method: Method) -> bool:
-    """Whether a method, on whatever channel, is to be ignored because the connection is closing or closed."""
-    if state is ConnectionState.closing:
-        return not isinstance(method, (ConnectionClose, ConnectionCloseOk))
-    return state is ConnectionState.closed
+def channel_step(state: ChannelState, cause: Cause) -> ChannelState:
+    """The state of a channel other than 0 after ``cause``.
 
-
-def channel_step(state: ChannelState, method: Method) -> ChannelState:
-    """The state of a channel other than 0 after ``method`` came on it.
-
-    Raises ChannelNumberError (504) on a channel that is not open and for a second channel.open, CommandInvalid (503) for a method
-    that a client does not send or that belongs on channel 0.
+    Raises ChannelNumberError (504) on a channel that is not open and for a second channel.open,
+    CommandInvalid (503) for a method that a client does not send or that belongs on channel 0.
     """
-    if state is ChannelState.open:
-        if type(method) in _WORK:
-            return state
-        if isinstance(method, ChannelClose):
-            return ChannelState.closed
-        if isinstance(method, ChannelOpen):
-            raise ChannelNumberError("second 'channel.open' seen")
-        raise CommandInvalid("unimplemented method")
+    after = CHANNEL.get((state, cause))
+    if after is not None:
+        return after
+    if state in CHANNEL_IGNORES:
+        return state
     if state is ChannelState.closed:
-        if isinstance(method, ChannelOpen):
-            return ChannelState.open
         raise ChannelNumberError("expected 'channel.open'")
-    return ChannelState.closed if isinstance(method, ChannelCloseOk) else state
-
-
-def dropped_by_channel(state: ChannelState, method: Method) -> bool:
-    """Whether a method is to be ignored because the broker has closed the channel and waits for close-ok."""
-    return state is ChannelState.closing and not isinstance(method, (ChannelClose, ChannelCloseOk))
+    if cause is ChannelOpen:
+        raise ChannelNumberError("second 'channel.open' seen")
+    raise CommandInvalid("unimplemented method")

@@ -1,0 +1,66 @@
+"""The channels of one connection: which are open, and what may come on each (the table is in ``states.py``).
+
+Not here: what a command does. Invariant: a channel that is not in ``states`` is closed.
+"""
+
+from __future__ import annotations
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.amqp.v0_9_1.outgoing import Outgoing
+from broker_core.amqp.v0_9_1.states import ChannelState, Step, channel_step
+from broker_core.errors import ChannelError
+
+
+class Channels:
+    """``states``: by number. Answers that concern a channel which is not open go to ``out``."""
+
+    __slots__ = ("_out", "states")
+
+    def __init__(self, out: Outgoing) -> None:
+        self._out = out
+        self.states: dict[int, ChannelState] = {}
+
+    def is_open(self, number: int) -> bool:
+        return self.states.get(number) is ChannelState.open
+
+    @property
+    def opened(self) -> int:
+        return sum(state is ChannelState.open for state in self.states.values())
+
+    def take(self, command: Command) -> bool:
+        """Whether a command that came is to be carried out; else it is done, or ignored.
+
+        Raises ChannelNumberError, CommandInvalid.
+        """
+        number, method = command.channel, command.method
+        before = self.states.get(number, ChannelState.closed)
+        after = channel_step(before, type(method))
+        if after is ChannelState.closed:
+            del self.states[number]
+        else:
+            self.states[number] = after
+        if before is ChannelState.closing and isinstance(method, m.ChannelClose):
+            self._out.send(number, m.ChannelCloseOk())  # both closed at once; the answer to ours still comes
+        return before is ChannelState.open or before is ChannelState.closed
+
+    def close(self, number: int, error: ChannelError, ids: tuple[int, int]) -> str:
+        """Send channel.close. The reply text."""
+        before = self.states[number]
+        self.states[number] = channel_step(before, Step.close)
+        text = reply_text(error.reply_name, error.summary)
+        self._out.send(number, m.ChannelClose(error.reply_code, text, *ids))
+        if before is ChannelState.ending:
+            self._out.send(number, m.ChannelCloseOk())
+        return text
+
+    def ended(self, number: int) -> None:
+        """All that came on it is done: a channel.close of the client is answered."""
+        if self.states.pop(number, None) is ChannelState.ending:
+            self._out.send(number, m.ChannelCloseOk())
+
+
+def reply_text(name: str, summary: str) -> str:
+    """At most 255 bytes: it has to fit into a short string."""
+    raw = f"{name} - {summary}".encode(errors="surrogateescape")
+    return raw.decode(errors="surrogateescape") if len(raw) <= 255 else raw[:255].decode(errors="ignore")

@@ -1,0 +1,113 @@
+"""Channel 0: the handshake, the limits that both sides agree on, and the client's part of closing
+(specification 2.2.4).
+
+Not here: the order of the steps (``states.py``), and who may come in: the caller answers connection.start-ok.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.decoder import (
+    DEFAULT_FRAME_MAX,
+    DEFAULT_MAX_BODY_BYTES,
+    DEFAULT_MAX_PENDING_BYTES,
+    FRAME_MIN,
+    PROTOCOL_HEADER,
+    Decoder,
+)
+from broker_core.amqp.v0_9_1.events import CloseRequested, Command, ProtocolHeader
+from broker_core.amqp.v0_9_1.lifecycle import Lifecycle
+from broker_core.amqp.v0_9_1.outgoing import Outgoing
+from broker_core.amqp.v0_9_1.states import ConnectionState, Step
+from broker_core.errors import NotAllowed
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the broker offers to each client, and how long it waits for it.
+
+    ``max_*_bytes`` as for the decoder.
+    """
+
+    start: m.ConnectionStart = field(default_factory=m.ConnectionStart)
+    channel_max: int = 2047
+    frame_max: int = DEFAULT_FRAME_MAX
+    heartbeat_s: int = 60
+    handshake_timeout_s: float = 10.0
+    close_timeout_s: float = 10.0  # for the answer to connection.close, and for the last bytes to leave
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_pending_bytes: int = DEFAULT_MAX_PENDING_BYTES
+
+
+class Negotiation:
+    """``tuned``: the limits that were agreed on, and before that those that are offered."""
+
+    __slots__ = ("_decoder", "_life", "_offer", "_out", "client_properties", "tuned")
+
+    def __init__(self, offer: Offer, life: Lifecycle, out: Outgoing, decoder: Decoder) -> None:
+        self._offer = offer
+        self._life = life
+        self._out = out
+        self._decoder = decoder
+        self.client_properties: dict[str, Any] = {}
+        self.tuned = m.ConnectionTuneOk(offer.channel_max, offer.frame_max, 0)
+
+    def header(self, event: ProtocolHeader) -> None:
+        if event.ok:
+            self._life.go(Step.header)
+            self._out.send(0, self._offer.start)
+        else:
+            self._out.write(PROTOCOL_HEADER)  # specification 4.2.2: say what is spoken here, and close
+            self._life.end(Step.end)
+
+    def authenticated(self) -> None:
+        offer = self._offer
+        self._out.send(0, m.ConnectionTune(offer.channel_max, offer.frame_max, offer.heartbeat_s))
+
+    def take(self, command: Command) -> Command | CloseRequested | None:
+        """What the caller has to know of a command that came. Raises a ConnectionException."""
+        method = command.method
+        before = self._life.go(type(method))
+        match method:
+            case m.ConnectionClose() if before is ConnectionState.closing:
+                self._out.last_words(m.ConnectionCloseOk())
+            case m.ConnectionClose():
+                return CloseRequested()
+            case m.ConnectionCloseOk():
+                self._life.end(Step.end)
+            case m.ConnectionStartOk():
+                self.client_properties = dict(method.client_properties)
+                return command
+            case m.ConnectionTuneOk():
+                self._tune(method)
+            case m.ConnectionOpen():
+                if method.virtual_host != "/":
+                    raise NotAllowed(f"vhost {method.virtual_host} not found", "there is one, '/'")
+                self._life.open(self.tuned.heartbeat)
+                self._out.send(0, m.ConnectionOpenOk())
+            case m.ConnectionUpdateSecret():  # a password does not end: the connection stays as it is, as in RabbitMQ
+                self._out.send(0, m.ConnectionUpdateSecretOk())
+        return None
+
+    def announces(self, capability: str) -> bool:
+        """Whether the client said that it can do this."""
+        capabilities = self.client_properties.get("capabilities")
+        return isinstance(capabilities, dict) and capabilities.get(capability) is True
+
+    def _tune(self, method: m.ConnectionTuneOk) -> None:
+        """Raises NotAllowed for a limit that is not within what was offered, as RabbitMQ says it."""
+        _check_limit("frame_max", method.frame_max, self._offer.frame_max, FRAME_MIN)
+        _check_limit("channel_max", method.channel_max, self._offer.channel_max, 1)
+        self.tuned = method
+        self._out.frame_max = self._decoder.frame_max = method.frame_max
+
+
+def _check_limit(name: str, wanted: int, most: int, least: int) -> None:
+    shown = f"{wanted} (no limit)" if name == "channel_max" and wanted == 0 else str(wanted)
+    if wanted and wanted < least:
+        raise NotAllowed(f"negotiated {name} = {shown} is lower than the minimum allowed value ({least})")
+    if most and (not wanted or wanted > most):
+        raise NotAllowed(f"negotiated {name} = {shown} is higher than the maximum allowed value ({most})")

@@ -1,0 +1,69 @@
+"""Class basic, for publishers: publish. Not here: get, consume and acks (``delivery.py``)."""
+
+from __future__ import annotations
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.carbon_copy import carbon_copies, has_copies
+from broker_core.errors import NotImplementedFeature, PreconditionFailed
+from broker_core.message import Message
+from broker_core.properties import Properties, delivery_mode
+from broker_core.server import direct_reply, transaction_exchange
+from broker_core.server.commands.named import publish_to_transaction
+from broker_core.server.commands.registry import command
+from broker_core.server.session import Session
+
+_USER_ID = 0x10  # in the second byte of the property flags
+_REPLY_TO = 0x02  # in the first one
+_DELIVERY_MODES = (2, 1, None)
+
+
+@command
+def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
+    properties, body = command.properties, command.body
+    name, routing_key = method.exchange, method.routing_key
+    if method.immediate:
+        raise NotImplementedFeature("immediate=true")
+    if properties:
+        if properties[1] & _USER_ID:
+            _check_user_id(session, properties)
+        if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
+            properties = direct_reply.addressed(session, properties)
+        if delivery_mode(properties) not in _DELIVERY_MODES:
+            raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}")
+    source = session.state.exchanges.get(name)
+    if source is None or source.internal:
+        if name == transaction_exchange.NAME:
+            publish_to_transaction(session, method, command)
+            return
+        queues = None
+    else:
+        queues = source.known(routing_key)
+    if queues is None or has_copies(properties):
+        with session.lock:
+            queues = session.state.route(name, routing_key, properties)
+            keys, delivered = carbon_copies(properties)
+            if keys:
+                queues = session.state.route_all(name, (routing_key, *keys), properties)
+            properties = delivered
+    channel = session.channel
+    if channel.transactional:
+        if queues or method.mandatory:
+            message = Message(body, routing_key, name, properties)
+            channel.publish(message, queues, method.mandatory, session.clock() if session.timed else 0)
+            session.broker.spill_full(channel.transaction)
+        return
+    gathered = session.gathered
+    if channel.confirming:
+        gathered.published += 1
+    elif not queues and not method.mandatory:
+        return
+    channel.publish(Message(body, routing_key, name, properties), queues, method.mandatory, 0)
+    if not gathered.waits:
+        gathered.gather()
+
+
+def _check_user_id(session: Session, properties: bytes) -> None:
+    user_id, user = Properties.decode(properties).user_id, session.connection.user
+    if user_id != user:
+        raise PreconditionFailed(f"user_id property set to '{user_id}' but authenticated user was '{user}'")

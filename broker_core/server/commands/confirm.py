@@ -1,0 +1,17 @@
+"""Class confirm (a RabbitMQ extension): publisher confirms."""
+
+from __future__ import annotations
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.server.commands.registry import command
+from broker_core.server.session import Session
+
+
+@command
+def select(session: Session, method: m.ConfirmSelect, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    session.channel.confirm_select()
+    if not method.nowait:
+        session.send(m.ConfirmSelectOk())

@@ -1,0 +1,167 @@
+"""Class basic, for consumers: qos, consume, cancel, get, acks and recover. Not here: publish (``basic.py``)."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.consumer import consumer_priority
+from broker_core.broker.transaction import Outcome, Settle
+from broker_core.errors import NotImplementedFeature, PreconditionFailed
+from broker_core.server import direct_reply, transaction_exchange
+from broker_core.server.commands.named import get_outcome
+from broker_core.server.commands.registry import command
+from broker_core.server.session import Session
+
+_CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
+
+
+@command
+def qos(session: Session, method: m.BasicQos, _: Command) -> None:
+    if method.prefetch_size:
+        raise NotImplementedFeature(f"prefetch_size!=0 ({method.prefetch_size})")
+    # py-amqp, with kombu and Celery above it, means what the specification says, the whole channel, where the
+    # product is not RabbitMQ
+    whole = method.global_ or session.connection.protocol.client_properties.get("product") == "py-amqp"
+    with session.lock:
+        session.channel.qos(method.prefetch_count, whole)
+    session.send(m.BasicQosOk())
+    session.commits.wake()
+
+
+@command
+def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    name = session.queue_name(method.queue)
+    tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
+    if name == direct_reply.NAME:
+        direct_reply.consume(session, method, tag)
+        return
+    priority = _consume_priority(name, dict(method.arguments))
+    with session.lock:
+        queue = session.state.usable(name, session.connection)
+        session.state.touch(queue, session.clock())
+        consumer = session.channel.consume(
+            queue,
+            tag,
+            session.sender(tag, name),
+            session.cancelled,
+            no_ack=method.no_ack,
+            exclusive=method.exclusive,
+            no_local=method.no_local,
+            priority=priority,
+            arguments=dict(method.arguments),
+        )
+        consumer.writable = session.connection.writable
+    if not method.nowait:
+        session.send(m.BasicConsumeOk(tag))
+    session.commits.wake()
+
+
+def _consume_priority(queue: str, arguments: dict[str, Any]) -> int:
+    for name in arguments:
+        if name.startswith("x-") and name not in _CONSUME_ARGUMENTS:
+            advice = f"txmq knows {', '.join(_CONSUME_ARGUMENTS)}"
+            raise PreconditionFailed(f"unknown argument '{name}' of a consumer", advice)
+    return consumer_priority(queue, arguments)
+
+
+@command
+def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    tag = method.consumer_tag
+    reply = None if method.nowait else m.BasicCancelOk(tag)
+    with session.lock:
+        consumer = session.channel.cancel(tag)
+        if consumer is not None:
+            session.state.touch(consumer.queue, session.clock())
+            if consumer.queue.replies:
+                session.replies = ""
+    if consumer is not None and consumer.queue.auto_delete:
+        session.submit(method, lambda state, change, _now: state.delete_abandoned(change), lambda _: reply)
+    else:
+        session.send_unless_none(reply)
+    session.commits.wake()  # a single active consumer may have made room
+
+
+@command
+def get(session: Session, method: m.BasicGet, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    name = session.queue_name(method.queue)
+    if name.startswith(transaction_exchange.QUEUE_PREFIX):
+        get_outcome(session, method, name)
+        return
+    channel, state = session.channel, session.state
+    if state.runnable:
+        session.commits.dispatch(name)  # what consumers can take is not there for a get
+    with session.lock:
+        queue = state.usable(name, session.connection)
+        now = session.clock()
+        state.touch(queue, now)
+        expired = state.head_expired(queue, now)
+        delivery = None if expired else channel.get(queue)
+        if delivery is not None:
+            ready, _ = state.queue_counts(name)
+            if method.no_ack:
+                unacked = channel.unacked.pop(delivery.tag)
+                session.commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
+    if expired:
+        session.put_back(command)  # it looks again
+        session.submit(method, lambda state, change, now: state.expire(change, now, [queue]), lambda _: None)
+    elif delivery is None:
+        session.send(m.BasicGetEmpty())
+    else:
+        message = delivery.message
+        found = m.BasicGetOk(delivery.tag, delivery.redelivered, message.exchange, message.routing_key, ready)
+        session.send(found, message.properties, message.body, queue=name)
+
+
+@command
+def ack(session: Session, method: m.BasicAck, _: Command) -> None:
+    _settle(session, method.delivery_tag, "ack", method.multiple)
+
+
+@command
+def nack(session: Session, method: m.BasicNack, _: Command) -> None:
+    _settle(session, method.delivery_tag, "requeue" if method.requeue else "reject", method.multiple)
+
+
+@command
+def reject(session: Session, method: m.BasicReject, _: Command) -> None:
+    _settle(session, method.delivery_tag, "requeue" if method.requeue else "reject", False)
+
+
+def _settle(session: Session, tag: int, outcome: Outcome, multiple: bool) -> None:
+    channel = session.channel
+    channel.settle(tag, outcome, multiple, session.clock() if session.timed else 0)
+    if not channel.transactional and not session.gathered.waits and channel.transaction:
+        session.gathered.gather()
+
+
+@command
+def recover(session: Session, method: m.BasicRecover, command: Command) -> None:
+    _recover(session, method, command, m.BasicRecoverOk())
+
+
+@command
+def recover_async(session: Session, method: m.BasicRecoverAsync, command: Command) -> None:
+    _recover(session, method, command, None)
+
+
+def _recover(session: Session, method: m.BasicRecover | m.BasicRecoverAsync, command: Command, reply: m.Method | None) -> None:
+    if session.wait_for_gathered(command):
+        return
+    if not method.requeue:
+        raise NotImplementedFeature("requeue=false")
+
+    def work(_state: BrokerState, change: Change, now: int) -> None:
+        session.channel.recover(change, now)
+
+    session.submit(method, work, lambda _: reply)

@@ -1,0 +1,63 @@
+"""Class exchange. Not here: the rules (``broker/topology.py``).
+
+Each is a work of the committer, answered when it is durable.
+"""
+
+from __future__ import annotations
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.server.commands.names import one_line
+from broker_core.server.commands.registry import command
+from broker_core.server.session import Session
+
+
+@command
+def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    name = one_line(method.exchange)
+
+    def work(state: BrokerState, change: Change, _now: int) -> None:
+        if method.passive:
+            state.exchange(name)
+        else:
+            state.declare_exchange(
+                change,
+                name,
+                method.type,
+                durable=method.durable,
+                auto_delete=method.auto_delete,
+                internal=method.internal,
+                arguments=dict(method.arguments),
+            )
+
+    session.submit(method, work, lambda _: None if method.nowait else m.ExchangeDeclareOk())
+
+
+@command
+def delete(session: Session, method: m.ExchangeDelete, _: Command) -> None:
+    def work(state: BrokerState, change: Change, _now: int) -> None:
+        state.delete_exchange(change, one_line(method.exchange), if_unused=method.if_unused)
+
+    session.submit(method, work, lambda _: None if method.nowait else m.ExchangeDeleteOk())
+
+
+@command
+def bind(session: Session, method: m.ExchangeBind, _: Command) -> None:
+    def work(state: BrokerState, change: Change, _now: int) -> None:
+        destination, source = one_line(method.destination), one_line(method.source)
+        state.bind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
+
+    session.submit(method, work, lambda _: None if method.nowait else m.ExchangeBindOk())
+
+
+@command
+def unbind(session: Session, method: m.ExchangeUnbind, _: Command) -> None:
+    def work(state: BrokerState, change: Change, _now: int) -> None:
+        destination, source = one_line(method.destination), one_line(method.source)
+        state.unbind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
+
+    session.submit(method, work, lambda _: None if method.nowait else m.ExchangeUnbindOk())

@@ -1,0 +1,58 @@
+"""Named transactions of a session (semantics 20, 21): publish to ``amq.transaction``, and get from
+``amq.transaction.XID``.
+
+Not here: what the words mean (``transaction_exchange.py``).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.encoder import encode_ack
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.errors import PreconditionFailed
+from broker_core.node.local import log_dropped
+from broker_core.server import transaction_exchange
+from broker_core.server.session import Session
+
+
+def publish_to_transaction(session: Session, method: m.BasicPublish, command: Command) -> None:
+    channel, gathered = session.channel, session.gathered
+    verb, xid = transaction_exchange.parse(method.routing_key, command.body)
+    if verb in ("prepare", "token"):
+        channel.check_transactional()
+        session.named = session.named.with_name(verb, xid)
+        return
+    if channel.transactional:
+        text = f"cannot {verb} transaction '{xid}' on a channel that is transactional"
+        raise PreconditionFailed(text, "use another channel")
+    if session.wait_for_gathered(command):
+        return
+    if channel.confirming:
+        gathered.published += 1
+    number = gathered.published
+
+    def decided(dropped: int) -> None:
+        log_dropped(xid, dropped)
+        if channel.confirming:
+            session.connection.write(encode_ack(session.number, number, multiple=False))
+
+    session.submit(method, partial(transaction_exchange.decide, verb, xid), decided)
+
+
+def get_outcome(session: Session, method: m.BasicGet, name: str) -> None:
+    """How the transaction of this name ended, if there is one."""
+    if not method.no_ack:
+        text = f"queue '{name}' only answers, it holds nothing to acknowledge"
+        raise PreconditionFailed(text, "get with no_ack")
+    xid = name[len(transaction_exchange.QUEUE_PREFIX) :]
+
+    def answer(outcome: transaction_exchange.Answer | None) -> m.Method | None:
+        if outcome is None:
+            return m.BasicGetEmpty()
+        found = m.BasicGetOk(session.channel.next_tag(), False, transaction_exchange.NAME, xid, 0)
+        session.send(found, outcome.properties, outcome.body)
+        return None
+
+    session.submit(method, partial(transaction_exchange.asked, xid), answer)

@@ -1,0 +1,110 @@
+"""Class queue. Not here: the rules (``broker/topology.py``).
+
+Each is a work of the committer, answered when it is durable. Those that speak of counts wait for what the
+channel published before.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.errors import AccessRefused
+from broker_core.server import direct_reply
+from broker_core.server.commands.names import one_line
+from broker_core.server.commands.registry import command
+from broker_core.server.session import Session
+
+
+@command
+def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    name = one_line(method.queue)
+    if name.startswith(direct_reply.NAME):
+        direct_reply.declare(session, method, name)
+        return
+    if not name and not method.passive:
+        name = f"amq.gen-{secrets.token_urlsafe(16)}"
+    elif name.startswith("amq.") and not method.passive and name not in session.state.queues:
+        raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+
+    def work(state: BrokerState, change: Change, now: int) -> tuple[int, int]:
+        if method.passive:
+            state.visible_to(name, session.connection)
+        else:
+            state.declare_queue(
+                change,
+                name,
+                durable=method.durable,
+                exclusive=method.exclusive,
+                auto_delete=method.auto_delete,
+                arguments=dict(method.arguments),
+                connection=session.connection,
+            )
+        state.touch(state.queues[name], now)
+        return state.queue_counts(name)
+
+    def declared(counts: tuple[int, int]) -> m.Method | None:
+        session.last_queue = name
+        return None if method.nowait else m.QueueDeclareOk(name, *counts)
+
+    session.submit(method, work, declared)
+
+
+@command
+def bind(session: Session, method: m.QueueBind, _: Command) -> None:
+    queue, routing_key = _binding(session, method)
+
+    def work(state: BrokerState, change: Change, _now: int) -> None:
+        exchange, arguments = one_line(method.exchange), dict(method.arguments)
+        state.bind(change, queue, exchange, routing_key, arguments, connection=session.connection)
+
+    session.submit(method, work, lambda _: None if method.nowait else m.QueueBindOk())
+
+
+@command
+def unbind(session: Session, method: m.QueueUnbind, _: Command) -> None:
+    queue, routing_key = _binding(session, method)
+
+    def work(state: BrokerState, change: Change, _now: int) -> None:
+        exchange, arguments = one_line(method.exchange), dict(method.arguments)
+        state.unbind(change, queue, exchange, routing_key, arguments, connection=session.connection)
+
+    session.submit(method, work, lambda _: m.QueueUnbindOk())
+
+
+def _binding(session: Session, method: m.QueueBind | m.QueueUnbind) -> tuple[str, str]:
+    """Queue and routing key.
+
+    With neither a queue nor a key, the key is the queue's name too (specification 1.7.2.3.3).
+    """
+    queue = session.queue_name(one_line(method.queue))
+    return queue, method.routing_key or ("" if method.queue else queue)
+
+
+@command
+def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    name = session.queue_name(method.queue)
+
+    def work(state: BrokerState, change: Change, _now: int) -> int:
+        return state.purge(change, name, session.connection)
+
+    session.submit(method, work, lambda count: None if method.nowait else m.QueuePurgeOk(count))
+
+
+@command
+def delete(session: Session, method: m.QueueDelete, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    name, connection = session.queue_name(one_line(method.queue)), session.connection
+
+    def work(state: BrokerState, change: Change, _now: int) -> int:
+        return state.delete_queue(change, name, if_unused=method.if_unused, if_empty=method.if_empty, connection=connection)
+
+    session.submit(method, work, lambda count: None if method.nowait else m.QueueDeleteOk(count))

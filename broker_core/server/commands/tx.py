@@ -1,0 +1,109 @@
+"""Class tx: select, commit, rollback.
+
+Not here: what a commit means (``broker/``), named transactions (``named.py``).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.broker import BrokerState, Committed
+from broker_core.broker.change import Change
+from broker_core.broker.transaction import Transaction
+from broker_core.node.burial import Burial, is_worth_it
+from broker_core.server import transaction_exchange
+from broker_core.server.commands.registry import command
+from broker_core.server.gathered import commit as commit_transaction
+from broker_core.server.session import Move, Session
+
+
+@command
+def select(session: Session, method: m.TxSelect, command: Command) -> None:
+    if session.wait_for_gathered(command):
+        return
+    session.channel.tx_select(session.clock())
+    session.send(m.TxSelectOk())
+
+
+@command
+def commit(session: Session, method: m.TxCommit, _: Command) -> None:
+    channel, broker = session.channel, session.broker
+    channel.check_transactional()
+    transaction, named = channel.transaction, session.named
+    if not transaction and not named:
+        session.send(m.TxCommitOk())
+        return
+    if session.timed:
+        transaction.check_open_time(session.clock())
+    if named.prepare:
+        broker.spill_before_prepare(transaction)
+    else:
+        broker.spill_large(transaction)
+    session.move(Move.submit)
+    if not named.prepare and is_worth_it(transaction):
+        session.commits.aside(partial(broker.bury, transaction), partial(_buried, session, method, transaction))
+    else:
+        _submit(session, method, transaction)
+
+
+def _buried(session: Session, method: m.TxCommit, transaction: Transaction, burial: Burial | None, error: BaseException | None) -> None:
+    """Its many dead letters are in segments."""
+    if session.ended:
+        if burial is not None:
+            session.commits.aside(partial(session.broker.discard_burial, burial), lambda _answer, _error: None)
+    elif burial is None:
+        assert error is not None
+        session.fail(error, method)
+    else:
+        burial.apply(transaction)
+        _submit(session, method, transaction)
+
+
+def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
+    named, then = session.named, partial(_committed, session, method)
+    if named.prepare:
+        session.commits.submit(partial(_prepare, transaction, named.prepare), then)
+    else:
+        transaction.xid = named.token
+        session.commits.submit(partial(commit_transaction, transaction), then)
+
+
+def _prepare(transaction: Transaction, xid: str, state: BrokerState, change: Change, now: int) -> None:
+    state.prepare(change, transaction, xid, now)
+
+
+def _committed(session: Session, method: m.TxCommit, committed: Committed | None, error: BaseException | None) -> None:
+    """``committed`` None, without an error: it is prepared."""
+    if session.ended:
+        return
+    if error is not None:
+        session.fail(error, method)
+        return
+    with session.lock:
+        session.channel.finish(session.now)
+    session.named = transaction_exchange.Named()
+    if committed is not None:
+        for message in committed.returned:
+            session.give_back(message)
+    session.send(m.TxCommitOk())
+    if session.channel.consumers:
+        session.commits.wake()
+    session.go_on()
+
+
+@command
+def rollback(session: Session, method: m.TxRollback, _: Command) -> None:
+    session.channel.check_transactional()
+    session.named = transaction_exchange.Named()
+    with session.lock:
+        batch_ids = session.channel.rollback(session.now)
+    if not batch_ids:
+        session.send(m.TxRollbackOk())
+        return
+
+    def work(_state: BrokerState, change: Change, _now: int) -> None:
+        change.forgets.extend(batch_ids)
+
+    session.submit(method, work, lambda _: m.TxRollbackOk())

@@ -1,0 +1,109 @@
+"""The sessions of one connection: one for each open channel, and the order in which they end.
+
+Not here: what a session does (``session.py``), and which channels are open (``amqp/v0_9_1/channels.py``).
+
+Invariant: every session ends exactly once; after all of them the exclusive queues of the connection go, and
+then what ``close`` was given is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.amqp.v0_9_1.methods import ChannelClose
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.server.session import Session
+
+if TYPE_CHECKING:
+    from broker_core.server.amqp_connection import Connection
+
+
+class Sessions:
+    """``by_number``: the sessions that have not ended, by their channel.
+
+    Its channel is open, or the client has closed it and there is still work to do.
+    """
+
+    __slots__ = ("_connection", "_ended", "_ending", "_finish", "by_number")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.by_number: dict[int, Session] = {}
+        self._ending = 0  # whose end is not durable yet
+        self._finish: Callable[[], None] | None = None  # the connection closes: what is left to do when all have ended
+        self._ended = False
+
+    def open(self, number: int) -> None:
+        self.by_number[number] = Session(self._connection, number, self._connection.server)
+
+    def fail(self, number: int, text: str) -> None:
+        """The broker has closed the channel."""
+        self.by_number.pop(number).end(text)
+
+    def close(self, session: Session) -> None:
+        """All that the client asked for before channel.close is done: answer that when the end is durable."""
+        if self.by_number.get(session.number) is session:
+            del self.by_number[session.number]
+            self._ending += 1
+            session.end("it was closed", partial(self._closed, session.number))
+
+    def _closed(self, number: int) -> None:
+        self._ending -= 1
+        self._connection.protocol.channel_ended(number)
+        self._connection.flush_later()
+        self._finish_when_all_ended()
+
+    def close_all(self, why: str, then: Callable[[], None] | None, at_once: Callable[[Session], bool] = lambda _: False) -> None:
+        """The connection closes.
+
+        Sessions end behind what they have still to do, or ``at_once``; then ``then``.
+        """
+        self._finish = partial(self.end_all, why, then)
+        for session in list(self.by_number.values()):
+            if at_once(session):
+                self.close(session)
+            else:
+                session.handle(Command(session.number, ChannelClose()))
+        self._finish_when_all_ended()
+
+    def stop_deliveries(self) -> None:
+        for session in self.by_number.values():
+            session.stop_deliveries()
+
+    def resume_deliveries(self) -> None:
+        server = self._connection.server
+        state = server.broker.state
+        with server.broker.committer.lock:
+            for session in self.by_number.values():
+                for consumer in session.channel.consumers.values():
+                    consumer.writable = True
+                    state.wake(consumer.queue)
+        server.commits.wake()
+
+    def lost(self) -> None:
+        """The socket is gone."""
+        if self._finish is None:  # else they end by themselves
+            self.end_all("its connection was lost", None)
+
+    def end_all(self, why: str, then: Callable[[], None] | None) -> None:
+        """At once; then what belongs to the connection goes."""
+        if self._ended:
+            return
+        self._ended = True
+        sessions = list(self.by_number.values())
+        self.by_number.clear()
+        for session in sessions:
+            session.end(why)
+        self._connection.server.commits.submit(self._delete_exclusive, lambda _answer, _error: then() if then is not None else None)
+
+    def _delete_exclusive(self, state: BrokerState, change: Change, _now: int) -> None:
+        for queue in state.exclusive_queues(self._connection):
+            state.delete_queue(change, queue.name, connection=self._connection)
+
+    def _finish_when_all_ended(self) -> None:
+        if self._finish is not None and not self.by_number and not self._ending:
+            self._finish()
