@@ -30,9 +30,9 @@ from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.holder import open_store
 from broker_core.node.local import LocalBroker
-from broker_core.server.amqp import AmqpOptions, AmqpServer
+from broker_core.server.amqp.handler import Handler
+from broker_core.server.amqp.server import AmqpOptions, AmqpServer
 from broker_core.server.flight.server import FlightServer, committed
-from broker_core.server.handler import Handler
 from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore

@@ -54,8 +54,8 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.queue.Queue": (54, LOG),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
-    "broker_core.server.amqp.AmqpServer": (20, "the composition of a door"),
-    "broker_core.server.session.Session": (16, "what a channel of AMQP remembers between commands"),
+    "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
+    "broker_core.server.amqp.session.Session": (16, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),
 }
 

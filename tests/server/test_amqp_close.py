@@ -14,9 +14,9 @@ from pamqp import base, commands
 
 from broker_core.amqp.v0_9_1.events import Command, Event
 from broker_core.errors import NotAllowed
-from broker_core.server.amqp_connection import Connection as ServerConnection
-from broker_core.server.handler import Handler
-from broker_core.server.session import Session
+from broker_core.server.amqp.connection import Connection as ServerConnection
+from broker_core.server.amqp.handler import Handler
+from broker_core.server.amqp.session import Session
 from tests.amqp_in_process import Leader, Served, ended, serving
 from tests.amqp_peer import Closed, Peer, content, encoded, peer
 

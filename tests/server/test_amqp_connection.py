@@ -21,9 +21,9 @@ from pamqp import heartbeat
 from broker_core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.node.local import LocalBroker
-from broker_core.server import amqp_connection
 from broker_core.server.alarm import AlarmLimits
-from broker_core.server.amqp import AmqpOptions, AmqpServer
+from broker_core.server.amqp import connection as amqp_connection
+from broker_core.server.amqp.server import AmqpOptions, AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import HEADER, AnyFrame, Closed, Peer, content, encoded, peer
 from tests.amqp_server import serving

@@ -16,7 +16,7 @@ from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue,
 
 from broker_core.broker.change import Change
 from broker_core.node.local import LocalBroker
-from broker_core.server.amqp import AmqpServer
+from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import Closed, Peer, content, encoded
 from tests.amqp_server import AmqpServed, serving

@@ -9,11 +9,11 @@ import pytest
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import BasicPublish, ChannelClose, Method
 from broker_core.amqp.v0_9_1.states import WORK
-from broker_core.server.backlog import BYTES, Backlog
-from broker_core.server.backlog import COMMANDS as MOST
-from broker_core.server.commands import COMMANDS
-from broker_core.server.commands.registry import command
-from broker_core.server.session import PHASES, Move, Phase, Session
+from broker_core.server.amqp.backlog import BYTES, Backlog
+from broker_core.server.amqp.backlog import COMMANDS as MOST
+from broker_core.server.amqp.commands import COMMANDS
+from broker_core.server.amqp.commands.registry import command
+from broker_core.server.amqp.session import PHASES, Move, Phase, Session
 
 
 def test_each_method_that_passes_the_connection_has_a_command() -> None:

@@ -20,12 +20,12 @@ from broker_core.amqp.v0_9_1.events import Command, Event, Heartbeat, ProtocolHe
 from broker_core.errors import ConnectionAccessRefused, NotAllowed, OptionError, PreconditionFailed
 from broker_core.launcher import Broker
 from broker_core.properties import Properties
-from broker_core.server.amqp import AmqpOptions
-from broker_core.server.amqp_connection import Connection
-from broker_core.server.handler import Handler, Handlers
-from broker_core.server.rate_limit import PublishRateLimit
-from broker_core.server.session import Session
-from broker_core.server.trace import Tracer
+from broker_core.server.amqp.connection import Connection
+from broker_core.server.amqp.handler import Handler, Handlers
+from broker_core.server.amqp.rate_limit import PublishRateLimit
+from broker_core.server.amqp.server import AmqpOptions
+from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.trace import Tracer
 from tests.amqp_peer import Peer, content, peer
 
 DOCS = Path(__file__).parents[2] / "docs" / "handlers.md"

@@ -12,10 +12,10 @@ from broker_core.broker.change import Change
 from broker_core.broker.consumer import consumer_priority
 from broker_core.broker.transaction import Outcome, Settle
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
-from broker_core.server import direct_reply, transaction_exchange
-from broker_core.server.commands.named import get_outcome
-from broker_core.server.commands.registry import command
-from broker_core.server.session import Session
+from broker_core.server.amqp import direct_reply, transaction_exchange
+from broker_core.server.amqp.commands.named import get_outcome
+from broker_core.server.amqp.commands.registry import command
+from broker_core.server.amqp.session import Session
 
 _CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
 

@@ -16,10 +16,10 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import ChannelClose
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.server.session import Session
+from broker_core.server.amqp.session import Session
 
 if TYPE_CHECKING:
-    from broker_core.server.amqp_connection import Connection
+    from broker_core.server.amqp.connection import Connection
 
 
 class Sessions:

@@ -17,7 +17,7 @@ from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.errors import CommandInvalid, ConnectionAccessRefused
 
 if TYPE_CHECKING:
-    from broker_core.server.amqp import AmqpOptions
+    from broker_core.server.amqp.server import AmqpOptions
 
 logger = logging.getLogger("txmq.amqp")
 

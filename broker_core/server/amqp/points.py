@@ -12,10 +12,10 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.decoder import Decoder
 from broker_core.amqp.v0_9_1.events import Command, Event
 from broker_core.amqp.v0_9_1.states import ConnectionState
-from broker_core.server.session import Session
+from broker_core.server.amqp.session import Session
 
 if TYPE_CHECKING:
-    from broker_core.server.amqp_connection import Connection
+    from broker_core.server.amqp.connection import Connection
 
 
 class Points:

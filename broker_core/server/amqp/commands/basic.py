@@ -8,10 +8,10 @@ from broker_core.broker.carbon_copy import carbon_copies, has_copies
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message import Message
 from broker_core.properties import Properties, delivery_mode
-from broker_core.server import direct_reply, transaction_exchange
-from broker_core.server.commands.named import publish_to_transaction
-from broker_core.server.commands.registry import command
-from broker_core.server.session import Session
+from broker_core.server.amqp import direct_reply, transaction_exchange
+from broker_core.server.amqp.commands.named import publish_to_transaction
+from broker_core.server.amqp.commands.registry import command
+from broker_core.server.amqp.session import Session
 
 _USER_ID = 0x10  # in the second byte of the property flags
 _REPLY_TO = 0x02  # in the first one

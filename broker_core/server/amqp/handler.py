@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from broker_core.amqp.v0_9_1.events import Command, Event
 
 if TYPE_CHECKING:
-    from broker_core.server.amqp_connection import Connection
-    from broker_core.server.session import Session
+    from broker_core.server.amqp.connection import Connection
+    from broker_core.server.amqp.session import Session
 
 
 class Handler:

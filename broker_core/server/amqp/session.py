@@ -1,7 +1,7 @@
 """A session: one AMQP channel of a connection. Commands in, replies and deliveries out; the domain does the
 rest.
 
-Not here: the socket (``amqp_connection.py``), what each command does (``commands/``), what is gathered
+Not here: the socket (``connection.py``), what each command does (``commands/``), what is gathered
 outside a transaction (``gathered.py``), the rules (``broker/``), the order of a commit (``node/committer.py``).
 
 Commands are answered in the order in which they came. Publishes and acks outside a transaction are gathered
@@ -27,13 +27,13 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, Send
 from broker_core.errors import InternalFault, OptionError, PreconditionFailed, QueueNotFound, TransactionError, TxmqError
 from broker_core.message import Message
-from broker_core.server import transaction_exchange
-from broker_core.server.backlog import Backlog
-from broker_core.server.gathered import Gathered
+from broker_core.server.amqp import transaction_exchange
+from broker_core.server.amqp.backlog import Backlog
+from broker_core.server.amqp.gathered import Gathered
 
 if TYPE_CHECKING:
-    from broker_core.server.amqp import AmqpServer
-    from broker_core.server.amqp_connection import Connection
+    from broker_core.server.amqp.connection import Connection
+    from broker_core.server.amqp.server import AmqpServer
 
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
 

@@ -4,7 +4,7 @@ method.
 Not here: the rules (``broker/``), and when a command waits for another (``session.py``).
 """
 
-from broker_core.server.commands import basic, channel, confirm, delivery, exchange, queue, tx
-from broker_core.server.commands.registry import COMMANDS
+from broker_core.server.amqp.commands import basic, channel, confirm, delivery, exchange, queue, tx
+from broker_core.server.amqp.commands.registry import COMMANDS
 
 __all__ = ["COMMANDS", "basic", "channel", "confirm", "delivery", "exchange", "queue", "tx"]

@@ -21,9 +21,9 @@ from broker_core.errors import LocalProtocolError, RemoteProtocolError
 from broker_core.field_table import Timestamp
 from broker_core.message import Message
 from broker_core.properties import NAMES, Properties
-from broker_core.server.amqp import AmqpServer
-from broker_core.server.handler import Handler
-from broker_core.server.session import Session
+from broker_core.server.amqp.handler import Handler
+from broker_core.server.amqp.server import AmqpServer
+from broker_core.server.amqp.session import Session
 
 EXCHANGE = "amq.rabbitmq.trace"
 

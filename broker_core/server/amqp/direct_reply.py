@@ -24,7 +24,7 @@ from broker_core.errors import NotAllowed, PreconditionFailed
 from broker_core.properties import Properties, with_reply_to
 
 if TYPE_CHECKING:
-    from broker_core.server.session import Session
+    from broker_core.server.amqp.session import Session
 
 NAME = REPLIES[:-1]
 RAW_NAME = NAME.encode()

@@ -13,10 +13,10 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.errors import AccessRefused
-from broker_core.server import direct_reply
-from broker_core.server.commands.names import one_line
-from broker_core.server.commands.registry import command
-from broker_core.server.session import Session
+from broker_core.server.amqp import direct_reply
+from broker_core.server.amqp.commands.names import one_line
+from broker_core.server.amqp.commands.registry import command
+from broker_core.server.amqp.session import Session
 
 
 @command

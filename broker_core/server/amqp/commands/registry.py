@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import Method
-from broker_core.server.session import Session
+from broker_core.server.amqp.session import Session
 
 M = TypeVar("M", bound=Method)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.server.commands.registry import command
-from broker_core.server.session import Session
+from broker_core.server.amqp.commands.registry import command
+from broker_core.server.amqp.session import Session
 
 
 @command

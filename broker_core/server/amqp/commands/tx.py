@@ -13,10 +13,10 @@ from broker_core.broker.broker import BrokerState, Committed
 from broker_core.broker.change import Change
 from broker_core.broker.transaction import Transaction
 from broker_core.node.burial import Burial, is_worth_it
-from broker_core.server import transaction_exchange
-from broker_core.server.commands.registry import command
-from broker_core.server.gathered import commit as commit_transaction
-from broker_core.server.session import Move, Session
+from broker_core.server.amqp import transaction_exchange
+from broker_core.server.amqp.commands.registry import command
+from broker_core.server.amqp.gathered import commit as commit_transaction
+from broker_core.server.amqp.session import Move, Session
 
 
 @command

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import BasicPublish
 from broker_core.errors import OptionError, PreconditionFailed
-from broker_core.server.handler import Handler
-from broker_core.server.session import Session
+from broker_core.server.amqp.handler import Handler
+from broker_core.server.amqp.session import Session
 
 
 class _Bucket:

@@ -13,8 +13,8 @@ from broker_core.amqp.v0_9_1.encoder import encode_ack
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.errors import PreconditionFailed
 from broker_core.node.local import log_dropped
-from broker_core.server import transaction_exchange
-from broker_core.server.session import Session
+from broker_core.server.amqp import transaction_exchange
+from broker_core.server.amqp.session import Session
 
 
 def publish_to_transaction(session: Session, method: m.BasicPublish, command: Command) -> None:

@@ -1,6 +1,6 @@
 """The AMQP 0-9-1 server: listeners, the event loop in its one thread, and what is done for all connections once in a while.
 
-Not here: one connection (``amqp_connection.py``), one channel (``session.py``), commits and dispatch (``commit_queue.py``).
+Not here: one connection (``connection.py``), one channel (``session.py``), commits and dispatch (``commit_queue.py``).
 
 Invariant: connections, sessions and ``commits`` live in the loop's thread. Other threads call ``start``, ``stop``, ``idle_s`` and
 ``addresses``, nothing else.
@@ -23,12 +23,12 @@ from broker_core.address import bracketed
 from broker_core.errors import ConnectionForced, OptionError
 from broker_core.message import MAX_BODY_BYTES
 from broker_core.node.local import LocalBroker
-from broker_core.server import handshake
 from broker_core.server.alarm import Alarm, AlarmLimits
-from broker_core.server.amqp_connection import Connection
-from broker_core.server.commands import COMMANDS
+from broker_core.server.amqp import handshake
+from broker_core.server.amqp.commands import COMMANDS
+from broker_core.server.amqp.connection import Connection
+from broker_core.server.amqp.handler import Handler, Handlers
 from broker_core.server.commit_queue import CommitQueue
-from broker_core.server.handler import Handler, Handlers
 
 logger = logging.getLogger("txmq.amqp")
 

@@ -21,7 +21,7 @@ from broker_core.broker.transaction import Transaction
 from broker_core.node.burial import is_worth_it
 
 if TYPE_CHECKING:
-    from broker_core.server.session import Session
+    from broker_core.server.amqp.session import Session
 
 REJECTS = 512  # of one commit, where a client rejects a great many
 IN_FLIGHT = 8  # ticks whose publishes and acks are not durable, before the connection is not read

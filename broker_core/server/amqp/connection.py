@@ -22,14 +22,14 @@ from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.events import ChannelFailed, CloseRequested, Command, ConnectionEvent, Failed
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
-from broker_core.server import handshake
-from broker_core.server.points import Points
-from broker_core.server.session import as_amqp
-from broker_core.server.sessions import Sessions
+from broker_core.server.amqp import handshake
+from broker_core.server.amqp.points import Points
+from broker_core.server.amqp.session import as_amqp
+from broker_core.server.amqp.sessions import Sessions
 
 if TYPE_CHECKING:
-    from broker_core.server.amqp import AmqpServer
-    from broker_core.server.handler import Handler
+    from broker_core.server.amqp.handler import Handler
+    from broker_core.server.amqp.server import AmqpServer
 
 logger = logging.getLogger("txmq.amqp")
 
