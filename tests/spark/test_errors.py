@@ -113,7 +113,7 @@ def test_a_message_over_the_size_limit_is_refused(broker: Broker) -> None:
     source = TxmqDataSource({"url": broker.url, "queue": "q"})
     writer = source.writer(StructType([StructField("body", BinaryType())]), False)
     rows = pa.RecordBatch.from_arrays([pa.array([b"small", bytes(MAX_BODY_BYTES + 1)])], names=["body"])
-    refused(lambda: writer.write(iter([rows])), TransactionTooLarge, "the body of row 1 has 134217729 bytes", "at most 134217728")
+    refused(lambda: writer.write(iter([rows])), TransactionTooLarge, "the body of row 1 has 134217729 bytes", "the limit is 134217728")
     assert broker.queues()[0].messages == 0
 
 
