@@ -171,7 +171,7 @@ def test_rows_that_another_driver_has_applied_meanwhile_are_a_missing_branch_and
     reading = bed.engine.read_branches(["branch"])
     assert next(reading).num_rows == rows.num_rows
     bed.engine.mark_applied("app", entry.sequence)
-    with pytest.raises(MissingBranch, match="applied by another driver"):
+    with pytest.raises(MissingBranch, match="another driver of this query applied the rows"):
         next(reading)
 
 
