@@ -192,7 +192,8 @@ def test_a_handler_that_breaks_closes_its_connection_and_says_so_in_the_log(capl
         with caplog.at_level(logging.ERROR, "txmq.amqp"):
             client.publish(1, "", "broken", b"x")
             assert client.expect(c.Connection.Close, 0).reply_code == 541
-        assert "ZeroDivisionError: a bug" in caplog.text
+        assert "ZeroDivisionError" in caplog.text  # as text, or as JSON where pyspark has set its logger class in this process
+        assert "a bug" in caplog.text
         declare(other)
 
 

@@ -56,7 +56,7 @@ def test_wrong_rows_are_one_error_that_names_column_or_row(columns: dict[str, li
 
 def test_body_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker_core.arrow.parts.MAX_BODY_BYTES", 10)
-    with pytest.raises(errors.TransactionTooLarge, match="row 1 has 11 bytes; at most 10"):
+    with pytest.raises(errors.TransactionTooLarge, match="row 1 has 11 bytes; the limit is 10"):
         list(parts([pa.record_batch({"body": [b"x" * 10, b"x" * 11]})], PUBLISH))
 
 
