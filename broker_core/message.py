@@ -3,7 +3,7 @@
 Not here: the encoding of properties (``properties.py``) and anything about queues.
 
 Invariant: ``MESSAGE_SCHEMA`` is the one shape in which messages enter a segment; ``MERGED_SCHEMA`` adds, row by row, the
-commit sequence and commit time of batches that were merged out of many small commits.
+commit sequence and commit time of blocks that were merged out of many small commits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a reader on the same host finds a batch: one encapsulated IPC message in an Arrow stream file."""
+    """Where a reader on the same host finds a block: one encapsulated IPC message in an Arrow stream file."""
 
     path: str
     position: int

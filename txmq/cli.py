@@ -377,7 +377,7 @@ def _verify(options: argparse.Namespace) -> int:
         _print_json({**dataclasses.asdict(found), "ok": found.ok})
     else:
         print(
-            f"{found.path}: {found.segments} segments with {found.batches} batches of {found.rows} rows, "
+            f"{found.path}: {found.segments} segments with {found.blocks} blocks of {found.rows} rows, "
             f"{found.inbox_rows} rows in the catalog, {found.records} records, {found.size_bytes} bytes"
         )
         for problem in found.problems:
@@ -396,7 +396,7 @@ def _salvage(options: argparse.Namespace) -> int:
         _print_json({**dataclasses.asdict(found), "whole": found.whole})
         return 0
     messages = ", ".join(f"{count} in '{queue}'" for queue, count in found.messages.items()) or "no queues"
-    print(f"{found.to}: {found.batches} batches of {found.rows} rows, {found.inbox_rows} rows in the catalog; messages: {messages}")
+    print(f"{found.to}: {found.blocks} blocks of {found.rows} rows, {found.inbox_rows} rows in the catalog; messages: {messages}")
     for lost in found.lost:
         count = lost.end - lost.start
         print(f"lost: queue '{lost.queue}', offsets {lost.start} to {lost.end - 1} ({count} messages): {lost.where}: {lost.why}")

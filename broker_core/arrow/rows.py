@@ -1,9 +1,9 @@
-"""How a piece of a log becomes rows: a stored batch, plus what the log knows about it, as READ_SCHEMA.
+"""How a piece of a log becomes rows: a stored block, plus what the log knows about it, as READ_SCHEMA.
 
 Server and client share it, so a reader that maps a segment itself and one that is served over Flight get the same bytes. Not
-here: where batches are kept, and how a plan is made.
+here: where blocks are kept, and how a plan is made.
 
-Invariant: ``assemble`` is a pure function of (piece, batch); exchange, routing key and body are never copied where the rows of a
+Invariant: ``assemble`` is a pure function of (piece, block); exchange, routing key and body are never copied where the rows of a
 piece are adjacent.
 """
 
@@ -23,17 +23,17 @@ Interval = tuple[int, int]  # offsets, end-exclusive
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The offsets ``first .. first+count`` of a log, which are rows of one batch, in the same order.
+    """The offsets ``first .. first+count`` of a log, which are rows of one block, in the same order.
 
     The rows are ``row .. row+count``, or, where ``bitmap`` is not empty, its set bits (bit i of byte i//8, least significant first,
     counted from row ``row``). ``before`` of these selected rows stand before ``first`` (a slice that begins inside a run).
-    ``sequence`` 0: commit time stands in the batch, row by row. ``location`` None: no file holds the batch yet.
+    ``sequence`` 0: commit time stands in the block, row by row. ``location`` None: no file holds the block yet.
     """
 
     log: str
     first: int
     count: int
-    batch_id: int
+    block_id: int
     row: int
     bitmap: bytes
     sequence: int
@@ -57,16 +57,16 @@ class ReadPlan:
         return sum(piece.count for piece in self.pieces)
 
 
-def assemble(piece: Piece, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of ``piece`` as READ_SCHEMA; ``batch`` is the whole stored batch (MESSAGE_SCHEMA or MERGED_SCHEMA)."""
+def assemble(piece: Piece, block: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of ``piece`` as READ_SCHEMA; ``block`` is the whole stored block (MESSAGE_SCHEMA or MERGED_SCHEMA)."""
     first, count = piece.first, piece.count
     skipped = _within(piece.skipped, first, first + count)
     if not piece.bitmap and not skipped:
-        rows = batch.slice(piece.row + piece.before, count)
+        rows = block.slice(piece.row + piece.before, count)
         offsets = np.arange(first, first + count, dtype=np.int64)
     else:
         kept = ~_marks(skipped, first, count)
-        rows = batch.take(_column(_row_numbers(piece)[kept]))
+        rows = block.take(_column(_row_numbers(piece)[kept]))
         offsets = np.arange(first, first + count, dtype=np.int64)[kept]
     size = len(offsets)
     if piece.sequence:

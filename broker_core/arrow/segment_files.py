@@ -1,8 +1,8 @@
-"""Reading stored batches straight from their files, for a client on the broker's host.
+"""Reading stored blocks straight from their files, for a client on the broker's host.
 
 Not here: deciding whether we are on that host (``client/broker.py``), and writing (``store/segment.py``).
 
-Invariant: a batch is handed out only after its checksum was verified; whatever is wrong with a file is answered by None, and the
+Invariant: a block is handed out only after its checksum was verified; whatever is wrong with a file is answered by None, and the
 broker is asked instead (it names the fault).
 """
 
@@ -33,10 +33,10 @@ class SegmentFiles:
             message = file.read_buffer(location.length)
             if len(message) != location.length or xxhash.xxh3_64_intdigest(memoryview(message)) != location.checksum:
                 return None
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema)
+            block = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema)
         except (OSError, pa.ArrowException):
             return None
-        return batch if batch.num_rows == location.rows else None
+        return block if block.num_rows == location.rows else None
 
     def _open(self, location: Location) -> tuple[pa.MemoryMappedFile, pa.Schema]:
         path = os.path.join(self._directory, location.path)

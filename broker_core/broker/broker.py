@@ -1,8 +1,8 @@
-"""The state of a broker, all in memory: queues, open batch, prepared transactions, and the records of claims and ledger.
+"""The state of a broker, all in memory: queues, open block, prepared transactions, and the records of claims and ledger.
 
 Pure: no I/O, no clock, no threads. Every operation that must be durable takes a :class:`Change` and fills it; it checks first,
 then changes memory, so that a refused operation has changed nothing. The committer writes the change and calls ``publish``.
-Bodies of stored batches and new batch ids come through the two functions given at load.
+Bodies of stored blocks and new block ids come through the two functions given at load.
 
 Invariant: entries at or above a queue's ``visible_end`` belong to a commit that is not durable yet, and nobody is shown them.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.arguments import check_text
-from broker_core.broker.batch import Batches
+from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.dispatch import Dispatch
 from broker_core.broker.messages import ROUTE, Dying
@@ -74,7 +74,7 @@ class Image(Protocol):
     clean: bool
 
     @property
-    def batches(self) -> Sequence[Info]: ...
+    def blocks(self) -> Sequence[Info]: ...
 
 
 class Committed(NamedTuple):
@@ -91,8 +91,8 @@ class Committed(NamedTuple):
 
 
 class BrokerState(Dispatch):
-    def __init__(self, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
-        super().__init__(Batches(new_batch_id, read))
+    def __init__(self, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
+        super().__init__(Blocks(new_block_id, read))
         self.repaired = Repaired()  # while loading
         self.latest_us = 0  # the latest commit time that was found while loading
         self.identity = ""  # of the data directory
@@ -104,11 +104,11 @@ class BrokerState(Dispatch):
 
     # -- loading --------------------------------------------------------------------------------------------------------
     @classmethod
-    def load(cls, image: Image, *, new_batch_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> BrokerState:
+    def load(cls, image: Image, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> BrokerState:
         """Raises CorruptCatalog for records of which no sense can be made; what ``repair`` can derive is put right."""
-        state = cls(new_batch_id=new_batch_id, read=read)
+        state = cls(new_block_id=new_block_id, read=read)
         try:
-            state._load(image, new_batch_id)
+            state._load(image, new_block_id)
         except (LookupError, TypeError, ValueError, AttributeError, struct.error, pa.ArrowException) as error:
             raise CorruptCatalog(
                 f"the catalog holds a record of which no sense can be made ({type(error).__name__}: {error}); its checksum holds, so a"
@@ -116,16 +116,16 @@ class BrokerState(Dispatch):
             ) from error
         return state
 
-    def _load(self, image: Image, new_batch_id: Callable[[], int]) -> None:
-        found = self.repaired = repair(image.records, image.inbox, image.batches)
+    def _load(self, image: Image, new_block_id: Callable[[], int]) -> None:
+        found = self.repaired = repair(image.records, image.inbox, image.blocks)
         self.restore_numbers(image.sequence, image.records)
         by_class: dict[type[Record], list[Any]] = {}
         for record in found.records:
             by_class.setdefault(type(record), []).append(record)
-        for info in image.batches:
-            self.batches.name(info.batch_id, info.rows, info.size_bytes)
-        for batch_id, (rows, why) in found.lost_batches.items():
-            self.batches.lose(batch_id, rows, why)
+        for info in image.blocks:
+            self.blocks.name(info.block_id, info.rows, info.size_bytes)
+        for block_id, (rows, why) in found.lost_blocks.items():
+            self.blocks.lose(block_id, rows, why)
         for exchange in by_class.get(ExchangeRecord, ()):
             self._restore_exchange(exchange)
         for queue in by_class.get(QueueRecord, ()):
@@ -133,20 +133,20 @@ class BrokerState(Dispatch):
         for binding in (*by_class.get(BindingRecord, ()), *by_class.get(ExchangeBindingRecord, ())):
             self._restore_binding(binding)
         for part in by_class.get(PartRecord, ()):
-            if part.batch_id in self.batches.by_id:
-                self.batches.pin(part.batch_id)
-        self._load_queues(by_class, image, new_batch_id)
+            if part.block_id in self.blocks.by_id:
+                self.blocks.pin(part.block_id)
+        self._load_queues(by_class, image, new_block_id)
         self.outcomes.restore(*(by_class.get(kind, ()) for kind in (OutcomeRecord, ChannelCommitRecord, ForgottenRecord)))
         for prepared in by_class.get(PreparedRecord, ()):
             self._restore_prepared(prepared)
-        self.batches.forget_unpinned()
+        self.blocks.forget_unpinned()
         self._records = {kind: records for kind, records in by_class.items() if kind in _OF_MICRO_BATCHES}
 
     def take_records(self, kind: type[R]) -> list[R]:
         """Records of micro-batches that were loaded, once: the rules that know them keep them from now on."""
         return self._records.pop(kind, [])
 
-    def _load_queues(self, by_class: Mapping[type[Record], list[Any]], image: Image, new_batch_id: Callable[[], int]) -> None:
+    def _load_queues(self, by_class: Mapping[type[Record], list[Any]], image: Image, new_block_id: Callable[[], int]) -> None:
         holes: dict[int, list[HoleRecord]] = {}
         for hole in by_class.get(HoleRecord, ()):
             holes.setdefault(hole.queue_id, []).append(hole)
@@ -159,7 +159,7 @@ class BrokerState(Dispatch):
         for queue_id, found in deliveries.items():
             if queue_id in self.queues_by_id:
                 self.queues_by_id[queue_id].restore_counts(found)
-        self._load_runs([self._readable(run, new_batch_id) for run in by_class.get(RunRecord, ())], image.inbox)
+        self._load_runs([self._readable(run, new_block_id) for run in by_class.get(RunRecord, ())], image.inbox)
         self.latest_us = max(
             max((row.committed_at for row in image.inbox), default=0),
             max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
@@ -180,16 +180,16 @@ class BrokerState(Dispatch):
         for queue in self.queues.values():
             queue.loaded(clean=image.clean)
 
-    def _readable(self, run: RunRecord, new_batch_id: Callable[[], int]) -> RunRecord:
-        """``run``, or, if its rows are lost, a run over a missing batch: its offsets stay, and reading them raises."""
+    def _readable(self, run: RunRecord, new_block_id: Callable[[], int]) -> RunRecord:
+        """``run``, or, if its rows are lost, a run over a missing block: its offsets stay, and reading them raises."""
         why = self.repaired.lost_runs.get((run.queue_id, run.first))
         if why is None:
             return run
-        if run.batch_id in self.batches.by_id:
-            self.batches.pin(run.batch_id)  # some of its rows are meant: they stay for whoever looks into it
+        if run.block_id in self.blocks.by_id:
+            self.blocks.pin(run.block_id)  # some of its rows are meant: they stay for whoever looks into it
         where = f"queue '{self.queues_by_id[run.queue_id].name}', offsets {run.first} to {run.first + run.count}"
-        batch = self.batches.lose(new_batch_id(), run.count, f"{where}: {why}")
-        return replace(run, batch_id=batch.batch_id, row=0, bitmap=b"")
+        block = self.blocks.lose(new_block_id(), run.count, f"{where}: {why}")
+        return replace(run, block_id=block.block_id, row=0, bitmap=b"")
 
     def _load_runs(self, runs: Iterable[RunRecord], inbox: Sequence[InboxRow]) -> None:
         unread = self.repaired.unread
@@ -197,18 +197,18 @@ class BrokerState(Dispatch):
         for run in runs:
             entries.setdefault(run.queue_id, []).append((run.first, run))
         for row in inbox:
-            batch = self.batches.by_id.get(row.batch_id)
-            if batch is None or batch.inbox is None:
-                batch = self.batches.reopen(row.batch_id)
-            batch.add(row)
+            block = self.blocks.by_id.get(row.block_id)
+            if block is None or block.inbox is None:
+                block = self.blocks.reopen(row.block_id)
+            block.add(row)
             if len(row.routes) % ROUTE.size:
                 continue  # named by ``repair``
             for queue_id, offset in ROUTE.iter_unpack(row.routes):
-                if not unread or (queue_id, row.batch_id, row.row) not in unread:
+                if not unread or (queue_id, row.block_id, row.row) not in unread:
                     entries.setdefault(queue_id, []).append((offset, row))
         for queue_id, found in entries.items():
             if queue_id in self.queues_by_id:
-                self.queues_by_id[queue_id].restore_entries(sorted(found, key=_first), self.batches)
+                self.queues_by_id[queue_id].restore_entries(sorted(found, key=_first), self.blocks)
 
     def _restore_prepared(self, record: PreparedRecord) -> None:
         transaction = Transaction.restore(record, self.queues_by_id)
@@ -217,7 +217,7 @@ class BrokerState(Dispatch):
             if not queue.is_settled(offset):
                 queue.hold(offset)
         for spilled in transaction.spilled:
-            self.batches.pin(spilled.batch_id)
+            self.blocks.pin(spilled.block_id)
         self.keep_room(transaction.incoming)
         self.prepared[record.xid] = transaction
         self.prepared_at[record.xid] = record.prepared_at
@@ -265,20 +265,20 @@ class BrokerState(Dispatch):
         lost = spilled.unreached()
         if not lost:
             return []
-        rows = self.batches.decode(spilled.batch_id, np.array(lost, np.int64), 1, 0)
+        rows = self.blocks.decode(spilled.block_id, np.array(lost, np.int64), 1, 0)
         return [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
 
     def _enqueue_spilled(self, change: Change, spilled: Spilled, now: int, connection: object) -> None:
         change.sequence = change.sequence or self.next_sequence()
         shares = list(spilled.shares())
-        if spilled.batch_id not in self.batches.by_id:  # otherwise it is a prepared transaction's
+        if spilled.block_id not in self.blocks.by_id:  # otherwise it is a prepared transaction's
             if not shares:
-                change.forgets.append(spilled.batch_id)
+                change.forgets.append(spilled.block_id)
                 return
-            change.names.append(spilled.batch_id)
-        batch = self.batches.name(spilled.batch_id, spilled.rows, spilled.size_bytes)
-        if batch.expiring is None:
-            batch.expiring = spilled.expiring
+            change.names.append(spilled.block_id)
+        block = self.blocks.name(spilled.block_id, spilled.rows, spilled.size_bytes)
+        if block.expiring is None:
+            block.expiring = spilled.expiring
         limited: dict[Queue, None] = {}
         for share in shares:
             self._enqueue_share(change, spilled, share, now, connection)
@@ -296,8 +296,8 @@ class BrokerState(Dispatch):
         if "x-max-length-bytes" in queue.arguments:
             if queue.sizes is None:
                 self._measure(queue, queue.floor)  # before there are new ones
-            sizes = spilled.sizes if spilled.sizes is not None else self.batches.body_sizes(spilled.batch_id)
-        first = queue.append(count, spilled.batch_id, row, bitmap, change.sequence, now)
+            sizes = spilled.sizes if spilled.sizes is not None else self.blocks.body_sizes(spilled.block_id)
+        first = queue.append(count, spilled.block_id, row, bitmap, change.sequence, now)
         if recorded:
             change.put(queue.record_last_run())
         self.touched.add(queue)
@@ -318,8 +318,8 @@ class BrokerState(Dispatch):
         if source is not None and not buried.queue.deleted:
             routes = route_rows(source, buried.keys.column("routing_key"), buried.keys.column("properties"))
         change.sequence = change.sequence or self.next_sequence()
-        self.enqueue_batch(
-            change, buried.batch_id, buried.rows, buried.size_bytes, routes, change.sequence, now, expiring=False, readable=False
+        self.enqueue_block(
+            change, buried.block_id, buried.rows, buried.size_bytes, routes, change.sequence, now, expiring=False, readable=False
         )
 
     def delete_abandoned(self, change: Change) -> None:
@@ -344,9 +344,9 @@ class BrokerState(Dispatch):
         self.check_readable(transaction.settles)
         self._become(transaction, State.PREPARED)
         for spilled in transaction.spilled:
-            self.batches.name(spilled.batch_id, spilled.rows, spilled.size_bytes)
-            self.batches.pin(spilled.batch_id)
-            change.names.append(spilled.batch_id)
+            self.blocks.name(spilled.block_id, spilled.rows, spilled.size_bytes)
+            self.blocks.pin(spilled.block_id)
+            change.names.append(spilled.block_id)
         self.undo.attribute(transaction, "xid")
         self.undo.item(self.prepared, xid)
         self.undo.item(self.prepared_at, xid)
@@ -410,8 +410,8 @@ class BrokerState(Dispatch):
         self.undo.item(self.prepared, xid)
         self.undo.item(self.prepared_at, xid)
         for spilled in self.prepared.pop(xid).spilled:
-            self.batches.unpin(spilled.batch_id)
-        self.batches.record(change)
+            self.blocks.unpin(spilled.block_id)
+        self.blocks.record(change)
         del self.prepared_at[xid]
         change.drop(PreparedRecord, (xid,))
 
@@ -473,39 +473,37 @@ class BrokerState(Dispatch):
         queue.record(change)
 
     # -- upkeep ---------------------------------------------------------------------------------------------------------
-    def sealing(self, batch_id: int) -> list[RunRecord]:
-        """The runs of an open batch that goes to a segment; their records belong into the change that seals it."""
+    def sealing(self, block_id: int) -> list[RunRecord]:
+        """The runs of an open block that goes to a segment; their records belong into the change that seals it."""
         puts: list[RunRecord] = []
         for queue in self.queues.values():
             if queue.written:
-                puts += queue.record_runs(batch_id)
+                puts += queue.record_runs(block_id)
         return puts
 
-    def living_rows(self, batch_ids: Sequence[int]) -> dict[int, tuple[bytes, int]]:
-        """Per batch a bitmap of the rows that some queue still needs, and how many; none for a batch that a staged part holds."""
-        masks = {
-            batch_id: np.zeros(self.batches.rows(batch_id), dtype=np.bool_) for batch_id in batch_ids if batch_id in self.batches.by_id
-        }
+    def living_rows(self, block_ids: Sequence[int]) -> dict[int, tuple[bytes, int]]:
+        """Per block a bitmap of the rows that some queue still needs, and how many; none for a block that a staged part holds."""
+        masks = {block_id: np.zeros(self.blocks.rows(block_id), dtype=np.bool_) for block_id in block_ids if block_id in self.blocks.by_id}
         pins = dict.fromkeys(masks, 0)
         for queue in self.queues.values():
             for run in queue.runs_in(masks.keys()):
-                pins[run.batch_id] += 1
-                mask = masks[run.batch_id]
+                pins[run.block_id] += 1
+                mask = masks[run.block_id]
                 rows = np.asarray(run.rows())
                 for start, end in queue.needed_within(run.first, run.end):
                     mask[rows[start - run.first : end - run.first]] = True
         return {
-            batch_id: (np.packbits(mask, bitorder="little").tobytes(), int(np.count_nonzero(mask)))
-            for batch_id, mask in masks.items()
-            if pins[batch_id] == self.batches.by_id[batch_id].pins
+            block_id: (np.packbits(mask, bitorder="little").tobytes(), int(np.count_nonzero(mask)))
+            for block_id, mask in masks.items()
+            if pins[block_id] == self.blocks.by_id[block_id].pins
         }
 
-    def moved(self, change: Change, batch_id: int) -> bool:
-        """A rewritten batch is in another segment; False where nothing needs it any more."""
-        if batch_id not in self.batches.by_id:
-            change.forgets.append(batch_id)
+    def moved(self, change: Change, block_id: int) -> bool:
+        """A rewritten block is in another segment; False where nothing needs it any more."""
+        if block_id not in self.blocks.by_id:
+            change.forgets.append(block_id)
             return False
-        change.moves.append(batch_id)
+        change.moves.append(block_id)
         return True
 
     def closing(self, change: Change) -> None:

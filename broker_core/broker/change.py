@@ -12,9 +12,9 @@ from broker_core.broker.records import Record
 
 
 class InboxRow(NamedTuple):
-    """A message of a small commit, on its way into the open batch. (batch_id, row) is its place there for good."""
+    """A message of a small commit, on its way into the open block. (block_id, row) is its place there for good."""
 
-    batch_id: int
+    block_id: int
     row: int
     sequence: int
     committed_at: int
@@ -36,17 +36,17 @@ class Drop(NamedTuple):
 class Change:
     """What one commit writes. ``sequence`` 0: no commit sequence number is taken (bookkeeping only).
 
-    ``journal``: records that are put, and drops, in the order in which they were made. An appended batch that nothing will name goes to
+    ``journal``: records that are put, and drops, in the order in which they were made. An appended block that nothing will name goes to
     ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
     """
 
     sequence: int
     rows: list[InboxRow]
     journal: list[Record | Drop]
-    names: list[int]  # appended batches that exist from this commit on
-    seals: list[int]  # open batches that move from the inbox into their segment
-    moves: list[int]  # batches that a rewrite has put into another segment
-    forgets: list[int]  # batches that no queue needs any more
+    names: list[int]  # appended blocks that exist from this commit on
+    seals: list[int]  # open blocks that move from the inbox into their segment
+    moves: list[int]  # blocks that a rewrite has put into another segment
+    forgets: list[int]  # blocks that no queue needs any more
     tidy: bool  # segments that nothing needs any more go, though there may be nothing to write
     encoded: object
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker_core.broker.batch import EXPIRATION
+from broker_core.broker.block import EXPIRATION
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.consumer import Cancelled, Consumer, Send
@@ -276,7 +276,7 @@ class Channel:
         self.transaction = self._begin(now_us)
 
     def rollback(self, now_us: int) -> list[int]:
-        """Publishes are dropped; acked tags are unacked again, and not redelivered. The batches that it appended, to be forgotten.
+        """Publishes are dropped; acked tags are unacked again, and not redelivered. The blocks that it appended, to be forgotten.
 
         A transaction whose commit or prepare was on its way, and has been carried out, is not this channel's any more: as ``finish``.
         """
@@ -299,7 +299,7 @@ class Channel:
     def close(self, why: str = "it was closed", change: Change | None = None, now_us: int = 0) -> list[int]:
         """Cancel its consumers, roll back, and requeue everything, acked in the transaction or not, as redelivered.
 
-        Outside tx.select ``take`` what was gathered first. The batches that it appended, as ``rollback``.
+        Outside tx.select ``take`` what was gathered first. The blocks that it appended, as ``rollback``.
         """
         assert self.transactional or not self.transaction, "take() what was gathered before the channel closes"
         undo = self._state.undo

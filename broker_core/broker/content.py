@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_core.broker.arguments import MAX_TEXT_BYTES, MAX_TIME_MS, check_text
-from broker_core.broker.batch import EXPIRATION as EXPIRATION
+from broker_core.broker.block import EXPIRATION as EXPIRATION
 from broker_core.broker.carbon_copy import carbon_copies, has_copies
 from broker_core.errors import OptionError, PreconditionFailed, RemoteProtocolError, TransactionTooLarge, TxmqError
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
@@ -87,14 +87,14 @@ _known_properties = lru_cache(maxsize=4096)(_check_properties)  # what raises is
 
 
 def check_rows(rows: pa.RecordBatch) -> None:
-    """The same for a batch of MESSAGE_SCHEMA. Raises the error of its first bad row, or OptionError, both naming the row.
+    """The same for a block of MESSAGE_SCHEMA. Raises the error of its first bad row, or OptionError, both naming the row.
 
     Arrow data comes from another process: what its offsets and lengths say is checked before anything looks at it.
     """
     if rows.schema.names != MESSAGE_SCHEMA.names or rows.schema.types != MESSAGE_SCHEMA.types:
         named = ", ".join(f"{field.name} {field.type}" for field in MESSAGE_SCHEMA)
         given = ", ".join(f"{field.name} {field.type}" for field in rows.schema)
-        raise OptionError(f"rows to publish have the columns {given}; a batch of messages has {named}")
+        raise OptionError(f"rows to publish have the columns {given}; a block of messages has {named}")
     try:
         rows.validate(full=True)
     except (pa.ArrowInvalid, pa.ArrowIndexError) as error:

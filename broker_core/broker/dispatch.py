@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from broker_core.broker.batch import Batches
+from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.consumer import Consumer, Unacked
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
@@ -47,8 +47,8 @@ class Dispatched(NamedTuple):
 
 
 class Dispatch(Expiry):
-    def __init__(self, batches: Batches) -> None:
-        super().__init__(batches)
+    def __init__(self, blocks: Blocks) -> None:
+        super().__init__(blocks)
         self.abandoned: list[Queue] = []  # auto-delete queues whose last consumer has gone: the shell deletes them
 
     # -- settling -------------------------------------------------------------------------------------------------------
@@ -58,9 +58,9 @@ class Dispatch(Expiry):
         for queue, offset, outcome in settles:
             if outcome == "reject" and queue.dead_letters and not queue.deleted and not queue.is_settled(offset):
                 run, number = queue.locate(offset)
-                if run.batch.inbox is None and run.batch_id not in read:
-                    self.batches.row(run.batch_id, number)
-                    read.add(run.batch_id)
+                if run.block.inbox is None and run.block_id not in read:
+                    self.blocks.row(run.block_id, number)
+                    read.add(run.block_id)
 
     def _settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
         """All of them in order; consecutive entries of one outcome in one step."""
@@ -171,15 +171,15 @@ class Dispatch(Expiry):
                     queue.consumers.turn(ready[0])
                     ready = ready[:1]
                     credit = ready[0].credit
-                block = queue.take_block(min(limit - sent, credit))
-                if not block:
+                entries = queue.take_next(min(limit - sent, credit))
+                if not entries:
                     break
-                rows, whole = self._read(queue, block, now_us)
+                rows, whole = self._read(queue, entries, now_us)
                 if len(ready) == 1:
-                    given = self._give_one(queue, ready[0], block, rows, settles)
+                    given = self._give_one(queue, ready[0], entries, rows, settles)
                 else:
-                    given = self._give_round(queue, ready, block, rows, settles)
-                queue.untake(block[given:])
+                    given = self._give_round(queue, ready, entries, rows, settles)
+                queue.untake(entries[given:])
                 if not whole and given == len(rows):
                     due.append(queue)
                     return sent + given
@@ -197,37 +197,37 @@ class Dispatch(Expiry):
                 due.append(queue)
         return sent
 
-    def _read(self, queue: Queue, block: Sequence[int], now_us: int) -> tuple[list[InboxRow], bool]:
-        """Messages of the first entries of a taken block; False where the next one has to be expired first."""
+    def _read(self, queue: Queue, entries: Sequence[int], now_us: int) -> tuple[list[InboxRow], bool]:
+        """Messages of the first entries of a taken entries; False where the next one has to be expired first."""
         try:
-            if isinstance(block, range):  # as many as one run holds
-                rows = queue.rows(block.start, block.stop)
-                expiring = queue.ttl_ms is not None or self.batches.may_expire(queue.locate(block.start)[0].batch)
+            if isinstance(entries, range):  # as many as one run holds
+                rows = queue.rows(entries.start, entries.stop)
+                expiring = queue.ttl_ms is not None or self.blocks.may_expire(queue.locate(entries.start)[0].block)
             else:
-                rows = [queue.rows(offset, offset + 1)[0] for offset in block]
+                rows = [queue.rows(offset, offset + 1)[0] for offset in entries]
                 expiring = True
         except BaseException:
-            queue.untake(block)
+            queue.untake(entries)
             raise
         if queue.counts is not None:
-            for at, offset in enumerate(block[: len(rows)]):
+            for at, offset in enumerate(entries[: len(rows)]):
                 if queue.over_limit(offset):
                     return rows[:at], False
                 rows[at] = with_delivery_count(rows[at], queue.counts.get(offset, 0))
         if expiring:
             for at, row in enumerate(rows):
-                if _is_late(queue, block[at], row, now_us):
+                if _is_late(queue, entries[at], row, now_us):
                     return rows[:at], False
         return rows, True
 
-    def _give_one(self, queue: Queue, consumer: Consumer, block: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
+    def _give_one(self, queue: Queue, consumer: Consumer, entries: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
         """To one consumer, as long as it can be written to; how many. The hot path."""
         channel, send = consumer.channel, consumer.send
         first_tag = tag = channel.last_tag
-        fresh = isinstance(block, range) and queue.none_sent(block.start, block.stop)
+        fresh = isinstance(entries, range) and queue.none_sent(entries.start, entries.stop)
         was_sent = queue.was_sent
         if consumer.no_ack:
-            for offset, row in zip(block, rows):
+            for offset, row in zip(entries, rows):
                 if not consumer.writable:
                     break
                 tag += 1
@@ -235,7 +235,7 @@ class Dispatch(Expiry):
                 send(consumer, tag, not fresh and was_sent(offset), row)
         else:
             unacked = channel.unacked
-            for offset, row in zip(block, rows):
+            for offset, row in zip(entries, rows):
                 if not consumer.writable:
                     break
                 tag += 1
@@ -244,7 +244,7 @@ class Dispatch(Expiry):
         channel.last_tag = tag
         given = tag - first_tag
         if given:
-            queue.hold_all(block[:given])
+            queue.hold_all(entries[:given])
             if not consumer.no_ack:
                 consumer.unacked += given
                 channel.consuming += given
@@ -252,12 +252,12 @@ class Dispatch(Expiry):
                 channel.served(consumer)
         return given
 
-    def _give_round(self, queue: Queue, ready: list[Consumer], block: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
+    def _give_round(self, queue: Queue, ready: list[Consumer], entries: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
         """One message to each in turn, as long as they have credit; how many. The same as ``_give_one`` for each, only faster."""
         given = 0
         turns = deque(ready)
         last = ready[0]
-        for offset, row in zip(block, rows):
+        for offset, row in zip(entries, rows):
             while turns and not turns[0].credit:
                 turns.popleft().parked = True
             if not turns:
@@ -275,7 +275,7 @@ class Dispatch(Expiry):
             consumer.send(consumer, tag, queue.was_sent(offset), row)
             given += 1
         if given:
-            queue.hold_all(block[:given])
+            queue.hold_all(entries[:given])
             queue.consumers.turn(last)
             for consumer in ready[:given]:
                 if consumer.channel.prefetch:
@@ -288,18 +288,18 @@ class Dispatch(Expiry):
         given = 0
         publishers = queue.publishers or {}
         try:
-            while given < limit and ready and (block := queue.take_block(1)):
-                rows, whole = self._read(queue, block, now_us)
+            while given < limit and ready and (entries := queue.take_next(1)):
+                rows, whole = self._read(queue, entries, now_us)
                 if not whole:
-                    queue.untake(block)
+                    queue.untake(entries)
                     return given, True
-                publisher = publishers.get(block[0], self)
+                publisher = publishers.get(entries[0], self)
                 ready = [consumer for consumer in ready if consumer.credit]
                 consumer = next((one for one in ready if not (one.no_local and one.channel.connection is publisher)), None)
                 if consumer is None:
-                    aside.append(block[0])
+                    aside.append(entries[0])
                     continue
-                given += self._give_one(queue, consumer, block, rows, settles)
+                given += self._give_one(queue, consumer, entries, rows, settles)
                 queue.consumers.turn(consumer)
                 ready.remove(consumer)
                 ready.append(consumer)

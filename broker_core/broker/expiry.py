@@ -57,14 +57,14 @@ class Expiry(Messages):
         ttl_ms = queue.ttl_ms
         run, number = queue.locate(offset)
         own_ms: int | None = None
-        if self.batches.may_expire(run.batch):
-            own_ms = own_time_to_live_ms(self.batches.row(run.batch.batch_id, number).properties)
+        if self.blocks.may_expire(run.block):
+            own_ms = own_time_to_live_ms(self.blocks.row(run.block.block_id, number).properties)
         elif ttl_ms is None:
             return None
         times_ms = [time_ms for time_ms in (ttl_ms, own_ms) if time_ms is not None]
         if not times_ms:
             return None
-        committed_at = run.committed_at if run.sequence else self.batches.row(run.batch.batch_id, number).committed_at
+        committed_at = run.committed_at if run.sequence else self.blocks.row(run.block.block_id, number).committed_at
         return committed_at + min(times_ms) * 1000
 
     def head_expired(self, queue: Queue, now: int) -> bool:
@@ -121,24 +121,24 @@ class Expiry(Messages):
 
     def _expire_some(self, queue: Queue, now: int, room: int, room_bytes: int, dying: Dying) -> tuple[int, int, bool]:
         """Of the next ready entries those that have to go: what it cost of ``room`` and ``room_bytes``, and whether the next one stays."""
-        block: Sequence[int] = ()
+        entries: Sequence[int] = ()
         try:
             unread = self._unread(queue, now)
-            block = queue.take_block(unread or room)
-            if not block or queue.is_settled(block[0]):
+            entries = queue.take_next(unread or room)
+            if not entries or queue.is_settled(entries[0]):
                 return 0, 0, True
             if unread:
-                self._leave(queue, block, [], "expired", dying)
+                self._leave(queue, entries, [], "expired", dying)
                 return 1, 0, False
-            rows, reason, whole = self._late(queue, block, now, room_bytes)
+            rows, reason, whole = self._late(queue, entries, now, room_bytes)
         except StoreError:  # it stays for whoever repairs it
-            queue.untake(block)
+            queue.untake(entries)
             return 0, 0, True
         late = len(rows)
-        queue.untake(block[late:])
+        queue.untake(entries[late:])
         if not late:
             return 0, 0, True
-        self._leave(queue, block[:late], rows, reason, dying)
+        self._leave(queue, entries[:late], rows, reason, dying)
         return late, sum(len(row.body) for row in rows) if queue.dead_letters else 0, not whole
 
     def _unread(self, queue: Queue, now: int) -> int:
@@ -150,19 +150,19 @@ class Expiry(Messages):
         if head is None:
             return 0
         run, _ = queue.locate(head)
-        if not run.sequence or run.committed_at + ttl_ms * 1000 > now or self.batches.may_expire(run.batch):
+        if not run.sequence or run.committed_at + ttl_ms * 1000 > now or self.blocks.may_expire(run.block):
             return 0
         return run.end - head
 
-    def _late(self, queue: Queue, block: Sequence[int], now: int, room_bytes: int) -> tuple[list[InboxRow], Reason, bool]:
-        """The first ones of a taken block that go for one reason. False: the next one stays, or is for another call to look at.
+    def _late(self, queue: Queue, entries: Sequence[int], now: int, room_bytes: int) -> tuple[list[InboxRow], Reason, bool]:
+        """The first ones of a taken entries that go for one reason. False: the next one stays, or is for another call to look at.
 
         Raises CorruptSegment and DataLoss for the first entry only: those before one that cannot be read may go.
         """
         rows: list[InboxRow] = []
         reason: Reason = "expired"
         ttl_us = None if queue.ttl_ms is None else queue.ttl_ms * 1000
-        for start, end in ranges(block):
+        for start, end in ranges(entries):
             while start < end:
                 try:
                     found = queue.rows(start, end)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from broker_core.broker.batch import Batches
+from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.dead_letter import DeadLetters, Reason
@@ -54,8 +54,8 @@ class Dying(deque[Died]):
 
 
 class Messages(Topology):
-    def __init__(self, batches: Batches) -> None:
-        super().__init__(batches)
+    def __init__(self, blocks: Blocks) -> None:
+        super().__init__(blocks)
         self.touched: set[Queue] = set()  # of the commits in hand
         self.runnable: dict[Queue, None] = {}  # for ``Dispatch.dispatch``
         self.next_deadline = NEVER  # when the head of some queue expires, in microseconds since the epoch
@@ -77,7 +77,7 @@ class Messages(Topology):
         rejected: list[int] | None = None,
         connection: object = None,
     ) -> list[Message]:
-        """Small commits: rows into the open batch, transient ones into memory. Returns mandatory messages without a queue.
+        """Small commits: rows into the open block, transient ones into memory. Returns mandatory messages without a queue.
 
         Not ``atomic``: a full reject-publish queue does not get a message, the others do; the places in ``publishes`` of
         those that some queue refused go to ``rejected``. ``connection`` is whose they are.
@@ -133,11 +133,11 @@ class Messages(Topology):
                     for queue in queues:
                         queue.timed = True
                         queue.hasty = queue.hasty or at_once
-            batch = self.batches.open() if written else self.batches.transient()
-            row = batch.rows
+            block = self.blocks.open() if written else self.blocks.transient()
+            row = block.rows
             routes = b""
             for queue in queues:
-                offset = queue.append_row(batch, row)
+                offset = queue.append_row(block, row)
                 if written and queue.written:
                     routes += ROUTE.pack(queue.queue_id, offset)
                 if queue.sizes is not None:
@@ -146,8 +146,8 @@ class Messages(Topology):
                     self.undo.item(queue.publishers, offset)
                     queue.publishers[offset] = connection
                 touched.add(queue)
-            entry = _new(InboxRow, (batch.batch_id, row, sequence, now, exchange, routing_key, properties, body, routes))
-            batch.add(entry)
+            entry = _new(InboxRow, (block.block_id, row, sequence, now, exchange, routing_key, properties, body, routes))
+            block.add(entry)
             if written:
                 change.rows.append(entry)
             for queue in queues:
@@ -168,10 +168,10 @@ class Messages(Topology):
                 dying.append(Died(queue, [row], "maxlen"))
         return tuple(queue for queue in queues if queue not in full)
 
-    def enqueue_batch(
+    def enqueue_block(
         self,
         change: Change,
-        batch_id: int,
+        block_id: int,
         rows: int,
         size_bytes: int,
         routes: Mapping[int, tuple[int, int, bytes]],
@@ -182,26 +182,26 @@ class Messages(Topology):
         connection: object = None,
         readable: bool = True,
     ) -> dict[int, int]:
-        """A stored batch becomes visible: one run per queue id of ``routes`` (row, count, bitmap). Queues that are deleted drop out.
+        """A stored block becomes visible: one run per queue id of ``routes`` (row, count, bitmap). Queues that are deleted drop out.
 
-        A batch that nobody holds is named by ``change``. ``expiring``: whether a message has an expiration of its own; None: not
+        A block that nobody holds is named by ``change``. ``expiring``: whether a message has an expiration of its own; None: not
         known. Not ``readable``: it is not named yet, so a queue that gets too long is cut in a later commit. Returns the first offset per
         queue id. A transient message among the rows counts as written.
         """
         selections = {queue_id: selection for queue_id, selection in routes.items() if queue_id in self.queues_by_id}
-        if batch_id not in self.batches.by_id:
+        if block_id not in self.blocks.by_id:
             if not selections:
-                change.forgets.append(batch_id)
+                change.forgets.append(block_id)
                 return {}
-            change.names.append(batch_id)
-        batch = self.batches.name(batch_id, rows, size_bytes)
-        if batch.expiring is None:
-            batch.expiring = expiring
+            change.names.append(block_id)
+        block = self.blocks.name(block_id, rows, size_bytes)
+        if block.expiring is None:
+            block.expiring = expiring
         firsts: dict[int, int] = {}
         dying = Dying()
         for queue_id, (row, count, bitmap) in selections.items():
             queue = self.queues_by_id[queue_id]
-            first = firsts[queue_id] = queue.append(count, batch_id, row, bitmap, sequence, now)
+            first = firsts[queue_id] = queue.append(count, block_id, row, bitmap, sequence, now)
             if queue.written:
                 change.put(queue.record_last_run())
             self.touched.add(queue)
@@ -223,35 +223,35 @@ class Messages(Topology):
         return firsts
 
     def enqueue_inline(
-        self, change: Change, batch: pa.RecordBatch, routes: Mapping[int, tuple[int, int, bytes]], sequence: int, now: int
+        self, change: Change, block: pa.RecordBatch, routes: Mapping[int, tuple[int, int, bytes]], sequence: int, now: int
     ) -> None:
-        """The few rows of a staged part become rows of the open batch."""
+        """The few rows of a staged part become rows of the open block."""
         change.sequence = sequence
-        targets: list[list[Queue]] = [[] for _ in range(batch.num_rows)]
+        targets: list[list[Queue]] = [[] for _ in range(block.num_rows)]
         for queue_id, selection in routes.items():
             queue = self.queues_by_id.get(queue_id)
             if queue is not None:
                 for row in selected_rows(Selection(*selection)):
                     targets[row].append(queue)
-        messages = (Message(row["body"], row["routing_key"], row["exchange"], row["properties"]) for row in batch.to_pylist())
+        messages = (Message(row["body"], row["routing_key"], row["exchange"], row["properties"]) for row in block.to_pylist())
         self.enqueue_rows(change, [Publish(message, tuple(queues)) for message, queues in zip(messages, targets, strict=True)], now)
 
-    def route_batch(self, batch: pa.RecordBatch) -> Routed:
-        """The queues of every row of a batch of MESSAGE_SCHEMA."""
-        return self.route_column(batch.column("exchange"), batch.column("routing_key"), batch.column("properties"))
+    def route_block(self, block: pa.RecordBatch) -> Routed:
+        """The queues of every row of a block of MESSAGE_SCHEMA."""
+        return self.route_column(block.column("exchange"), block.column("routing_key"), block.column("properties"))
 
-    def hold(self, batch_id: int, rows: int, size_bytes: int) -> None:
-        """A staged part needs this batch."""
-        self.batches.name(batch_id, rows, size_bytes)
-        self.batches.pin(batch_id)
+    def hold(self, block_id: int, rows: int, size_bytes: int) -> None:
+        """A staged part needs this block."""
+        self.blocks.name(block_id, rows, size_bytes)
+        self.blocks.pin(block_id)
 
-    def unhold(self, change: Change, batch_id: int) -> None:
+    def unhold(self, change: Change, block_id: int) -> None:
         """It does not any more."""
-        self.batches.unpin(batch_id)
-        self.batches.record(change)
+        self.blocks.unpin(block_id)
+        self.blocks.record(change)
 
     def persist(self, change: Change, queue: Queue, start: int, end: int) -> None:
-        """Transient messages within [start, end) become rows of the open batch: they must survive a restart now."""
+        """Transient messages within [start, end) become rows of the open block: they must survive a restart now."""
         if not queue.written:
             return
         for recorded in queue.record_between(start, end):
@@ -259,17 +259,17 @@ class Messages(Topology):
         for run in queue.transient_runs(start, end):
             pieces: list[Run] = []
             for ahead, number in enumerate(run.rows()):
-                row = self.batches.row(run.batch.batch_id, int(number))
-                batch = self.batches.open()
+                row = self.blocks.row(run.block.block_id, int(number))
+                block = self.blocks.open()
                 routes = ROUTE.pack(queue.queue_id, run.first + ahead)
-                entry = row._replace(batch_id=batch.batch_id, row=batch.rows, routes=routes)
-                batch.add(entry)
+                entry = row._replace(block_id=block.block_id, row=block.rows, routes=routes)
+                block.add(entry)
                 change.rows.append(entry)
-                if pieces and pieces[-1].batch is batch:
+                if pieces and pieces[-1].block is block:
                     pieces[-1].extend(entry.row)
                 else:
-                    self.batches.pin(batch.batch_id)
-                    pieces.append(Run(run.first + ahead, 1, batch, entry.row, b"", 0, 0))
+                    self.blocks.pin(block.block_id)
+                    pieces.append(Run(run.first + ahead, 1, block, entry.row, b"", 0, 0))
             queue.replace_run(run, pieces)
 
     def publish(self) -> None:
@@ -291,7 +291,7 @@ class Messages(Topology):
     def fetch(self, queue: Queue, offset: int) -> InboxRow:
         """The message of an entry that is not deleted, with its commit sequence and time."""
         run, number = queue.locate(offset)
-        row = self.batches.row(run.batch.batch_id, number)
+        row = self.blocks.row(run.block.block_id, number)
         return row._replace(sequence=run.sequence, committed_at=run.committed_at) if run.sequence else row
 
     # -- overflow, dead-lettering ---------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Messages(Topology):
             if queue.dead_letters and (dying.room <= 0 or dying.room_bytes <= 0):
                 self._cut_later(queue, now)
                 break
-            head = queue.take_block(1 if one_by_one else self._excess(queue, len(spared), dying), queue.next_offset)
+            head = queue.take_next(1 if one_by_one else self._excess(queue, len(spared), dying), queue.next_offset)
             if not head:
                 break
             try:
@@ -410,7 +410,7 @@ class Messages(Topology):
         spare = queue.consumers.credit if queue.consumers else 0
         end = queue.visible_end if queue.ranks is not None else queue.next_offset
         taken: list[int] = []
-        while len(taken) < spare and (block := queue.take_block(spare - len(taken), end)):
+        while len(taken) < spare and (block := queue.take_next(spare - len(taken), end)):
             taken += block
         return taken
 

@@ -1,6 +1,6 @@
 """Numbers that are given once: commit sequence numbers, and the ids of queues, which are drawn from them.
 
-Not here: batch ids and segment numbers (``store/``), the sequence of an app's batches (``micro_batch/ledger.py``), delivery tags
+Not here: block ids and segment numbers (``store/``), the sequence of an app's batches (``micro_batch/ledger.py``), delivery tags
 (``channel.py``).
 Most numbers are given without a write of their own: an exclusive queue, a transient message, a row that carries its number. So what is
 durable is a mark ahead of the last number given. The commit that finds the mark passed moves it, before any of its works is answered.

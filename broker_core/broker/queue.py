@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker_core.broker.batch import Batch, Batches
+from broker_core.broker.block import Block, Blocks
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.consumer import Consumers
 from broker_core.broker.interval import IntervalSet
@@ -40,14 +40,14 @@ class Queue:
         self,
         queue_id: int,
         name: str,
-        batches: Batches,
+        blocks: Blocks,
         *,
         durable: bool = True,
         exclusive: bool = False,
         auto_delete: bool = False,
         arguments: dict[str, Any] | None = None,
     ) -> None:
-        self._undo = batches.undo
+        self._undo = blocks.undo
         self._saved = 0  # the last work (``Undo.work``) in which the scalars were noted
         self.queue_id = queue_id
         self.name = name
@@ -79,7 +79,7 @@ class Queue:
         self.sizes: dict[int, int] | None = None  # body sizes of unsettled entries, only under x-max-length-bytes
         self.sizes_sum = self.held_bytes = self.claimed_bytes = 0  # of all of these, of the held and of the claimed ones
         self.kept = self.kept_bytes = 0  # what prepared transactions will bring
-        self._batches = batches
+        self._blocks = blocks
         self.delivery_limit: int | None = self.arguments.get("x-delivery-limit")
         counted = self.delivery_limit is not None or self.arguments.get("x-queue-type") == "quorum"
         self.counts: dict[int, int] | None = {} if counted else None  # how often an entry was given back
@@ -119,23 +119,23 @@ class Queue:
         self._selected = None
 
     # -- the log --------------------------------------------------------------------------------------------------------
-    def append(self, count: int, batch_id: int, row: int, bitmap: bytes, sequence: int, committed_at: int) -> int:
-        """``count`` more entries, visible after the commit; their first offset. Adjacent rows of an open batch join the last run."""
-        batch = self._batches.by_id[batch_id]
+    def append(self, count: int, block_id: int, row: int, bitmap: bytes, sequence: int, committed_at: int) -> int:
+        """``count`` more entries, visible after the commit; their first offset. Adjacent rows of an open block join the last run."""
+        block = self._blocks.by_id[block_id]
         if count == 1 and not bitmap and sequence == 0:
-            return self.append_row(batch, row)
+            return self.append_row(block, row)
         first = self.next_offset
-        self._batches.pin(batch_id)
-        self._add_run(Run(first, count, batch, row, bitmap, sequence, committed_at))
+        self._blocks.pin(block_id)
+        self._add_run(Run(first, count, block, row, bitmap, sequence, committed_at))
         self.next_offset = first + count
         return first
 
-    def append_row(self, batch: Batch, row: int) -> int:
-        """One more entry, of an open or memory-only batch; its offset. A row that is not above the last run's begins a run."""
+    def append_row(self, block: Block, row: int) -> int:
+        """One more entry, of an open or memory-only block; its offset. A row that is not above the last run's begins a run."""
         offset = self.next_offset
         if self._front < len(self._runs):
             run = self._runs[-1]
-            if run.batch is batch and run.sequence == 0 and run.first + run.count == offset:
+            if run.block is block and run.sequence == 0 and run.first + run.count == offset:
                 undo = self._undo
                 if run.saved != undo.work:
                     run.saved = undo.work
@@ -148,8 +148,8 @@ class Queue:
                     run.extend(row)
                     self.next_offset = offset + 1
                     return offset
-        self._batches.pin(batch.batch_id)
-        self._add_run(Run(offset, 1, batch, row, b"", 0, 0))
+        self._blocks.pin(block.block_id)
+        self._add_run(Run(offset, 1, block, row, b"", 0, 0))
         self.next_offset = offset + 1
         return offset
 
@@ -169,19 +169,19 @@ class Queue:
     def _remove_runs(self, length: int) -> None:
         del self._runs[length:], self._firsts[length:]
 
-    def restore_entries(self, entries: Sequence[tuple[int, InboxRow | RunRecord]], batches: Batches) -> None:
-        """While loading: runs that the catalog names, and rows of open batches at their offsets, in offset order."""
+    def restore_entries(self, entries: Sequence[tuple[int, InboxRow | RunRecord]], blocks: Blocks) -> None:
+        """While loading: runs that the catalog names, and rows of open blocks at their offsets, in offset order."""
         next_offset = self.next_offset
         for offset, entry in entries:
             if isinstance(entry, RunRecord):
                 self._restore(entry)
             else:
                 self.next_offset = offset
-                self.append_row(batches.by_id[entry.batch_id], entry.row)
+                self.append_row(blocks.by_id[entry.block_id], entry.row)
         self.next_offset = max(next_offset, self.next_offset)
 
     def _restore(self, run: RunRecord) -> None:
-        restored = Run(run.first, run.count, self._batches.pin(run.batch_id), run.row, run.bitmap, run.sequence, run.committed_at)
+        restored = Run(run.first, run.count, self._blocks.pin(run.block_id), run.row, run.bitmap, run.sequence, run.committed_at)
         restored.recorded = True
         self._add_run(restored)
         self.next_offset = restored.end
@@ -207,27 +207,27 @@ class Queue:
 
     def transient_runs(self, start: int, end: int) -> list[Run]:
         """Memory-only runs that touch [start, end)."""
-        return [run for run in self._runs[self._front :] if run.batch.batch_id < 0 and run.first < end and run.end > start]
+        return [run for run in self._runs[self._front :] if run.block.block_id < 0 and run.first < end and run.end > start]
 
     def record_between(self, start: int, end: int) -> list[RunRecord]:
-        """Runs that touch [start, end) of stored batches, and that a restart would not find: from now on it does."""
+        """Runs that touch [start, end) of stored blocks, and that a restart would not find: from now on it does."""
         found = [run for run in self._runs[self._front :] if run.first < end and run.end > start]
-        found = [run for run in found if run.batch.inbox is None and not run.recorded]
+        found = [run for run in found if run.block.inbox is None and not run.recorded]
         for run in found:
             self._undo.attribute(run, "recorded")
             run.recorded = True
         return [run.record(self.queue_id) for run in found]
 
     def replace_run(self, run: Run, pieces: list[Run]) -> None:
-        """The same entries in other batches; ``pieces`` are pinned already."""
+        """The same entries in other blocks; ``pieces`` are pinned already."""
         at = self._runs.index(run)
         self._undo.append((self._put_runs, at, at + len(pieces), [run], [run.first]))
         self._drop(run)
         self._runs[at : at + 1] = pieces
         self._firsts[at : at + 1] = [piece.first for piece in pieces]
 
-    def runs_in(self, batch_ids: Container[int]) -> list[Run]:
-        return [run for run in self._runs[self._front :] if run.batch.batch_id in batch_ids]
+    def runs_in(self, block_ids: Container[int]) -> list[Run]:
+        return [run for run in self._runs[self._front :] if run.block.block_id in block_ids]
 
     def needed_within(self, start: int, end: int) -> list[list[int]]:
         """Offsets of [start, end) that are not settled, or claimed, as [start, end] pairs: those whose bytes are kept."""
@@ -242,15 +242,15 @@ class Queue:
         run.recorded = True
         return run.record(self.queue_id)
 
-    def record_runs(self, batch_id: int) -> list[RunRecord]:
-        """The runs of an open batch that is sealed, for the catalog. Their time is the batch's latest: each row has its own."""
-        found = [run for run in self._runs[self._front :] if run.batch.batch_id == batch_id]
+    def record_runs(self, block_id: int) -> list[RunRecord]:
+        """The runs of an open block that is sealed, for the catalog. Their time is the block's latest: each row has its own."""
+        found = [run for run in self._runs[self._front :] if run.block.block_id == block_id]
         for run in found:
             self._undo.attribute(run, "recorded")
             self._undo.attribute(run, "committed_at")
             run.recorded = True
-            if run.batch.inbox:
-                run.committed_at = run.batch.inbox[-1].committed_at
+            if run.block.inbox:
+                run.committed_at = run.block.inbox[-1].committed_at
         return [run.record(self.queue_id) for run in found]
 
     def locate(self, offset: int) -> tuple[Run, int]:
@@ -276,7 +276,7 @@ class Queue:
         """
         run, row = self.locate(start)
         end = min(end, run.first + run.count)
-        inbox = run.batch.inbox
+        inbox = run.block.inbox
         if inbox is None:
             return self._stored(run, row, start, end)
         if not run.bitmap:
@@ -289,7 +289,7 @@ class Queue:
         """Entries in a segment are decoded in blocks; a block is kept until its last row is asked for."""
         first, rows = self._decoded
         if not first <= start < first + len(rows):
-            average = max(1, run.batch.size_bytes // max(1, run.batch.rows))
+            average = max(1, run.block.size_bytes // max(1, run.block.rows))
             first, count = start, min(run.end - start, _BLOCK_ROWS, max(1, _BLOCK_BYTES // average))
             numbers: range | npt.NDArray[np.int64] = range(row, row + count)
             if run.numbers is not None:
@@ -297,7 +297,7 @@ class Queue:
             elif run.bitmap:
                 assert self._selected is not None  # by ``locate``
                 numbers = self._selected[2][start - run.first : start - run.first + count]
-            rows = self._batches.decode(run.batch_id, numbers, run.sequence, run.committed_at)
+            rows = self._blocks.decode(run.block_id, numbers, run.sequence, run.committed_at)
             self._decoded = (first, rows)
         found = rows[start - first : end - first]
         if start + len(found) == first + len(rows):
@@ -428,7 +428,7 @@ class Queue:
         self._firsts[at:end] = firsts
 
     def _drop(self, run: Run) -> None:
-        self._batches.unpin(run.batch.batch_id)
+        self._blocks.unpin(run.block.block_id)
         if run.recorded:
             self._undo.growth(self._dropped)
             self._dropped.append(run.first)
@@ -584,7 +584,7 @@ class Queue:
             start = after
         return None
 
-    def take_block(self, limit: int, end: int | None = None) -> Sequence[int]:
+    def take_next(self, limit: int, end: int | None = None) -> Sequence[int]:
         """At most ``limit`` of the next ready entries (below ``end``, or visible), taken out: hold them, or give them back (``untake``).
 
         A range of consecutive offsets, or a list in order of priority; empty where nothing is ready.
@@ -807,7 +807,7 @@ class Queue:
                         change.drop(DeliveryRecord, (self.queue_id, offset))
             undo.attribute(self, "_count_changes")
             self._count_changes = set()
-        self._batches.record(change)
+        self._blocks.record(change)
 
     def restore_counts(self, deliveries: Iterable[DeliveryRecord]) -> None:
         """While loading, after the progress. The offset of a transient message that is gone is not used again for another."""

@@ -62,7 +62,7 @@ class Ranks:
         return heap[0][1] if heap else None
 
     def take(self, queue: Queue, limit: int, end: int) -> Sequence[int]:
-        """As ``Queue.take_block``. Of what is not visible yet (of the commit in hand) it gives the oldest, one at a time."""
+        """As ``Queue.take_next``. Of what is not visible yet (of the commit in hand) it gives the oldest, one at a time."""
         taken: list[int] = []
         while len(taken) < limit and (offset := self.best(queue)) is not None:
             self._save()

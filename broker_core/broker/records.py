@@ -107,17 +107,17 @@ class DeliveryRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord(Record):
-    """``count`` offsets of a queue from ``first`` on name rows of one batch, in the same order.
+    """``count`` offsets of a queue from ``first`` on name rows of one block, in the same order.
 
     ``bitmap`` empty: the rows ``row .. row+count``. Otherwise its set bits (bit i of byte i//8, least significant first,
-    counted from row ``row``) are the rows. ``sequence`` 0: commit sequence and time stand in the batch, row by row.
+    counted from row ``row``) are the rows. ``sequence`` 0: commit sequence and time stand in the block, row by row.
     """
 
     TABLE, KEY = "run", ("queue_id", "first")
     queue_id: int
     first: int
     count: int
-    batch_id: int
+    block_id: int
     row: int
     bitmap: bytes
     sequence: int
@@ -194,7 +194,7 @@ class AttemptRecord(Record):
 class PartRecord(Record):
     """A part of a branch that one Spark task staged: durable, named, invisible.
 
-    Rows are in batch ``batch_id``, or, where they are few, in ``inline`` (an Arrow IPC stream). ``routes`` maps
+    Rows are in block ``block_id``, or, where they are few, in ``inline`` (an Arrow IPC stream). ``routes`` maps
     queue ids (as text) to [row, count, bitmap in hex]: the rows of this part that the queue receives.
     """
 
@@ -209,7 +209,7 @@ class PartRecord(Record):
     rows: int
     size_bytes: int
     checksum: int
-    batch_id: int
+    block_id: int
     inline: bytes
     routes: dict[str, Any]
     unroutable: int

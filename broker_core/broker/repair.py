@@ -4,7 +4,7 @@ Not here: damaged bytes (a row that does not match its checksum never comes so f
 says the same as opening does. What cannot be derived is a problem: the messages concerned are lost until somebody repairs the catalog,
 reading them raises CorruptCatalog, everything else is served.
 
-Invariant: nothing that a queue, an open transaction or a decided batch still needs is dropped; repairing twice changes nothing.
+Invariant: nothing that a queue, an open transaction or a decided block still needs is dropped; repairing twice changes nothing.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SHOWN = 3  # offsets or names in one line
 
 
 class Info(Protocol):
-    """What the domain needs to know of a stored batch (``store.port.BatchInfo``)."""
+    """What the domain needs to know of a stored block (``store.port.BlockInfo``)."""
 
     @property
-    def batch_id(self) -> int: ...
+    def block_id(self) -> int: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -59,8 +59,8 @@ class Repaired:
     done: list[str] = field(default_factory=list)  # what was derived
     problems: list[str] = field(default_factory=list)  # what was not
     lost_runs: dict[tuple[int, int], str] = field(default_factory=dict)  # by (queue_id, first): why its rows cannot be read
-    lost_batches: dict[int, tuple[int, str]] = field(default_factory=dict)  # that something names and nobody has: rows, and why
-    unread: set[tuple[int, int, int]] = field(default_factory=set)  # (queue_id, batch_id, row): two messages have one offset
+    lost_blocks: dict[int, tuple[int, str]] = field(default_factory=dict)  # that something names and nobody has: rows, and why
+    unread: set[tuple[int, int, int]] = field(default_factory=set)  # (queue_id, block_id, row): two messages have one offset
 
 
 class _Log:
@@ -100,17 +100,17 @@ class _Log:
         return offset < self.floor or self.settled.contains(offset)
 
 
-def repair(records: Sequence[Record], inbox: Sequence[InboxRow], batches: Iterable[Info]) -> Repaired:
-    """``batches`` are those that lie in segments; the rows of the others are ``inbox``, in (batch_id, row) order."""
-    return _Repair(records, inbox, batches).run()
+def repair(records: Sequence[Record], inbox: Sequence[InboxRow], blocks: Iterable[Info]) -> Repaired:
+    """``blocks`` are those that lie in segments; the rows of the others are ``inbox``, in (block_id, row) order."""
+    return _Repair(records, inbox, blocks).run()
 
 
 class _Repair:
-    def __init__(self, records: Sequence[Record], inbox: Sequence[InboxRow], batches: Iterable[Info]) -> None:
+    def __init__(self, records: Sequence[Record], inbox: Sequence[InboxRow], blocks: Iterable[Info]) -> None:
         self.found = Repaired()
         self.inbox = inbox
-        self.rows = {info.batch_id: info.rows for info in batches}
-        self.rows.update((row.batch_id, row.row + 1) for row in inbox)
+        self.rows = {info.block_id: info.rows for info in blocks}
+        self.rows.update((row.block_id, row.row + 1) for row in inbox)
         self.by_class: dict[type[Record], list[Any]] = {}
         for record in records:
             self.by_class.setdefault(type(record), []).append(record)
@@ -239,16 +239,16 @@ class _Repair:
 
     def _wrong(self, run: RunRecord) -> str:
         """Why the rows of a run cannot be found; empty where they can."""
-        if run.batch_id not in self.rows:
-            return f"batch {run.batch_id} does not exist"
+        if run.block_id not in self.rows:
+            return f"block {run.block_id} does not exist"
         selected = last = run.count
         if run.bitmap:
             bits = int.from_bytes(run.bitmap, "little")
             selected, last = bits.bit_count(), bits.bit_length()
         if selected != run.count:
             return f"its bitmap selects {selected} rows, not {run.count}"
-        if run.row < 0 or run.row + last > self.rows[run.batch_id]:
-            return f"rows {run.row} to {run.row + last} are not in batch {run.batch_id} of {self.rows[run.batch_id]} rows"
+        if run.row < 0 or run.row + last > self.rows[run.block_id]:
+            return f"rows {run.row} to {run.row + last} are not in block {run.block_id} of {self.rows[run.block_id]} rows"
         return ""
 
     def _lose(self, run: RunRecord, why: str) -> None:
@@ -256,24 +256,24 @@ class _Repair:
         self.found.lost_runs[(run.queue_id, run.first)] = why
 
     def _inbox(self) -> None:
-        """Messages of open batches: each has its offset for itself."""
+        """Messages of open blocks: each has its offset for itself."""
         taken = {queue_id: IntervalSet() for queue_id in self.logs}
         for run in self.of(RunRecord):
             taken[run.queue_id].add(run.first, run.first + run.count)
         seen: set[tuple[int, int]] = set()
         for row in self.inbox:
             if len(row.routes) % _ROUTE.size:
-                self.found.problems.append(f"open batch {row.batch_id}, row {row.row}: its routes are not pairs of 64-bit numbers")
+                self.found.problems.append(f"open block {row.block_id}, row {row.row}: its routes are not pairs of 64-bit numbers")
                 continue
             for queue_id, offset in _ROUTE.iter_unpack(row.routes):
                 log = self.logs.get(queue_id)
                 if log is None:
                     continue
                 if taken[queue_id].contains(offset) or (queue_id, offset) in seen:
-                    self.found.unread.add((queue_id, row.batch_id, row.row))
+                    self.found.unread.add((queue_id, row.block_id, row.row))
                     if not log.is_settled(offset):
                         self.found.problems.append(
-                            f"{log.name}: row {row.row} of open batch {row.batch_id} has offset {offset}, which another message has"
+                            f"{log.name}: row {row.row} of open block {row.block_id} has offset {offset}, which another message has"
                         )
                 seen.add((queue_id, offset))
 
@@ -287,27 +287,27 @@ class _Repair:
             return f"{len(gone)} staged parts of transactions that are over, or whose rows do not exist, were dropped ({named})"
 
         def lacks_rows(part: PartRecord) -> bool:
-            return bool(part.batch_id) and self.rows.get(part.batch_id, -1) < part.rows
+            return bool(part.block_id) and self.rows.get(part.block_id, -1) < part.rows
 
         self._keep(PartRecord, lambda part: part.branch in decided or (part.token in attempts and not lacks_rows(part)), text)
         for part in self.of(PartRecord):
             if lacks_rows(part):
                 where = f"part {part.part} of branch {part.branch}, which is decided and not applied"
-                self._lost_batch(part.batch_id, part.rows, f"{where}: its {part.rows} rows are not in batch {part.batch_id}")
+                self._lost_block(part.block_id, part.rows, f"{where}: its {part.rows} rows are not in block {part.block_id}")
 
     def _prepared(self) -> None:
         for prepared in self.of(PreparedRecord):
             for route in prepared.routes:
                 if isinstance(route, Mapping):
-                    batch_id, rows = route["batch"][:2]
-                    if self.rows.get(batch_id, -1) < rows:
+                    block_id, rows = route["block"][:2]
+                    if self.rows.get(block_id, -1) < rows:
                         where = f"prepared transaction '{prepared.xid}'"
-                        self._lost_batch(batch_id, rows, f"{where}: its {rows} messages are not in batch {batch_id}")
+                        self._lost_block(block_id, rows, f"{where}: its {rows} messages are not in block {block_id}")
 
-    def _lost_batch(self, batch_id: int, rows: int, text: str) -> None:
+    def _lost_block(self, block_id: int, rows: int, text: str) -> None:
         self.found.problems.append(text)
-        if batch_id not in self.rows:
-            self.found.lost_batches.setdefault(batch_id, (rows, text))
+        if block_id not in self.rows:
+            self.found.lost_blocks.setdefault(block_id, (rows, text))
 
 
 def _binding(binding: BindingRecord | ExchangeBindingRecord) -> str:

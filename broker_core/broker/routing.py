@@ -19,7 +19,7 @@ _EXAMPLES = 3
 
 
 class Selection(NamedTuple):
-    """Rows of a batch, in order: ``row .. row+count``, or the set bits of ``bitmap`` counted from ``row`` (see RunRecord)."""
+    """Rows of a block, in order: ``row .. row+count``, or the set bits of ``bitmap`` counted from ``row`` (see RunRecord)."""
 
     row: int
     rows: int

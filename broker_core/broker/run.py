@@ -1,4 +1,4 @@
-"""A run: consecutive offsets of a queue that name rows of one batch.
+"""A run: consecutive offsets of a queue that name rows of one block.
 
 Not here: the log that runs make up, and which of their entries are settled (``queue.py``).
 Invariant: rows of a run rise with its offsets, and its bitmap selects exactly ``count`` of them; a run that grows keeps its rows as
@@ -10,26 +10,26 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from broker_core.broker.batch import Batch
+from broker_core.broker.block import Block
 from broker_core.broker.records import RunRecord
 from broker_core.errors import CorruptCatalog
 
 
 class Run:
-    """``count`` offsets from ``first`` on, naming rows of one batch in the same order (see RunRecord).
+    """``count`` offsets from ``first`` on, naming rows of one block in the same order (see RunRecord).
 
     A clipped run (``Queue.runs_between``) skips the first ``skip`` set bits of its bitmap.
     """
 
-    __slots__ = ("batch", "bitmap", "committed_at", "count", "first", "numbers", "recorded", "row", "saved", "sequence", "skip")
+    __slots__ = ("bitmap", "block", "committed_at", "count", "first", "numbers", "recorded", "row", "saved", "sequence", "skip")
 
-    def __init__(self, first: int, count: int, batch: Batch, row: int, bitmap: bytes | bytearray, sequence: int, committed_at: int) -> None:
+    def __init__(self, first: int, count: int, block: Block, row: int, bitmap: bytes | bytearray, sequence: int, committed_at: int) -> None:
         self.first = first
         self.count = count
-        self.batch = batch
+        self.block = block
         self.row = row
         self.bitmap = bitmap
-        self.sequence = sequence  # 0: stands in the batch, row by row
+        self.sequence = sequence  # 0: stands in the block, row by row
         self.committed_at = committed_at
         self.skip = 0
         self.numbers: list[int] | None = None  # what the bitmap says, of a run that grows
@@ -41,13 +41,13 @@ class Run:
         return self.first + self.count
 
     @property
-    def batch_id(self) -> int:
-        return self.batch.batch_id
+    def block_id(self) -> int:
+        return self.block.block_id
 
     @property
     def size_bytes(self) -> int:
-        """Bodies of the run, about: its share of the batch."""
-        return self.batch.size_bytes * self.count // max(1, self.batch.rows)
+        """Bodies of the run, about: its share of the block."""
+        return self.block.size_bytes * self.count // max(1, self.block.rows)
 
     def rows(self) -> range | npt.NDArray[np.int64]:
         """Row numbers in offset order: a range where they are contiguous, otherwise an array. Raises CorruptCatalog."""
@@ -67,13 +67,13 @@ class Run:
         return self.row + self.count - 1 if self.numbers is None else self.numbers[-1]
 
     def _text(self) -> str:
-        return f"the run at offset {self.first} over batch {self.batch_id}"
+        return f"the run at offset {self.first} over block {self.block_id}"
 
     def clip(self, start: int, end: int) -> Run:
         """A copy of the part within [start, end)."""
         start, end = max(start, self.first), min(end, self.end)
         ahead = start - self.first
-        clipped = Run(start, end - start, self.batch, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
+        clipped = Run(start, end - start, self.block, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
         if self.bitmap:
             clipped.skip = self.skip + ahead
         else:
@@ -84,7 +84,7 @@ class Run:
         """For the catalog. Raises ValueError for a run that does not say which rows it has."""
         if self.bitmap and int.from_bytes(self.bitmap, "little").bit_count() != self.count:
             raise ValueError(f"{self._text()} of queue {queue_id} has {self.count} entries, and its bitmap selects others")
-        return RunRecord(queue_id, self.first, self.count, self.batch_id, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
+        return RunRecord(queue_id, self.first, self.count, self.block_id, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
 
     def extend(self, row: int) -> None:
         """One more row, above all rows so far (ValueError). A gap turns the run into a bitmap."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from broker_core.broker.batch import EXPIRATION
+from broker_core.broker.block import EXPIRATION
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing import Selection, select, selected_rows
 from broker_core.properties import delivery_mode
@@ -34,13 +34,13 @@ class Share(NamedTuple):
 
 
 class Spilled(NamedTuple):
-    """``batch_id`` is one that no catalog names until the transaction is committed or prepared. Sets of rows are bits, least significant
+    """``block_id`` is one that no catalog names until the transaction is committed or prepared. Sets of rows are bits, least significant
     first: an open transaction of millions of messages costs a few bytes for each.
 
     ``sizes`` of the bodies: only where a queue is limited in bytes; None: not known.
     """
 
-    batch_id: int
+    block_id: int
     rows: int
     size_bytes: int
     selections: list[tuple[Queue, Selection]]
@@ -52,7 +52,7 @@ class Spilled(NamedTuple):
     def record(self) -> dict[str, Any]:
         """For the catalog, as JSON."""
         return {
-            "batch": [self.batch_id, self.rows, self.size_bytes, self.expiring],
+            "block": [self.block_id, self.rows, self.size_bytes, self.expiring],
             "queues": {str(queue.queue_id): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in self.selections},
             "transient": self.transient.hex(),
             "mandatory": self.mandatory.hex(),
@@ -83,8 +83,8 @@ class Spilled(NamedTuple):
         return [int(row) for row in np.flatnonzero(lost)]
 
 
-def spill(batch_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:
-    """The piece that ``publishes`` are, now that they are rows of a batch."""
+def spill(block_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:
+    """The piece that ``publishes`` are, now that they are rows of a block."""
     rows: dict[Queue, list[int]] = {}
     transient: list[int] = []
     mandatory: list[int] = []
@@ -107,12 +107,12 @@ def spill(batch_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spill
         sizes = np.array([len(publish.message.body) for publish in publishes], np.uint32)
     count = len(publishes)
     selections = [(queue, _selection(np.array(numbers, np.int64))) for queue, numbers in rows.items()]
-    return Spilled(batch_id, count, size_bytes, selections, expiring, _packed(transient, count), _packed(mandatory, count), sizes)
+    return Spilled(block_id, count, size_bytes, selections, expiring, _packed(transient, count), _packed(mandatory, count), sizes)
 
 
 def restore(record: Mapping[str, Any], queues: Mapping[int, Queue]) -> tuple[Spilled, int]:
     """The piece that ``Spilled.record`` wrote, and how many of its messages are for queues that are gone."""
-    batch_id, rows, size_bytes, expiring = record["batch"]
+    block_id, rows, size_bytes, expiring = record["block"]
     found: list[tuple[Queue, Selection]] = []
     gone = 0
     for queue_id, (row, count, bitmap) in record["queues"].items():
@@ -122,7 +122,7 @@ def restore(record: Mapping[str, Any], queues: Mapping[int, Queue]) -> tuple[Spi
         else:
             found.append((queue, Selection(row, count, bytes.fromhex(bitmap))))
     transient, mandatory = (bytes.fromhex(record.get(name, "")) for name in ("transient", "mandatory"))
-    return Spilled(batch_id, rows, size_bytes, found, expiring, transient, mandatory), gone
+    return Spilled(block_id, rows, size_bytes, found, expiring, transient, mandatory), gone
 
 
 def _packed(rows: list[int], count: int) -> bytes:

@@ -22,7 +22,7 @@ from broker_core.broker.arguments import (
     inequivalent,
     inequivalent_arguments,
 )
-from broker_core.broker.batch import Batches
+from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
 from broker_core.broker.consumer import Consumer
 from broker_core.broker.exchange import EXCHANGE_TYPES, Binding, DefaultExchange, Destination, Exchange, Queues
@@ -55,9 +55,9 @@ _DEFAULT_REFUSED = "operation not permitted on the default exchange"
 
 
 class Topology(Numbers):
-    def __init__(self, batches: Batches) -> None:
-        super().__init__(batches.undo)
-        self.batches = batches
+    def __init__(self, blocks: Blocks) -> None:
+        super().__init__(blocks.undo)
+        self.blocks = blocks
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
@@ -251,7 +251,7 @@ class Topology(Numbers):
         queue_id = max(change.sequence, self._last_queue_id + 1)
         self.sequence = change.sequence = max(queue_id, change.sequence)
         durable = durable and not exclusive  # an exclusive one ends with its connection: a restart has none to bring back
-        queue = Queue(queue_id, name, self.batches, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments)
+        queue = Queue(queue_id, name, self.blocks, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments)
         if exclusive:
             queue.connection = connection
             _enter(self.undo, self._exclusive, connection, queue)
@@ -435,7 +435,7 @@ class Topology(Numbers):
             Queue(
                 record.queue_id,
                 record.name,
-                self.batches,
+                self.blocks,
                 durable=record.durable,
                 exclusive=record.exclusive,
                 auto_delete=record.auto_delete,

@@ -64,11 +64,11 @@ class Settle(NamedTuple):
 
 
 class Buried(NamedTuple):
-    """Dead letters of ``queue`` whose bytes are in a segment already, under a batch that no catalog names yet; routed at the commit."""
+    """Dead letters of ``queue`` whose bytes are in a segment already, under a block that no catalog names yet; routed at the commit."""
 
     queue: Queue
     exchange: str
-    batch_id: int
+    block_id: int
     rows: int
     size_bytes: int
     keys: pa.RecordBatch  # routing_key and properties of each
@@ -167,8 +167,8 @@ class Transaction:
 
     @property
     def appended(self) -> list[int]:
-        """Batches that are nobody's should it be rolled back."""
-        return [*(spilled.batch_id for spilled in self.spilled), *(buried.batch_id for buried in self.buried)]
+        """Blocks that are nobody's should it be rolled back."""
+        return [*(spilled.block_id for spilled in self.spilled), *(buried.block_id for buried in self.buried)]
 
     def pieces(self, settles: int) -> list[Transaction]:
         """For one that is not atomic: itself with its first settles, and the rest in others, in order."""
@@ -206,7 +206,7 @@ class Transaction:
         )
 
     def record(self, now_us: int) -> PreparedRecord:
-        """``routes`` starts with one object for each spilled batch, then a list of queue ids for each publish."""
+        """``routes`` starts with one object for each spilled block, then a list of queue ids for each publish."""
         routes: list[Any] = [spilled.record() for spilled in self.spilled]
         routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
         settles = [[queue.queue_id, offset, outcome] for queue, offset, outcome in self.settles]
@@ -247,7 +247,7 @@ class Transaction:
         self.state = state
 
 
-def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
+def to_rows(messages: Sequence[Message]) -> pa.RecordBatch:
     """Messages as MESSAGE_SCHEMA."""
     columns = {
         "exchange": [message.exchange for message in messages],
@@ -261,7 +261,7 @@ def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:
 def _to_ipc(messages: Sequence[Message]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
-        writer.write_batch(to_batch(messages))
+        writer.write_batch(to_rows(messages))
     return bytes(sink.getvalue())
 
 

@@ -169,8 +169,8 @@ class BrokerClient:
         held: tuple[int, pa.RecordBatch | None] = (0, None)  # the batch of the last piece: small runs share one
         served: list[tuple[str, int, int]] = []
         for piece in plan.pieces:
-            if piece.location is not None and (held[0] != piece.batch_id or held[1] is None):
-                held = (piece.batch_id, files.read(piece.location))
+            if piece.location is not None and (held[0] != piece.block_id or held[1] is None):
+                held = (piece.block_id, files.read(piece.location))
             if piece.location is None or held[1] is None:
                 served.append((piece.log, piece.first, piece.first + piece.count))
                 continue

@@ -2,7 +2,7 @@
 
 A branch is staged in parts, each durable before it is acknowledged, so that neither side ever holds a whole branch. Pure.
 
-Invariant: a part that no open attempt or ledger entry owns does not exist; dropping an attempt drops its parts and frees their batches.
+Invariant: a part that no open attempt or ledger entry owns does not exist; dropping an attempt drops its parts and frees their blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker_core.broker.undo import Undo
 from broker_core.engine import StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
 
-ReadBatch = Callable[[int], pa.RecordBatch]
+ReadBlock = Callable[[int], pa.RecordBatch]
 
 _EXAMPLES = 3
 ABANDONED_S = 24 * 3600  # a batch write whose tasks staged nothing for so long, and which nobody committed, has no driver any more
@@ -104,9 +104,9 @@ class Branches:
             return
         self._keep(part)
         change.put(part)
-        if part.batch_id:
-            change.names.append(part.batch_id)
-            state.hold(part.batch_id, part.rows, part.size_bytes)
+        if part.block_id:
+            change.names.append(part.block_id)
+            state.hold(part.block_id, part.rows, part.size_bytes)
 
     def require(self, token: str, branches: Sequence[StagedBranch]) -> list[PartRecord]:
         """The parts of the named branches, each there whole and named once. Raises MissingBranch."""
@@ -137,7 +137,7 @@ class Branches:
         return parts
 
     @staticmethod
-    def require_routable(state: BrokerState, parts: Iterable[PartRecord], read_batch: ReadBatch) -> None:
+    def require_routable(state: BrokerState, parts: Iterable[PartRecord], read_block: ReadBlock) -> None:
         """Raises Unroutable with a count and three examples: of what no queue was bound for, and of what lost its queues since."""
         count = 0
         examples: list[Sequence[str]] = []
@@ -146,8 +146,8 @@ class Branches:
             count += part.unroutable + len(rows)
             examples += part.examples
             if len(rows) and len(examples) < _EXAMPLES:
-                batch = _inline(part) if not part.batch_id else read_batch(part.batch_id)
-                found = batch.select(["exchange", "routing_key"]).take(pa.array(rows[:_EXAMPLES])).to_pylist()
+                block = _inline(part) if not part.block_id else read_block(part.block_id)
+                found = block.select(["exchange", "routing_key"]).take(pa.array(rows[:_EXAMPLES])).to_pylist()
                 examples += [(row["exchange"], row["routing_key"]) for row in found]
         if count:
             shown = ", ".join(f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES])
@@ -164,8 +164,8 @@ class Branches:
                 continue
             published += part.rows - part.unroutable - len(_orphaned(state, part))
             routes = {int(queue): (int(row), int(count), bytes.fromhex(bitmap)) for queue, (row, count, bitmap) in part.routes.items()}
-            if part.batch_id:
-                state.enqueue_batch(change, part.batch_id, part.rows, part.size_bytes, routes, sequence, now_us)
+            if part.block_id:
+                state.enqueue_block(change, part.block_id, part.rows, part.size_bytes, routes, sequence, now_us)
             elif part.rows:
                 state.enqueue_inline(change, _inline(part), routes, sequence, now_us)
             self._forget(state, change, part)
@@ -199,8 +199,8 @@ class Branches:
         self._undo.append((self._keep, part))
         self._unkeep(part)
         change.drop(PartRecord, part.key)
-        if part.batch_id:
-            state.unhold(change, part.batch_id)
+        if part.block_id:
+            state.unhold(change, part.block_id)
 
     def orphans(self, app_id: str, query_id: str, batch_id: int) -> list[str]:
         """Tokens of the app's other attempts that can never be decided once this batch is."""

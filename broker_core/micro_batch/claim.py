@@ -1,6 +1,6 @@
 """Claims: which range of its queues an app reads next, decided once and for good (S1 to S6).
 
-Pure: works run one after another through the committer and get the time and the batches they need handed in.
+Pure: works run one after another through the committer and get the time and the blocks they need handed in.
 
 Invariant: a claim never changes. The same start vector has the same end whatever the limit, the new messages or the number of
 drivers that ask; what a claim's range reads is frozen with it (what was settled before, what may have been sent before).
@@ -24,7 +24,7 @@ from broker_core.broker.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
 
-ReadBatch = Callable[[int], pa.RecordBatch]
+ReadBlock = Callable[[int], pa.RecordBatch]
 
 RELEASED = [-1, -1]  # the range of a read whose queue was released since: no claim has it
 KEPT_CLAIMS = 1000  # per app and set of queues, for restored checkpoints and late drivers
@@ -117,7 +117,7 @@ class Claims:
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         consumed: Mapping[str, int],
-        read_batch: ReadBatch,
+        read_block: ReadBlock,
         *,
         now_us: int,
     ) -> Vector:
@@ -138,16 +138,16 @@ class Claims:
         lineage = self._lineage(app_id, list(queues))
         origin_record: OriginRecord | None = None
         if symbolic:
-            origin_record = self._origin(state, app_id, symbolic, origin, on_new_checkpoint, consumed, read_batch)
+            origin_record = self._origin(state, app_id, symbolic, origin, on_new_checkpoint, consumed, read_block)
             begin |= {log: int(offset) for log, offset in origin_record.start.items()}
             lineage = origin_record.lineage
         known = self._known(app_id, start, lineage if symbolic else None)
         if known is not None:
             end = dict(known.end)
-        elif too_few(queues, begin, limit, read_batch, now_us):
+        elif too_few(queues, begin, limit, read_block, now_us):
             end = dict(begin)
         else:
-            end = cut(queues, begin, limit, read_batch)
+            end = cut(queues, begin, limit, read_block)
 
         for queue in queues.values():
             state.own(change, queue, app_id, begin[queue.name])
@@ -235,14 +235,14 @@ class Claims:
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         consumed: Mapping[str, int],
-        read_batch: ReadBatch,
+        read_block: ReadBlock,
     ) -> OriginRecord:
         """What the symbolic start of ``logs`` means: the recorded origin or a new one, which is not kept yet."""
         key = canonical(logs)
         found = self._origins.get((app_id, key))
         overlapping = self._overlapping(app_id, key, logs)
         if found is None and not overlapping:
-            return OriginRecord(app_id, key, 1, dict(offsets(state, logs, origin, read_batch)), passed=False)
+            return OriginRecord(app_id, key, 1, dict(offsets(state, logs, origin, read_block)), passed=False)
         if found is not None and not overlapping and not found.passed and not self._decided(found, consumed):
             return found
         # a start that lies behind us is asked for again: another checkpoint
@@ -252,7 +252,7 @@ class Claims:
         owned = {log: state.queue(log).first_to_read() for log in logs if state.queue(log).owner == app_id}
         resumed = {log: consumed[log] if log in consumed else owned[log] for log in logs if log in consumed or log in owned}
         if len(resumed) < len(logs):  # the app reads some queue for the first time
-            resumed = offsets(state, logs, origin, read_batch) | resumed
+            resumed = offsets(state, logs, origin, read_block) | resumed
         lineage = 1 + max(entry.lineage for entry in [*overlapping, *([found] if found else [])])
         return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
 
@@ -431,7 +431,7 @@ def _queues(claim: ClaimRecord) -> str:
     return canonical(sorted(claim.ranges))
 
 
-def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_batch: ReadBatch) -> dict[str, int]:
+def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block: ReadBlock) -> dict[str, int]:
     """``origin`` as a concrete vector, as of now. Raises OptionError for an offset past the end of its queue or an unknown log."""
     vector: dict[str, int] = {}
     named = dict(origin.offsets or {})
@@ -439,7 +439,7 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_batch:
         queue = state.queue(log)
         at = named.pop(log, -1 if origin.at == "latest" else -2)
         if origin.timestamp_us is not None:
-            vector[log] = offset_at(queue, origin.timestamp_us, read_batch)
+            vector[log] = offset_at(queue, origin.timestamp_us, read_block)
         elif at == -2:
             vector[log] = queue.first_unsettled()
         elif at == -1:
@@ -456,7 +456,7 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_batch:
     return vector
 
 
-def offset_at(queue: Queue, timestamp_us: int, read_batch: ReadBatch) -> int:
+def offset_at(queue: Queue, timestamp_us: int, read_block: ReadBlock) -> int:
     """The first unsettled offset whose commit time is at or after ``timestamp_us``; the queue's end where there is none."""
     runs = queue.runs_between(queue.first_unsettled(), queue.visible_end)
 
@@ -464,7 +464,7 @@ def offset_at(queue: Queue, timestamp_us: int, read_batch: ReadBatch) -> int:
         run = runs[index]
         if run.sequence:
             return np.array([run.committed_at])
-        return np.asarray(read_batch(run.batch_id).column("committed_at").take(pa.array(run.rows())))
+        return np.asarray(read_block(run.block_id).column("committed_at").take(pa.array(run.rows())))
 
     low, high = 0, len(runs)
     while low < high:  # the first run whose last message is late enough; commit times rise with offsets
@@ -478,7 +478,7 @@ def offset_at(queue: Queue, timestamp_us: int, read_batch: ReadBatch) -> int:
     return int(runs[low].first) + int(np.searchsorted(times(low), timestamp_us))
 
 
-def too_few(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_batch: ReadBatch, now_us: int) -> bool:
+def too_few(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_block: ReadBlock, now_us: int) -> bool:
     """Whether fewer than ``limit.min_rows`` messages wait behind ``begin``, and the oldest not for ``limit.max_delay_s`` yet.
 
     The delay counts from the oldest commit, so it does not begin anew with a restart of anybody.
@@ -491,16 +491,16 @@ def too_few(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit,
     if limit.max_delay_s is None:
         return True
     due_us = now_us - int(limit.max_delay_s * 1_000_000)
-    return all(committed_at(queues[log], spans[0][0], read_batch) > due_us for log, spans in waiting.items() if spans)
+    return all(committed_at(queues[log], spans[0][0], read_block) > due_us for log, spans in waiting.items() if spans)
 
 
-def committed_at(queue: Queue, offset: int, read_batch: ReadBatch) -> int:
+def committed_at(queue: Queue, offset: int, read_block: ReadBlock) -> int:
     """When the message at ``offset``, which is visible and unsettled, was committed."""
     run = queue.runs_between(offset, offset + 1)[0]
-    return run.committed_at if run.sequence else int(read_batch(run.batch_id).column("committed_at")[run.rows()[0]].as_py())
+    return run.committed_at if run.sequence else int(read_block(run.block_id).column("committed_at")[run.rows()[0]].as_py())
 
 
-def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_batch: ReadBatch) -> dict[str, int]:
+def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_block: ReadBlock) -> dict[str, int]:
     """The end vector of a micro-batch: at one commit sequence over all queues, within the limits.
 
     A transaction is split only when it alone is larger than the limit; then in the order of the queues.
@@ -509,7 +509,7 @@ def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, rea
     max_rows = limit.max_rows if limit.max_rows is not None else sum(ends.values()) + 1
     if limit.max_bytes is None and sum(ends[log] - begin[log] for log in ends) <= max_rows:
         return ends
-    commits = {log: _commits(queue, begin[log], ends[log], max_rows, limit.max_bytes, read_batch) for log, queue in queues.items()}
+    commits = {log: _commits(queue, begin[log], ends[log], max_rows, limit.max_bytes, read_block) for log, queue in queues.items()}
     sequences = np.concatenate([found[0] for found in commits.values()])
     if len(sequences) == 0:
         return ends
@@ -539,7 +539,7 @@ def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, rea
 
 
 def _commits(
-    queue: Queue, begin: int, end: int, max_rows: int, max_bytes: int | None, read_batch: ReadBatch
+    queue: Queue, begin: int, end: int, max_rows: int, max_bytes: int | None, read_block: ReadBlock
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Commit sequence, rows, bytes and end of each commit in ``begin .. end``, as far as the limits could reach.
 
@@ -554,7 +554,7 @@ def _commits(
         if run.sequence:
             found, count = np.array([run.sequence]), np.array([run.count])
         else:
-            column = np.asarray(read_batch(run.batch_id).column("commit_sequence").take(pa.array(run.rows())))
+            column = np.asarray(read_block(run.block_id).column("commit_sequence").take(pa.array(run.rows())))
             found, count = np.unique(column, return_counts=True)
         sequences.append(found)
         counts.append(count)

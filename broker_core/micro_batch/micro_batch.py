@@ -32,7 +32,7 @@ from broker_core.broker.records import (
 from broker_core.broker.routing import Routed
 from broker_core.engine import BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
 from broker_core.errors import BatchDecided, LineageConflict, MissingBranch, PreconditionFailed, TransactionState
-from broker_core.micro_batch.branch import Branches, ReadBatch
+from broker_core.micro_batch.branch import Branches, ReadBlock
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger, public
 
@@ -40,10 +40,10 @@ OnUnroutable = Literal["fail", "drop"]
 
 
 class Stored(Protocol):
-    """The bytes of a part that are in a segment already (``store.port.BatchInfo``)."""
+    """The bytes of a part that are in a segment already (``store.port.BlockInfo``)."""
 
     @property
-    def batch_id(self) -> int: ...
+    def block_id(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
     @property
@@ -51,9 +51,9 @@ class Stored(Protocol):
 
 
 class MicroBatches:
-    """``read`` gives the rows of a stored batch."""
+    """``read`` gives the rows of a block."""
 
-    def __init__(self, state: BrokerState, read: ReadBatch) -> None:
+    def __init__(self, state: BrokerState, read: ReadBlock) -> None:
         take = state.take_records
         ledger = take(LedgerRecord)
         self.claims = Claims([*take(ClaimRecord), *take(OriginRecord), *take(ReadRecord)], ledger, state.undo)
@@ -92,18 +92,18 @@ class MicroBatches:
 
         Raises BatchDecided, MissingBranch, ExchangeNotFound, AccessRefused.
         """
-        unkept = {stored.batch_id for stored, _ in given if stored is not None}
-        known = [self._known(header, part, batch) for part, (_, batch) in enumerate(given, first)]
+        unkept = {stored.block_id for stored, _ in given if stored is not None}
+        known = [self._known(header, part, rows) for part, (_, rows) in enumerate(given, first)]
         staged = [
-            self._part(header, part, batch, stored) if before is None else before
-            for part, ((stored, batch), before) in enumerate(zip(given, known, strict=True), first)
+            self._part(header, part, rows, stored) if before is None else before
+            for part, ((stored, rows), before) in enumerate(zip(given, known, strict=True), first)
         ]
         for record, before in zip(staged, known, strict=True):
             if before is None:
                 self.branches.open(change, AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us))
                 self.branches.touch(change, header.token, now_us)
                 self.branches.stage(self._state, change, record)
-                unkept.discard(record.batch_id)
+                unkept.discard(record.block_id)
         change.forgets += sorted(unkept)
         return [(record.rows, record.checksum) for record in staged]
 
@@ -113,16 +113,16 @@ class MicroBatches:
         found = [(part.rows, part.checksum) for part in parts if part is not None]
         return found if found == list(expected) else []
 
-    def _known(self, header: BranchHeader, part: int, batch: pa.RecordBatch) -> PartRecord | None:
+    def _known(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> PartRecord | None:
         """The part if it is staged already. Raises MissingBranch if that is another one."""
         staged = self.branches.part(header.branch, part)
-        if staged is not None and staged.rows != batch.num_rows:
-            raise MissingBranch(f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not {batch.num_rows}")
+        if staged is not None and staged.rows != rows.num_rows:
+            raise MissingBranch(f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not {rows.num_rows}")
         return staged
 
-    def _part(self, header: BranchHeader, part: int, batch: pa.RecordBatch, stored: Stored | None) -> PartRecord:
+    def _part(self, header: BranchHeader, part: int, rows: pa.RecordBatch, stored: Stored | None) -> PartRecord:
         self._require_open(header)
-        routing = self._state.route_batch(batch) if header.kind == "publish" else Routed({}, 0, [])
+        routing = self._state.route_block(rows) if header.kind == "publish" else Routed({}, 0, [])
         return PartRecord(
             branch=header.branch,
             part=part,
@@ -131,11 +131,11 @@ class MicroBatches:
             target=dict(header.target),
             partition=header.partition,
             attempt=header.attempt,
-            rows=batch.num_rows,
-            size_bytes=stored.size_bytes if stored else batch.nbytes,
-            checksum=signed(stored.checksum) if stored else part_checksum(batch),
-            batch_id=stored.batch_id if stored else 0,
-            inline=b"" if stored else _stream(batch),
+            rows=rows.num_rows,
+            size_bytes=stored.size_bytes if stored else rows.nbytes,
+            checksum=signed(stored.checksum) if stored else part_checksum(rows),
+            block_id=stored.block_id if stored else 0,
+            inline=b"" if stored else _stream(rows),
             routes={str(queue): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in routing.selections.items()},
             unroutable=routing.unroutable,
             examples=[list(example) for example in routing.examples],
@@ -320,8 +320,8 @@ def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:
     return list(merged.values())
 
 
-def _stream(batch: pa.RecordBatch) -> bytes:
+def _stream(rows: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
     return bytes(sink.getvalue())

@@ -17,18 +17,18 @@ import pyarrow as pa
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.dead_letter import DeadLetters
 from broker_core.broker.queue import Queue
-from broker_core.broker.transaction import Buried, Settle, Transaction, to_batch
+from broker_core.broker.transaction import Buried, Settle, Transaction, to_rows
 from broker_core.errors import CorruptSegment, DataLoss
 from broker_core.message import Message
 from broker_core.node.committer import Committer
-from broker_core.store.port import BatchInfo
+from broker_core.store.port import BlockInfo
 
-Append = Callable[[pa.RecordBatch], BatchInfo]
+Append = Callable[[pa.RecordBatch], BlockInfo]
 
 MANY = 1_024  # rejects, from which on it is worth it
 _STEP = 256  # messages that are read under the lock at a time
-_BATCH_ROWS = 16_384
-_BATCH_BYTES = 4 * 1024 * 1024
+_BLOCK_ROWS = 16_384
+_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def is_worth_it(transaction: Transaction) -> bool:
@@ -53,7 +53,7 @@ class Burial:
 
     @property
     def appended(self) -> list[int]:
-        return [buried.batch_id for buried in self.buried]
+        return [buried.block_id for buried in self.buried]
 
 
 def bury(transaction: Transaction, state: BrokerState, committer: Committer, append: Append, now_us: int) -> Burial:
@@ -74,9 +74,9 @@ def bury(transaction: Transaction, state: BrokerState, committer: Committer, app
 
 def forget(burial: Burial, committer: Committer) -> None:
     """The transaction is over without it."""
-    batch_ids = burial.appended
-    if batch_ids and committer.failure is None:
-        committer.run(lambda _state, change, _now: change.forgets.extend(batch_ids))
+    block_ids = burial.appended
+    if block_ids and committer.failure is None:
+        committer.run(lambda _state, change, _now: change.forgets.extend(block_ids))
 
 
 def _bury_queue(
@@ -92,10 +92,10 @@ def _bury_queue(
     def write() -> None:
         nonlocal messages, copied, size_bytes
         if messages:
-            rows = to_batch(messages)
+            rows = to_rows(messages)
             info = append(rows)
             keys = rows.select(["routing_key", "properties"])
-            burial.buried.append(Buried(queue, exchange, info.batch_id, info.rows, info.size_bytes, keys))
+            burial.buried.append(Buried(queue, exchange, info.block_id, info.rows, info.size_bytes, keys))
             burial.places += copied
         messages, copied, size_bytes = [], [], 0
 
@@ -114,6 +114,6 @@ def _bury_queue(
                 messages.append(message)
                 copied.append(place)
                 size_bytes += len(message.body)
-        if len(messages) >= _BATCH_ROWS or size_bytes >= _BATCH_BYTES:
+        if len(messages) >= _BLOCK_ROWS or size_bytes >= _BLOCK_BYTES:
             write()
     write()

@@ -264,8 +264,8 @@ class LocalChannel:
         """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
         self._channel.check_transactional()
         with self._committer.lock:
-            batch_ids = self._channel.rollback(0)
-        self._broker.discard(batch_ids)
+            block_ids = self._channel.rollback(0)
+        self._broker.discard(block_ids)
 
     @uninterrupted
     def prepare(self, xid: str) -> Literal["prepared", "read_only"]:

@@ -1,9 +1,9 @@
 """Compaction: segments that are mostly dead bytes are written anew, so that the disk follows what queues still need.
 
 Not here: which rows are needed (``broker/``), how files are written and deleted (``store/``).
-Measured is the file, not the batches that are left in it: what was forgotten or rolled back is dead too. An open segment that is mostly
+Measured is the file, not the blocks that are left in it: what was forgotten or rolled back is dead too. An open segment that is mostly
 dead is closed first, when nothing was written to it since the last look, or when much of it is dead.
-Invariant: a batch keeps its rows and their numbers; only bodies that no queue needs are blanked. A batch that cannot be read stays
+Invariant: a block keeps its rows and their numbers; only bodies that no queue needs are blanked. A block that cannot be read stays
 where it is, and keeps nothing else from being compacted.
 """
 
@@ -14,7 +14,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss
 from broker_core.node.committer import Committer
-from broker_core.store.port import BatchUsage, SegmentUsage, Store
+from broker_core.store.port import BlockUsage, SegmentUsage, Store
 
 ALIVE = 0.3  # a segment with a smaller share of living bytes is compacted
 OPEN_BYTES = 64 * 1024  # an open segment with fewer is left alone
@@ -26,7 +26,7 @@ class Compaction:
         self._committer = committer
         self._state = state
         self._store = store
-        self._written: dict[int, int] = {}  # batch -> rows whose bodies were alive when it was last written
+        self._written: dict[int, int] = {}  # block -> rows whose bodies were alive when it was last written
         self._sizes: dict[int, int] = {}  # open segments at the last look
 
     def run(self) -> None:
@@ -34,8 +34,8 @@ class Compaction:
         usage = self._store.segment_usage()
         for segment in usage:
             self._look_at(segment)
-        known = self._state.batches.by_id
-        self._written = {batch_id: count for batch_id, count in self._written.items() if batch_id in known}
+        known = self._state.blocks.by_id
+        self._written = {block_id: count for block_id, count in self._written.items() if block_id in known}
         self._sizes = {segment.number: segment.size_bytes for segment in usage if segment.open}
 
     def _look_at(self, segment: SegmentUsage) -> None:
@@ -44,7 +44,7 @@ class Compaction:
         living = self._living(segment)
         if living is None:
             return
-        alive = sum(self._alive(batch, living[batch.batch_id][1]) for batch in segment.batches)
+        alive = sum(self._alive(block, living[block.block_id][1]) for block in segment.blocks)
         if alive >= ALIVE * segment.size_bytes:
             return
         if segment.open:
@@ -53,40 +53,40 @@ class Compaction:
                 return
             self._store.roll(segment.number)
             failpoint.here("upkeep.compact.rolled")
-        for batch_id, (live, count) in living.items():
-            self._rewrite(batch_id, live, count)
+        for block_id, (live, count) in living.items():
+            self._rewrite(block_id, live, count)
         self._committer.run(_tidy)  # the file goes, now that nothing needs it
 
     def _living(self, segment: SegmentUsage) -> dict[int, tuple[bytes | None, int]] | None:
-        """Per batch the rows that are needed, None for all, and how many; None where some batch of the segment cannot be moved."""
-        if not all(batch.named for batch in segment.batches):
+        """Per block the rows that are needed, None for all, and how many; None where some block of the segment cannot be moved."""
+        if not all(block.named for block in segment.blocks):
             return None  # an open transaction, or a commit in hand
-        ids = [batch.batch_id for batch in segment.batches]
+        ids = [block.block_id for block in segment.blocks]
 
         def look(state: BrokerState, _change: Change, _now: int) -> dict[int, tuple[bytes | None, int]]:
-            known = [batch_id for batch_id in ids if batch_id in state.batches.by_id]
-            needed: dict[int, tuple[bytes | None, int]] = {batch_id: (None, state.batches.rows(batch_id)) for batch_id in known}
+            known = [block_id for block_id in ids if block_id in state.blocks.by_id]
+            needed: dict[int, tuple[bytes | None, int]] = {block_id: (None, state.blocks.rows(block_id)) for block_id in known}
             if segment.kind != "branch":
                 needed.update(state.living_rows(known))
             return needed
 
         found = self._committer.run(look)
-        return found if all(batch_id in found for batch_id in ids) else None  # one is forgotten by a commit that comes
+        return found if all(block_id in found for block_id in ids) else None  # one is forgotten by a commit that comes
 
-    def _alive(self, batch: BatchUsage, count: int) -> int:
-        """About how many bytes the batch has when it is written anew: bodies go, the other columns stay."""
-        rows = self._written.get(batch.batch_id, self._state.batches.rows(batch.batch_id))
-        bodies = min(batch.size_bytes, batch.length)
-        return batch.length - bodies + bodies * min(count, rows) // max(1, rows)
+    def _alive(self, block: BlockUsage, count: int) -> int:
+        """About how many bytes the block has when it is written anew: bodies go, the other columns stay."""
+        rows = self._written.get(block.block_id, self._state.blocks.rows(block.block_id))
+        bodies = min(block.size_bytes, block.length)
+        return block.length - bodies + bodies * min(count, rows) // max(1, rows)
 
-    def _rewrite(self, batch_id: int, live: bytes | None, count: int) -> None:
+    def _rewrite(self, block_id: int, live: bytes | None, count: int) -> None:
         try:
-            self._store.rewrite(batch_id, live)
+            self._store.rewrite(block_id, live)
         except (DataLoss, CorruptSegment, CorruptCatalog):
             return  # forgotten meanwhile, or whoever reads it gets the error
         failpoint.here("upkeep.compact.written")
-        if self._committer.run(lambda state, change, _now: state.moved(change, batch_id)):
-            self._written[batch_id] = count
+        if self._committer.run(lambda state, change, _now: state.moved(change, block_id)):
+            self._written[block_id] = count
 
 
 def _tidy(_state: BrokerState, change: Change, _now: int) -> None:

@@ -54,12 +54,12 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
 from broker_core.node.shield import uninterrupted
-from broker_core.store.port import BatchInfo
+from broker_core.store.port import BlockInfo
 
 logger = logging.getLogger("txmq.broker")
 
 INLINE_ROWS = 1_000
-INLINE_BYTES = 64 * 1024  # a part below both stays in the catalog, and its messages become rows of the open batch
+INLINE_BYTES = 64 * 1024  # a part below both stays in the catalog, and its messages become rows of the open block
 
 
 @checked_calls(but=("read_plan",))
@@ -69,14 +69,14 @@ class EmbeddedEngine:
     def __init__(
         self,
         local: LocalBroker,
-        adopt: Callable[[PartFile], list[tuple[BatchInfo, pa.RecordBatch]]] | None = None,
+        adopt: Callable[[PartFile], list[tuple[BlockInfo, pa.RecordBatch]]] | None = None,
         *,
         identity: str = "",
     ) -> None:
         self._local = local
         self._adopt = adopt
         self._identity = identity or uuid.uuid4().hex  # a broker that keeps nothing is another one each time
-        self.batches = batches = MicroBatches(local.state, local.read_batch)
+        self.batches = batches = MicroBatches(local.state, local.read_block)
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
         self._reader = Reader(local)
         local.upkeep.chores.append(self.drop_abandoned)
@@ -107,7 +107,7 @@ class EmbeddedEngine:
         return Available(start, end, rows, size)
 
     def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
-        return self._local.run(lambda state, _change, _now_us: offsets(state, logs, origin, self._local.read_batch))
+        return self._local.run(lambda state, _change, _now_us: offsets(state, logs, origin, self._local.read_block))
 
     def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         return self._local.wait(lambda state: any(state.queue(log).visible_end > ends.get(log, 0) for log in logs), timeout_s)
@@ -115,8 +115,8 @@ class EmbeddedEngine:
     # -- source ---------------------------------------------------------------------------------------------------------------
     def claim(self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint) -> Vector:
         def work(state: BrokerState, change: Change, now_us: int) -> Vector:
-            consumed, read_batch = self._ledger.consumed(start), self._local.read_batch
-            return self._claims.claim(state, change, app_id, start, limit, origin, on_new_checkpoint, consumed, read_batch, now_us=now_us)
+            consumed, read_block = self._ledger.consumed(start), self._local.read_block
+            return self._claims.claim(state, change, app_id, start, limit, origin, on_new_checkpoint, consumed, read_block, now_us=now_us)
 
         return self._local.run(work)
 
@@ -152,7 +152,7 @@ class EmbeddedEngine:
         return self._local.run(lambda state, _change, _now_us: self._reader.plan(state, slices, None, fail_on_data_loss=False))
 
     def read_plan(self, plan: ReadPlan, ticket: ReadTicket | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a plan, batch by batch, as READ_SCHEMA. ``ticket``: of a claimed range; without one it is a browser's plan."""
+        """The rows of a plan, block by block, as READ_SCHEMA. ``ticket``: of a claimed range; without one it is a browser's plan."""
 
         def again(log: str, start: int, end: int) -> ReadPlan:
             slices = ((log, start, end),)
@@ -186,18 +186,18 @@ class EmbeddedEngine:
         return opened
 
     @uninterrupted
-    def stage_part(self, header: BranchHeader, part: int, batch: pa.RecordBatch) -> tuple[int, int]:
+    def stage_part(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> tuple[int, int]:
         """One part, durable when this returns: (rows, checksum). The same (branch, part) twice is staged once.
 
         Raises, as a publish does, RemoteProtocolError, PreconditionFailed, OptionError for a message that cannot be taken in.
         """
-        check_part(header, part, batch)
+        check_part(header, part, rows)
         if header.kind == "publish":
-            check_rows(batch)
-        inline = batch.num_rows <= INLINE_ROWS and batch.nbytes <= INLINE_BYTES
-        info = None if inline else self._local.append(batch)  # 1. the bytes, off the commit path
+            check_rows(rows)
+        inline = rows.num_rows <= INLINE_ROWS and rows.nbytes <= INLINE_BYTES
+        info = None if inline else self._local.append(rows)  # 1. the bytes, off the commit path
         here("engine.stage.appended")
-        (staged,) = self._stage(header, part, [(info, batch)])  # 2. the commit that names them
+        (staged,) = self._stage(header, part, [(info, rows)])  # 2. the commit that names them
         return staged
 
     @uninterrupted
@@ -211,17 +211,17 @@ class EmbeddedEngine:
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
         here("engine.stage.appended")
         try:
-            for part, (_, batch) in enumerate(adopted, first):
-                check_part(header, part, batch)
-                check_rows(batch)
+            for part, (_, rows) in enumerate(adopted, first):
+                check_part(header, part, rows)
+                check_rows(rows)
         except TxmqError:
-            taken = [info.batch_id for info, _ in adopted]
+            taken = [info.block_id for info, _ in adopted]
             self._local.run(lambda _state, change, _now_us: change.forgets.extend(taken))
             raise
         return self._stage(header, first, adopted) if adopted else []
 
-    def _stage(self, header: BranchHeader, first: int, given: Sequence[tuple[BatchInfo | None, pa.RecordBatch]]) -> list[tuple[int, int]]:
-        appended = [info.batch_id for info, _ in given if info is not None]
+    def _stage(self, header: BranchHeader, first: int, given: Sequence[tuple[BlockInfo | None, pa.RecordBatch]]) -> list[tuple[int, int]]:
+        appended = [info.block_id for info, _ in given if info is not None]
         try:
             staged = self._local.run(lambda _state, change, now_us: self.batches.stage(change, header, first, given, now_us))
         except StoreFailed:
@@ -235,8 +235,8 @@ class EmbeddedEngine:
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         checksums: list[int] = []
         count = 0
-        for number, batch in enumerate(parts(rows, header)):
-            staged, checksum = self.stage_part(header, number, batch)
+        for number, part in enumerate(parts(rows, header)):
+            staged, checksum = self.stage_part(header, number, part)
             checksums.append(checksum)
             count += staged
         return StagedBranch(header.branch, header.partition, header.attempt, count, branch_checksum(checksums))
@@ -283,16 +283,16 @@ class EmbeddedEngine:
                     f"the rows of branch {branch} are gone: another driver of this query has applied them; start the query again"
                 )
             for part in parts:
-                if part.batch_id:
+                if part.block_id:
                     try:
-                        batch = self._local.read_batch(part.batch_id)
+                        block = self._local.read_block(part.block_id)
                     except DataLoss as error:
                         if self._branches.part(branch, part.part) is not None:
                             raise
                         raise MissingBranch(
                             f"another driver of this query applied the rows of branch {branch} while they were read; start the query again"
                         ) from error
-                    yield batch
+                    yield block
                 elif part.rows:
                     with pa.ipc.open_stream(part.inline) as stream:
                         yield stream.read_next_batch()

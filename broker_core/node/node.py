@@ -27,7 +27,7 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.queue import Run
 from broker_core.broker.spilled import TRANSIENT, spill
-from broker_core.broker.transaction import Limits, Publish, Transaction, to_batch
+from broker_core.broker.transaction import Limits, Publish, Transaction, to_rows
 from broker_core.errors import StoreError, StoreFailed
 from broker_core.node.burial import Burial, bury, forget
 from broker_core.node.clock import SteadyClock, now_us
@@ -35,8 +35,8 @@ from broker_core.node.committer import Committer, Work
 from broker_core.node.shield import uninterrupted
 from broker_core.node.upkeep import Upkeep
 from broker_core.properties import delivery_mode
-from broker_core.store.codec import merged_batch
-from broker_core.store.port import BatchInfo, Location, Store
+from broker_core.store.codec import merged_block
+from broker_core.store.port import BlockInfo, Location, Store
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Node:
         self._ids = ids
         self.limits = limits or Limits()
         try:
-            self.state = BrokerState.load(store.load(), new_batch_id=store.new_batch_id, read=store.read)
+            self.state = BrokerState.load(store.load(), new_block_id=store.new_block_id, read=store.read)
             self.state.identity = identity or uuid.uuid4().hex
             self._write_repairs()
             self.state.outcomes.kept = outcomes or Kept()
@@ -81,7 +81,7 @@ class Node:
         self.clock = clock = SteadyClock(clock, latest_us=self.state.latest_us)
         self._mutex = _thread.allocate_lock()  # guards the next two
         self._readers: set[_thread.LockType] = set()  # gates of those who wait for messages
-        self._writing = 0  # batches on their way into a segment
+        self._writing = 0  # blocks on their way into a segment
         self._written = threading.Event()  # set when there is none, and looked at when the broker closes
         self._closed = False
         self._channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()  # by ``id``
@@ -106,10 +106,10 @@ class Node:
         """``work(state, change, now_us)`` in commit order; its answer, once all that it changed is durable."""
         return self.committer.run(work)
 
-    def append(self, batch: pa.RecordBatch) -> BatchInfo:
+    def append(self, block: pa.RecordBatch) -> BlockInfo:
         """Bytes into a segment, off the commit path; a work has to name them."""
         with self.writing():
-            return self._store.append(batch)
+            return self._store.append(block)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -137,8 +137,8 @@ class Node:
         publishes = [publish for publish in transaction.publishes if publish.queues or publish.mandatory]
         if not publishes:
             return
-        info = self.append(to_batch([publish.message for publish in publishes]))
-        transaction.spill(spill(info.batch_id, info.size_bytes, publishes))
+        info = self.append(to_rows([publish.message for publish in publishes]))
+        transaction.spill(spill(info.block_id, info.size_bytes, publishes))
 
     def spill_full(self, transaction: Transaction) -> None:
         """Keep memory flat while a transaction grows."""
@@ -182,29 +182,29 @@ class Node:
     def discard_burial(self, burial: Burial) -> None:
         forget(burial, self.committer)
 
-    def discard(self, batch_ids: list[int]) -> None:
+    def discard(self, block_ids: list[int]) -> None:
         """The bytes of a rolled-back transaction that are in a segment already."""
-        if batch_ids:
-            self.run(lambda _state, change, _now: change.forgets.extend(batch_ids))
+        if block_ids:
+            self.run(lambda _state, change, _now: change.forgets.extend(block_ids))
 
-    def read_batch(self, batch_id: int) -> pa.RecordBatch:
-        """A whole batch, wherever it is: segment, inbox or memory. May be called within a work. Raises CorruptSegment, DataLoss."""
-        self.state.batches.require(batch_id)
-        batch = self.state.batches.by_id.get(batch_id)
-        inbox = batch.inbox if batch is not None else None
-        return self._store.read(batch_id) if inbox is None else merged_batch(inbox[:])
+    def read_block(self, block_id: int) -> pa.RecordBatch:
+        """A whole block, wherever it is: segment, inbox or memory. May be called within a work. Raises CorruptSegment, DataLoss."""
+        self.state.blocks.require(block_id)
+        block = self.state.blocks.by_id.get(block_id)
+        inbox = block.inbox if block is not None else None
+        return self._store.read(block_id) if inbox is None else merged_block(inbox[:])
 
     def read_rows(self, run: Run) -> pa.RecordBatch:
         """The rows of a run, in offset order."""
-        batch = self.read_batch(run.batch_id)
+        block = self.read_block(run.block_id)
         rows = run.rows()
-        return batch.slice(rows.start, len(rows)) if isinstance(rows, range) else batch.take(pa.array(rows))
+        return block.slice(rows.start, len(rows)) if isinstance(rows, range) else block.take(pa.array(rows))
 
-    def locate(self, batch_id: int) -> Location | None:
-        """Where a reader on this host finds a batch; None where it has to be read through the broker. Raises CorruptCatalog."""
-        self.state.batches.require(batch_id)
-        batch = self.state.batches.by_id.get(batch_id)
-        return None if batch is None or batch.inbox is not None else self._store.locate(batch_id)
+    def locate(self, block_id: int) -> Location | None:
+        """Where a reader on this host finds a block; None where it has to be read through the broker. Raises CorruptCatalog."""
+        self.state.blocks.require(block_id)
+        block = self.state.blocks.by_id.get(block_id)
+        return None if block is None or block.inbox is not None else self._store.locate(block_id)
 
     def wait(self, grown: Callable[[BrokerState], bool], timeout_s: float) -> bool:
         """Wait until ``grown(state)``, which is asked after each commit that made messages visible. Raises StoreFailed."""

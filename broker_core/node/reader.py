@@ -1,4 +1,4 @@
-"""Reading ranges of queues: a plan says where the rows are, then batch by batch they are read.
+"""Reading ranges of queues: a plan says where the rows are, then block by block they are read.
 
 Not here: who may read which range (``micro_batch/claim.py``), how a piece becomes rows (``arrow/rows.py``), and how a client on the
 broker's host reads the files itself (``client/broker.py``): the bytes at a place of a segment never change, so a place that was right
@@ -56,14 +56,14 @@ class Reader:
                         log=log,
                         first=run.first,
                         count=run.count,
-                        batch_id=run.batch_id,
+                        block_id=run.block_id,
                         row=run.row,
                         bitmap=bytes(run.bitmap),
                         sequence=run.sequence,
                         committed_at=run.committed_at,
                         skipped=_clip(skipped, run.first, run.end),
                         redelivered=_clip(redelivered, run.first, run.end),
-                        location=self._local.locate(run.batch_id),
+                        location=self._local.locate(run.block_id),
                         before=run.skip,
                         queue_id=queue.queue_id,
                     )
@@ -84,17 +84,17 @@ class Reader:
     def _rows(self, piece: Piece) -> pa.RecordBatch | None:
         """None where the plan does not hold any more."""
         try:
-            batch = self._local.read_batch(piece.batch_id)  # 1. the bytes
+            block = self._local.read_block(piece.block_id)  # 1. the bytes
         except DataLoss:
             with self._local.committer.lock:
                 queue = self._queue(piece)
-                if _needs(queue, piece) and all(run.batch_id == piece.batch_id for run in queue.runs_between(*_span(piece))):
+                if _needs(queue, piece) and all(run.block_id == piece.block_id for run in queue.runs_between(*_span(piece))):
                     raise  # it should be there
             return None
         with self._local.committer.lock:  # 2. were they whole?
             if not _needs(self._queue(piece), piece):
                 return None
-        return assemble(piece, batch)
+        return assemble(piece, block)
 
     def _queue(self, piece: Piece) -> Queue:
         queue = self._local.state.queues.get(piece.log)

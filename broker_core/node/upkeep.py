@@ -1,8 +1,8 @@
-"""What a broker does by itself: sealing full open batches, expiring, forgetting, compacting. One thread.
+"""What a broker does by itself: sealing full open blocks, expiring, forgetting, compacting. One thread.
 
 Not here: what these do to the state (``broker/``) and to files (``store/``).
 Invariant: nothing here changes what a reader gets; every step is a work of the committer, and may be cut off by a crash anywhere. A
-queue or a batch that a step cannot deal with is left as it is, and said once; the steps behind it, and all other queues, are served.
+queue or a block that a step cannot deal with is left as it is, and said once; the steps behind it, and all other queues, are served.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
-from broker_core.broker.transaction import to_batch
+from broker_core.broker.transaction import to_rows
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss, StoreError, StoreFailed
 from broker_core.node.committer import Committer
 from broker_core.node.compaction import Compaction
@@ -25,9 +25,9 @@ from broker_core.store.port import Store
 logger = logging.getLogger("txmq.upkeep")
 
 TICK_S = 1.0
-IDLE_TICKS = 5  # an open batch that nobody wrote to for so long is sealed, if it is worth a segment batch
+IDLE_TICKS = 5  # an open block that nobody wrote to for so long is sealed, if it is worth a segment block
 IDLE_ROWS = 1_000
-WAITING = 2  # full batches wait for the next tick, if there are no more: messages that pass through are gone by then, unsealed
+WAITING = 2  # full blocks wait for the next tick, if there are no more: messages that pass through are gone by then, unsealed
 COMPACT_TICKS = 30
 
 
@@ -45,7 +45,7 @@ class Upkeep:
         self._wake = threading.Event()
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._seen = (0, 0)  # rows of the open batch, and for how many ticks there were as many
+        self._seen = (0, 0)  # rows of the open block, and for how many ticks there were as many
         self._ticks = 0
         self._compaction = Compaction(committer, state, store)
         self._aside: dict[Queue, int | None] = {}  # they could not be expired: the offset of their head then
@@ -60,7 +60,7 @@ class Upkeep:
     def look(self) -> None:
         """After a commit: wake the thread if too much is full, or something expires before it would wake."""
         state = self._state
-        if (len(state.batches.full) > WAITING or state.next_deadline < self._planned) and not self._wake.is_set():
+        if (len(state.blocks.full) > WAITING or state.next_deadline < self._planned) and not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> None:
@@ -70,7 +70,7 @@ class Upkeep:
             self._thread.join()
 
     def _loop(self) -> None:
-        to_batch([])  # the first conversion makes pyarrow import pandas: half a second that no client should wait for
+        to_rows([])  # the first conversion makes pyarrow import pandas: half a second that no client should wait for
         next_tick = 0.0  # monotonic: the time of day may be set
         while not self._ending:
             now = self._clock()
@@ -87,7 +87,7 @@ class Upkeep:
                         self._carry_out(step)
                 elif self._clock() >= self._state.next_deadline:
                     self._carry_out(self.expire)
-                if len(self._state.batches.full) > WAITING:
+                if len(self._state.blocks.full) > WAITING:
                     self._carry_out(self.seal)
             except StoreFailed:
                 return  # every caller learns it from the committer
@@ -100,7 +100,7 @@ class Upkeep:
         try:
             step()
         except (CorruptSegment, CorruptCatalog, DataLoss):
-            return  # whoever reads the batch gets the error; the others are served
+            return  # whoever reads the block gets the error; the others are served
         except StoreError:
             raise
         except Exception as error:
@@ -125,7 +125,7 @@ class Upkeep:
         while due and not self._ending:
             due = self._expire_some(due)
             self._expired()
-            if len(self._state.batches.full) > WAITING:
+            if len(self._state.blocks.full) > WAITING:
                 self.seal()
 
     def _expire_some(self, due: list[Queue]) -> list[Queue]:
@@ -151,7 +151,7 @@ class Upkeep:
         return False
 
     def tick(self) -> None:
-        """Once a second: expire, close an idle open batch, forget, now and then compact."""
+        """Once a second: expire, close an idle open block, forget, now and then compact."""
         for step in self._steps():
             step()
 
@@ -162,48 +162,48 @@ class Upkeep:
 
     def _forget(self) -> None:
         self._aside = {queue: head for queue, head in self._aside.items() if not queue.deleted}
-        self._committer.run(lambda state, change, _now: state.batches.record(change))
+        self._committer.run(lambda state, change, _now: state.blocks.record(change))
 
     def _close_idle(self) -> None:
         rows, ticks = self._seen
-        batches = self._state.batches
-        self._seen = (batches.open_rows, ticks + 1 if rows == batches.open_rows else 0)
-        if batches.open_rows and self._seen[1] >= IDLE_TICKS and (batches.open_rows >= IDLE_ROWS or not batches.open_pins):
+        blocks = self._state.blocks
+        self._seen = (blocks.open_rows, ticks + 1 if rows == blocks.open_rows else 0)
+        if blocks.open_rows and self._seen[1] >= IDLE_TICKS and (blocks.open_rows >= IDLE_ROWS or not blocks.open_pins):
             self.close_open()
 
     def close_open(self) -> None:
-        """Take the open batch off, whatever its size: it waits for its seal, or is forgotten."""
+        """Take the open block off, whatever its size: it waits for its seal, or is forgotten."""
 
         def work(state: BrokerState, change: Change, _now: int) -> None:
-            state.batches.close_open()
-            state.batches.record(change)
+            state.blocks.close_open()
+            state.blocks.record(change)
 
         self._committer.run(work)
 
     def seal(self) -> None:
-        """Move full open batches into segments. 1. bytes, durable; 2. the commit that says so; 3. memory lets go of the rows."""
-        # a work, so that all rows of these batches are durable when it returns
-        for batch_id in self._committer.run(lambda state, _change, _now: list(state.batches.full)):
+        """Move full open blocks into segments. 1. bytes, durable; 2. the commit that says so; 3. memory lets go of the rows."""
+        # a work, so that all rows of these blocks are durable when it returns
+        for block_id in self._committer.run(lambda state, _change, _now: list(state.blocks.full)):
             try:
-                self._store.seal(batch_id)  # 1.
+                self._store.seal(block_id)  # 1.
             except DataLoss:
-                if batch_id in self._state.batches.by_id:
+                if block_id in self._state.blocks.by_id:
                     raise
                 continue  # forgotten meanwhile
             failpoint.here("upkeep.seal.written")
 
-            def work(state: BrokerState, change: Change, _now: int, batch_id: int = batch_id) -> bool:
-                if batch_id not in state.batches.by_id or batch_id not in state.batches.full:
-                    change.forgets.append(batch_id)
+            def work(state: BrokerState, change: Change, _now: int, block_id: int = block_id) -> bool:
+                if block_id not in state.blocks.by_id or block_id not in state.blocks.full:
+                    change.forgets.append(block_id)
                     return False
-                change.seals.append(batch_id)
-                change.journal.extend(state.sealing(batch_id))
+                change.seals.append(block_id)
+                change.journal.extend(state.sealing(block_id))
                 return True
 
             if self._committer.run(work):  # 2.
                 failpoint.here("upkeep.seal.committed")
                 with self._committer.lock:  # 3.
-                    self._state.batches.sealed(batch_id)
+                    self._state.blocks.sealed(block_id)
 
     def compact(self) -> None:
         """Write mostly-dead segments anew, without the bodies of dead rows."""

@@ -60,11 +60,11 @@ class Alarm:
         memory = self._broker.transaction_bytes()
         unsealed = 0
         with self._broker.committer.lock:
-            for batch in self._broker.state.batches.by_id.values():
-                if batch.inbox is None:
+            for block in self._broker.state.blocks.by_id.values():
+                if block.inbox is None:
                     continue
-                if batch.batch_id < 0:
-                    memory += batch.size_bytes
+                if block.block_id < 0:
+                    memory += block.size_bytes
                 else:
-                    unsealed += batch.size_bytes
+                    unsealed += block.size_bytes
         return memory > self._limits.memory_bytes or unsealed > self._limits.unsealed_bytes

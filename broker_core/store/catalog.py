@@ -1,6 +1,6 @@
 """The catalog: SQLite in WAL mode with synchronous=FULL. What it does not name does not exist.
 
-Not here: the order of a commit (``durable.py``), the bytes of batches (``segment.py``). Errors are SQLite's own.
+Not here: the order of a commit (``durable.py``), the bytes of blocks (``segment.py``). Errors are SQLite's own.
 One thread at a time: ``commit`` has one caller at a time, and nothing else is read once the store is open.
 
 Tuned for commits of one message, measured against write + fdatasync: such a commit dirties one page (rows are appended in key
@@ -29,10 +29,10 @@ from broker_core.store.failure import corrupt_catalog
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import Place
 
-FORMAT = 3
+FORMAT = 4
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 ROW_BITS = 20
-MAX_ROWS = 1 << ROW_BITS  # of an open batch
+MAX_ROWS = 1 << ROW_BITS  # of an open block
 PAGE_BYTES = 1024  # a commit of one message writes one page: small ones cost SQLite less to checksum and write
 _CHECKPOINT_PAGES = 1024
 _LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
@@ -82,7 +82,7 @@ _RECORD_STATEMENTS = {cls: _statements(cls) for cls in RECORDS}
 class Meta(NamedTuple):
     format: int
     sequence: int
-    next_batch_id: int
+    next_block_id: int
     next_segment: int
     clean: int
 
@@ -101,7 +101,7 @@ def create(path: Path) -> None:
     connection = sqlite3.connect(new, isolation_level=None)
     try:
         connection.executescript(f"PRAGMA page_size = {PAGE_BYTES}; PRAGMA synchronous = FULL; BEGIN;" + _text("catalog.sql"))
-        meta = Meta(FORMAT, sequence=0, next_batch_id=1, next_segment=1, clean=1)
+        meta = Meta(FORMAT, sequence=0, next_block_id=1, next_segment=1, clean=1)
         connection.execute(QUERIES["set_meta"], (*meta, guard(meta)))
         connection.execute("COMMIT")
     finally:
@@ -174,13 +174,12 @@ class Catalog:
         for pragma in ("synchronous = FULL", f"wal_autocheckpoint = {_CHECKPOINT_PAGES}", "secure_delete = OFF", "temp_store = MEMORY"):
             self._execute(f"PRAGMA {pragma}")
         if found < FORMAT:
-            self._upgrade()
+            self._upgrade(found)
 
-    def _upgrade(self) -> None:
-        meta = self.meta()
+    def _upgrade(self, found: int) -> None:
         self._execute("BEGIN IMMEDIATE")
         for number, script in sorted(_added().items()):
-            if number > meta.format:
+            if number > found:
                 for statement in script.split(";"):
                     self._execute(statement)
         self.set_meta(format=FORMAT)
@@ -226,8 +225,8 @@ class Catalog:
                 raise corrupt_catalog(self.path, f"a row of table {table} with key {row[0]!r} does not match its checksum")
             yield row[:-1]
 
-    def batches(self) -> dict[int, Place]:
-        rows = self._guarded(QUERIES["batches"], "batch")
+    def blocks(self) -> dict[int, Place]:
+        rows = self._guarded(QUERIES["blocks"], "block")
         return {row[0]: Place._make((*row[1:6], to_unsigned(row[6]))) for row in rows}
 
     def inbox(self) -> Iterator[InboxRow]:
@@ -257,8 +256,8 @@ class Catalog:
         else:
             self._executemany(_PUT_INBOX, values)
 
-    def drop_inbox(self, batch_id: int) -> None:
-        first = batch_id << ROW_BITS
+    def drop_inbox(self, block_id: int) -> None:
+        first = block_id << ROW_BITS
         self._execute(QUERIES["drop_inbox"], (first, first + MAX_ROWS - 1))
 
     def put_records(self, changes: Sequence[Encoded]) -> None:
@@ -270,12 +269,12 @@ class Catalog:
             if len(dropped) < len(rows):
                 self._executemany(_RECORD_STATEMENTS[cls].put, [(*row, guard(row)) for row in rows.values() if row is not None])
 
-    def put_batch(self, batch_id: int, place: Place) -> None:
-        values = (batch_id, *place[:5], to_signed(place.checksum))
-        self._execute(QUERIES["put_batch"], (*values, guard(values)))
+    def put_block(self, block_id: int, place: Place) -> None:
+        values = (block_id, *place[:5], to_signed(place.checksum))
+        self._execute(QUERIES["put_block"], (*values, guard(values)))
 
-    def drop_batch(self, batch_id: int) -> None:
-        self._execute(QUERIES["drop_batch"], (batch_id,))
+    def drop_block(self, block_id: int) -> None:
+        self._execute(QUERIES["drop_block"], (block_id,))
 
     def put_segment(self, number: int, kind: str, schema: bytes) -> None:
         values = (number, kind, schema, "open")

@@ -165,3 +165,12 @@ CREATE TABLE forgotten (
   kind TEXT, decided_at INTEGER, guard INTEGER,
   PRIMARY KEY (kind)
 ) WITHOUT ROWID;
+
+-- What follows came with format 4; a catalog of an older format is given it when it is opened.
+-- What the store writes is called a block since then, and a batch is a micro-batch.
+
+ALTER TABLE batch RENAME TO block;
+ALTER TABLE block RENAME COLUMN batch_id TO block_id;
+ALTER TABLE run RENAME COLUMN batch_id TO block_id;
+ALTER TABLE part RENAME COLUMN batch_id TO block_id;
+ALTER TABLE meta RENAME COLUMN next_batch_id TO next_block_id;

@@ -344,8 +344,8 @@ def guarded_inbox(values: Sequence[Any]) -> tuple[Value, ...]:
     return (*values, checksum - _UNSIGNED if checksum >= _BIT_63 else checksum)
 
 
-def merged_batch(rows: Sequence[InboxRow]) -> pa.RecordBatch:
-    """The messages of an open batch, row by row, as MERGED_SCHEMA."""
+def merged_block(rows: Sequence[InboxRow]) -> pa.RecordBatch:
+    """The messages of an open block, row by row, as MERGED_SCHEMA."""
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)
     place = InboxRow._fields.index
     names = {"commit_sequence": "sequence"}
@@ -353,19 +353,19 @@ def merged_batch(rows: Sequence[InboxRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=MERGED_SCHEMA)
 
 
-def body_bytes(batch: pa.RecordBatch) -> int:
-    """The size of the bodies; of everything, where a batch has no column ``body``. O(1)."""
-    place = batch.schema.get_field_index("body")
-    if place < 0 or batch.schema.field(place).type != pa.binary():
-        return int(batch.nbytes)
-    body = batch.column(place)
+def body_bytes(block: pa.RecordBatch) -> int:
+    """The size of the bodies; of everything, where a block has no column ``body``. O(1)."""
+    place = block.schema.get_field_index("body")
+    if place < 0 or block.schema.field(place).type != pa.binary():
+        return int(block.nbytes)
+    body = block.column(place)
     offsets = memoryview(body.buffers()[1]).cast("i") if len(body) else None
     return 0 if offsets is None else offsets[body.offset + len(body)] - offsets[body.offset]
 
 
-def blank_bodies(batch: pa.RecordBatch, live: bytes) -> pa.RecordBatch:
-    """``batch`` with empty bodies in the rows whose bit in ``live`` (least significant first) is 0."""
-    mask = pa.Array.from_buffers(pa.bool_(), batch.num_rows, [None, pa.py_buffer(live)])
-    place = batch.schema.get_field_index("body")
-    body = pc.if_else(mask, batch.column(place), pa.scalar(b"", pa.binary()))
-    return batch.set_column(place, batch.schema.field(place), body)
+def blank_bodies(block: pa.RecordBatch, live: bytes) -> pa.RecordBatch:
+    """``block`` with empty bodies in the rows whose bit in ``live`` (least significant first) is 0."""
+    mask = pa.Array.from_buffers(pa.bool_(), block.num_rows, [None, pa.py_buffer(live)])
+    place = block.schema.get_field_index("body")
+    body = pc.if_else(mask, block.column(place), pa.scalar(b"", pa.binary()))
+    return block.set_column(place, block.schema.field(place), body)

@@ -1,4 +1,4 @@
-"""Rows that may be wrong: what can still be parsed of batches that do not match their checksum, as a file for a human to look at.
+"""Rows that may be wrong: what can still be parsed of blocks that do not match their checksum, as a file for a human to look at.
 
 Invariant: nothing here reaches a queue. It runs after everything else is written: damaged bytes are given to Arrow.
 """
@@ -47,7 +47,7 @@ class Doubtful:
         self._rows: list[tuple[str, int, InboxRow]] = []
 
     def want(self, run: RunRecord, start: int, end: int, queue: str, source: Path, place: Place, schema: pa.Schema | None) -> None:
-        """Offsets [start, end) of a run over a damaged batch."""
+        """Offsets [start, end) of a run over a damaged block."""
         if schema is not None:
             self._wanted.append(_Wanted(run, start, end, queue, segment_path(source, place.segment), place, schema))
 
@@ -56,14 +56,14 @@ class Doubtful:
 
     def write(self, path: Path) -> int:
         """Make the file, if there is anything; how many rows it has."""
-        batches = [batch for wanted in self._wanted if (batch := _parsed(wanted)) is not None]
+        blocks = [block for wanted in self._wanted if (block := _parsed(wanted)) is not None]
         if self._rows:
-            batches.append(_messages(self._rows))
-        count = sum(int(batch.num_rows) for batch in batches)
+            blocks.append(_messages(self._rows))
+        count = sum(int(block.num_rows) for block in blocks)
         if count:
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
+                for block in blocks:
+                    writer.write_batch(block)
         return count
 
 
@@ -72,11 +72,11 @@ def _parsed(wanted: _Wanted) -> pa.RecordBatch | None:
     try:
         with wanted.path.open("rb") as file:
             file.seek(wanted.place.position)
-            batch = pa.ipc.read_record_batch(pa.py_buffer(file.read(wanted.place.length)), wanted.schema)
-        batch.validate(full=True)
+            block = pa.ipc.read_record_batch(pa.py_buffer(file.read(wanted.place.length)), wanted.schema)
+        block.validate(full=True)
         rows = selected(wanted.run)[wanted.start - wanted.run.first : wanted.end - wanted.run.first]
-        rows = rows[rows < batch.num_rows]
-        taken = batch.take(pa.array(rows))
+        rows = rows[rows < block.num_rows]
+        taken = block.take(pa.array(rows))
     except NOT_READABLE:
         return None
     columns = {
@@ -104,7 +104,7 @@ def _readable(text: str) -> str:
 
 
 def selected(run: RunRecord) -> npt.NDArray[np.int64]:
-    """The rows of its batch, in offset order."""
+    """The rows of its block, in offset order."""
     if not run.bitmap:
         return np.arange(run.row, run.row + run.count, dtype=np.int64)
     bits = np.unpackbits(np.frombuffer(run.bitmap, dtype=np.uint8), bitorder="little")

@@ -25,10 +25,10 @@ from broker_core.broker.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import MAX_ROWS, Catalog
-from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_batch
+from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import corrupt_catalog, store_error
-from broker_core.store.port import BatchInfo, BatchUsage, Location, SegmentUsage, StoreImage
+from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
 from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
 from broker_core.store.sums import drop_sums, kept_sums
 
@@ -36,7 +36,7 @@ CACHE_BYTES = 32 * 1024 * 1024
 
 
 class _Cache:
-    """Verified batches, least recently used out first; one that somebody still holds is found again at no cost. Thread-safe."""
+    """Verified blocks, least recently used out first; one that somebody still holds is found again at no cost. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -45,32 +45,32 @@ class _Cache:
         self._held: weakref.WeakValueDictionary[int, pa.RecordBatch] = weakref.WeakValueDictionary()
         self.size_bytes = 0
 
-    def get(self, batch_id: int) -> pa.RecordBatch | None:
+    def get(self, block_id: int) -> pa.RecordBatch | None:
         with self._lock:
-            if batch_id in self._kept:
-                self._kept.move_to_end(batch_id)
-                return self._kept[batch_id][0]
-            return self._held.get(batch_id)
+            if block_id in self._kept:
+                self._kept.move_to_end(block_id)
+                return self._kept[block_id][0]
+            return self._held.get(block_id)
 
-    def put(self, batch_id: int, batch: pa.RecordBatch, size_bytes: int) -> None:
+    def put(self, block_id: int, block: pa.RecordBatch, size_bytes: int) -> None:
         with self._lock:
-            self._drop(batch_id)
-            self._held[batch_id] = batch
+            self._drop(block_id)
+            self._held[block_id] = block
             if size_bytes > self._limit_bytes:
                 return
-            self._kept[batch_id] = (batch, size_bytes)
+            self._kept[block_id] = (block, size_bytes)
             self.size_bytes += size_bytes
             while self.size_bytes > self._limit_bytes:
                 self.size_bytes -= self._kept.popitem(last=False)[1][1]
 
-    def drop(self, batch_id: int) -> None:
+    def drop(self, block_id: int) -> None:
         with self._lock:
-            self._drop(batch_id)
+            self._drop(block_id)
 
-    def _drop(self, batch_id: int) -> None:
-        self._held.pop(batch_id, None)
-        if batch_id in self._kept:
-            self.size_bytes -= self._kept.pop(batch_id)[1]
+    def _drop(self, block_id: int) -> None:
+        self._held.pop(block_id, None)
+        if block_id in self._kept:
+            self.size_bytes -= self._kept.pop(block_id)[1]
 
 
 class _Plan:
@@ -86,14 +86,14 @@ class _Plan:
         self.sequence = 0
 
 
-def _info(batch_id: int, place: Place) -> BatchInfo:
-    return BatchInfo(batch_id, place.rows, place.size_bytes, place.checksum)
+def _info(block_id: int, place: Place) -> BlockInfo:
+    return BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
 
 
-def _found(places: dict[int, Place], batch_id: int) -> Place:
-    place = places.get(batch_id)
+def _found(places: dict[int, Place], block_id: int) -> Place:
+    place = places.get(block_id)
     if place is None:
-        raise ValueError(f"batch {batch_id} is named but was not written")
+        raise ValueError(f"block {block_id} is named but was not written")
     return place
 
 
@@ -111,9 +111,9 @@ class DurableStore:
         self._places: dict[int, Place] = {}  # named by the catalog
         self._staged: dict[int, Place] = {}  # appended, not named yet
         self._written: dict[int, Place] = {}  # sealed or rewritten, the commit that says so is to come
-        self._inbox: dict[int, list[InboxRow]] = {}  # the rows of the open batches; the tuples are shared with the domain
+        self._inbox: dict[int, list[InboxRow]] = {}  # the rows of the open blocks; the tuples are shared with the domain
         self._named_segments: set[int] = set()  # have a row in the catalog
-        self._open_batch: tuple[int, pa.RecordBatch] | None = None  # the last inbox batch that was read
+        self._open_block: tuple[int, pa.RecordBatch] | None = None  # the last inbox block that was read
         self._cache = _Cache(cache_bytes)
         prepare(self._path)
         self._directory_lock = DirectoryLock(self._path)
@@ -145,17 +145,17 @@ class DurableStore:
         self._catalog = Catalog(path)
         meta = self._catalog.meta()
         rows = self._catalog.segments()
-        self._places = self._catalog.batches()
+        self._places = self._catalog.blocks()
         self._clean, self._sequence = bool(meta.clean), meta.sequence
-        self._next_batch_id = max([meta.next_batch_id, *(batch_id + 1 for batch_id in self._places)])
+        self._next_block_id = max([meta.next_block_id, *(block_id + 1 for block_id in self._places)])
         failpoint.here("store.recovery.replayed")
         # 3. files that no row names go; their numbers are not used again
         live: dict[int, set[int]] = {row.segment: set() for row in rows}
         ends: dict[int, int] = {row.segment: len(row.schema) for row in rows}
-        for batch_id, place in self._places.items():
+        for block_id, place in self._places.items():
             if place.segment not in live:
-                raise corrupt_catalog(path, f"batch {batch_id} is in segment {place.segment}, which has no row")
-            live[place.segment].add(batch_id)
+                raise corrupt_catalog(path, f"block {block_id} is in segment {place.segment}, which has no row")
+            live[place.segment].add(block_id)
             ends[place.segment] = max(ends[place.segment], place.position + place.length)
         numbers = [int(name.stem) for name in segments.iterdir() if re.fullmatch(r"\d{8}\.arrow", name.name)]
         for number in numbers:
@@ -181,7 +181,7 @@ class DurableStore:
         for row in rows:
             if not live[row.segment]:
                 self._catalog.drop_segment(row.segment)
-        self._catalog.set_meta(clean=0, next_batch_id=self._next_batch_id, next_segment=self._segments.next_number)
+        self._catalog.set_meta(clean=0, next_block_id=self._next_block_id, next_segment=self._segments.next_number)
         self._named_segments = {number for number in live if live[number]}
         failpoint.here("store.recovery.executed")
         self._catalog.commit()
@@ -189,7 +189,7 @@ class DurableStore:
         self._catalog.lay_out_log()
 
     def _closed_size(self, number: int, end: int, *, cut: bool) -> int:
-        """A missing or short file does not keep the others from being used: reading its batches tells."""
+        """A missing or short file does not keep the others from being used: reading its blocks tells."""
         path = segment_path(self._path, number)
         try:
             return cut_tail(path, end) if cut else path.stat().st_size
@@ -208,22 +208,22 @@ class DurableStore:
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise corrupt_catalog(self._path / "catalog.db", error) from error
         for row in inbox:
-            rows = self._inbox.setdefault(row.batch_id, [])
-            if row.row != len(rows) or row.batch_id in self._places:
-                what = f"row {row.row} of open batch {row.batch_id} does not follow row {len(rows) - 1}"
+            rows = self._inbox.setdefault(row.block_id, [])
+            if row.row != len(rows) or row.block_id in self._places:
+                what = f"row {row.row} of open block {row.block_id} does not follow row {len(rows) - 1}"
                 raise corrupt_catalog(self._path / "catalog.db", what)
             rows.append(row)
         self._sequence = max([self._sequence, *(row.sequence for row in inbox)])
-        self._next_batch_id = max([self._next_batch_id, *(batch_id + 1 for batch_id in self._inbox)])
-        batches = [_info(batch_id, place) for batch_id, place in self._places.items()]
-        return StoreImage(records, inbox, batches, self._sequence, self._clean)
+        self._next_block_id = max([self._next_block_id, *(block_id + 1 for block_id in self._inbox)])
+        blocks = [_info(block_id, place) for block_id, place in self._places.items()]
+        return StoreImage(records, inbox, blocks, self._sequence, self._clean)
 
     # Writing
 
-    def new_batch_id(self) -> int:
+    def new_block_id(self) -> int:
         with self._lock:
-            batch_id, self._next_batch_id = self._next_batch_id, self._next_batch_id + 1
-            return batch_id
+            block_id, self._next_block_id = self._next_block_id, self._next_block_id + 1
+            return block_id
 
     def _check_writable(self) -> None:
         if self._closed:
@@ -248,24 +248,24 @@ class DurableStore:
         except BaseException as error:
             raise self._fail(error) from error
 
-    def append(self, batch: pa.RecordBatch) -> BatchInfo:
-        batch_id = self.new_batch_id()
+    def append(self, block: pa.RecordBatch) -> BlockInfo:
+        block_id = self.new_block_id()
         with self._writing():
-            place = self._segments.append(batch_id, batch)
+            place = self._segments.append(block_id, block)
             with self._lock:
-                self._staged[batch_id] = place
+                self._staged[block_id] = place
             failpoint.here("store.append.written")
-        return _info(batch_id, place)
+        return _info(block_id, place)
 
-    def adopt(self, file: PartFile) -> list[tuple[BatchInfo, pa.RecordBatch]]:
-        """Make a writer's file a segment: its batches are as if appended. Empty, and nothing done, where it cannot be had or is damaged."""
+    def adopt(self, file: PartFile) -> list[tuple[BlockInfo, pa.RecordBatch]]:
+        """Make a writer's file a segment: its blocks are as if appended. Empty, and nothing done, where it cannot be had or is damaged."""
         self._check_writable()
-        batch_ids = [self.new_batch_id() for _ in file.parts]
-        taken = self._segments.adopt_file(batch_ids, file)
+        block_ids = [self.new_block_id() for _ in file.parts]
+        taken = self._segments.adopt_file(block_ids, file)
         with self._lock:
-            self._staged.update({batch_id: place for batch_id, (place, _) in zip(batch_ids, taken, strict=False)})
+            self._staged.update({block_id: place for block_id, (place, _) in zip(block_ids, taken, strict=False)})
         failpoint.here("store.adopt.linked")
-        return [(_info(batch_id, place), batch) for batch_id, (place, batch) in zip(batch_ids, taken, strict=False)]
+        return [(_info(block_id, place), block) for block_id, (place, block) in zip(block_ids, taken, strict=False)]
 
     def sync(self) -> None:
         with self._writing():
@@ -308,13 +308,13 @@ class DurableStore:
                 plan.sequence = change.sequence
             if change.rows:
                 plan.rows += change.rows
-            for batch_id in change.names:
-                plan.put[batch_id] = _found(self._staged, batch_id)
-            for batch_id in change.seals:
-                plan.put[batch_id] = _found(self._written, batch_id)
-                plan.sealed.append(batch_id)
-            for batch_id in change.moves:
-                plan.put[batch_id] = _found(self._written, batch_id)
+            for block_id in change.names:
+                plan.put[block_id] = _found(self._staged, block_id)
+            for block_id in change.seals:
+                plan.put[block_id] = _found(self._written, block_id)
+                plan.sealed.append(block_id)
+            for block_id in change.moves:
+                plan.put[block_id] = _found(self._written, block_id)
             plan.forgotten += change.forgets
         self._check_rows(plan)
         return plan
@@ -322,17 +322,17 @@ class DurableStore:
     def _check_rows(self, plan: _Plan) -> None:
         lengths: dict[int, int] = {}
         for row in plan.rows:
-            batch_id, number = row[0], row[1]
-            expected = lengths.get(batch_id)
+            block_id, number = row[0], row[1]
+            expected = lengths.get(block_id)
             if expected is None:
-                expected = len(self._inbox.get(batch_id, ()))
-            if number != expected or number >= MAX_ROWS or batch_id in self._places:
-                raise ValueError(f"row {number} of batch {batch_id} is not the next one, {expected}")
-            lengths[batch_id] = expected + 1
-        for batch_id in plan.sealed:
-            rows = len(self._inbox.get(batch_id, ())) + sum(row.batch_id == batch_id for row in plan.rows)
-            if rows != plan.put[batch_id].rows:
-                raise ValueError(f"open batch {batch_id} has {rows} rows, but {plan.put[batch_id].rows} were sealed")
+                expected = len(self._inbox.get(block_id, ()))
+            if number != expected or number >= MAX_ROWS or block_id in self._places:
+                raise ValueError(f"row {number} of block {block_id} is not the next one, {expected}")
+            lengths[block_id] = expected + 1
+        for block_id in plan.sealed:
+            rows = len(self._inbox.get(block_id, ())) + sum(row.block_id == block_id for row in plan.rows)
+            if rows != plan.put[block_id].rows:
+                raise ValueError(f"open block {block_id} has {rows} rows, but {plan.put[block_id].rows} were sealed")
 
     def _execute(self, encoded: Sequence[Encoded], plan: _Plan) -> list[int]:
         """The statements of one commit. Returns the segments that nothing needs after it."""
@@ -342,8 +342,8 @@ class DurableStore:
         catalog.put_records(encoded)
         emptied: list[int] = []
         if plan.put or plan.forgotten:
-            emptied = [batch_id for batch_id in (*plan.sealed, *plan.forgotten) if batch_id in self._inbox]
-            self._execute_batches(plan, emptied)
+            emptied = [block_id for block_id in (*plan.sealed, *plan.forgotten) if block_id in self._inbox]
+            self._execute_blocks(plan, emptied)
         idle = segments.take_idle()
         for number in segments.take_closed():
             catalog.close_segment(number)
@@ -354,27 +354,27 @@ class DurableStore:
         if emptied or plan.sequence > max(self._sequence, carried):
             catalog.set_meta(sequence=max(self._sequence, plan.sequence, carried))
         if plan.forgotten or idle:
-            catalog.set_meta(next_batch_id=self._next_batch_id, next_segment=segments.next_number)
+            catalog.set_meta(next_block_id=self._next_block_id, next_segment=segments.next_number)
         return idle
 
-    def _execute_batches(self, plan: _Plan, emptied: list[int]) -> None:
+    def _execute_blocks(self, plan: _Plan, emptied: list[int]) -> None:
         catalog, segments = self._catalog, self._segments
-        for batch_id in emptied:
-            catalog.drop_inbox(batch_id)
-        for batch_id, place in plan.put.items():
+        for block_id in emptied:
+            catalog.drop_inbox(block_id)
+        for block_id, place in plan.put.items():
             if place.segment not in self._named_segments:
                 self._named_segments.add(place.segment)
                 self._name_segment(place.segment)
-            catalog.put_batch(batch_id, place)
-            old = self._places.get(batch_id)
+            catalog.put_block(block_id, place)
+            old = self._places.get(block_id)
             if old is not None and old.segment != place.segment:
-                segments.release(old.segment, batch_id)
-        for batch_id in plan.forgotten:
+                segments.release(old.segment, block_id)
+        for block_id in plan.forgotten:
             for source in (self._places, self._staged, self._written):
-                if batch_id in source:
-                    segments.release(source[batch_id].segment, batch_id)
-            if batch_id in self._places or batch_id in plan.put:
-                catalog.drop_batch(batch_id)
+                if block_id in source:
+                    segments.release(source[block_id].segment, block_id)
+            if block_id in self._places or block_id in plan.put:
+                catalog.drop_block(block_id)
 
     def _name_segment(self, number: int) -> None:
         segment = self._segments.info(number)
@@ -392,112 +392,112 @@ class DurableStore:
             self._sequence = max(self._sequence, plan.sequence, plan.rows[-1].sequence if plan.rows else 0)
             if not plan.put and not plan.forgotten:
                 return
-            for batch_id, place in plan.put.items():
-                self._places[batch_id] = place
-                self._staged.pop(batch_id, None)
-                self._written.pop(batch_id, None)
-                self._inbox.pop(batch_id, None)
-                self._cache.drop(batch_id)
-            for batch_id in plan.forgotten:
+            for block_id, place in plan.put.items():
+                self._places[block_id] = place
+                self._staged.pop(block_id, None)
+                self._written.pop(block_id, None)
+                self._inbox.pop(block_id, None)
+                self._cache.drop(block_id)
+            for block_id in plan.forgotten:
                 for source in (self._places, self._staged, self._written):
-                    source.pop(batch_id, None)
-                self._inbox.pop(batch_id, None)
-                self._cache.drop(batch_id)
+                    source.pop(block_id, None)
+                self._inbox.pop(block_id, None)
+                self._cache.drop(block_id)
 
-    def seal(self, batch_id: int) -> None:
+    def seal(self, block_id: int) -> None:
         with self._lock:
-            rows = list(self._inbox.get(batch_id, ()))
+            rows = list(self._inbox.get(block_id, ()))
         if not rows:
-            raise DataLoss(f"batch {batch_id} is not an open batch of {self._path}")
+            raise DataLoss(f"block {block_id} is not an open block of {self._path}")
         with self._writing():
-            self._put_written(batch_id, self._segments.append(batch_id, merged_batch(rows)))
+            self._put_written(block_id, self._segments.append(block_id, merged_block(rows)))
             failpoint.here("store.seal.written")
-            self._segments.sync({self._written[batch_id].segment})
+            self._segments.sync({self._written[block_id].segment})
             failpoint.here("store.seal.synced")
 
-    def rewrite(self, batch_id: int, live: bytes | None) -> None:
-        batch = self.read(batch_id)
+    def rewrite(self, block_id: int, live: bytes | None) -> None:
+        block = self.read(block_id)
         if live is not None:
-            batch = blank_bodies(batch, live)
+            block = blank_bodies(block, live)
         with self._writing():
-            self._put_written(batch_id, self._segments.append(batch_id, batch))
-            self._segments.sync({self._written[batch_id].segment})
+            self._put_written(block_id, self._segments.append(block_id, block))
+            self._segments.sync({self._written[block_id].segment})
             failpoint.here("store.rewrite.synced")
 
-    def _put_written(self, batch_id: int, place: Place) -> None:
+    def _put_written(self, block_id: int, place: Place) -> None:
         with self._lock:
-            before = self._written.get(batch_id)
-            self._written[batch_id] = place
-            kept = {place.segment, self._places[batch_id].segment if batch_id in self._places else place.segment}
+            before = self._written.get(block_id)
+            self._written[block_id] = place
+            kept = {place.segment, self._places[block_id].segment if block_id in self._places else place.segment}
         if before is not None and before.segment not in kept:
-            self._segments.release(before.segment, batch_id)
+            self._segments.release(before.segment, block_id)
 
     # Reading
 
     def segment_usage(self) -> list[SegmentUsage]:
         usage = []
         for number, kind, size_bytes, is_open, live in self._segments.usage():
-            batches = []
-            for batch_id in live:
-                place = self._places.get(batch_id)
+            blocks = []
+            for block_id in live:
+                place = self._places.get(block_id)
                 named = place is not None and place.segment == number
-                place = place if named else self._staged.get(batch_id) or self._written.get(batch_id)
-                batches.append(BatchUsage(batch_id, place.length if place else 0, place.size_bytes if place else 0, named))
-            usage.append(SegmentUsage(number, kind, size_bytes, is_open, batches))
+                place = place if named else self._staged.get(block_id) or self._written.get(block_id)
+                blocks.append(BlockUsage(block_id, place.length if place else 0, place.size_bytes if place else 0, named))
+            usage.append(SegmentUsage(number, kind, size_bytes, is_open, blocks))
         return usage
 
     def roll(self, number: int) -> None:
         with self._writing():
             self._segments.roll(number)
 
-    def read(self, batch_id: int) -> pa.RecordBatch:
+    def read(self, block_id: int) -> pa.RecordBatch:
         for _ in range(3):  # a move or forget may delete the file between the look at its place and its opening
-            known = self._cache.get(batch_id)
+            known = self._cache.get(block_id)
             if known is None:
-                known = self._read_open(batch_id)
+                known = self._read_open(block_id)
             if known is not None:
                 return known
-            place = self._place(batch_id)
+            place = self._place(block_id)
             try:
-                batch, size_bytes = self._segments.read(batch_id, place)
+                block, size_bytes = self._segments.read(block_id, place)
             except DataLoss:
-                if self._find(batch_id) == place:
+                if self._find(block_id) == place:
                     raise
                 continue
             with self._lock:
-                if self._find(batch_id) == place:
-                    self._cache.put(batch_id, batch, size_bytes)
-            return batch
-        raise DataLoss(f"batch {batch_id} moved again and again while it was read; read it again")
+                if self._find(block_id) == place:
+                    self._cache.put(block_id, block, size_bytes)
+            return block
+        raise DataLoss(f"block {block_id} moved again and again while it was read; read it again")
 
-    def _find(self, batch_id: int) -> Place | None:
-        """Also of a batch that is appended and not named yet: the commit that will name it may have to look into it."""
-        return self._places.get(batch_id) or self._staged.get(batch_id)
+    def _find(self, block_id: int) -> Place | None:
+        """Also of a block that is appended and not named yet: the commit that will name it may have to look into it."""
+        return self._places.get(block_id) or self._staged.get(block_id)
 
-    def _place(self, batch_id: int) -> Place:
-        place = self._find(batch_id)
+    def _place(self, block_id: int) -> Place:
+        place = self._find(block_id)
         if place is None:
-            raise DataLoss(f"batch {batch_id} is not in the catalog of {self._path}: its messages were forgotten or never committed")
+            raise DataLoss(f"block {block_id} is not in the catalog of {self._path}: its messages were forgotten or never committed")
         return place
 
-    def _read_open(self, batch_id: int) -> pa.RecordBatch | None:
+    def _read_open(self, block_id: int) -> pa.RecordBatch | None:
         with self._lock:
-            rows = self._inbox.get(batch_id)
+            rows = self._inbox.get(block_id)
             if rows is None:
                 return None
-            known = self._open_batch
-            if known is not None and known[0] == batch_id and known[1].num_rows == len(rows):
+            known = self._open_block
+            if known is not None and known[0] == block_id and known[1].num_rows == len(rows):
                 return known[1]
             rows = list(rows)
-        batch = merged_batch(rows)
-        self._open_batch = (batch_id, batch)
-        return batch
+        block = merged_block(rows)
+        self._open_block = (block_id, block)
+        return block
 
-    def locate(self, batch_id: int) -> Location | None:
+    def locate(self, block_id: int) -> Location | None:
         with self._lock:
-            if batch_id in self._inbox:
+            if block_id in self._inbox:
                 return None
-            place = self._place(batch_id)
+            place = self._place(block_id)
         return Location(str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows)
 
     # Closing
@@ -525,7 +525,7 @@ class DurableStore:
             self._catalog.begin()
             for number in self._segments.take_closed():
                 self._catalog.close_segment(number)
-            numbers = {"next_batch_id": self._next_batch_id, "next_segment": self._segments.next_number}
+            numbers = {"next_block_id": self._next_block_id, "next_segment": self._segments.next_number}
             self._catalog.set_meta(clean=1, sequence=self._sequence, **numbers)
             self._catalog.commit()
             failpoint.here("store.close.committed")

@@ -19,8 +19,8 @@ from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import Record
 from broker_core.errors import DataLoss, StoreFailed
-from broker_core.store.codec import Value, blank_bodies, body_bytes, decode, encode_change, merged, merged_batch
-from broker_core.store.port import BatchInfo, Location, SegmentUsage, StoreImage
+from broker_core.store.codec import Value, blank_bodies, body_bytes, decode, encode_change, merged, merged_block
+from broker_core.store.port import BlockInfo, Location, SegmentUsage, StoreImage
 
 Rows = dict[tuple[Value, ...], tuple[Value, ...]]
 
@@ -31,18 +31,18 @@ class _Kept:
 
     records: dict[type[Record], Rows] = field(default_factory=dict)
     inbox: dict[int, list[InboxRow]] = field(default_factory=dict)
-    batches: dict[int, pa.RecordBatch] = field(default_factory=dict)
+    blocks: dict[int, pa.RecordBatch] = field(default_factory=dict)
     sequence: int = 0
-    last_batch_id: int = 0
+    last_block_id: int = 0
     clean: bool = True
 
     def branch(self) -> _Kept:
         return _Kept(
             {cls: dict(rows) for cls, rows in self.records.items()},
-            {batch_id: list(rows) for batch_id, rows in self.inbox.items()},
-            dict(self.batches),
+            {block_id: list(rows) for block_id, rows in self.inbox.items()},
+            dict(self.blocks),
             self.sequence,
-            self.last_batch_id,
+            self.last_block_id,
             self.clean,
         )
 
@@ -54,7 +54,7 @@ class MemoryStore:
         self._kept = _Kept()
         self._staged: dict[int, pa.RecordBatch] = {}  # appended, not named yet
         self._written: dict[int, pa.RecordBatch] = {}  # sealed or rewritten, the commit that says so is to come
-        self._last_batch_id = 0
+        self._last_block_id = 0
         self._lock = threading.Lock()
         self._failure: Exception | None = None
         self._closed = False
@@ -64,30 +64,30 @@ class MemoryStore:
         other = MemoryStore()
         with self._lock:
             other._kept = self._kept.branch()
-        other._last_batch_id = other._kept.last_batch_id
+        other._last_block_id = other._kept.last_block_id
         return other
 
     def load(self) -> StoreImage:
         kept = self._kept
         records = [decode(cls, row) for cls, rows in kept.records.items() for row in rows.values()]
-        inbox = [row for batch_id in sorted(kept.inbox) for row in kept.inbox[batch_id]]
-        batches = [_info(batch_id, batch) for batch_id, batch in sorted(kept.batches.items())]
-        image = StoreImage(records, inbox, batches, kept.sequence, kept.clean)
+        inbox = [row for block_id in sorted(kept.inbox) for row in kept.inbox[block_id]]
+        blocks = [_info(block_id, block) for block_id, block in sorted(kept.blocks.items())]
+        image = StoreImage(records, inbox, blocks, kept.sequence, kept.clean)
         kept.clean = False
         return image
 
-    def new_batch_id(self) -> int:
+    def new_block_id(self) -> int:
         with self._lock:
-            self._last_batch_id += 1
-            return self._last_batch_id
+            self._last_block_id += 1
+            return self._last_block_id
 
-    def append(self, batch: pa.RecordBatch) -> BatchInfo:
+    def append(self, block: pa.RecordBatch) -> BlockInfo:
         self._check_writable()
-        batch_id = self.new_batch_id()
+        block_id = self.new_block_id()
         with self._lock:
-            self._staged[batch_id] = batch
+            self._staged[block_id] = block
         failpoint.here("store.append.written")
-        return _info(batch_id, batch)
+        return _info(block_id, block)
 
     def sync(self) -> None:
         self._check_writable()
@@ -123,60 +123,60 @@ class MemoryStore:
         lengths: dict[int, int] = {}
         for change in changes:
             for row in change.rows:
-                batch_id = row[0]
-                expected = lengths.get(batch_id)
+                block_id = row[0]
+                expected = lengths.get(block_id)
                 if expected is None:
-                    expected = len(self._kept.inbox.get(batch_id, ()))
+                    expected = len(self._kept.inbox.get(block_id, ()))
                 if row[1] != expected:
-                    raise ValueError(f"row {row[1]} of batch {batch_id} is not the next one, {expected}")
-                lengths[batch_id] = expected + 1
-            for batch_id in change.names:
-                if batch_id not in self._staged:
-                    raise ValueError(f"batch {batch_id} was not appended")
-            for batch_ids in (change.seals, change.moves):
-                for batch_id in batch_ids:
-                    if batch_id not in self._written:
-                        raise ValueError(f"batch {batch_id} was neither sealed nor rewritten")
+                    raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
+                lengths[block_id] = expected + 1
+            for block_id in change.names:
+                if block_id not in self._staged:
+                    raise ValueError(f"block {block_id} was not appended")
+            for block_ids in (change.seals, change.moves):
+                for block_id in block_ids:
+                    if block_id not in self._written:
+                        raise ValueError(f"block {block_id} was neither sealed nor rewritten")
 
     def _apply(self, change: Change) -> None:
         kept = self._kept
         if change.sequence > kept.sequence:
             kept.sequence = change.sequence
         for row in change.rows:
-            batch_id, sequence = row[0], row[2]
-            rows = kept.inbox.get(batch_id)
+            block_id, sequence = row[0], row[2]
+            rows = kept.inbox.get(block_id)
             if rows is None:
-                rows = kept.inbox[batch_id] = []
+                rows = kept.inbox[block_id] = []
             rows.append(row)
             if sequence > kept.sequence:
                 kept.sequence = sequence
-            if batch_id > kept.last_batch_id:
-                kept.last_batch_id = batch_id
-        for batch_id in change.names:
-            kept.batches[batch_id] = self._staged.pop(batch_id)
-            kept.last_batch_id = max(kept.last_batch_id, batch_id)
-        for batch_ids in (change.seals, change.moves):
-            for batch_id in batch_ids:
-                kept.batches[batch_id] = self._written.pop(batch_id)
-                kept.inbox.pop(batch_id, None)
-        for batch_id in change.forgets:
-            for place in (kept.batches, kept.inbox, self._staged, self._written):
-                place.pop(batch_id, None)
+            if block_id > kept.last_block_id:
+                kept.last_block_id = block_id
+        for block_id in change.names:
+            kept.blocks[block_id] = self._staged.pop(block_id)
+            kept.last_block_id = max(kept.last_block_id, block_id)
+        for block_ids in (change.seals, change.moves):
+            for block_id in block_ids:
+                kept.blocks[block_id] = self._written.pop(block_id)
+                kept.inbox.pop(block_id, None)
+        for block_id in change.forgets:
+            for place in (kept.blocks, kept.inbox, self._staged, self._written):
+                place.pop(block_id, None)
 
-    def seal(self, batch_id: int) -> None:
+    def seal(self, block_id: int) -> None:
         self._check_writable()
         with self._lock:
-            self._written[batch_id] = merged_batch(self._inbox_rows(batch_id))
+            self._written[block_id] = merged_block(self._inbox_rows(block_id))
         failpoint.here("store.seal.written")
         failpoint.here("store.seal.synced")
 
-    def rewrite(self, batch_id: int, live: bytes | None) -> None:
+    def rewrite(self, block_id: int, live: bytes | None) -> None:
         self._check_writable()
-        batch = self.read(batch_id)
+        block = self.read(block_id)
         if live is not None:
-            batch = blank_bodies(batch, live)
+            block = blank_bodies(block, live)
         with self._lock:
-            self._written[batch_id] = batch
+            self._written[block_id] = block
         failpoint.here("store.rewrite.synced")
 
     def segment_usage(self) -> list[SegmentUsage]:
@@ -185,13 +185,13 @@ class MemoryStore:
     def roll(self, number: int) -> None:
         """There are no files."""
 
-    def read(self, batch_id: int) -> pa.RecordBatch:
+    def read(self, block_id: int) -> pa.RecordBatch:
         with self._lock:
-            batch = self._kept.batches.get(batch_id)
-            batch = self._staged.get(batch_id) if batch is None else batch
-            return batch if batch is not None else merged_batch(self._inbox_rows(batch_id))
+            block = self._kept.blocks.get(block_id)
+            block = self._staged.get(block_id) if block is None else block
+            return block if block is not None else merged_block(self._inbox_rows(block_id))
 
-    def locate(self, batch_id: int) -> Location | None:
+    def locate(self, block_id: int) -> Location | None:
         return None
 
     def close(self, *, clean: bool = True) -> None:
@@ -200,10 +200,10 @@ class MemoryStore:
             self._kept.clean = clean
             self._closed = True
 
-    def _inbox_rows(self, batch_id: int) -> list[InboxRow]:
-        rows = self._kept.inbox.get(batch_id)
+    def _inbox_rows(self, block_id: int) -> list[InboxRow]:
+        rows = self._kept.inbox.get(block_id)
         if rows is None:
-            raise DataLoss(f"batch {batch_id} is not in the store: its messages were forgotten or never committed")
+            raise DataLoss(f"block {block_id} is not in the store: its messages were forgotten or never committed")
         return rows
 
     def _check_writable(self) -> None:
@@ -213,5 +213,5 @@ class MemoryStore:
             raise StoreFailed(f"an earlier write failed: {self._failure}; open the store again")
 
 
-def _info(batch_id: int, batch: pa.RecordBatch) -> BatchInfo:
-    return BatchInfo(batch_id, batch.num_rows, body_bytes(batch), xxhash.xxh3_64_intdigest(batch.serialize()))
+def _info(block_id: int, block: pa.RecordBatch) -> BlockInfo:
+    return BlockInfo(block_id, block.num_rows, body_bytes(block), xxhash.xxh3_64_intdigest(block.serialize()))

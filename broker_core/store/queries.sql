@@ -4,10 +4,10 @@
 SELECT format FROM meta
 
 -- name: read_meta
-SELECT format, sequence, next_batch_id, next_segment, clean, guard FROM meta WHERE id = 1
+SELECT format, sequence, next_block_id, next_segment, clean, guard FROM meta WHERE id = 1
 
 -- name: set_meta
-INSERT OR REPLACE INTO meta (id, format, sequence, next_batch_id, next_segment, clean, guard) VALUES (1, ?, ?, ?, ?, ?, ?)
+INSERT OR REPLACE INTO meta (id, format, sequence, next_block_id, next_segment, clean, guard) VALUES (1, ?, ?, ?, ?, ?, ?)
 
 -- name: put_segment
 INSERT OR REPLACE INTO segment (segment, kind, schema, state, guard) VALUES (?, ?, ?, ?, ?)
@@ -21,14 +21,14 @@ SELECT segment, kind, schema, state, guard FROM segment WHERE segment = ?
 -- name: segments
 SELECT segment, kind, schema, state, guard FROM segment ORDER BY segment
 
--- name: put_batch
-INSERT OR REPLACE INTO batch (batch_id, segment, position, length, rows, size_bytes, checksum, guard) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+-- name: put_block
+INSERT OR REPLACE INTO block (block_id, segment, position, length, rows, size_bytes, checksum, guard) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
--- name: drop_batch
-DELETE FROM batch WHERE batch_id = ?
+-- name: drop_block
+DELETE FROM block WHERE block_id = ?
 
--- name: batches
-SELECT batch_id, segment, position, length, rows, size_bytes, checksum, guard FROM batch ORDER BY batch_id
+-- name: blocks
+SELECT block_id, segment, position, length, rows, size_bytes, checksum, guard FROM block ORDER BY block_id
 
 -- name: put_inbox
 INSERT INTO inbox (id, sequence, committed_at, exchange, routing_key, properties, body, routes, guard) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)

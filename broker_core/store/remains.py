@@ -37,7 +37,7 @@ class Remains:
 
     meta: Meta | None = None
     segments: list[SegmentRow] = field(default_factory=list)
-    batches: dict[int, Place] = field(default_factory=dict)
+    blocks: dict[int, Place] = field(default_factory=dict)
     inbox: list[InboxRow] = field(default_factory=list)
     doubtful: list[InboxRow] = field(default_factory=list)  # rows of the inbox that do not match their checksum
     records: list[Record] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Remains:
 
     @property
     def rows(self) -> int:
-        return len(self.segments) + len(self.batches) + len(self.inbox) + len(self.records)
+        return len(self.segments) + len(self.blocks) + len(self.inbox) + len(self.records)
 
 
 def read_remains(path: Path) -> Remains:
@@ -108,7 +108,7 @@ class _Reader:
             raise corrupt_catalog(self.path, "its list of tables is damaged")
         self._take("meta", Meta._fields, "id", tables, self._meta)
         self._take("segment", SegmentRow._fields, "segment", tables, lambda row: found.segments.append(SegmentRow(*row)))
-        self._take("batch", ("batch_id", *Place._fields), "batch_id", tables, self._batch)
+        self._take("block", ("block_id", *Place._fields), "block_id", tables, self._block)
         columns = ("id", *InboxRow._fields[2:])
         self._take("inbox", columns, "id", tables, lambda row: found.inbox.append(inbox_row(row)), self._doubtful)
         for cls in RECORDS:
@@ -122,8 +122,8 @@ class _Reader:
         if self.found.meta.format > FORMAT:
             raise DataDirectoryFormat(f"the catalog {self.path} has format {self.found.meta.format}, written by a newer txmq")
 
-    def _batch(self, row: Row) -> None:
-        self.found.batches[row[0]] = Place._make((*row[1:6], to_unsigned(row[6])))
+    def _block(self, row: Row) -> None:
+        self.found.blocks[row[0]] = Place._make((*row[1:6], to_unsigned(row[6])))
 
     def _doubtful(self, row: Row) -> None:
         kinds = (int, int, int, str, str, bytes, bytes, bytes)

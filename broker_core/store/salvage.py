@@ -1,6 +1,6 @@
 """``salvage``: a new data directory out of one that is damaged, with everything that is whole; what is lost is named.
 
-The old directory is only read, and no broker may own it. Of a damaged batch the rows are kept whose own checksums hold (``sums.py``). The
+The old directory is only read, and no broker may own it. Of a damaged block the rows are kept whose own checksums hold (``sums.py``). The
 others that can still be parsed go into ``doubtful.arrow``, for a human to look at.
 Not here: reading a damaged catalog (``remains.py``), what its records mean together (``broker/repair.py``).
 
@@ -45,7 +45,7 @@ from broker_core.store.directory import DirectoryLock, segment_path, sync_direct
 from broker_core.store.doubtful import Doubtful, selected
 from broker_core.store.failure import store_error
 from broker_core.store.log import hidden_commits
-from broker_core.store.port import BatchInfo
+from broker_core.store.port import BlockInfo
 from broker_core.store.remains import Remains, read_remains
 from broker_core.store.segment import Place, Segments, parse, read_buffer
 from broker_core.store.sums import NOT_READABLE, read_sums, whole_rows
@@ -68,7 +68,7 @@ class LostMessages:
 class SalvageReport:
     path: str
     to: str
-    batches: int = 0  # kept
+    blocks: int = 0  # kept
     rows: int = 0  # in these
     inbox_rows: int = 0
     messages: dict[str, int] = field(default_factory=dict)  # not settled, per queue, in the new directory
@@ -116,8 +116,8 @@ class _Salvage:
         self.remains = remains
         self.report = SalvageReport(str(source), str(target))
         self.queues: dict[int, str] = {}
-        self.kept: dict[int, int] = {}  # batches that are whole: rows
-        self.lost_batches: dict[int, tuple[Place | None, str]] = {}
+        self.kept: dict[int, int] = {}  # blocks that are whole: rows
+        self.lost_blocks: dict[int, tuple[Place | None, str]] = {}
         self.partial: dict[int, npt.NDArray[np.bool_]] = {}  # of the lost ones, which rows are whole all the same
         self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
         self.lost_offsets: dict[int, IntervalSet] = {}  # by queue id
@@ -125,11 +125,11 @@ class _Salvage:
 
     def run(self) -> SalvageReport:
         self.report.losses += self.remains.lost
-        if "batch" in self.remains.torn:
+        if "block" in self.remains.torn:
             self.report.losses.append(
-                f"where some batches lie is lost; their bytes are in {self.source / 'segments'}, and any Arrow stream reader reads them"
+                f"where some blocks lie is lost; their bytes are in {self.source / 'segments'}, and any Arrow stream reader reads them"
             )
-        self._look_at_batches()
+        self._look_at_blocks()
         records, inbox = self._records()
         self._write(records, inbox)
         self._count(records, inbox)
@@ -137,24 +137,24 @@ class _Salvage:
         return self.report
 
     # -- what is whole --------------------------------------------------------------------------------------------------
-    def _look_at_batches(self) -> None:
-        """Every batch is read once; only the numbers are kept."""
+    def _look_at_blocks(self) -> None:
+        """Every block is read once; only the numbers are kept."""
         self.schemas: dict[int, pa.Schema] = {}
         for row in self.remains.segments:
             self.schemas[row.segment] = pa.ipc.read_schema(pa.py_buffer(row.schema))
-        for batch_id, place in self.remains.batches.items():
+        for block_id, place in self.remains.blocks.items():
             try:
-                self._batch(batch_id, place)
-                self.kept[batch_id] = place.rows
+                self._block(block_id, place)
+                self.kept[block_id] = place.rows
             except (StoreError, OSError, pa.ArrowInvalid) as error:
                 why = error.summary if isinstance(error, StoreError) else " ".join(str(error).split())
-                self.lost_batches[batch_id] = (place, why)
+                self.lost_blocks[block_id] = (place, why)
                 found = self._partly(place)
                 if found is not None:
-                    self.partial[batch_id] = found[0]
+                    self.partial[block_id] = found[0]
 
     def _partly(self, place: Place) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
-        """The rows of a damaged batch that are whole."""
+        """The rows of a damaged block that are whole."""
         if place.segment not in self.sums:
             self.sums[place.segment] = read_sums(self.source, place.segment)
         rows, sums = self.sums[place.segment].get(place.position, (-1, b""))
@@ -168,21 +168,21 @@ class _Salvage:
         except NOT_READABLE:
             return None
 
-    def _batch(self, batch_id: int, place: Place) -> pa.RecordBatch:
+    def _block(self, block_id: int, place: Place) -> pa.RecordBatch:
         path = segment_path(self.source, place.segment)
-        buffer = read_buffer(path, batch_id, place)
+        buffer = read_buffer(path, block_id, place)
         if place.segment not in self.schemas:  # its row is lost, the file says the same
             with pa.OSFile(str(path)) as file:
                 self.schemas[place.segment] = pa.ipc.read_schema(file)
-        batch = parse(buffer, self.schemas[place.segment], path, batch_id, place)
-        batch.validate(full=True)
-        return batch
+        block = parse(buffer, self.schemas[place.segment], path, block_id, place)
+        block.validate(full=True)
+        return block
 
     # -- what it means --------------------------------------------------------------------------------------------------
     def _records(self) -> tuple[list[Record], list[InboxRow]]:
-        inbox = self._open_batches()
+        inbox = self._open_blocks()
         records = [*self.remains.records, *self._lost_queues(inbox)]
-        infos = [BatchInfo(batch_id, place.rows, place.size_bytes, place.checksum) for batch_id, place in self.remains.batches.items()]
+        infos = [BlockInfo(block_id, place.rows, place.size_bytes, place.checksum) for block_id, place in self.remains.blocks.items()]
         found = repair(records, inbox, infos)
         self.queues = {record.queue_id: record.name for record in found.records if isinstance(record, QueueRecord)}
         self.report.losses += found.problems
@@ -205,17 +205,17 @@ class _Salvage:
         return self._follow(kept), [row for row in inbox if self._is_read(row, found.unread)]
 
     def _is_read(self, row: InboxRow, unread: set[tuple[int, int, int]]) -> bool:
-        return not any((queue_id, row.batch_id, row.row) in unread for queue_id in self.queues)
+        return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
 
-    def _open_batches(self) -> list[InboxRow]:
-        """Rows of open batches, numbered anew where one is lost: nothing but their own routes names them."""
+    def _open_blocks(self) -> list[InboxRow]:
+        """Rows of open blocks, numbered anew where one is lost: nothing but their own routes names them."""
         inbox: list[InboxRow] = []
         lengths: dict[int, int] = {}
         for row in self.remains.inbox:
-            if row.batch_id in self.remains.batches:
+            if row.block_id in self.remains.blocks:
                 continue  # it lies in a segment too
-            inbox.append(row._replace(row=lengths.get(row.batch_id, 0)))
-            lengths[row.batch_id] = lengths.get(row.batch_id, 0) + 1
+            inbox.append(row._replace(row=lengths.get(row.block_id, 0)))
+            lengths[row.block_id] = lengths.get(row.block_id, 0) + 1
         return inbox
 
     def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
@@ -246,11 +246,11 @@ class _Salvage:
 
     def _kept_of(self, run: RunRecord, why: str, settled: IntervalSet) -> list[Record]:
         """The runs of its messages that are there. What is lost and not settled is named."""
-        place, reason = self.lost_batches.get(run.batch_id, (None, why))
+        place, reason = self.lost_blocks.get(run.block_id, (None, why))
         if not reason:
             return [run]
         rows = selected(run)
-        whole = self.partial[run.batch_id][rows] if run.batch_id in self.partial and not why else np.zeros(run.count, np.bool_)
+        whole = self.partial[run.block_id][rows] if run.block_id in self.partial and not why else np.zeros(run.count, np.bool_)
         kept: list[Record] = []
         for is_whole, group in groupby(range(run.count), key=lambda index: bool(whole[index])):
             indexes = list(group)
@@ -273,7 +273,7 @@ class _Salvage:
         """A message in the catalog that does not match its checksum; its place is right unless just that was damaged."""
         for queue_id, offset in _routes(row):
             if queue_id in self.queues and 0 <= offset < 1 << 62 and not settled[queue_id].contains(offset):
-                self._lose(queue_id, offset, offset + 1, None, f"row {row.row} of open batch {row.batch_id} does not match its checksum")
+                self._lose(queue_id, offset, offset + 1, None, f"row {row.row} of open block {row.block_id} does not match its checksum")
                 self.doubtful.add(self.queues[queue_id], offset, row)
 
     def _unaccounted(self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[int, IntervalSet]) -> None:
@@ -289,10 +289,10 @@ class _Salvage:
                 self._lose(queue_id, start, stop, None, "no row that can be read says where they are")
 
     def _keeps_part(self, part: PartRecord) -> bool:
-        place, why = self.lost_batches.get(part.batch_id, (None, ""))
-        if part.batch_id and not why and part.batch_id not in self.kept:
-            why = f"batch {part.batch_id} does not exist"
-        if not part.batch_id or not why:
+        place, why = self.lost_blocks.get(part.block_id, (None, ""))
+        if part.block_id and not why and part.block_id not in self.kept:
+            why = f"block {part.block_id} does not exist"
+        if not part.block_id or not why:
             return True
         where = f"{segment_path(self.source, place.segment)}, position {place.position}: " if place else ""
         self.report.losses.append(f"part {part.part} of branch {part.branch}, {part.rows} staged rows ({where}{why})")
@@ -301,16 +301,16 @@ class _Salvage:
     def _prepared(self, record: PreparedRecord) -> PreparedRecord:
         routes: list[Any] = []
         for route in record.routes:
-            if isinstance(route, dict) and route["batch"][0] not in self.kept:
-                batch_id, rows = route["batch"][:2]
-                why = self.lost_batches.get(batch_id, (None, f"batch {batch_id} does not exist"))[1]
+            if isinstance(route, dict) and route["block"][0] not in self.kept:
+                block_id, rows = route["block"][:2]
+                why = self.lost_blocks.get(block_id, (None, f"block {block_id} does not exist"))[1]
                 self.report.losses.append(f"{rows} messages of the prepared transaction '{record.xid}': {why}")
             else:
                 routes.append(route)
         return replace(record, routes=routes)
 
     def _follow(self, records: list[Record]) -> list[Record]:
-        """What else has to say that messages are lost: claims, so that a replay passes them; progress; decided batches."""
+        """What else has to say that messages are lost: claims, so that a replay passes them; progress; decided blocks."""
         rows: dict[str, int] = {}
         for record in records:
             if isinstance(record, PartRecord):
@@ -354,13 +354,13 @@ class _Salvage:
         (self.target / "segments").mkdir(parents=True, exist_ok=True)
         segments = Segments(self.target, 1)
         places: dict[int, Place] = {}
-        for batch_id in sorted([*self.kept, *self.partial]):
-            place = self.remains.batches[batch_id]
-            partly = self._partly(place) if batch_id in self.partial else None
-            batch = self._batch(batch_id, place) if partly is None else partly[1]
-            places[batch_id] = segments.append(batch_id, batch)
-            self.report.batches += 1
-            self.report.rows += batch.num_rows
+        for block_id in sorted([*self.kept, *self.partial]):
+            place = self.remains.blocks[block_id]
+            partly = self._partly(place) if block_id in self.partial else None
+            block = self._block(block_id, place) if partly is None else partly[1]
+            places[block_id] = segments.append(block_id, block)
+            self.report.blocks += 1
+            self.report.rows += block.num_rows
         segments.end_all()
         if "ledger" not in self.remains.torn and (self.source / "id").is_file():
             shutil.copy(self.source / "id", self.target / "id")  # it goes on as the same broker
@@ -387,17 +387,17 @@ class _Salvage:
             segment = segments.info(number)
             catalog.put_segment(number, segment.kind, segment.schema_bytes)
             catalog.close_segment(number)
-        for batch_id, place in places.items():
-            catalog.put_batch(batch_id, place)
+        for block_id, place in places.items():
+            catalog.put_block(block_id, place)
         catalog.put_inbox(inbox)
         catalog.put_records([encode_change(Change(rows=list(inbox), journal=list(records)))])
         self.report.inbox_rows = len(inbox)
         meta = self.remains.meta
-        used = [*self.remains.batches, *(row.batch_id for row in inbox), *(getattr(record, "batch_id", 0) for record in records)]
+        used = [*self.remains.blocks, *(row.block_id for row in inbox), *(getattr(record, "block_id", 0) for record in records)]
         numbers = [getattr(record, name, 0) for record in records for name in ("sequence", "commit_sequence", "queue_id")]
         catalog.set_meta(
             sequence=max([meta.sequence if meta else 0, *numbers, *(row.sequence for row in inbox)]),
-            next_batch_id=max([meta.next_batch_id if meta else 1, *(batch_id + 1 for batch_id in used)]),
+            next_block_id=max([meta.next_block_id if meta else 1, *(block_id + 1 for block_id in used)]),
             next_segment=segments.next_number,
             clean=0,  # whatever may have been sent says so
         )

@@ -1,6 +1,6 @@
 """Segments: append-only Arrow IPC streams, ``NNNNNNNN.arrow``, that any Arrow tool can read once they are closed.
 
-A segment is the schema message, one encapsulated message per batch, and the end mark. Which batches exist is the
+A segment is the schema message, one encapsulated message per block, and the end mark. Which blocks exist is the
 catalog's knowledge, not the file's: bytes that no catalog row names are nothing.
 
 Invariant: a file is written at its end only, under the lock; it is handed to a reader byte for byte as its checksum says; a number is
@@ -35,7 +35,7 @@ _MAX_BRANCH_FILES = 8  # open at a time
 
 
 class Place(NamedTuple):
-    """Where a batch lies."""
+    """Where a block lies."""
 
     segment: int
     position: int
@@ -52,7 +52,7 @@ class Segment:
     schema: pa.Schema
     schema_bytes: bytes
     size_bytes: int
-    live: set[int]  # batches that are named, or written and waiting for the commit that names them
+    live: set[int]  # blocks that are named, or written and waiting for the commit that names them
     descriptor: int = -1  # -1: closed
     ended: bool = False  # has its end mark
     new: bool = False  # its name in the directory is not durable yet
@@ -82,8 +82,8 @@ def _link(descriptor: int, path: Path) -> None:
         os.close(root)
 
 
-def read_buffer(path: Path, batch_id: int, place: Place) -> pa.Buffer:
-    """The bytes of a batch, verified. Raises CorruptSegment, FileNotFoundError."""
+def read_buffer(path: Path, block_id: int, place: Place) -> pa.Buffer:
+    """The bytes of a block, verified. Raises CorruptSegment, FileNotFoundError."""
     buffer = pa.allocate_buffer(place.length)
     view, filled = memoryview(buffer), 0
     descriptor = os.open(path, os.O_RDONLY)
@@ -94,30 +94,30 @@ def read_buffer(path: Path, batch_id: int, place: Place) -> pa.Buffer:
                 break
             filled += count
     except OSError as error:
-        raise _corrupt(path, batch_id, place, f"the file cannot be read: {error.strerror}") from error
+        raise _corrupt(path, block_id, place, f"the file cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
     if filled < place.length:
-        raise _corrupt(path, batch_id, place, f"the file ends {place.length - filled} bytes too early")
+        raise _corrupt(path, block_id, place, f"the file ends {place.length - filled} bytes too early")
     found = xxhash.xxh3_64_intdigest(view)
     if found != place.checksum:
-        raise _corrupt(path, batch_id, place, f"checksum {found:016x} instead of {place.checksum:016x}")
+        raise _corrupt(path, block_id, place, f"checksum {found:016x} instead of {place.checksum:016x}")
     return buffer
 
 
-def parse(buffer: pa.Buffer, schema: pa.Schema, path: Path, batch_id: int, place: Place) -> pa.RecordBatch:
-    """The batch in verified bytes. Raises CorruptSegment where catalog and bytes agree but Arrow does not."""
+def parse(buffer: pa.Buffer, schema: pa.Schema, path: Path, block_id: int, place: Place) -> pa.RecordBatch:
+    """The block in verified bytes. Raises CorruptSegment where catalog and bytes agree but Arrow does not."""
     try:
-        batch = pa.ipc.read_record_batch(buffer, schema)
+        block = pa.ipc.read_record_batch(buffer, schema)
     except (pa.ArrowInvalid, OSError) as error:
-        raise _corrupt(path, batch_id, place, " ".join(str(error).split())) from error
-    if batch.num_rows != place.rows:
-        raise _corrupt(path, batch_id, place, f"{batch.num_rows} rows instead of {place.rows}")
-    return batch
+        raise _corrupt(path, block_id, place, " ".join(str(error).split())) from error
+    if block.num_rows != place.rows:
+        raise _corrupt(path, block_id, place, f"{block.num_rows} rows instead of {place.rows}")
+    return block
 
 
-def _corrupt(path: Path, batch_id: int, place: Place, what: str) -> CorruptSegment:
-    where = f"position {place.position}, batch {batch_id} ({place.rows} rows, {place.length} bytes)"
+def _corrupt(path: Path, block_id: int, place: Place, what: str) -> CorruptSegment:
+    where = f"position {place.position}, block {block_id} ({place.rows} rows, {place.length} bytes)"
     directory = path.parent.parent
     return CorruptSegment(
         f"segment {path} is damaged at {where}, see `txmq salvage`: {what}",
@@ -157,7 +157,7 @@ class Segments:
         self._open: dict[bytes, Segment] = {}  # by schema
         self._dirty: dict[int, Segment] = {}  # with unsynced bytes
         self._closed: list[int] = []  # end mark durable, the catalog does not know yet
-        self._idle: set[int] = set()  # without a live batch
+        self._idle: set[int] = set()  # without a live block
         self._broken: BaseException | None = None  # a failed write or sync: what the page cache holds is unknown from there on
         self.next_number = next_number
 
@@ -169,28 +169,28 @@ class Segments:
     def path(self, number: int) -> Path:
         return segment_path(self._directory, number)
 
-    def append(self, batch_id: int, batch: pa.RecordBatch) -> Place:
-        """Write ``batch`` at the end of the open segment of its schema. Durable after ``sync``."""
-        for field in batch.schema:
+    def append(self, block_id: int, block: pa.RecordBatch) -> Place:
+        """Write ``block`` at the end of the open segment of its schema. Durable after ``sync``."""
+        for field in block.schema:
             if pa.types.is_dictionary(field.type):
                 value = field.type.value_type
                 raise OptionError(f"column {field.name} is dictionary-encoded, which a segment cannot hold; cast it to {value}")
-        schema_bytes = batch.schema.serialize().to_pybytes()
-        data = batch.serialize()
+        schema_bytes = block.schema.serialize().to_pybytes()
+        data = block.serialize()
         checksum = xxhash.xxh3_64_intdigest(data)
         with self._lock, self._breaking():
-            segment = self._writable(batch.schema, schema_bytes, data.size)
+            segment = self._writable(block.schema, schema_bytes, data.size)
             position = segment.size_bytes
             self._dirty[segment.number] = segment
             _write_all(segment.descriptor, data, self.path(segment.number))
             segment.size_bytes += data.size
-            segment.live.add(batch_id)
+            segment.live.add(block_id)
             self._idle.discard(segment.number)
         if segment.kind != "branch":
-            write_sums(self._directory, segment.number, position, batch)
-        return Place(segment.number, position, data.size, batch.num_rows, body_bytes(batch), checksum)
+            write_sums(self._directory, segment.number, position, block)
+        return Place(segment.number, position, data.size, block.num_rows, body_bytes(block), checksum)
 
-    def adopt_file(self, batch_ids: Sequence[int], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
+    def adopt_file(self, block_ids: Sequence[int], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
         """A closed segment out of a writer's file, its checksums compared. Durable after ``sync``. Empty where that cannot be done."""
         try:
             failpoint.here("store.adopt.open")
@@ -199,7 +199,7 @@ class Segments:
             return []
         try:
             with unwritable(descriptor):
-                batches = list(file.batches(descriptor))
+                blocks = list(file.batches(descriptor))
                 failpoint.here("store.adopt.verified")
                 with self._lock:
                     number, self.next_number = self.next_number, self.next_number + 1
@@ -209,15 +209,15 @@ class Segments:
             return []
         schema_bytes = MESSAGE_SCHEMA.serialize().to_pybytes()
         segment = Segment(
-            number, "message", MESSAGE_SCHEMA, schema_bytes, file.size_bytes, set(batch_ids), descriptor, ended=True, new=True
+            number, "message", MESSAGE_SCHEMA, schema_bytes, file.size_bytes, set(block_ids), descriptor, ended=True, new=True
         )
         with self._lock:
             self._segments[number] = self._dirty[number] = segment
-        for part, batch in zip(file.parts, batches, strict=True):
-            write_sums(self._directory, number, part.position, batch)
+        for part, block in zip(file.parts, blocks, strict=True):
+            write_sums(self._directory, number, part.position, block)
         return [
-            (Place(number, part.position, part.length, part.rows, body_bytes(batch), part.checksum), batch)
-            for part, batch in zip(file.parts, batches, strict=True)
+            (Place(number, part.position, part.length, part.rows, body_bytes(block), part.checksum), block)
+            for part, block in zip(file.parts, blocks, strict=True)
         ]
 
     @contextlib.contextmanager
@@ -305,12 +305,12 @@ class Segments:
             closed, self._closed = self._closed, []
         return closed
 
-    def release(self, number: int, batch_id: int) -> None:
-        """``number`` does not hold ``batch_id`` any more."""
+    def release(self, number: int, block_id: int) -> None:
+        """``number`` does not hold ``block_id`` any more."""
         with self._lock:
             segment = self._segments.get(number)
             if segment is not None:
-                segment.live.discard(batch_id)
+                segment.live.discard(block_id)
                 if not segment.live:
                     self._idle.add(number)
 
@@ -342,24 +342,24 @@ class Segments:
         drop_sums(self._directory, number)
 
     def usage(self) -> list[tuple[int, str, int, bool, list[int]]]:
-        """Number, kind, size, whether it is open, and its batches that are named or may be."""
+        """Number, kind, size, whether it is open, and its blocks that are named or may be."""
         with self._lock:
             return [
                 (segment.number, segment.kind, segment.size_bytes, not segment.ended, sorted(segment.live))
                 for segment in self._segments.values()
             ]
 
-    def read(self, batch_id: int, place: Place) -> tuple[pa.RecordBatch, int]:
-        """The batch and its size in memory. Raises CorruptSegment, DataLoss."""
+    def read(self, block_id: int, place: Place) -> tuple[pa.RecordBatch, int]:
+        """The block and its size in memory. Raises CorruptSegment, DataLoss."""
         path = self.path(place.segment)
         try:
             schema = self._segments[place.segment].schema
-            buffer = read_buffer(path, batch_id, place)
+            buffer = read_buffer(path, block_id, place)
         except (KeyError, FileNotFoundError) as error:
             raise DataLoss(
-                f"segment {path} is missing, which holds batch {batch_id} ({place.rows} rows): restore the file from a backup"
+                f"segment {path} is missing, which holds block {block_id} ({place.rows} rows): restore the file from a backup"
             ) from error
-        return parse(buffer, schema, path, batch_id, place), place.length
+        return parse(buffer, schema, path, block_id, place), place.length
 
     def release_files(self) -> None:
         """Close all descriptors and write nothing."""

@@ -1,10 +1,10 @@
-"""Checksums of a few rows each, beside every segment of messages: which rows of a damaged batch are whole?
+"""Checksums of a few rows each, beside every segment of messages: which rows of a damaged block are whole?
 
-    DIR/sums/NNNNNNNN   of segment NNNNNNNN: for each batch its position, and 8 bytes for every 256 rows
+    DIR/sums/NNNNNNNN   of segment NNNNNNNN: for each block its position, and 8 bytes for every 256 rows
 
-Only ``salvage`` reads them. They are written as the batch is, and never synced: without them a damaged batch is lost as a whole.
+Only ``salvage`` reads them. They are written as the block is, and never synced: without them a damaged block is lost as a whole.
 Invariant: a row that ``whole_rows`` names has the values that were written, whatever bytes around it are damaged; nothing outside the
-buffers of the batch is looked at.
+buffers of the block is looked at.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-BLOCK_ROWS = 256
+CHUNK_ROWS = 256
 NOT_READABLE = (OSError, EOFError, ValueError, LookupError, ArithmeticError, pa.ArrowException)  # what damaged bytes make Arrow raise
-_ENTRY = struct.Struct("<QIIQ")  # position of the batch, its rows, bytes of sums that follow, and the checksum of these three and the sums
+_ENTRY = struct.Struct("<QIIQ")  # position of the block, its rows, bytes of sums that follow, and the checksum of these three and the sums
 _CHECKED = struct.Struct("<QII")
 
 
@@ -29,13 +29,13 @@ def sums_path(directory: Path, number: int) -> Path:
 
 
 class _Columns:
-    """The buffers of a batch: where the values of each column begin and end, and their bytes."""
+    """The buffers of a block: where the values of each column begin and end, and their bytes."""
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self.rows = batch.num_rows
+    def __init__(self, block: pa.RecordBatch) -> None:
+        self.rows = block.num_rows
         self.ends: list[npt.NDArray[np.int64]] = []
         self.data: list[memoryview] = []
-        for column in batch.columns:
+        for column in block.columns:
             buffers = column.buffers()
             if len(buffers) == 3:  # text or bytes
                 offsets = np.frombuffer(buffers[1] or bytes(4), np.int32)
@@ -44,40 +44,40 @@ class _Columns:
                 ends = (np.arange(self.rows + 1) + column.offset) * (column.type.bit_width // 8)
             self.ends.append(ends)
             self.data.append(memoryview(buffers[-1] or b"").cast("B"))
-        self.starts = [*range(0, self.rows, BLOCK_ROWS), self.rows]
+        self.starts = [*range(0, self.rows, CHUNK_ROWS), self.rows]
         lengths = np.empty((self.rows, len(self.ends)), np.int32)
         for index, ends in enumerate(self.ends):
             np.subtract(ends[1:], ends[:-1], out=lengths[:, index], casting="unsafe")
         self.lengths = memoryview(lengths.tobytes())
         self.width = 4 * len(self.ends)  # bytes of ``lengths`` for each row
-        self.bounds = [ends[self.starts].tolist() for ends in self.ends]  # of the blocks
+        self.bounds = [ends[self.starts].tolist() for ends in self.ends]  # of the chunks
 
-    def sum(self, block: int) -> int:
-        """Over the lengths of the values of a block, then the values."""
-        found = xxhash.xxh3_64_intdigest(self.lengths[self.starts[block] * self.width : self.starts[block + 1] * self.width])
+    def sum(self, chunk: int) -> int:
+        """Over the lengths of the values of a chunk, then the values."""
+        found = xxhash.xxh3_64_intdigest(self.lengths[self.starts[chunk] * self.width : self.starts[chunk + 1] * self.width])
         for bounds, data in zip(self.bounds, self.data, strict=True):
-            found = xxhash.xxh3_64_intdigest(data[bounds[block] : bounds[block + 1]], found)
+            found = xxhash.xxh3_64_intdigest(data[bounds[chunk] : bounds[chunk + 1]], found)
         return found
 
-    def is_possible(self, block: int) -> bool:
+    def is_possible(self, chunk: int) -> bool:
         """Whether the ends of its values rise and lie within the bytes."""
-        start, end = self.starts[block], self.starts[block + 1]
+        start, end = self.starts[chunk], self.starts[chunk + 1]
         return all(
             ends[start] >= 0 and ends[end] <= len(data) and bool((np.diff(ends[start : end + 1]) >= 0).all())
             for ends, data in zip(self.ends, self.data, strict=True)
         )
 
 
-def block_sums(batch: pa.RecordBatch) -> bytes:
-    """Eight bytes for every ``BLOCK_ROWS`` rows. Of columns that are text, bytes, or numbers, without nulls."""
-    columns = _Columns(batch)
+def block_sums(block: pa.RecordBatch) -> bytes:
+    """Eight bytes for every ``CHUNK_ROWS`` rows. Of columns that are text, bytes, or numbers, without nulls."""
+    columns = _Columns(block)
     return struct.pack(f"<{len(columns.starts) - 1}Q", *map(columns.sum, range(len(columns.starts) - 1)))
 
 
-def write_sums(directory: Path, number: int, position: int, batch: pa.RecordBatch) -> None:
-    """Add those of a batch. A disk that does not take them is no error."""
-    sums = block_sums(batch)
-    entry = (position, batch.num_rows, len(sums))
+def write_sums(directory: Path, number: int, position: int, block: pa.RecordBatch) -> None:
+    """Add those of a block. A disk that does not take them is no error."""
+    sums = block_sums(block)
+    entry = (position, block.num_rows, len(sums))
     with contextlib.suppress(OSError):
         path = sums_path(directory, number)
         path.parent.mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def write_sums(directory: Path, number: int, position: int, batch: pa.RecordBatc
 
 
 def read_sums(directory: Path, number: int) -> dict[int, tuple[int, bytes]]:
-    """By position of the batch its rows and sums, as far as they are whole."""
+    """By position of the block its rows and sums, as far as they are whole."""
     found: dict[int, tuple[int, bytes]] = {}
     try:
         content = sums_path(directory, number).read_bytes()
@@ -117,20 +117,20 @@ def drop_sums(directory: Path, number: int) -> None:
 
 
 def whole_rows(buffer: pa.Buffer, schema: pa.Schema, rows: int, sums: bytes) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
-    """Of the bytes of a batch that may be damaged: which rows are whole, and the batch, with empty values in the others. None: no row is.
+    """Of the bytes of a block that may be damaged: which rows are whole, and the block, with empty values in the others. None: no row is.
 
     Raises one of ``NOT_READABLE`` where Arrow makes no sense of it.
     """
     plain = pa.schema([pa.field(field.name, pa.binary() if _is_text(field.type) else field.type, nullable=False) for field in schema])
-    batch = pa.ipc.read_record_batch(buffer, plain)  # texts as bytes: a damaged one is no error
-    blocks = np.frombuffer(sums, "<u8")
-    if batch.num_rows != rows or len(blocks) != -(-rows // BLOCK_ROWS):
+    block = pa.ipc.read_record_batch(buffer, plain)  # texts as bytes: a damaged one is no error
+    chunks = np.frombuffer(sums, "<u8")
+    if block.num_rows != rows or len(chunks) != -(-rows // CHUNK_ROWS):
         return None
-    columns = _Columns(batch)
+    columns = _Columns(block)
     whole = np.zeros(rows, np.bool_)
-    for block, expected in enumerate(blocks.tolist()):
-        if columns.is_possible(block):
-            whole[columns.starts[block] : columns.starts[block + 1]] = columns.sum(block) == expected
+    for chunk, expected in enumerate(chunks.tolist()):
+        if columns.is_possible(chunk):
+            whole[columns.starts[chunk] : columns.starts[chunk + 1]] = columns.sum(chunk) == expected
     if not whole.any():
         return None
     arrays = [_cleared(field.type, ends, data, whole) for field, ends, data in zip(schema, columns.ends, columns.data, strict=True)]

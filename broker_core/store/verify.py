@@ -22,7 +22,7 @@ from broker_core.store.catalog import Catalog, log_path
 from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.log import hidden_commits
-from broker_core.store.port import BatchInfo
+from broker_core.store.port import BlockInfo
 from broker_core.store.segment import END_MARK, Place, parse, read_buffer
 
 
@@ -32,11 +32,11 @@ class VerifyReport:
 
     path: str
     segments: int = 0
-    batches: int = 0
+    blocks: int = 0
     rows: int = 0  # in segments
     inbox_rows: int = 0
     records: int = 0
-    size_bytes: int = 0  # of the batches, as they lie in the files
+    size_bytes: int = 0  # of the blocks, as they lie in the files
     problems: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
 
@@ -93,24 +93,24 @@ def _verify_copy(directory: Path, copy: Path, report: VerifyReport) -> None:
 def _verify_contents(directory: Path, catalog: Catalog, report: VerifyReport) -> None:
     schemas = {row.segment: pa.ipc.read_schema(pa.py_buffer(row.schema)) for row in catalog.segments()}
     states = {row.segment: row.state for row in catalog.segments()}
-    places = catalog.batches()
+    places = catalog.blocks()
     report.segments = len(schemas)
     for number, state in states.items():
         _verify_file(segment_path(directory, number), state, report)
-    for batch_id, place in sorted(places.items(), key=lambda item: item[1][:2]):
-        _verify_batch(directory, batch_id, place, schemas.get(place.segment), report)
+    for block_id, place in sorted(places.items(), key=lambda item: item[1][:2]):
+        _verify_block(directory, block_id, place, schemas.get(place.segment), report)
     inbox: dict[int, int] = {}
     rows = list(catalog.inbox())
     for row in rows:
-        expected = inbox.get(row.batch_id, 0)
+        expected = inbox.get(row.block_id, 0)
         if row.row != expected:
-            report.problems.append(f"open batch {row.batch_id}: row {row.row} where row {expected} should be")
-        inbox[row.batch_id] = row.row + 1
+            report.problems.append(f"open block {row.block_id}: row {row.row} where row {expected} should be")
+        inbox[row.block_id] = row.row + 1
     report.inbox_rows = len(rows)
-    report.problems += [f"batch {batch_id} is both open and in a segment" for batch_id in sorted(inbox.keys() & places.keys())]
+    report.problems += [f"block {block_id} is both open and in a segment" for block_id in sorted(inbox.keys() & places.keys())]
     records = list(catalog.records())
     report.records = len(records)
-    infos = [BatchInfo(batch_id, place.rows, place.size_bytes, place.checksum) for batch_id, place in places.items()]
+    infos = [BlockInfo(block_id, place.rows, place.size_bytes, place.checksum) for block_id, place in places.items()]
     repaired = repair(records, rows, infos)
     report.problems += repaired.problems
     report.repairs += repaired.done
@@ -129,17 +129,17 @@ def _verify_file(path: Path, state: str, report: VerifyReport) -> None:
         report.problems.append(f"segment {path} is closed but has no end mark")
 
 
-def _verify_batch(directory: Path, batch_id: int, place: Place, schema: pa.Schema | None, report: VerifyReport) -> None:
-    report.batches += 1
+def _verify_block(directory: Path, block_id: int, place: Place, schema: pa.Schema | None, report: VerifyReport) -> None:
+    report.blocks += 1
     report.rows += place.rows
     report.size_bytes += place.length
     path = segment_path(directory, place.segment)
     if schema is None:
-        report.problems.append(f"batch {batch_id} is in segment {place.segment}, which the catalog does not know")
+        report.problems.append(f"block {block_id} is in segment {place.segment}, which the catalog does not know")
         return
     try:
-        parse(read_buffer(path, batch_id, place), schema, path, batch_id, place).validate(full=True)
+        parse(read_buffer(path, block_id, place), schema, path, block_id, place).validate(full=True)
     except (StoreError, OSError) as error:
         report.problems.append(str(error))
     except pa.ArrowInvalid as error:
-        report.problems.append(f"segment {path}, batch {batch_id}: {' '.join(str(error).split())}")
+        report.problems.append(f"segment {path}, block {block_id}: {' '.join(str(error).split())}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker_core import errors
-from broker_core.broker.batch import OPEN_ROWS
+from broker_core.broker.block import OPEN_ROWS
 from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import Limits
 from broker_core.node.local import LocalBroker
@@ -579,14 +579,14 @@ def test_sealing_keeps_offsets_rows_sequences_and_holes_over_restarts(node: Node
     assert len(before) == 40 + 17
     node.broker.upkeep.close_open()
     node.broker.upkeep.seal()
-    assert node.broker.state.batches.full == []
+    assert node.broker.state.blocks.full == []
     assert seen() == before
     node.restart()
     assert seen() == before
     assert node.store.reopened().load().inbox == []
 
 
-def test_a_full_open_batch_is_sealed_while_the_broker_runs() -> None:
+def test_a_full_open_block_is_sealed_while_the_broker_runs() -> None:
     broker = LocalBroker(MemoryStore())
     with broker.channel() as channel:
         channel.queue_declare("q")
@@ -599,7 +599,7 @@ def test_a_full_open_batch_is_sealed_while_the_broker_runs() -> None:
         thread = broker.upkeep._thread
         assert thread is not None
         deadline = time.monotonic() + 600
-        while broker.state.batches.by_id[first.batch_id].inbox is not None:
+        while broker.state.blocks.by_id[first.block_id].inbox is not None:
             assert time.monotonic() < deadline
             thread.join(0.01)
         found = broker.read_rows(broker.state.queue("q").runs_between(0, 3)[0])

@@ -34,7 +34,7 @@ def size_bytes(directory: Path) -> int:
 
 
 def send(channel: LocalChannel, queue: str, count: int, body_bytes: int) -> None:
-    """A batch of its own in a segment."""
+    """A block of its own in a segment."""
     channel.tx_select()
     for _ in range(count):
         channel.publish(os.urandom(body_bytes), routing_key=queue)
@@ -52,7 +52,7 @@ def count(broker: LocalBroker, queue: str) -> int:
         return sum(1 for _ in iter(lambda: channel.get(queue), None))
 
 
-def test_a_small_batch_of_a_slow_queue_does_not_keep_the_segments_of_a_busy_one(directory: Path) -> None:
+def test_a_small_block_of_a_slow_queue_does_not_keep_the_segments_of_a_busy_one(directory: Path) -> None:
     broker = opened(directory)
     with broker.channel() as channel, broker.channel() as other:
         channel.queue_declare("busy")
@@ -125,12 +125,12 @@ def test_an_open_segment_that_is_written_to_is_left_alone_until_much_of_it_is_de
 def test_staged_parts_and_branch_rows_move_with_the_rest_and_stay_whole(directory: Path) -> None:
     broker = opened(directory)
     engine = EmbeddedEngine(broker)
-    batch = pa.RecordBatch.from_pydict({"body": pa.array([b"%d" % number for number in range(3000)], pa.binary())})
+    block = pa.RecordBatch.from_pydict({"body": pa.array([b"%d" % number for number in range(3000)], pa.binary())})
     rows = pa.RecordBatch.from_pydict({"id": pa.array(range(3000))})
     with broker.channel() as channel:
         channel.queue_declare("q")
         send(channel, "q", 1100, 3000)
-        staged = engine.stage(BranchHeader("t", "b", "publish", {"routing_key": "q"}), [batch])
+        staged = engine.stage(BranchHeader("t", "b", "publish", {"routing_key": "q"}), [block])
         dead = [engine.stage_part(BranchHeader("dead", "d", "append", {"table": "t"}), number, rows) for number in range(40)]
         kept = engine.stage(BranchHeader("kept", "k", "append", {"table": "t"}), [rows])
         with broker.channel() as other:
@@ -142,7 +142,7 @@ def test_staged_parts_and_branch_rows_move_with_the_rest_and_stay_whole(director
     assert size_bytes(directory) < before / 10
     engine.commit_branches("t", [staged])
     (part,) = engine._branches.parts("k")
-    assert broker.read_batch(part.batch_id).equals(rows)
+    assert broker.read_block(part.block_id).equals(rows)
     broker.close()
     broker = opened(directory)
     assert [row.body for row in _rows(broker)] == [b"%d" % number for number in range(3000)]
@@ -171,7 +171,7 @@ def test_an_open_transaction_keeps_its_segment_and_nothing_of_it_is_lost(directo
     broker.close()
 
 
-def test_a_damaged_batch_stays_where_it_is_and_the_other_segments_are_compacted(tmp_path: Path) -> None:
+def test_a_damaged_block_stays_where_it_is_and_the_other_segments_are_compacted(tmp_path: Path) -> None:
     broker = opened(tmp_path, roll_bytes=1)
     with broker.channel() as channel:
         channel.queue_declare("q")

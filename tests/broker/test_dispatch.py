@@ -612,17 +612,17 @@ def test_a_queue_that_cannot_be_read_cancels_its_consumers_and_keeps_its_message
     publish(node, "fine", b"3")
     channel = shell.channel()
 
-    def damaged(batch_id: int) -> Any:
-        raise errors.CorruptSegment(f"batch {batch_id} is damaged")
+    def damaged(block_id: int) -> Any:
+        raise errors.CorruptSegment(f"block {block_id} is damaged")
 
     shell.consume(channel, "q", "c")
     shell.consume(channel, "fine", "d")
-    read = shell.state.batches._read
-    monkeypatch.setattr(shell.state.batches, "_read", damaged)
+    read = shell.state.blocks._read
+    monkeypatch.setattr(shell.state.blocks, "_read", damaged)
     dispatched = shell.state.dispatch(node.clock())
     assert [(queue.name, type(error)) for queue, error in dispatched.failed] == [("q", errors.CorruptSegment)]
     assert [consumer.tag for consumer in shell.state.cancelled] == ["c"]
     assert shell.got == [("d", b"3", False)]
-    monkeypatch.setattr(shell.state.batches, "_read", read)
+    monkeypatch.setattr(shell.state.blocks, "_read", read)
     shell.consume(channel, "q", "c")
     assert shell.dispatch() == [("c", b"1", False), ("c", b"2", False)]

@@ -10,19 +10,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core import errors
-from broker_core.broker.batch import Batches
+from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
 from broker_core.broker.routing import selected_rows
 from broker_core.broker.topology import Topology
 from broker_core.properties import Properties
 
 
-def no_batch(batch_id: int) -> pa.RecordBatch:
-    raise AssertionError(batch_id)
+def no_block(block_id: int) -> pa.RecordBatch:
+    raise AssertionError(block_id)
 
 
 def topology(*queues: str) -> Topology:
-    found = Topology(Batches(lambda: 1, no_batch))
+    found = Topology(Blocks(lambda: 1, no_block))
     for name in queues:
         found.declare_queue(Change(), name)
     return found

@@ -130,7 +130,7 @@ def test_close_waits_for_a_commit_that_another_thread_leads() -> None:
     assert "led" in {getattr(record, "xid", "") for record in store.reopened().load().records}
 
 
-def test_close_waits_for_a_batch_on_its_way_into_a_segment() -> None:
+def test_close_waits_for_a_block_on_its_way_into_a_segment() -> None:
     store = MemoryStore()
     broker = LocalBroker(store, upkeep=False)
     entered, leave = threading.Event(), threading.Event()

@@ -60,14 +60,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     found.broker.close()
 
 
-def test_batches_that_push_each_other_out_of_a_full_queue_leave_nothing_behind(place: Place) -> None:
+def test_blocks_that_push_each_other_out_of_a_full_queue_leave_nothing_behind(place: Place) -> None:
     engine = EmbeddedEngine(place.broker)
     with place.broker.channel() as channel:
         channel.queue_declare("latest", arguments={"x-max-length": 100})
     named = []
     for task in range(3):
-        batch = pa.RecordBatch.from_pydict({"body": pa.array([b"%d %d" % (task, n) for n in range(2000)], pa.binary())})
-        named.append(engine.stage(BranchHeader("t", f"b{task}", "publish", {"routing_key": "latest"}), [batch]))
+        block = pa.RecordBatch.from_pydict({"body": pa.array([b"%d %d" % (task, n) for n in range(2000)], pa.binary())})
+        named.append(engine.stage(BranchHeader("t", f"b{task}", "publish", {"routing_key": "latest"}), [block]))
     engine.commit_branches("t", named)
     expected = [b"2 %d" % n for n in range(1900, 2000)]
     assert place.bodies("latest") == expected

@@ -215,7 +215,7 @@ def test_an_id_that_an_older_version_left_in_a_prepared_transaction_is_never_giv
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
-def test_batches_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(tmp_path: Path, clean: bool) -> None:
+def test_blocks_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(tmp_path: Path, clean: bool) -> None:
     place = Place(tmp_path / "data")
     expected: list[bytes] = []
     numbers: set[int] = set()
@@ -228,7 +228,7 @@ def test_batches_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(t
                     channel.publish(b"%d/%d" % (round_number, number), routing_key="q")
                 end(channel)
         expected += [b"%d/%d" % (round_number, number) for number in range(SPILL_ROWS + 1)]
-        found = {run.batch_id for run in place.broker.state.queue("q").runs_between(len(expected) - SPILL_ROWS - 1, len(expected))}
+        found = {run.block_id for run in place.broker.state.queue("q").runs_between(len(expected) - SPILL_ROWS - 1, len(expected))}
         assert not found & numbers
         numbers |= found
         place.restart(clean=clean)

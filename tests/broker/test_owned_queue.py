@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.broker.batch import Batch
+from broker_core.broker.block import Block
 from broker_core.broker.run import Run
 from broker_core.engine import START, Limit, Origin, Ranges, ReadTicket
 from broker_core.errors import CorruptCatalog, DataLoss, PreconditionFailed, ResourceLocked
@@ -57,8 +57,8 @@ class Durable:
     def ranges(self, start: Any, end: Any) -> Ranges:
         return self.engine.resolve(APP, start, end)
 
-    def read(self, ranges: Ranges, batch: int = 0) -> list[bytes]:
-        ticket = ReadTicket(APP, "query", batch, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()))
+    def read(self, ranges: Ranges, block: int = 0) -> list[bytes]:
+        ticket = ReadTicket(APP, "query", block, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()))
         return [body for rows in self.engine.read(ticket) for body in rows.column("body").to_pylist()]
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def test_a_head_is_never_an_entry_that_is_settled_wherever_the_search_begins(nod
 
 
 def grown(*rows: int) -> Run:
-    run = Run(0, 1, Batch(7, inbox=[], closed=False), rows[0], b"", 0, 0)
+    run = Run(0, 1, Block(7, inbox=[], closed=False), rows[0], b"", 0, 0)
     for row in rows[1:]:
         run.extend(row)
     return run
@@ -162,7 +162,7 @@ def grown(*rows: int) -> Run:
 @pytest.mark.parametrize("row", [0, 2, 4])
 def test_a_run_takes_no_row_that_does_not_rise(row: int) -> None:
     run = grown(2, 4)
-    with pytest.raises(ValueError, match=r"offset 0 over batch 7 ends with row 4"):
+    with pytest.raises(ValueError, match=r"offset 0 over block 7 ends with row 4"):
         run.extend(row)
     assert list(run.rows()) == [2, 4]
 

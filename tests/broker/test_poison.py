@@ -218,10 +218,10 @@ def test_a_publish_in_process_and_a_staged_row_are_refused_as_basic_publish_is(n
         channel.publish(b"x", routing_key="q", properties=properties)
     assert node.browse("q") == []
     with pytest.raises(kind, match="row 1"):
-        check_rows(batch(properties=[b"", properties]))
+        check_rows(block(properties=[b"", properties]))
 
 
-def batch(**columns: list[Any]) -> pa.RecordBatch:
+def block(**columns: list[Any]) -> pa.RecordBatch:
     rows = len(next(iter(columns.values())))
     given = {"exchange": [""] * rows, "routing_key": ["q"] * rows, "body": [b"x"] * rows, "properties": [b""] * rows, **columns}
     return pa.RecordBatch.from_pydict(given, schema=pa.schema([field.with_nullable(True) for field in MESSAGE_SCHEMA]))
@@ -231,22 +231,22 @@ def batch(**columns: list[Any]) -> pa.RecordBatch:
 def test_a_staged_row_without_a_value_is_refused_with_its_number(column: str) -> None:
     value = b"" if column in ("body", "properties") else ""
     with pytest.raises(errors.OptionError, match=f"row 1 has no {column}"):
-        check_rows(batch(**{column: [value, None]}))
+        check_rows(block(**{column: [value, None]}))
 
 
 def test_a_staged_routing_key_is_text_of_255_bytes_at_most() -> None:
-    check_rows(batch(routing_key=["k" * 255]))
+    check_rows(block(routing_key=["k" * 255]))
     with pytest.raises(errors.OptionError, match="row 1"):
-        check_rows(batch(routing_key=["k", "é" * 128]))
+        check_rows(block(routing_key=["k", "é" * 128]))
     damaged = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, 1)), pa.py_buffer(b"\xff"))
     with pytest.raises(errors.OptionError, match="damaged"):
-        check_rows(batch(body=[b"x"]).set_column(1, "routing_key", damaged))
+        check_rows(block(body=[b"x"]).set_column(1, "routing_key", damaged))
 
 
 def test_staged_rows_whose_lengths_lie_are_refused_before_anybody_looks_at_them() -> None:
     damaged = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(struct.pack("<iii", 0, 1 << 30, 3)), pa.py_buffer(b"abc")])
     with pytest.raises(errors.OptionError, match="damaged"):
-        check_rows(batch(body=[b"x", b"y"]).set_column(2, "body", damaged))
+        check_rows(block(body=[b"x", b"y"]).set_column(2, "body", damaged))
 
 
 def test_a_routing_key_that_is_no_text_is_refused_wherever_it_leads(node: Node) -> None:

@@ -97,7 +97,7 @@ def test_20_a_large_prepared_transaction_keeps_its_spilled_rows_over_a_crash(nod
     assert node.browse("q") == [b"%d" % number for number in range(SPILL_ROWS + 5)]
     node.restart()
     assert len(node.browse("q")) == SPILL_ROWS + 5
-    assert len(node.store.reopened().load().batches) == 1
+    assert len(node.store.reopened().load().blocks) == 1
 
 
 @pytest.mark.parametrize(

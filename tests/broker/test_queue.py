@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker_core.broker.batch import Batches
+from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change, Drop, InboxRow
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.records import HoleRecord, ProgressRecord, RunRecord
 
 
-def no_batch(batch_id: int) -> pa.RecordBatch:
-    raise AssertionError(batch_id)
+def no_block(block_id: int) -> pa.RecordBatch:
+    raise AssertionError(block_id)
 
 
 class Ids:
@@ -26,7 +26,7 @@ class Ids:
 
 
 def rows_of(runs: list[Run]) -> list[tuple[int, int, int]]:
-    return [(run.first + ahead, run.batch_id, int(row)) for run in runs for ahead, row in enumerate(run.rows())]
+    return [(run.first + ahead, run.block_id, int(row)) for run in runs for ahead, row in enumerate(run.rows())]
 
 
 class QueueModel(RuleBasedStateMachine):
@@ -34,9 +34,9 @@ class QueueModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batches = Batches(Ids(), no_batch)
-        self.queue = Queue(1, "q", self.batches)
-        self.entries: list[tuple[int, int]] = []  # (batch, row)
+        self.blocks = Blocks(Ids(), no_block)
+        self.queue = Queue(1, "q", self.blocks)
+        self.entries: list[tuple[int, int]] = []  # (block, row)
         self.settled: set[int] = set()
         self.held: set[int] = set()
         self.sent: set[int] = set()
@@ -48,38 +48,38 @@ class QueueModel(RuleBasedStateMachine):
                 self.records.pop(entry, None)
             else:
                 self.records[(type(entry), entry.key)] = entry
-        for batch_id in change.forgets:
-            assert not any(entry[0] == batch_id for offset, entry in enumerate(self.entries) if offset not in self.settled), (
-                "a living batch is never forgotten"
+        for block_id in change.forgets:
+            assert not any(entry[0] == block_id for offset, entry in enumerate(self.entries) if offset not in self.settled), (
+                "a living block is never forgotten"
             )
 
     @rule(gaps=st.lists(st.integers(1, 3), min_size=1, max_size=5))
-    def append_to_the_open_batch(self, gaps: list[int]) -> None:
+    def append_to_the_open_block(self, gaps: list[int]) -> None:
         for gap in gaps:
-            batch = self.batches.open()
-            row = batch.rows + gap - 1  # rows between belong to other queues
-            assert batch.inbox is not None
-            batch.inbox += [InboxRow(batch.batch_id, 0, 1, 1, "", "", b"", b"x", b"")] * gap
-            batch.rows = row + 1
-            assert self.queue.append_row(batch, row) == len(self.entries)
-            self.entries.append((batch.batch_id, row))
+            block = self.blocks.open()
+            row = block.rows + gap - 1  # rows between belong to other queues
+            assert block.inbox is not None
+            block.inbox += [InboxRow(block.block_id, 0, 1, 1, "", "", b"", b"x", b"")] * gap
+            block.rows = row + 1
+            assert self.queue.append_row(block, row) == len(self.entries)
+            self.entries.append((block.block_id, row))
         self.queue.visible_end = self.queue.next_offset
 
     @rule(bits=st.lists(st.booleans(), min_size=1, max_size=20))
-    def append_a_stored_batch(self, bits: list[bool]) -> None:
+    def append_a_stored_block(self, bits: list[bool]) -> None:
         rows = [row for row, bit in enumerate(bits) if bit]
         if not rows:
             return
-        self.batches.close_open()
-        info = self.batches.name(self.batches._new_batch_id(), len(bits), len(bits))
+        self.blocks.close_open()
+        info = self.blocks.name(self.blocks._new_block_id(), len(bits), len(bits))
         bitmap = bytearray(-(-len(bits) // 8))
         for row in rows:
             bitmap[row >> 3] |= 1 << (row & 7)
         contiguous = rows == list(range(rows[0], rows[-1] + 1))
-        first = self.queue.append(len(rows), info.batch_id, rows[0] if contiguous else 0, b"" if contiguous else bytes(bitmap), 7, 7)
+        first = self.queue.append(len(rows), info.block_id, rows[0] if contiguous else 0, b"" if contiguous else bytes(bitmap), 7, 7)
         assert first == len(self.entries)
         self.records[(RunRecord, (1, first))] = self.queue.record_last_run()
-        self.entries += [(info.batch_id, row) for row in rows]
+        self.entries += [(info.block_id, row) for row in rows]
         self.queue.visible_end = self.queue.next_offset
 
     @rule(data=st.data())
@@ -146,7 +146,7 @@ class QueueModel(RuleBasedStateMachine):
             ]
         for offset in unsettled:
             run, row = queue.locate(offset)
-            assert (run.batch_id, row) == self.entries[offset]
+            assert (run.block_id, row) == self.entries[offset]
 
 
 TestQueueModel = QueueModel.TestCase
@@ -154,9 +154,9 @@ TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, dea
 
 
 def filled(count: int) -> Queue:
-    batches = Batches(Ids(), no_batch)
-    queue = Queue(1, "q", batches)
-    batches.name(1, count, count * 100)
+    blocks = Blocks(Ids(), no_block)
+    queue = Queue(1, "q", blocks)
+    blocks.name(1, count, count * 100)
     queue.append(count, 1, 0, b"", 5, 5)
     queue.visible_end = queue.next_offset
     return queue
@@ -190,11 +190,11 @@ def test_a_release_makes_claimed_and_unsettled_entries_ready_again_as_redelivere
 
 
 def test_ten_million_messages_of_small_commits_are_a_few_hundred_runs() -> None:
-    batches = Batches(Ids(), no_batch)
-    queue = Queue(1, "q", batches)
-    for batch_id in range(1, 611):
-        batch = batches.name(batch_id, 16_384, 16_384 * 100)
-        queue.append_row(batch, 0)
+    blocks = Blocks(Ids(), no_block)
+    queue = Queue(1, "q", blocks)
+    for block_id in range(1, 611):
+        block = blocks.name(block_id, 16_384, 16_384 * 100)
+        queue.append_row(block, 0)
         queue._runs[-1].count = 16_384
         queue.next_offset += 16_383
     assert queue.next_offset > 9_990_000
@@ -202,12 +202,12 @@ def test_ten_million_messages_of_small_commits_are_a_few_hundred_runs() -> None:
 
 
 @pytest.mark.parametrize("gap", [1, 2])
-def test_rows_of_one_open_batch_stay_one_run_also_where_other_queues_rows_lie_between(gap: int) -> None:
-    batches = Batches(Ids(), no_batch)
-    queue = Queue(1, "q", batches)
-    batch = batches.open()
+def test_rows_of_one_open_block_stay_one_run_also_where_other_queues_rows_lie_between(gap: int) -> None:
+    blocks = Blocks(Ids(), no_block)
+    queue = Queue(1, "q", blocks)
+    block = blocks.open()
     for row in range(0, 1000 * gap, gap):
-        queue.append_row(batch, row)
+        queue.append_row(block, row)
     (run,) = queue.runs_between(0, 1000)
     assert list(map(int, run.rows())) == list(range(0, 1000 * gap, gap))
     assert list(map(int, run.clip(10, 13).rows())) == [10 * gap, 11 * gap, 12 * gap]

@@ -34,10 +34,10 @@ from broker_core.broker.repair import Repaired, repair
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
-from broker_core.store.port import BatchInfo, StoreImage
+from broker_core.store.port import BlockInfo, StoreImage
 from broker_core.store.verify import verify
 
-GONE = 77  # a batch, or a queue, that does not exist
+GONE = 77  # a block, or a queue, that does not exist
 
 
 def filled(directory: Path) -> dict[str, int]:
@@ -72,7 +72,7 @@ def bodies(broker: LocalBroker, name: str) -> list[bytes]:
         return found
 
 
-def test_leftovers_of_queues_batches_and_settled_messages_are_dropped_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_leftovers_of_queues_blocks_and_settled_messages_are_dropped_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ids = filled(tmp_path)
     bad = ids["bad"]
     leftovers = [
@@ -112,13 +112,13 @@ def test_leftovers_of_queues_batches_and_settled_messages_are_dropped_and_said(t
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        (lambda queue, batch: RunRecord(queue, 10, 5, GONE, 0, b"", 0, 0), f"batch {GONE} does not exist"),
-        (lambda queue, batch: RunRecord(queue, 10, 5, batch, 8, b"", 0, 0), "rows 8 to 13 are not in batch"),
-        (lambda queue, batch: RunRecord(queue, 10, 5, batch, -1, b"", 0, 0), "rows -1 to 4 are not in batch"),
-        (lambda queue, batch: RunRecord(queue, 10, 5, batch, 0, b"\x07", 0, 0), "its bitmap selects 3 rows, not 5"),
-        (lambda queue, batch: RunRecord(queue, 5, 10, batch, 0, b"", 0, 0), "the runs at offsets 0 and 5 overlap"),
+        (lambda queue, block: RunRecord(queue, 10, 5, GONE, 0, b"", 0, 0), f"block {GONE} does not exist"),
+        (lambda queue, block: RunRecord(queue, 10, 5, block, 8, b"", 0, 0), "rows 8 to 13 are not in block"),
+        (lambda queue, block: RunRecord(queue, 10, 5, block, -1, b"", 0, 0), "rows -1 to 4 are not in block"),
+        (lambda queue, block: RunRecord(queue, 10, 5, block, 0, b"\x07", 0, 0), "its bitmap selects 3 rows, not 5"),
+        (lambda queue, block: RunRecord(queue, 5, 10, block, 0, b"", 0, 0), "the runs at offsets 0 and 5 overlap"),
     ],
-    ids=["no batch", "behind the batch", "before the batch", "bitmap", "overlap"],
+    ids=["no block", "behind the block", "before the block", "bitmap", "overlap"],
 )
 def test_rows_that_nobody_has_are_named_and_the_other_queues_are_served(tmp_path: Path, record: Any, why: str) -> None:
     ids = filled(tmp_path)
@@ -149,17 +149,17 @@ def test_a_decided_or_prepared_transaction_without_its_rows_is_named_and_kept(tm
     ids = filled(tmp_path)
     entry = LedgerRecord("app", 1, "q", 0, "t", {}, 0, 0, 1, 1, [["append", {}, "b", 5]], 0, False, False)
     part = PartRecord("b", 0, "t", "append", {}, 0, 0, 5, 1, 1, GONE, b"", {}, 0, [])
-    route = {"batch": [GONE + 1, 3, 30, False], "queues": {str(ids["good"]): [0, 3, ""]}}
+    route = {"block": [GONE + 1, 3, 30, False], "queues": {str(ids["good"]): [0, 3, ""]}}
     damage(tmp_path, entry, part, PreparedRecord("x", 1, b"", [route], []))
     problems = verify(tmp_path).problems
-    assert problems[0] == f"part 0 of branch b, which is decided and not applied: its 5 rows are not in batch {GONE}"
+    assert problems[0] == f"part 0 of branch b, which is decided and not applied: its 5 rows are not in block {GONE}"
     store = DurableStore(tmp_path)
-    state = BrokerState.load(_without_publishes(store.load()), new_batch_id=store.new_batch_id, read=store.read)
+    state = BrokerState.load(_without_publishes(store.load()), new_block_id=store.new_block_id, read=store.read)
     assert set(state.prepared) == {"x"} and len(state.take_records(PartRecord)) == 1
     with pytest.raises(errors.CorruptCatalog, match="branch b"):
-        state.batches.require(GONE)
+        state.blocks.require(GONE)
     with pytest.raises(errors.CorruptCatalog, match="'x'"):
-        state.batches.require(GONE + 1)
+        state.blocks.require(GONE + 1)
     store.close()
 
 
@@ -179,7 +179,7 @@ def test_two_messages_with_one_offset_are_named_and_the_first_is_served() -> Non
     store = MemoryStore()
     store.commit([Change(rows=[row(0, 0), row(1, 1), row(2, 1), row(3, 2)], journal=[QueueRecord(5, "q", True, False, False, {})])])
     broker = LocalBroker(store.reopened(), upkeep=False)
-    assert broker.state.repaired.problems == ["queue 'q': row 2 of open batch 1 has offset 1, which another message has"]
+    assert broker.state.repaired.problems == ["queue 'q': row 2 of open block 1 has offset 1, which another message has"]
     assert bodies(broker, "q") == [b"0", b"1", b"3"]
     broker.close()
 
@@ -191,8 +191,8 @@ def test_a_record_of_which_no_sense_can_be_made_is_a_corrupt_catalog_not_a_key_e
         LocalBroker(store.reopened(), upkeep=False)
 
 
-def unread(batch_id: int) -> Any:
-    raise AssertionError(f"batch {batch_id} is read")
+def unread(block_id: int) -> Any:
+    raise AssertionError(f"block {block_id} is read")
 
 
 small = st.integers(0, 12)
@@ -203,12 +203,12 @@ records = st.one_of(
     st.builds(lambda number, start, size: HoleRecord(number, start, start + size), queue_ids, small, small),
     st.builds(DeliveryRecord, queue_ids, small, st.integers(0, 3)),
     st.builds(
-        lambda number, first, count, batch, row, bitmap: RunRecord(number, first, count, batch, row, bitmap, 1, 1),
+        lambda number, first, count, block, row, bitmap: RunRecord(number, first, count, block, row, bitmap, 1, 1),
         queue_ids, small, st.integers(0, 6), st.integers(1, 3), st.integers(-1, 6), st.sampled_from([b"", b"", b"\x01", b"\x15"]),
     ),
     st.builds(lambda queue: BindingRecord("amq.direct", queue, "", {}), st.sampled_from(["q1", "q2", "q3"])),
     st.builds(
-        lambda token, batch: PartRecord("b", 0, token, "publish", {}, 0, 0, 4, 4, 4, batch, b"", {}, 0, []),
+        lambda token, block: PartRecord("b", 0, token, "publish", {}, 0, 0, 4, 4, 4, block, b"", {}, 0, []),
         st.sampled_from(["t1", "t2"]), st.integers(0, 3),
     ),
 )  # fmt: skip
@@ -231,13 +231,13 @@ def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(dr
     topology: list[Record] = [QueueRecord(1, "q1", True, False, False, {}), QueueRecord(2, "q2", True, False, False, {})]
     found = written([], [*topology, *drawn, AttemptRecord("t1", "", "", 0, 1)])
     inbox = [InboxRow(9, row, 1, 1, "", "", b"", b"", ROUTE.pack(*place)) for row, place in enumerate(places)]
-    infos = [BatchInfo(1, 8, 0, 0), BatchInfo(2, 2, 0, 0)]
+    infos = [BlockInfo(1, 8, 0, 0), BlockInfo(2, 2, 0, 0)]
     first = repair(found, inbox, infos)
     again = repair(written(found, first.journal), inbox, infos)
     assert (again.journal, again.done) == ([], [])
     assert again.problems == first.problems
     ids = iter(range(100, 1000))
-    state = BrokerState.load(StoreImage(found, inbox, infos, 1, True), new_batch_id=lambda: next(ids), read=unread)
+    state = BrokerState.load(StoreImage(found, inbox, infos, 1, True), new_block_id=lambda: next(ids), read=unread)
     for queue in state.queues.values():
         offsets = [offset for start, end in queue.unsettled_within(0, queue.next_offset) for offset in range(start, end)]
         assert queue.messages == len(offsets) >= 0

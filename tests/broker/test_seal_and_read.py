@@ -1,13 +1,13 @@
-"""A batch of the inbox while it goes to a segment, and after that."""
+"""A block of the inbox while it goes to a segment, and after that."""
 
 from broker_core import failpoint
 from tests.broker.conftest import Node, declared, publish
 
 
-def test_queues_that_share_a_growing_inbox_batch_give_their_own_messages_in_order_after_it_is_sealed(node: Node):
+def test_queues_that_share_a_growing_inbox_block_give_their_own_messages_in_order_after_it_is_sealed(node: Node):
     declared(node, "a", "b")
     with node.channel() as channel:
-        for number in range(6):  # a commit each: the runs of both grow within one batch, each with every other row
+        for number in range(6):  # a commit each: the runs of both grow within one block, each with every other row
             channel.publish(str(number).encode(), routing_key="ab"[number % 2])
     node.broker.upkeep.close_open()
     node.broker.upkeep.seal()
@@ -15,14 +15,14 @@ def test_queues_that_share_a_growing_inbox_batch_give_their_own_messages_in_orde
         assert [row.body for row in node.broker.state.queue(name).rows(0, 3)] == bodies
 
 
-def test_a_batch_that_nobody_needs_any_more_when_its_seal_is_committed_does_not_stop_the_upkeep(node: Node):
+def test_a_block_that_nobody_needs_any_more_when_its_seal_is_committed_does_not_stop_the_upkeep(node: Node):
     declared(node, "a")
     publish(node, "a", b"0")
     node.broker.upkeep.close_open()
 
     def settle_all(_point: str) -> None:
         assert node.drain("a") == [b"0"]
-        node.broker.committer.run(lambda state, change, _now: state.batches.record(change))
+        node.broker.committer.run(lambda state, change, _now: state.blocks.record(change))
 
     failpoint.arm("upkeep.seal.committed", settle_all)
     node.broker.upkeep.seal()

@@ -155,7 +155,7 @@ def test_15_a_restart_ends_the_transient_messages_of_a_large_transaction_only(tm
     assert found == [b"%d" % number for number in range(1_000) if number % 3]
     broker.upkeep.close_open()
     broker.upkeep.tick()
-    assert broker.state.batches.by_id == {}, "nothing is kept for messages that are gone"
+    assert broker.state.blocks.by_id == {}, "nothing is kept for messages that are gone"
     broker.close()
 
 
@@ -200,7 +200,7 @@ def test_18_a_piece_whose_queues_are_all_gone_leaves_nothing_behind(node: Node) 
         channel.queue_delete("q")
         channel.tx_commit()
         assert len(channel.returned) == 9
-    assert node.store._staged == {} and node.broker.state.batches.by_id == {}
+    assert node.store._staged == {} and node.broker.state.blocks.by_id == {}
 
 
 def test_18_open_and_prepared_transactions_are_counted_until_they_end(node: Node) -> None:

@@ -123,7 +123,7 @@ def test_segments_whose_messages_are_all_settled_are_deleted(directory: Path) ->
     broker.close()
 
 
-def test_a_batch_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(directory: Path) -> None:
+def test_a_block_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(directory: Path) -> None:
     broker = opened(directory)
     fill(broker, 1)
     info = broker.append(
@@ -133,19 +133,19 @@ def test_a_batch_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(dir
     )
 
     def stage(state: object, change: Change, _now: int) -> None:
-        change.names.append(info.batch_id)
-        broker.state.hold(info.batch_id, info.rows, info.size_bytes)
+        change.names.append(info.block_id)
+        broker.state.hold(info.block_id, info.rows, info.size_bytes)
 
     broker.run(stage)
     broker.upkeep.tick()
-    assert broker.read_batch(info.batch_id).num_rows == 1
-    assert broker.state.living_rows([info.batch_id]) == {}
+    assert broker.read_block(info.block_id).num_rows == 1
+    assert broker.state.living_rows([info.block_id]) == {}
 
     def publish(_state: object, change: Change, now: int) -> None:
         queue_id = broker.state.queue("q").queue_id
         change.sequence = broker.state.next_sequence()
-        broker.state.enqueue_batch(change, info.batch_id, 1, 0, {queue_id: Selection(0, 1, b"")}, change.sequence, now)
-        broker.state.unhold(change, info.batch_id)
+        broker.state.enqueue_block(change, info.block_id, 1, 0, {queue_id: Selection(0, 1, b"")}, change.sequence, now)
+        broker.state.unhold(change, info.block_id)
 
     broker.run(publish)
     assert bodies(broker, "q")[-1] == b""

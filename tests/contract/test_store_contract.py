@@ -72,12 +72,12 @@ def messages(*bodies: bytes, key: str = "q") -> pa.RecordBatch:
     )
 
 
-def inbox(batch_id: int, row: int, sequence: int, body: bytes = b"m") -> InboxRow:
-    return InboxRow(batch_id, row, sequence, 1_700_000_000_000_000 + sequence, "ex", "key.é", b"\x01\x02", body, struct.pack("<qq", 7, row))
+def inbox(block_id: int, row: int, sequence: int, body: bytes = b"m") -> InboxRow:
+    return InboxRow(block_id, row, sequence, 1_700_000_000_000_000 + sequence, "ex", "key.é", b"\x01\x02", body, struct.pack("<qq", 7, row))
 
 
-def put_row(store: Store, batch_id: int, row: int, sequence: int, body: bytes = b"m") -> InboxRow:
-    written = inbox(batch_id, row, sequence, body)
+def put_row(store: Store, block_id: int, row: int, sequence: int, body: bytes = b"m") -> InboxRow:
+    written = inbox(block_id, row, sequence, body)
     store.commit([Change(sequence=sequence, rows=[written])])
     return written
 
@@ -102,7 +102,7 @@ def sample(cls: type[Record], i: int) -> Record:
 
 
 def test_an_empty_store_is_empty_and_clean(case: Case) -> None:
-    assert (case.image.records, case.image.inbox, case.image.batches, case.image.sequence, case.image.clean) == ([], [], [], 0, True)
+    assert (case.image.records, case.image.inbox, case.image.blocks, case.image.sequence, case.image.clean) == ([], [], [], 0, True)
 
 
 @pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
@@ -168,133 +168,133 @@ def test_dropping_what_is_not_there_is_no_error(case: Case) -> None:
     assert case.image.records == []
 
 
-def test_an_appended_batch_that_no_commit_names_does_not_exist_after_a_crash(case: Case) -> None:
+def test_an_appended_block_that_no_commit_names_does_not_exist_after_a_crash(case: Case) -> None:
     info = case.store.append(messages(b"a"))
     case.store.sync()
     case.crash()
-    assert case.image.batches == []
+    assert case.image.blocks == []
     with pytest.raises(DataLoss):
-        case.store.read(info.batch_id)
+        case.store.read(info.block_id)
 
 
-def test_a_named_batch_reads_back_equal_and_with_its_size(case: Case) -> None:
-    batch = messages(b"abc", b"", b"x" * 1000)
-    info = case.store.append(batch.slice(1))
-    assert info.checksum == xxhash.xxh3_64_intdigest(batch.slice(1).serialize())
-    case.store.commit([Change(sequence=3, names=[info.batch_id])])
+def test_a_named_block_reads_back_equal_and_with_its_size(case: Case) -> None:
+    block = messages(b"abc", b"", b"x" * 1000)
+    info = case.store.append(block.slice(1))
+    assert info.checksum == xxhash.xxh3_64_intdigest(block.slice(1).serialize())
+    case.store.commit([Change(sequence=3, names=[info.block_id])])
     assert (info.rows, info.size_bytes) == (2, 1000)
-    assert case.store.read(info.batch_id).equals(batch.slice(1))
+    assert case.store.read(info.block_id).equals(block.slice(1))
     case.crash()
-    assert case.image.batches == [info] and case.image.sequence == 3
-    assert case.store.read(info.batch_id).equals(batch.slice(1))
+    assert case.image.blocks == [info] and case.image.sequence == 3
+    assert case.store.read(info.block_id).equals(block.slice(1))
 
 
-def test_an_empty_batch_and_a_batch_of_another_schema_read_back_equal(case: Case) -> None:
+def test_an_empty_block_and_a_block_of_another_schema_read_back_equal(case: Case) -> None:
     rows = pa.record_batch({"id": pa.array([1, None], pa.int32()), "x": pa.array([[1.5], []], pa.list_(pa.float64()))})
     infos = [case.store.append(messages()), case.store.append(rows)]
-    case.store.commit([Change(names=[info.batch_id for info in infos])])
+    case.store.commit([Change(names=[info.block_id for info in infos])])
     case.crash()
-    assert case.store.read(infos[0].batch_id).equals(messages())
-    assert case.store.read(infos[1].batch_id).equals(rows)
+    assert case.store.read(infos[0].block_id).equals(messages())
+    assert case.store.read(infos[1].block_id).equals(rows)
 
 
-def test_batch_ids_are_not_used_twice_by_what_is_durable(case: Case) -> None:
-    ids = [case.store.append(messages(b"a")).batch_id for _ in range(3)]
-    open_batch = case.store.new_batch_id()
+def test_block_ids_are_not_used_twice_by_what_is_durable(case: Case) -> None:
+    ids = [case.store.append(messages(b"a")).block_id for _ in range(3)]
+    open_batch = case.store.new_block_id()
     case.store.commit([Change(rows=[inbox(open_batch, 0, 1)], names=ids)])
     store = case.crash()
-    assert store.new_batch_id() not in {*ids, open_batch}
+    assert store.new_block_id() not in {*ids, open_batch}
 
 
 def test_inbox_rows_come_back_in_order_and_whole(case: Case) -> None:
-    batch_id = case.store.new_batch_id()
-    rows = [put_row(case.store, batch_id, i, i + 1, bytes([i]) * i) for i in range(5)]
+    block_id = case.store.new_block_id()
+    rows = [put_row(case.store, block_id, i, i + 1, bytes([i]) * i) for i in range(5)]
     case.crash()
     assert case.image.inbox == rows and case.image.sequence == 5
 
 
-def test_an_open_batch_reads_as_merged_rows_while_it_grows(case: Case) -> None:
-    batch_id = case.store.new_batch_id()
+def test_an_open_block_reads_as_merged_rows_while_it_grows(case: Case) -> None:
+    block_id = case.store.new_block_id()
     for i in range(3):
-        put_row(case.store, batch_id, i, i + 1, b"%d" % i)
-        batch = case.store.read(batch_id)
-        assert batch.schema.equals(MERGED_SCHEMA) and batch.column("body").to_pylist() == [b"%d" % j for j in range(i + 1)]
-    row = batch.to_pylist()[2]
+        put_row(case.store, block_id, i, i + 1, b"%d" % i)
+        block = case.store.read(block_id)
+        assert block.schema.equals(MERGED_SCHEMA) and block.column("body").to_pylist() == [b"%d" % j for j in range(i + 1)]
+    row = block.to_pylist()[2]
     assert (row["commit_sequence"], row["committed_at"], row["exchange"], row["routing_key"], row["properties"]) == (
         3, 1_700_000_000_000_003, "ex", "key.é", b"\x01\x02",
     )  # fmt: skip
-    assert case.store.locate(batch_id) is None
+    assert case.store.locate(block_id) is None
 
 
-def test_a_sealed_batch_reads_the_same_before_and_after_the_commit_and_leaves_the_inbox(case: Case) -> None:
-    batch_id = case.store.new_batch_id()
+def test_a_sealed_block_reads_the_same_before_and_after_the_commit_and_leaves_the_inbox(case: Case) -> None:
+    block_id = case.store.new_block_id()
     for i in range(4):
-        put_row(case.store, batch_id, i, i + 1)
-    before = case.store.read(batch_id)
-    case.store.seal(batch_id)
-    assert case.store.read(batch_id).equals(before)
-    run = RunRecord(7, 0, 4, batch_id, 0, b"", 0, 0)
-    case.store.commit([Change(seals=[batch_id], journal=[run])])
-    assert case.store.read(batch_id).equals(before)
+        put_row(case.store, block_id, i, i + 1)
+    before = case.store.read(block_id)
+    case.store.seal(block_id)
+    assert case.store.read(block_id).equals(before)
+    run = RunRecord(7, 0, 4, block_id, 0, b"", 0, 0)
+    case.store.commit([Change(seals=[block_id], journal=[run])])
+    assert case.store.read(block_id).equals(before)
     case.crash()
-    assert case.image.inbox == [] and [info.rows for info in case.image.batches] == [4]
+    assert case.image.inbox == [] and [info.rows for info in case.image.blocks] == [4]
     assert case.image.records == [run] and case.image.sequence == 4
-    assert case.store.read(batch_id).equals(before)
+    assert case.store.read(block_id).equals(before)
 
 
-def test_a_seal_that_no_commit_names_leaves_the_batch_open(case: Case) -> None:
-    batch_id = case.store.new_batch_id()
-    row = put_row(case.store, batch_id, 0, 1)
-    case.store.seal(batch_id)
+def test_a_seal_that_no_commit_names_leaves_the_block_open(case: Case) -> None:
+    block_id = case.store.new_block_id()
+    row = put_row(case.store, block_id, 0, 1)
+    case.store.seal(block_id)
     case.crash()
-    assert case.image.inbox == [row] and case.image.batches == []
-    case.store.seal(batch_id)
-    case.store.commit([Change(seals=[batch_id])])
-    assert case.store.read(batch_id).num_rows == 1
+    assert case.image.inbox == [row] and case.image.blocks == []
+    case.store.seal(block_id)
+    case.store.commit([Change(seals=[block_id])])
+    assert case.store.read(block_id).num_rows == 1
 
 
 def test_a_rewrite_blanks_dead_bodies_only_once_it_is_committed_and_keeps_the_rows(case: Case) -> None:
     info = case.store.append(messages(b"a", b"b", b"c"))
-    case.store.commit([Change(names=[info.batch_id])])
-    case.store.rewrite(info.batch_id, b"\x05")
-    assert case.store.read(info.batch_id).column("body").to_pylist() == [b"a", b"b", b"c"]
+    case.store.commit([Change(names=[info.block_id])])
+    case.store.rewrite(info.block_id, b"\x05")
+    assert case.store.read(info.block_id).column("body").to_pylist() == [b"a", b"b", b"c"]
     case.crash()
-    assert case.store.read(info.batch_id).column("body").to_pylist() == [b"a", b"b", b"c"]
-    case.store.rewrite(info.batch_id, b"\x05")
-    case.store.commit([Change(moves=[info.batch_id])])
-    assert case.store.read(info.batch_id).column("body").to_pylist() == [b"a", b"", b"c"]
+    assert case.store.read(info.block_id).column("body").to_pylist() == [b"a", b"b", b"c"]
+    case.store.rewrite(info.block_id, b"\x05")
+    case.store.commit([Change(moves=[info.block_id])])
+    assert case.store.read(info.block_id).column("body").to_pylist() == [b"a", b"", b"c"]
     case.crash()
-    assert case.store.read(info.batch_id).column("body").to_pylist() == [b"a", b"", b"c"]
-    assert [(found.rows, found.size_bytes) for found in case.image.batches] == [(3, 2)]
+    assert case.store.read(info.block_id).column("body").to_pylist() == [b"a", b"", b"c"]
+    assert [(found.rows, found.size_bytes) for found in case.image.blocks] == [(3, 2)]
 
 
-def test_a_forgotten_batch_is_gone_sealed_open_or_never_named(case: Case) -> None:
-    named = case.store.append(messages(b"a")).batch_id
-    open_batch = case.store.new_batch_id()
+def test_a_forgotten_block_is_gone_sealed_open_or_never_named(case: Case) -> None:
+    named = case.store.append(messages(b"a")).block_id
+    open_batch = case.store.new_block_id()
     case.store.commit([Change(sequence=9, rows=[inbox(open_batch, 0, 9)], names=[named])])
-    staged = case.store.append(messages(b"b")).batch_id
+    staged = case.store.append(messages(b"b")).block_id
     case.store.commit([Change(forgets=[named, open_batch, staged])])
-    for batch_id in (named, open_batch, staged):
+    for block_id in (named, open_batch, staged):
         with pytest.raises(DataLoss):
-            case.store.read(batch_id)
+            case.store.read(block_id)
     case.crash()
-    assert (case.image.batches, case.image.inbox, case.image.sequence) == ([], [], 9)
+    assert (case.image.blocks, case.image.inbox, case.image.sequence) == ([], [], 9)
 
 
 def test_one_commit_takes_many_changes_together(case: Case) -> None:
-    batch_id = case.store.new_batch_id()
-    case.store.commit([Change(sequence=i + 1, rows=[inbox(batch_id, i, i + 1)], journal=[HoleRecord(1, i, i + 1)]) for i in range(16)])
+    block_id = case.store.new_block_id()
+    case.store.commit([Change(sequence=i + 1, rows=[inbox(block_id, i, i + 1)], journal=[HoleRecord(1, i, i + 1)]) for i in range(16)])
     case.crash()
     assert len(case.image.inbox) == len(case.image.records) == 16 and case.image.sequence == 16
 
 
 @pytest.mark.parametrize("step", ["begin", "synced", "executed"])
 def test_a_commit_that_fails_before_its_commit_point_leaves_nothing_and_ends_the_store(case: Case, step: str) -> None:
-    batch_id = case.store.new_batch_id()
-    kept = put_row(case.store, batch_id, 0, 1)
+    block_id = case.store.new_block_id()
+    kept = put_row(case.store, block_id, 0, 1)
     info = case.store.append(messages(b"a"))
     failpoint.arm(f"store.commit.{step}", "raise")
-    change = Change(sequence=2, rows=[inbox(batch_id, 1, 2)], journal=[HoleRecord(1, 2, 3)], names=[info.batch_id])
+    change = Change(sequence=2, rows=[inbox(block_id, 1, 2)], journal=[HoleRecord(1, 2, 3)], names=[info.block_id])
     with pytest.raises(StoreFailed):
         case.store.commit([change])
     failpoint.disarm()
@@ -302,12 +302,12 @@ def test_a_commit_that_fails_before_its_commit_point_leaves_nothing_and_ends_the
         with pytest.raises(StoreFailed, match="an earlier write failed"):
             write()
     case.crash()
-    assert (case.image.inbox, case.image.records, case.image.batches, case.image.sequence) == ([kept], [], [], 1)
-    put_row(case.store, batch_id, 1, 2)
+    assert (case.image.inbox, case.image.records, case.image.blocks, case.image.sequence) == ([kept], [], [], 1)
+    put_row(case.store, block_id, 1, 2)
 
 
-def test_a_row_that_is_not_the_next_of_its_open_batch_is_refused(case: Case) -> None:
-    with pytest.raises(StoreFailed, match="row 1 of batch 1 is not the next one, 0"):
+def test_a_row_that_is_not_the_next_of_its_open_block_is_refused(case: Case) -> None:
+    with pytest.raises(StoreFailed, match="row 1 of block 1 is not the next one, 0"):
         case.store.commit([Change(rows=[inbox(1, 1, 1)])])
 
 

@@ -41,7 +41,7 @@ bad = st.sampled_from(
 
 
 class TwoStores(RuleBasedStateMachine):
-    """Batch ids differ from store to store: a batch is known by its place in ``batches``."""
+    """Block ids differ from store to store: a block is known by its place in ``blocks``."""
 
     @initialize()
     def open(self) -> None:
@@ -53,7 +53,7 @@ class TwoStores(RuleBasedStateMachine):
         self.sequence = 0
         self.open_batch: tuple[int, int] | None = None
         self.open_rows = 0
-        self.batches: list[tuple[int, int]] = []  # named
+        self.blocks: list[tuple[int, int]] = []  # named
         self.staged: list[tuple[int, int]] = []
         self.model: dict[Any, Record] = {}
 
@@ -95,19 +95,19 @@ class TwoStores(RuleBasedStateMachine):
     @rule(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=4))
     def small(self, sizes: list[int]) -> None:
         if self.open_batch is None:
-            self.open_batch, self.open_rows = (self.memory.new_batch_id(), self.durable.new_batch_id()), 0
+            self.open_batch, self.open_rows = (self.memory.new_block_id(), self.durable.new_block_id()), 0
         changes = (Change(), Change())
         for size in sizes:
             self.sequence += 1
-            for batch_id, change in zip(self.open_batch, changes, strict=True):
-                change.rows.append(InboxRow(batch_id, self.open_rows, self.sequence, 1, "e", "k", b"", b"x" * size, bytes(16)))
+            for block_id, change in zip(self.open_batch, changes, strict=True):
+                change.rows.append(InboxRow(block_id, self.open_rows, self.sequence, 1, "e", "k", b"", b"x" * size, bytes(16)))
             self.open_rows += 1
         self._commit([changes])
 
     @rule(size=st.integers(0, 500))
     def append(self, size: int) -> None:
-        batch = messages(b"a" * size, b"b", b"")
-        self.staged.append((self.memory.append(batch).batch_id, self.durable.append(batch).batch_id))
+        block = messages(b"a" * size, b"b", b"")
+        self.staged.append((self.memory.append(block).block_id, self.durable.append(block).block_id))
 
     @precondition(lambda self: self.staged)
     @rule(data=st.data(), forgotten=st.booleans())
@@ -117,34 +117,34 @@ class TwoStores(RuleBasedStateMachine):
         if forgotten:
             changes.append((Change(forgets=[ids[0]]), Change(forgets=[ids[1]])))
         else:
-            self.batches.append(ids)
+            self.blocks.append(ids)
         self._commit(changes)
 
     @precondition(lambda self: self.open_batch is not None)
     @rule()
     def seal(self) -> None:
         assert self.open_batch is not None
-        for store, batch_id in zip((self.memory, self.durable), self.open_batch, strict=True):
-            store.seal(batch_id)
+        for store, block_id in zip((self.memory, self.durable), self.open_batch, strict=True):
+            store.seal(block_id)
         self._commit([(Change(seals=[self.open_batch[0]]), Change(seals=[self.open_batch[1]]))])
-        self.batches.append(self.open_batch)
+        self.blocks.append(self.open_batch)
         self.open_batch = None
 
-    @precondition(lambda self: self.batches)
+    @precondition(lambda self: self.blocks)
     @rule(data=st.data(), live=st.sampled_from([None, b"\x05", b"\x00", b"\xff"]), commits=st.booleans())
     def rewrite(self, data: st.DataObject, live: bytes | None, commits: bool) -> None:
-        ids = data.draw(st.sampled_from(self.batches))
+        ids = data.draw(st.sampled_from(self.blocks))
         rows = self.memory.read(ids[0]).num_rows
         mask = None if live is None else live * (rows // 8 + 1)
-        for store, batch_id in zip((self.memory, self.durable), ids, strict=True):
-            store.rewrite(batch_id, mask)
+        for store, block_id in zip((self.memory, self.durable), ids, strict=True):
+            store.rewrite(block_id, mask)
         if commits:
             self._commit([(Change(moves=[ids[0]]), Change(moves=[ids[1]]))])
 
-    @precondition(lambda self: self.batches)
+    @precondition(lambda self: self.blocks)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        ids = self.batches.pop(data.draw(st.integers(0, len(self.batches) - 1)))
+        ids = self.blocks.pop(data.draw(st.integers(0, len(self.blocks) - 1)))
         self._commit([(Change(forgets=[ids[0]]), Change(forgets=[ids[1]]))])
 
     @rule(idle=st.booleans())
@@ -169,14 +169,14 @@ class TwoStores(RuleBasedStateMachine):
         assert rows[0] == rows[1]
         assert images[0].clean == images[1].clean == clean
         assert images[0].sequence == images[1].sequence
-        assert [len(image.batches) for image in images] == [len(self.batches)] * 2
+        assert [len(image.blocks) for image in images] == [len(self.blocks)] * 2
         self.staged.clear()
         if self.open_batch is not None and not self.open_rows:
             self.open_batch = None
 
     @invariant()
     def reads_are_the_same(self) -> None:
-        for ids in self.batches:
+        for ids in self.blocks:
             mine, other = self.memory.read(ids[0]), self.durable.read(ids[1])
             assert mine.equals(other)
             assert not mine.schema.equals(MESSAGE_SCHEMA) or mine.num_rows == 3

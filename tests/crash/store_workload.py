@@ -25,7 +25,7 @@ from broker_core.broker.records import HoleRecord, PartRecord, RunRecord
 from broker_core.errors import DiskFull, StoreError
 from broker_core.message import MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
-from broker_core.store.port import BatchInfo, Store, StoreImage
+from broker_core.store.port import BlockInfo, Store, StoreImage
 
 ROLL_BYTES = 20_000
 
@@ -53,7 +53,7 @@ class State:
         state.runs.sort(key=lambda run: run.first)
         state.parts.sort(key=lambda part: part.part)
         if image.inbox:
-            state.open_batch, state.open_rows = image.inbox[-1].batch_id, len(image.inbox)
+            state.open_batch, state.open_rows = image.inbox[-1].block_id, len(image.inbox)
         return state
 
 
@@ -64,14 +64,14 @@ def messages(number: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
 
-def _written(store: Store, batch: pa.RecordBatch, *, by_file: bool) -> BatchInfo:
+def _written(store: Store, block: pa.RecordBatch, *, by_file: bool) -> BlockInfo:
     """Appended; or, where the store has files and the disk has room for one, handed over in it."""
     if by_file and isinstance(store, DurableStore):
         with contextlib.suppress(OSError, DiskFull), contextlib.closing(PartWriter(str(store.directory))) as writer:
-            writer.append(batch)
+            writer.append(block)
             for info, _ in store.adopt(writer.end()):
                 return info
-    return store.append(batch)
+    return store.append(block)
 
 
 def step(store: Store, state: State, seed: int) -> None:
@@ -87,31 +87,31 @@ def step(store: Store, state: State, seed: int) -> None:
         state.open_batch = state.open_rows = 0
     elif kind == "large":
         info = _written(store, messages(number, choice.randrange(1, 60)), by_file=number % 4 == 0)
-        run = RunRecord(1, number * 1000, info.rows, info.batch_id, 0, b"", number + 1, 0)
-        change.names.append(info.batch_id)
+        run = RunRecord(1, number * 1000, info.rows, info.block_id, 0, b"", number + 1, 0)
+        change.names.append(info.block_id)
         change.put(run)
         state.runs.append(run)
     elif kind == "compact" and state.runs:
         run = choice.choice(state.runs)
-        store.rewrite(run.batch_id, b"\xaa" * (run.count // 8 + 1))
-        change.moves.append(run.batch_id)
+        store.rewrite(run.block_id, b"\xaa" * (run.count // 8 + 1))
+        change.moves.append(run.block_id)
     elif kind == "forget" and state.runs:
         run = state.runs.pop(0)
         change.drop(RunRecord, run.key)
-        change.forgets.append(run.batch_id)
+        change.forgets.append(run.block_id)
     elif kind == "branch":
         info = store.append(pa.record_batch({"n": pa.array(range(number, number + choice.randrange(1, 50)))}))
         store.sync()
-        part = PartRecord("branch", number, "t", "append", {}, 0, 0, info.rows, 0, 0, info.batch_id, b"", {}, 0, [])
-        change.names.append(info.batch_id)
+        part = PartRecord("branch", number, "t", "append", {}, 0, 0, info.rows, 0, 0, info.block_id, b"", {}, 0, [])
+        change.names.append(info.block_id)
         change.put(part)
         state.parts.append(part)
     elif kind == "apply" and state.parts:
         part = state.parts.pop(0)
         change.drop(PartRecord, part.key)
-        change.forgets.append(part.batch_id)
+        change.forgets.append(part.block_id)
     else:
-        state.open_batch = state.open_batch or store.new_batch_id()
+        state.open_batch = state.open_batch or store.new_block_id()
         for _ in range(choice.randrange(1, 4)):
             row = InboxRow(state.open_batch, state.open_rows, number + 1, number, "", "q", b"", b"small-%d" % number, bytes(16))
             change.rows.append(row)
@@ -121,17 +121,17 @@ def step(store: Store, state: State, seed: int) -> None:
 
 
 def contents(store: Store, image: StoreImage) -> list[Any]:
-    """All the store holds, with the rows of the batches in place of their ids, which differ from store to store."""
+    """All the store holds, with the rows of the blocks in place of their ids, which differ from store to store."""
     found: list[Any] = []
     for record in image.records:
         if isinstance(record, HoleRecord):
             found.append(("step", record.start))
         elif isinstance(record, (RunRecord, PartRecord)):
-            batch = store.read(record.batch_id)
+            block = store.read(record.block_id)
             key = record.first if isinstance(record, RunRecord) else record.part
-            found.append((record.TABLE, key, str(batch.schema), str(batch.to_pydict())))
+            found.append((record.TABLE, key, str(block.schema), str(block.to_pydict())))
     found += [("inbox", *row[1:]) for row in image.inbox]
-    found.append(("batches", len(image.batches)))
+    found.append(("blocks", len(image.blocks)))
     return [*sorted(found, key=repr), image.sequence]
 
 

@@ -127,7 +127,7 @@ def named_ends(path: Path) -> dict[int, int]:
         try:
             ends = {row.segment: len(row.schema) for row in catalog.segments() if row.state == "open"}
             closed = {row.segment for row in catalog.segments()} - ends.keys()
-            for place in catalog.batches().values():
+            for place in catalog.blocks().values():
                 if place.segment in ends:
                     ends[place.segment] = max(ends[place.segment], place.position + place.length)
         finally:

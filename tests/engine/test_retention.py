@@ -116,6 +116,6 @@ def test_the_rows_of_an_abandoned_write_are_forgotten_and_the_upkeep_does_it() -
     assert bench.engine.drop_abandoned in bench.local.upkeep.chores
     for chore in bench.local.upkeep.chores:
         chore()
-    assert part.batch_id not in bench.local.state.batches.by_id
+    assert part.block_id not in bench.local.state.blocks.by_id
     with pytest.raises(errors.DataLoss):
-        bench.local.read_batch(part.batch_id)
+        bench.local.read_block(part.block_id)

@@ -393,8 +393,8 @@ def resume_at_acked(patch: Patch) -> None:
     claim = Claims.claim
 
     def without(self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any, **named: Any) -> Any:
-        *before, _consumed, read_batch = arguments
-        return claim(self, state, change, app_id, start, *before, {log: state.queue(log).acked for log in start}, read_batch, **named)
+        *before, _consumed, read_block = arguments
+        return claim(self, state, change, app_id, start, *before, {log: state.queue(log).acked for log in start}, read_block, **named)
 
     patch.setattr(Claims, "claim", without)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker_core.broker.batch import Batches
+from broker_core.broker.block import Batches
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.expiry import Expiry

@@ -447,7 +447,7 @@ class WholeBroker(RuleBasedStateMachine):
         state = self.broker.state
         for queue in state.queues.values():
             assert (queue.messages, queue.unacknowledged, queue._runs[queue._front :]) == (0, 0, []), queue.name
-        kept = {batch_id: batch.pins for batch_id, batch in state.batches.by_id.items() if batch_id > 0 and batch.pins}
+        kept = {batch_id: batch.pins for batch_id, batch in state.blocks.by_id.items() if batch_id > 0 and batch.pins}
         assert not kept or self.naive.owned, f"batches that nothing needs: {kept}"
 
 

@@ -21,6 +21,7 @@ from broker_core.broker.records import (
     ExchangeRecord,
     ForgottenRecord,
     HoleRecord,
+    PartRecord,
     ProgressRecord,
     QueueRecord,
     Record,
@@ -154,6 +155,8 @@ def format_1(path: Path) -> list[Record]:
         BindingRecord("e", "q", "k", {"a": 1}),
         ProgressRecord(1, "", 2, 2, 7, 3),
         HoleRecord(1, 4, 5),
+        RunRecord(1, 5, 1, 1, 0, b"", 0, 0),
+        PartRecord("b", 0, "t", "append", {"table": "t"}, 0, 0, 1, 3, 7, 0, b"row", {}, 0, []),
     ]
     path.mkdir()
     (path / "lock").write_text("1 host\n")

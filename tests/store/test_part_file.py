@@ -60,9 +60,9 @@ def test_a_writer_cannot_change_or_cut_its_file_once_it_is_handed_over(store: Du
     with pytest.raises(OSError, match="Invalid argument"):
         os.ftruncate(file.descriptor, 10)
     ((info, _),) = store.adopt(file)
-    store.commit([Change(names=[info.batch_id])])
+    store.commit([Change(names=[info.block_id])])
     writer.close()
-    assert store.read(info.batch_id) == messages(3)
+    assert store.read(info.block_id) == messages(3)
 
 
 @pytest.mark.parametrize("kept", ["a descriptor", "a mapping"])
@@ -138,8 +138,8 @@ def test_a_descriptor_that_is_no_file_is_refused(store: DurableStore, tmp_path: 
 
 def test_a_file_that_has_a_name_is_refused_also_a_segment_of_the_broker(store: DurableStore, tmp_path: Path) -> None:
     info = store.append(messages(3))
-    store.commit([Change(names=[info.batch_id])])
-    location = store.locate(info.batch_id)
+    store.commit([Change(names=[info.block_id])])
+    location = store.locate(info.block_id)
     assert location is not None
     own = next(fd for fd in map(int, os.listdir("/proc/self/fd")) if _target(fd) == location.path)
     readable = os.open(location.path, os.O_RDONLY)
@@ -220,8 +220,8 @@ def test_a_file_laid_out_as_a_segment_is_taken(store: DurableStore, tmp_path: Pa
     parts = (part(len(schema), one, 3), part(len(schema) + len(one), two, 5))
     infos = [info for info, _ in store.adopt(described(descriptor, parts))]
     os.close(descriptor)
-    store.commit([Change(names=[info.batch_id for info in infos])])
-    assert [store.read(info.batch_id) for info in infos] == [messages(3), messages(5)]
+    store.commit([Change(names=[info.block_id for info in infos])])
+    assert [store.read(info.block_id) for info in infos] == [messages(3), messages(5)]
     store.close()
     assert verify(tmp_path).problems == []
 

@@ -113,7 +113,7 @@ def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(fil
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_flipped_byte_in_a_segment_loses_its_batch_alone_and_each_offset_is_named(
+def test_a_flipped_byte_in_a_segment_loses_its_block_alone_and_each_offset_is_named(
     damaged: Path, filled: Path, tmp_path: Path, seed: int
 ) -> None:
     chosen = random.Random(seed)
@@ -216,7 +216,7 @@ def test_the_error_of_a_flipped_byte_names_the_command_that_goes_past_it(damaged
 def test_a_claim_over_lost_messages_can_be_replayed_without_them(damaged: Path, tmp_path: Path) -> None:
     broker = LocalBroker(DurableStore(damaged), upkeep=False)
     queue = broker.state.queue("owned")
-    place = broker.locate(queue.runs_between(0, 1)[0].batch_id)
+    place = broker.locate(queue.runs_between(0, 1)[0].block_id)
     assert place is not None
     broker.close()
     flip(Path(place.path), place.position + place.length // 2)
@@ -230,7 +230,7 @@ def test_a_claim_over_lost_messages_can_be_replayed_without_them(damaged: Path, 
     assert end == {"owned": 2400}
     ranges = engine.resolve("app", {"owned": START}, end)
     ticket = ReadTicket("app", "q", 0, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()), True)
-    bodies = [body for batch in engine.read(ticket) for body in batch.column("body").to_pylist()]
+    bodies = [body for block in engine.read(ticket) for body in block.column("body").to_pylist()]
     assert bodies == [b"owned %06d " % number + b"x" * 50 for number in range(2400) if number not in lost]
     publish(broker, "owned", 9000, 1)
     assert broker.state.queue("owned").next_offset == 3601
@@ -288,7 +288,7 @@ def test_a_segment_that_was_cut_off_is_salvaged_up_to_there(damaged: Path, fille
     assert found == {queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())} for queue, messages in expected.items()}
 
 
-def test_a_directory_without_sums_is_salvaged_batch_by_batch(damaged: Path, tmp_path: Path) -> None:
+def test_a_directory_without_sums_is_salvaged_block_by_block(damaged: Path, tmp_path: Path) -> None:
     shutil.rmtree(damaged / "sums")
     segment = sorted((damaged / "segments").iterdir())[0]
     flip(segment, segment.stat().st_size // 2)
@@ -299,7 +299,7 @@ def test_a_directory_without_sums_is_salvaged_batch_by_batch(damaged: Path, tmp_
 
 def test_lost_messages_at_the_end_of_a_queue_do_not_give_their_offsets_to_others(damaged: Path, tmp_path: Path) -> None:
     broker = LocalBroker(DurableStore(damaged), upkeep=False)
-    place = broker.locate(broker.state.queue("big").runs_between(4499, 4500)[0].batch_id)
+    place = broker.locate(broker.state.queue("big").runs_between(4499, 4500)[0].block_id)
     assert place is not None
     broker.close()
     flip(Path(place.path), place.position + place.length // 2)

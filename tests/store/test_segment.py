@@ -35,10 +35,10 @@ def branch_rows(count: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(range(count), pa.int64())})
 
 
-def named(store: DurableStore, batch: pa.RecordBatch) -> int:
-    batch_id = store.append(batch).batch_id
-    store.commit([Change(names=[batch_id])])
-    return batch_id
+def named(store: DurableStore, block: pa.RecordBatch) -> int:
+    block_id = store.append(block).block_id
+    store.commit([Change(names=[block_id])])
+    return block_id
 
 
 def files(path: Path) -> list[str]:
@@ -53,24 +53,24 @@ def store(tmp_path: Path) -> Iterator[DurableStore]:
     store.close()
 
 
-def test_a_closed_segment_is_a_plain_arrow_stream_of_its_batches(store: DurableStore, tmp_path: Path) -> None:
-    batches = [messages(100 + i) for i in range(12)]
-    for batch in batches:
-        named(store, batch)
+def test_a_closed_segment_is_a_plain_arrow_stream_of_its_blocks(store: DurableStore, tmp_path: Path) -> None:
+    blocks = [messages(100 + i) for i in range(12)]
+    for block in blocks:
+        named(store, block)
     store.close()
     found = []
     for name in files(tmp_path):
         with pa.ipc.open_stream(str(tmp_path / "segments" / name)) as reader:
             found += list(reader)
     assert len(files(tmp_path)) >= 2
-    assert found == batches
+    assert found == blocks
 
 
-def test_messages_share_segments_merged_batches_have_theirs_and_other_schemas_their_own(store: DurableStore, tmp_path: Path) -> None:
+def test_messages_share_segments_merged_blocks_have_theirs_and_other_schemas_their_own(store: DurableStore, tmp_path: Path) -> None:
     named(store, messages(3))
     named(store, messages(3))
     named(store, branch_rows(3))
-    open_batch = store.new_batch_id()
+    open_batch = store.new_block_id()
     store.commit([Change(sequence=1, rows=[InboxRow(open_batch, 0, 1, 1, "", "q", b"", b"b", b"")])])
     store.seal(open_batch)
     store.commit([Change(seals=[open_batch])])
@@ -78,17 +78,17 @@ def test_messages_share_segments_merged_batches_have_theirs_and_other_schemas_th
 
 
 def test_a_reader_on_this_host_finds_the_same_verified_bytes_where_locate_says(store: DurableStore) -> None:
-    batch = messages(1000)
-    batch_id = named(store, batch)
-    place = store.locate(batch_id)
+    block = messages(1000)
+    block_id = named(store, block)
+    place = store.locate(block_id)
     assert place is not None
     data = pa.memory_map(place.path).read_at(place.length, place.position)
     assert xxhash.xxh3_64_intdigest(data) == place.checksum
-    assert pa.ipc.read_record_batch(pa.py_buffer(data), MESSAGE_SCHEMA).equals(batch)
+    assert pa.ipc.read_record_batch(pa.py_buffer(data), MESSAGE_SCHEMA).equals(block)
 
 
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
-def test_a_flipped_byte_is_an_error_that_names_file_position_and_batch_and_the_others_still_read(where: str, tmp_path: Path) -> None:
+def test_a_flipped_byte_is_an_error_that_names_file_position_and_block_and_the_others_still_read(where: str, tmp_path: Path) -> None:
     store = DurableStore(tmp_path)
     store.load()
     ids = [named(store, messages(50)) for _ in range(3)]
@@ -106,12 +106,12 @@ def test_a_flipped_byte_is_an_error_that_names_file_position_and_batch_and_the_o
     with pytest.raises(CorruptSegment) as caught:
         store.read(ids[1])
     text = str(caught.value)
-    assert re.search(rf"segment {re.escape(place.path)} is damaged at position {place.position}, batch {ids[1]} \(50 rows, ", text)
+    assert re.search(rf"segment {re.escape(place.path)} is damaged at position {place.position}, block {ids[1]} \(50 rows, ", text)
     assert "restore the file from a backup" in text and f"txmq verify {tmp_path}" in text and "\n" not in text
-    assert [store.read(batch_id).num_rows for batch_id in (ids[0], ids[2])] == [50, 50]
+    assert [store.read(block_id).num_rows for block_id in (ids[0], ids[2])] == [50, 50]
     store.close()
     report = verify(tmp_path)
-    assert [f"position {place.position}, batch {ids[1]}" in problem for problem in report.problems] == [True]
+    assert [f"position {place.position}, block {ids[1]}" in problem for problem in report.problems] == [True]
 
 
 def test_a_segment_cut_short_or_removed_is_told_by_read_and_verify_and_not_repaired(tmp_path: Path) -> None:
@@ -127,41 +127,41 @@ def test_a_segment_cut_short_or_removed_is_told_by_read_and_verify_and_not_repai
     with pytest.raises(CorruptSegment, match="the file ends 10 bytes too early"):
         store.read(last)
     path.unlink()
-    with pytest.raises(DataLoss, match=r"00000001\.arrow is missing, which holds batch"):
+    with pytest.raises(DataLoss, match=r"00000001\.arrow is missing, which holds block"):
         store.read(last)
     store.close()
     assert not verify(tmp_path).ok
 
 
-def handed_over(path: Path, *batches: pa.RecordBatch) -> tuple[PartWriter, PartFile]:
+def handed_over(path: Path, *blocks: pa.RecordBatch) -> tuple[PartWriter, PartFile]:
     writer = PartWriter(str(path))
-    for batch in batches:
-        writer.append(batch)
+    for block in blocks:
+        writer.append(block)
     return writer, writer.end()
 
 
 def test_a_writers_file_becomes_a_closed_segment_with_the_same_checksums(tmp_path: Path) -> None:
-    batches = [messages(3), messages(5)]
+    blocks = [messages(3), messages(5)]
     with contextlib.closing(DurableStore(tmp_path)) as store:
         store.load()
-        writer, file = handed_over(tmp_path, *batches)
+        writer, file = handed_over(tmp_path, *blocks)
         infos = [info for info, _ in store.adopt(file)]
-        store.commit([Change(names=[info.batch_id for info in infos])])
+        store.commit([Change(names=[info.block_id for info in infos])])
         writer.close()
-        assert [info.checksum for info in infos] == [store.append(batch).checksum for batch in batches]
-        location = store.locate(infos[0].batch_id)
+        assert [info.checksum for info in infos] == [store.append(block).checksum for block in blocks]
+        location = store.locate(infos[0].block_id)
         assert location is not None
         with pa.ipc.open_stream(Path(location.path).read_bytes()) as stream:
-            assert list(stream) == batches
+            assert list(stream) == blocks
     with contextlib.closing(DurableStore(tmp_path)) as store:
         store.load()
-        assert [store.read(info.batch_id) for info in infos] == batches
+        assert [store.read(info.block_id) for info in infos] == blocks
     assert verify(tmp_path).problems == []
 
 
-@pytest.mark.parametrize("batch", [messages(3), messages(50).slice(7, 20), messages(1, b""), messages(0), branch_rows(9)])
-def test_a_batch_in_pieces_has_the_bytes_of_its_serialized_message(batch: pa.RecordBatch) -> None:
-    assert b"".join(memoryview(piece) for piece in encapsulated(batch)) == batch.serialize().to_pybytes()
+@pytest.mark.parametrize("block", [messages(3), messages(50).slice(7, 20), messages(1, b""), messages(0), branch_rows(9)])
+def test_a_block_in_pieces_has_the_bytes_of_its_serialized_message(block: pa.RecordBatch) -> None:
+    assert b"".join(memoryview(piece) for piece in encapsulated(block)) == block.serialize().to_pybytes()
 
 
 def test_a_writers_file_that_is_never_handed_over_or_never_named_leaves_nothing(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_writers_file_that_is_never_handed_over_or_never_named_leaves_nothing(
     ((unnamed, _),) = store.adopt(file)
     writer.close()
     assert len(files(tmp_path)) == 1
-    store.commit([Change(forgets=[unnamed.batch_id])])
+    store.commit([Change(forgets=[unnamed.block_id])])
     assert files(tmp_path) == []
     writer, file = handed_over(tmp_path, messages(3))
     store.adopt(file)
@@ -193,10 +193,10 @@ def test_a_writers_file_that_is_not_what_it_is_said_to_be_is_not_taken(fault: st
         wrong = replace(file, **{fault: 1 << 22})
     assert store.adopt(wrong) == []
     assert files(tmp_path) == []
-    ((info, batch),) = store.adopt(file)
+    ((info, block),) = store.adopt(file)
     writer.close()
-    store.commit([Change(names=[info.batch_id])])
-    assert batch == store.read(info.batch_id) == messages(3)
+    store.commit([Change(names=[info.block_id])])
+    assert block == store.read(info.block_id) == messages(3)
 
 
 def test_a_torn_tail_is_cut_and_the_file_ends_as_a_stream(tmp_path: Path) -> None:
@@ -211,24 +211,24 @@ def test_a_torn_tail_is_cut_and_the_file_ends_as_a_stream(tmp_path: Path) -> Non
     store = DurableStore(tmp_path)
     store.load()
     assert path.read_bytes().endswith(END_MARK)
-    assert [batch.num_rows for batch in pa.ipc.open_stream(str(path))] == [50]
+    assert [block.num_rows for block in pa.ipc.open_stream(str(path))] == [50]
     assert named(store, messages(5)) != kept
     assert files(tmp_path) == ["00000001.arrow", "00000002.arrow"]  # the old file is never appended to
     store.close()
     assert verify(tmp_path).problems == []
 
 
-def test_a_segment_goes_when_its_last_batch_is_forgotten_and_a_mapping_of_it_stays_readable(store: DurableStore, tmp_path: Path) -> None:
+def test_a_segment_goes_when_its_last_block_is_forgotten_and_a_mapping_of_it_stays_readable(store: DurableStore, tmp_path: Path) -> None:
     ids = [named(store, messages(300)) for _ in range(9)]
     first, *_ = store.segment_usage()
-    held, size_bytes = [batch.batch_id for batch in first.batches], first.size_bytes
+    held, size_bytes = [block.block_id for block in first.blocks], first.size_bytes
     assert held == ids[: len(held)] and size_bytes == (tmp_path / "segments" / "00000001.arrow").stat().st_size
     place = store.locate(held[0])
     assert place is not None
     mapping = pa.memory_map(place.path)
-    for batch_id in held:
+    for block_id in held:
         assert "00000001.arrow" in files(tmp_path)
-        store.commit([Change(forgets=[batch_id])])
+        store.commit([Change(forgets=[block_id])])
     assert "00000001.arrow" not in files(tmp_path)
     data = mapping.read_at(place.length, place.position)
     assert xxhash.xxh3_64_intdigest(data) == place.checksum
@@ -239,11 +239,11 @@ def test_a_segment_goes_when_its_last_batch_is_forgotten_and_a_mapping_of_it_sta
 def test_compaction_moves_live_rows_out_of_a_mostly_dead_segment_which_then_goes(store: DurableStore, tmp_path: Path) -> None:
     ids = [named(store, messages(300)) for _ in range(9)]
     first, *_ = store.segment_usage()
-    held, size_bytes = [batch.batch_id for batch in first.batches], first.size_bytes
+    held, size_bytes = [block.block_id for block in first.blocks], first.size_bytes
     live = (1 << 7).to_bytes(38, "little")  # row 7 only
     before = store.read(held[0]).slice(7, 1)
-    for batch_id in held:
-        store.rewrite(batch_id, live)
+    for block_id in held:
+        store.rewrite(block_id, live)
     assert "00000001.arrow" in files(tmp_path)
     store.commit([Change(moves=held)])
     assert "00000001.arrow" not in files(tmp_path)
@@ -258,7 +258,7 @@ def test_branch_rows_give_their_file_back_as_soon_as_they_are_forgotten(store: D
     ids = [named(store, branch_rows(1000)) for _ in range(2)]
     store.commit([Change(forgets=ids[:1])])
     assert files(tmp_path) == ["00000001.arrow"]
-    staged = store.append(branch_rows(10)).batch_id
+    staged = store.append(branch_rows(10)).block_id
     store.commit([Change(forgets=ids[1:])])
     assert files(tmp_path) == ["00000001.arrow"]  # still holds what is staged
     store.commit([Change(names=[staged])])
@@ -268,24 +268,24 @@ def test_branch_rows_give_their_file_back_as_soon_as_they_are_forgotten(store: D
     assert files(tmp_path) == ["00000002.arrow"]  # a number is never used twice
 
 
-def test_segment_numbers_and_batch_ids_are_not_used_again_after_everything_was_forgotten(tmp_path: Path) -> None:
+def test_segment_numbers_and_block_ids_are_not_used_again_after_everything_was_forgotten(tmp_path: Path) -> None:
     store = DurableStore(tmp_path)
     store.load()
-    batch_id = named(store, branch_rows(1))
-    store.commit([Change(forgets=[batch_id])])
+    block_id = named(store, branch_rows(1))
+    store.commit([Change(forgets=[block_id])])
     store.close()
     store = DurableStore(tmp_path)
     store.load()
-    assert store.new_batch_id() > batch_id
+    assert store.new_block_id() > block_id
     named(store, branch_rows(1))
     assert files(tmp_path) == ["00000002.arrow"]
     store.close()
 
 
 def test_many_schemas_at_once_keep_few_files_open_and_read_back(store: DurableStore) -> None:
-    batches = [pa.record_batch({f"c{i}": pa.array([i])}) for i in range(30)]
-    ids = [named(store, batch) for batch in batches]
-    assert [store.read(batch_id) for batch_id in ids] == batches
+    blocks = [pa.record_batch({f"c{i}": pa.array([i])}) for i in range(30)]
+    ids = [named(store, block) for block in blocks]
+    assert [store.read(block_id) for block_id in ids] == blocks
 
 
 def test_a_dictionary_column_is_refused_and_the_store_goes_on(store: DurableStore) -> None:
@@ -301,59 +301,59 @@ def test_threads_append_and_sync_at_once_while_another_commits(store: DurableSto
         for i in range(20):
             info = store.append(messages(10 + seed * 20 + i))
             store.sync()
-            found[info.batch_id] = info.rows
+            found[info.block_id] = info.rows
 
     threads = [threading.Thread(target=stage, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     done: set[int] = set()
     while len(done) < 80:
-        ready = [batch_id for batch_id in list(found) if batch_id not in done]
+        ready = [block_id for block_id in list(found) if block_id not in done]
         store.commit([Change(names=ready)])
         done.update(ready)
     for thread in threads:
         thread.join()
-    assert {batch_id: store.read(batch_id).num_rows for batch_id in found} == found
+    assert {block_id: store.read(block_id).num_rows for block_id in found} == found
 
 
 def test_verify_finds_runs_and_parts_that_name_rows_which_are_not_there(tmp_path: Path) -> None:
     store = DurableStore(tmp_path)
     store.load()
-    batch_id = named(store, messages(8))
+    block_id = named(store, messages(8))
     queues = [QueueRecord(number, f"q{number}", True, False, False, {}) for number in range(1, 6)]
-    good: list[Record] = [*queues, RunRecord(1, 0, 8, batch_id, 0, b"", 1, 1), RunRecord(2, 0, 2, batch_id, 4, b"\x09", 1, 1)]
+    good: list[Record] = [*queues, RunRecord(1, 0, 8, block_id, 0, b"", 1, 1), RunRecord(2, 0, 2, block_id, 4, b"\x09", 1, 1)]
     store.commit([Change(journal=good)])
     store.close()
     assert verify(tmp_path).problems == []
     store = DurableStore(tmp_path)
     store.load()
     bad: list[Record] = [
-        RunRecord(3, 0, 8, batch_id, 1, b"", 1, 1),
-        RunRecord(4, 0, 2, batch_id, 0, b"\x07", 1, 1),
+        RunRecord(3, 0, 8, block_id, 1, b"", 1, 1),
+        RunRecord(4, 0, 2, block_id, 0, b"\x07", 1, 1),
         RunRecord(5, 0, 1, 99, 0, b"", 1, 1),
-        RunRecord(1, 4, 2, batch_id, 0, b"", 1, 1),
+        RunRecord(1, 4, 2, block_id, 0, b"", 1, 1),
         LedgerRecord("a", 1, "q", 0, "t", {}, 1, 1, 1, 1, [["append", {}, "branch-1", 9]], 0, False, False),
-        PartRecord("branch-1", 0, "t", "append", {}, 0, 0, 9, 1, 1, batch_id, b"", {}, 0, []),
+        PartRecord("branch-1", 0, "t", "append", {}, 0, 0, 9, 1, 1, block_id, b"", {}, 0, []),
     ]
     store.commit([Change(journal=bad)])
     store.close()
     problems = verify(tmp_path).problems
     assert problems == [
-        f"queue 'q3', run at offset 0: rows 1 to 9 are not in batch {batch_id} of 8 rows",
+        f"queue 'q3', run at offset 0: rows 1 to 9 are not in block {block_id} of 8 rows",
         "queue 'q4', run at offset 0: its bitmap selects 3 rows, not 2",
-        "queue 'q5', run at offset 0: batch 99 does not exist",
+        "queue 'q5', run at offset 0: block 99 does not exist",
         "queue 'q1': the runs at offsets 0 and 4 overlap",
-        f"part 0 of branch branch-1, which is decided and not applied: its 9 rows are not in batch {batch_id}",
+        f"part 0 of branch branch-1, which is decided and not applied: its 9 rows are not in block {block_id}",
     ]
 
 
-def test_reads_share_verified_batches_within_a_bounded_cache(tmp_path: Path) -> None:
+def test_reads_share_verified_blocks_within_a_bounded_cache(tmp_path: Path) -> None:
     store = DurableStore(tmp_path, cache_bytes=100_000)
     store.load()
     ids = [named(store, messages(300)) for _ in range(6)]
     assert store.read(ids[0]) is store.read(ids[0])
-    for batch_id in ids:
-        store.read(batch_id)
+    for block_id in ids:
+        store.read(block_id)
     assert 0 < store._cache.size_bytes <= 100_000
     big = named(store, messages(3000))
     held = store.read(big)
@@ -364,18 +364,18 @@ def test_reads_share_verified_batches_within_a_bounded_cache(tmp_path: Path) -> 
 def test_a_backlog_of_ten_million_messages_opens_without_reading_bodies(tmp_path: Path) -> None:
     store = DurableStore(tmp_path)
     store.load()
-    batch = messages(16_384, b"")
+    block = messages(16_384, b"")
     for i in range(600):
-        info = store.append(batch)
-        run = RunRecord(1, i * 16_384, 16_384, info.batch_id, 0, b"", i, 1)
-        store.commit([Change(sequence=i + 1, names=[info.batch_id], journal=[run])])
+        info = store.append(block)
+        run = RunRecord(1, i * 16_384, 16_384, info.block_id, 0, b"", i, 1)
+        store.commit([Change(sequence=i + 1, names=[info.block_id], journal=[run])])
     store.close()
     before = _bytes_read()
     store = DurableStore(tmp_path)
     image = store.load()
     read = _bytes_read() - before
     store.close()
-    assert sum(info.rows for info in image.batches) == 600 * 16_384 and len(image.records) == 600
+    assert sum(info.rows for info in image.blocks) == 600 * 16_384 and len(image.records) == 600
     assert read < 2_000_000
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from broker_core.broker.batch import Batch
+from broker_core.broker.block import Block
 from broker_core.broker.interval import IntervalSet
 from broker_core.broker.queue import Queue
 from broker_core.broker.rank import Ranks
@@ -24,7 +24,7 @@ LEFT_OUT = frozenset(
         # how to undo
         "undo", "_undo", "saved", "_saved",
         # caches
-        "cache", "_by_headers", "_root", "_selected", "_decoded", "expiring", "_read", "_new_batch_id",
+        "cache", "_by_headers", "_root", "_selected", "_decoded", "expiring", "_read", "_new_block_id",
         # marks that cause one more look
         "touched", "runnable", "next_deadline", "timed", "hasty", "offered", "used_at_us", "parked",
         # numbers that are never given twice
@@ -69,7 +69,7 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
         found[path] = [*value, value.total]
         return
     if isinstance(value, Run):
-        found[path] = (value.first, value.batch.batch_id, list(map(int, value.rows())), value.sequence, value.committed_at, value.recorded)
+        found[path] = (value.first, value.block.block_id, list(map(int, value.rows())), value.sequence, value.committed_at, value.recorded)
         return
     if isinstance(value, (set, frozenset)):
         found[path] = sorted(_name(item) for item in value)
@@ -96,7 +96,7 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
         fields["_runs"], fields["_front"], fields["_firsts"] = value._runs[value._front :], 0, value._firsts[value._front :]
     elif isinstance(value, Ranks):  # what is settled or held may stand in the heap, once or twice
         fields["_heap"] = ()
-    elif isinstance(value, Batch):
+    elif isinstance(value, Block):
         found[path] = type(value).__name__
     for name, item in sorted(fields.items()):
         if name not in LEFT_OUT:

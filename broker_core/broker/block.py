@@ -1,0 +1,266 @@
+"""Blocks of messages and what keeps them alive: the open block of small commits, stored blocks, and memory-only ones.
+
+Not the bytes of stored blocks: those come through the injected ``read``. A block id below 0 is memory only.
+Invariant: a block with no pin and no more rows to come is reported exactly once, in ``Change.forgets`` (stored ones) or by
+leaving ``by_id`` (memory only). A pin is a run of a queue, or a staged part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.undo import Undo
+from broker_core.errors import CorruptCatalog
+
+OPEN_ROWS = 16_384
+OPEN_BYTES = 4 * 1024 * 1024
+EXPIRATION = 1  # in the first byte of the property flags
+
+
+class Block:
+    __slots__ = ("_undo", "block_id", "closed", "expiring", "inbox", "pins", "rows", "saved", "size_bytes")
+
+    def __init__(
+        self,
+        block_id: int,
+        rows: int = 0,
+        size_bytes: int = 0,
+        inbox: list[InboxRow] | None = None,
+        *,
+        closed: bool = True,
+        undo: Undo | None = None,
+    ) -> None:
+        self._undo = undo
+        self.saved = 0  # the last work (``Undo.work``) in which its rows were noted
+        self.block_id = block_id
+        self.rows = rows
+        self.size_bytes = size_bytes  # of the bodies
+        self.inbox = inbox  # the rows themselves while they are few or memory only
+        self.pins = 0
+        self.expiring: bool | None = None if inbox is None else False  # some message has an expiration of its own; None: not known
+        self.closed = closed  # no more rows will come
+
+    def add(self, row: InboxRow) -> None:
+        """One more row of an open or memory-only block."""
+        inbox, undo = self.inbox, self._undo
+        assert inbox is not None
+        if undo is not None and self.saved != undo.work:
+            self.saved = undo.work
+            undo.append((self._remove, len(inbox), self.rows, self.size_bytes))
+        inbox.append(row)
+        self.rows = row[1] + 1
+        self.size_bytes += len(row[7])
+        properties = row[6]
+        if properties and properties[0] & EXPIRATION:
+            self.expiring = True
+
+    def _remove(self, length: int, rows: int, size_bytes: int) -> None:
+        assert self.inbox is not None
+        del self.inbox[length:]
+        self.rows, self.size_bytes = rows, size_bytes
+
+
+class Blocks:
+    """All blocks that the catalog names or memory holds. ``undo`` is the one of the whole state.
+
+    ``read(block_id)`` gives a stored block, ``new_block_id()`` an id that nothing durable uses.
+    """
+
+    def __init__(self, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
+        self.undo = Undo()
+        self.by_id: dict[int, Block] = {}
+        self.full: list[int] = []  # closed open blocks that wait for their seal
+        self.lost: dict[int, str] = {}  # blocks that something names and nobody has: why
+        self._new_block_id = new_block_id
+        self._stored = read
+        self._open: Block | None = None
+        self._transient: Block | None = None
+        self._next_transient = -1
+        self._dead: list[int] = []
+
+    def _read(self, block_id: int) -> pa.RecordBatch:
+        self.require(block_id)
+        return self._stored(block_id)
+
+    def require(self, block_id: int) -> None:
+        """Raises CorruptCatalog for a block that nobody has."""
+        if block_id in self.lost:
+            raise CorruptCatalog(self.lost[block_id])
+
+    def lose(self, block_id: int, rows: int, why: str) -> Block:
+        """While loading: what the catalog says of this block cannot be. It can be pinned and given up, not read."""
+        self.lost[block_id] = (
+            f"the catalog contradicts itself, the messages cannot be read: {why}. `txmq verify` lists all of it; stop the broker, and"
+            " `txmq salvage` makes a data directory of what is whole; or purge the queue"
+        )
+        block = self.by_id[block_id] = Block(block_id, rows, undo=self.undo)
+        return block
+
+    def open(self) -> Block:
+        """The block that takes the next small commit's rows."""
+        block = self._open
+        if block is None or block.rows >= OPEN_ROWS or block.size_bytes >= OPEN_BYTES:
+            self.close_open()
+            block = Block(self._new_block_id(), inbox=[], closed=False, undo=self.undo)
+            self.undo.attribute(self, "_open")
+            self.undo.item(self.by_id, block.block_id)
+            self._open = self.by_id[block.block_id] = block
+        return block
+
+    def close_open(self) -> None:
+        """No more rows for the open block: it waits for its seal, or is dead already."""
+        block = self._open
+        if block is not None:
+            self.undo.attribute(self, "_open")
+            self.undo.attribute(block, "closed")
+            waiting = self._dead if block.pins == 0 else self.full
+            self.undo.growth(waiting)
+            self._open = None
+            block.closed = True
+            waiting.append(block.block_id)
+
+    @property
+    def open_rows(self) -> int:
+        return self._open.rows if self._open is not None else 0
+
+    @property
+    def open_pins(self) -> int:
+        return self._open.pins if self._open is not None else 0
+
+    def rows(self, block_id: int) -> int:
+        block = self.by_id.get(block_id)
+        return block.rows if block is not None else 0
+
+    def transient(self) -> Block:
+        """The memory-only block that takes the next transient messages."""
+        block = self._transient
+        if block is None or block.closed or block.rows >= OPEN_ROWS or block.size_bytes >= OPEN_BYTES:
+            if block is not None and not block.closed:
+                self.undo.attribute(block, "closed")
+                block.closed = True
+                if block.pins == 0:
+                    self._drop(block)
+            block = Block(self._next_transient, inbox=[], closed=False, undo=self.undo)
+            self._next_transient -= 1
+            self.undo.attribute(self, "_transient")
+            self.undo.item(self.by_id, block.block_id)
+            self._transient = self.by_id[block.block_id] = block
+        return block
+
+    def name(self, block_id: int, rows: int, size_bytes: int) -> Block:
+        """A stored block that exists from this commit on."""
+        block = self.by_id.get(block_id)
+        if block is None:
+            block = Block(block_id)
+            self.undo.item(self.by_id, block_id)
+            self.by_id[block_id] = block
+        if rows:
+            self.undo.attribute(block, "rows")
+            self.undo.attribute(block, "size_bytes")
+            block.rows, block.size_bytes = rows, size_bytes
+        return block
+
+    def pin(self, block_id: int) -> Block:
+        block = self.by_id[block_id]
+        self.undo.append((setattr, block, "pins", block.pins))
+        block.pins += 1
+        return block
+
+    def unpin(self, block_id: int) -> None:
+        block = self.by_id[block_id]
+        self.undo.append((setattr, block, "pins", block.pins))
+        block.pins -= 1
+        if block.pins == 0 and block.closed:
+            if block_id < 0:
+                self._drop(block)
+            else:
+                self.undo.growth(self._dead)
+                self._dead.append(block_id)
+
+    def _drop(self, block: Block) -> None:
+        """Nothing needs it any more. Dead runs may name it for a while: they must not keep its rows."""
+        self.undo.item(self.by_id, block.block_id)
+        self.undo.attribute(block, "inbox")
+        self.by_id.pop(block.block_id, None)
+        block.inbox = []
+
+    def reopen(self, block_id: int) -> Block:
+        """While loading: a block whose rows are in the inbox. It takes no more rows and waits for its seal."""
+        block = self.by_id[block_id] = Block(block_id, inbox=[], undo=self.undo)
+        self.full.append(block_id)
+        return block
+
+    def may_expire(self, block: Block) -> bool:
+        """Whether some message of it has an expiration of its own; a stored block is read once to find out."""
+        if block.expiring is None:
+            flags = pc.binary_slice(self._read(block.block_id).column("properties"), 0, 1)
+            block.expiring = any(flag and flag[0] & EXPIRATION for flag in flags.unique().to_pylist())
+        return block.expiring
+
+    def sealed(self, block_id: int) -> None:
+        """The block is in a segment now: its rows need no memory. It may have been forgotten since its seal was committed."""
+        if block_id in self.by_id:
+            self.by_id[block_id].inbox = None
+        if block_id in self.full:
+            self.full.remove(block_id)
+
+    def record(self, change: Change) -> None:
+        """Put the blocks that nothing needs any more into ``change.forgets``."""
+        if not self._dead:
+            return
+        self.undo.attribute(self, "_dead")
+        dead, self._dead = self._dead, []
+        for block_id in dead:
+            block = self.by_id.get(block_id)
+            if block is not None and block.pins == 0:
+                self._drop(block)
+                change.forgets.append(block_id)
+                if block_id in self.full:
+                    self.undo.attribute(self, "full")
+                    self.full = [full for full in self.full if full != block_id]
+
+    def forget_unpinned(self) -> None:
+        """After loading: whatever no run and no part needs is dead."""
+        self._dead.extend(block.block_id for block in self.by_id.values() if block.pins == 0 and block.closed and block.block_id > 0)
+
+    def decode(self, block_id: int, rows: range | npt.NDArray[np.int64], sequence: int, committed_at: int) -> list[InboxRow]:
+        """Rows of a stored block. ``sequence`` and ``committed_at`` are the run's; sequence 0: they stand in the block."""
+        stored = self._read(block_id)
+        part = stored.slice(rows.start, len(rows)) if isinstance(rows, range) else stored.take(pa.array(rows))
+        count = part.num_rows
+        sequences: list[int] = part.column("commit_sequence").to_pylist() if not sequence else [sequence] * count
+        times: list[int] = part.column("committed_at").to_pylist() if not sequence else [committed_at] * count
+        columns = [part.column(name).to_pylist() for name in ("exchange", "routing_key", "properties", "body")]
+        numbers = rows if isinstance(rows, range) else rows.tolist()
+        return list(map(InboxRow._make, zip([block_id] * count, numbers, sequences, times, *columns, [b""] * count, strict=True)))
+
+    def body_sizes(self, block_id: int) -> npt.NDArray[np.int64]:
+        """Of a stored block, row by row."""
+        lengths = pc.binary_length(self._read(block_id).column("body"))
+        return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+    def row(self, block_id: int, row: int) -> InboxRow:
+        """One message of a block. ``sequence`` 0: it stands in the run (a block of one commit)."""
+        inbox = self.by_id[block_id].inbox
+        if inbox is not None:
+            return inbox[row]
+        stored = self._read(block_id)
+        names = stored.schema.names
+        values = {name: stored.column(index)[row].as_py() for index, name in enumerate(names)}
+        return InboxRow(
+            block_id,
+            row,
+            values.get("commit_sequence", 0),
+            values.get("committed_at", 0),
+            values["exchange"],
+            values["routing_key"],
+            values["properties"],
+            values["body"],
+            b"",
+        )
