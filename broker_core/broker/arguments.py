@@ -1,6 +1,6 @@
 """Arguments of queues, exchanges and bindings: which there are, what values they take, when two declarations are the same.
 
-Not here: acting on them (``messages.py``, ``dispatch.py``, ``topology.py``). Texts are RabbitMQ's, with advice of our own behind.
+Not here: acting on them (``overflow.py``, ``expiry.py``, ``dispatch.py``, ``topology.py``). Texts are RabbitMQ's, with our advice behind.
 Invariant: no queue and no exchange has an argument whose name starts with ``x-`` and that has no effect, but for those that only
 choose how RabbitMQ stores a queue (x-queue-type, -mode, -version). Other names are the client's own and are kept as they are.
 """

@@ -183,6 +183,24 @@ class Blocks:
                 self.undo.growth(self._dead)
                 self._dead.append(block_id)
 
+    def hold(self, block_id: int, rows: int, size_bytes: int) -> None:
+        """A staged part needs this block."""
+        self.name(block_id, rows, size_bytes)
+        self.pin(block_id)
+
+    def unhold(self, change: Change, block_id: int) -> None:
+        """It does not any more."""
+        self.unpin(block_id)
+        self.record(change)
+
+    def moved(self, change: Change, block_id: int) -> bool:
+        """A rewritten block is in another segment; False where nothing needs it any more."""
+        if block_id not in self.by_id:
+            change.forgets.append(block_id)
+            return False
+        change.moves.append(block_id)
+        return True
+
     def _drop(self, block: Block) -> None:
         """Nothing needs it any more. Dead runs may name it for a while: they must not keep its rows."""
         self.undo.item(self.by_id, block.block_id)

@@ -114,7 +114,7 @@ class Channel:
             self._default_prefetch = prefetch
         self.prefetch = prefetch if global_ else 0
         for consumer in self.consumers.values():
-            self._state.wake(consumer.queue)
+            self._state.agenda.wake(consumer.queue)
 
     def consume(
         self,
@@ -135,7 +135,7 @@ class Channel:
         if tag in self.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
         if not queue.replies:
-            self._state.usable(queue.name, self.connection)
+            self._state.topology.usable(queue.name, self.connection)
         consumer = Consumer(
             self,
             queue,
@@ -151,13 +151,13 @@ class Channel:
         )
         queue.consumers.add(consumer)
         self.consumers[tag] = consumer
-        self._state.wake(queue)
+        self._state.agenda.wake(queue)
         return consumer
 
     def cancel(self, tag: str) -> Consumer | None:
         """What it holds stays with the channel, and unacked. None: there is no such consumer.
 
-        An auto-delete queue that has no consumer any more is in ``state.abandoned``.
+        An auto-delete queue that has no consumer any more is in ``state.topology.abandoned``.
         """
         undo = self._state.undo
         undo.item(self.consumers, tag)
@@ -165,10 +165,10 @@ class Channel:
         if consumer is not None:
             queue = consumer.queue
             queue.consumers.remove(consumer, undo)
-            self._state.wake(queue)  # another one may be the active one now
+            self._state.agenda.wake(queue)  # another one may be the active one now
             if queue.auto_delete and not queue.consumers:
-                undo.growth(self._state.abandoned)
-                self._state.abandoned.append(queue)
+                undo.growth(self._state.topology.abandoned)
+                self._state.topology.abandoned.append(queue)
         return consumer
 
     # -- deliveries -----------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Channel:
         offset = queue.head(queue.visible_end)
         if offset is None:
             return None
-        row = self._state.fetch(queue, offset)  # before it is taken: a damaged segment must not lose it
+        row = self._state.messages.fetch(queue, offset)  # before it is taken: a damaged segment must not lose it
         queue.take_head(offset)
         tag = self.next_tag()
         self.unacked[tag] = _new(Unacked, (queue, offset, None))
@@ -234,10 +234,10 @@ class Channel:
             for other in tuple(self.consumers.values()):  # a copy: another thread may delete a queue, which takes its consumers out
                 if other.parked:
                     other.parked = False
-                    self._state.wake(other.queue)
+                    self._state.agenda.wake(other.queue)
         if consumer.parked:
             consumer.parked = False
-            self._state.wake(consumer.queue)
+            self._state.agenda.wake(consumer.queue)
         self.consuming -= 1
 
     def served(self, consumer: Consumer) -> None:
@@ -254,7 +254,7 @@ class Channel:
 
     def _give_back(self, change: Change | None, now_us: int) -> None:
         deliveries = self.unacked
-        self._state.requeue(((delivery.queue, delivery.offset) for delivery in deliveries.values()), change, now_us)
+        self._state.settlement.requeue(((delivery.queue, delivery.offset) for delivery in deliveries.values()), change, now_us)
         undo = self._state.undo
         for name in ("unacked", "_lowest", "consuming"):
             undo.attribute(self, name)

@@ -1,27 +1,27 @@
-"""Dispatch: ready entries go to consumers that have credit; and settling, by which they end or come back.
+"""Dispatch: ready entries go to consumers that have credit.
 
 Pure: called with the state lock held, by one thread. Not here: who consumes (``consumer.py``), what a channel holds
 (``channel.py``), bytes (the shell's ``send``). What has to be durable comes out in :class:`Dispatched`.
 
-Invariant: a queue with consumers that could be given something is in ``runnable``: it is woken whenever entries become visible or
+Invariant: a queue with consumers that could be given something is in ``Agenda.runnable``: it is woken whenever entries become visible or
 ready again, a consumer comes or goes, or credit comes back. An entry is read before it is handed out, so a damaged segment loses
 nothing. A consumer is never given more than its credit, nor anything while a consumer of higher priority has credit.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from broker_core.broker.agenda import Agenda
 from broker_core.broker.block import Blocks
-from broker_core.broker.change import Change, InboxRow
+from broker_core.broker.change import InboxRow
 from broker_core.broker.consumer import Consumer, Unacked
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.expiry import Expiry
-from broker_core.broker.messages import Dying
 from broker_core.broker.queue import Queue
+from broker_core.broker.topology import Topology
 from broker_core.broker.transaction import Settle
 from broker_core.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from broker_core.field_table import Long
@@ -46,115 +46,32 @@ class Dispatched(NamedTuple):
     failed: list[tuple[Queue, StoreError]]
 
 
-class Dispatch(Expiry):
-    def __init__(self, blocks: Blocks) -> None:
-        super().__init__(blocks)
-        self.abandoned: list[Queue] = []  # auto-delete queues whose last consumer has gone: the shell deletes them
+class Dispatch:
+    def __init__(self, topology: Topology, blocks: Blocks, expiry: Expiry, agenda: Agenda) -> None:
+        self._topology = topology
+        self._blocks = blocks
+        self._expiry = expiry
+        self._runnable = agenda.runnable
 
-    # -- settling -------------------------------------------------------------------------------------------------------
-    def check_readable(self, settles: Sequence[Settle]) -> None:
-        """Raises CorruptSegment or DataLoss, before anything is changed, where what has to be dead-lettered is in a damaged segment."""
-        read: set[int] = set()
-        for queue, offset, outcome in settles:
-            if outcome == "reject" and queue.dead_letters and not queue.deleted and not queue.is_settled(offset):
-                run, number = queue.locate(offset)
-                if run.block.inbox is None and run.block_id not in read:
-                    self.blocks.row(run.block_id, number)
-                    read.add(run.block_id)
-
-    def _settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
-        """All of them in order; consecutive entries of one outcome in one step."""
-        dying = Dying()
-        queues: dict[Queue, None] = {}
-        grown: dict[Queue, None] = {}
-        at, count = 0, len(settles)
-        while at < count:
-            queue, offset, outcome = settles[at]
-            at += 1
-            if queue.deleted:
-                continue
-            queues[queue] = None
-            if outcome == "ack":
-                end = offset + 1
-                while at < count and settles[at] == (queue, end, "ack"):
-                    end += 1
-                    at += 1
-                queue.settle_range(offset, end)
-            elif outcome == "requeue":
-                end = offset + 1
-                while at < count and settles[at] == (queue, end, "requeue"):
-                    end += 1
-                    at += 1
-                queue.requeue_range(offset, end)
-                self._give_up(queue, offset, end, dying)
-                self.wake(queue)
-                if queue.limited:
-                    grown[queue] = None
-            else:
-                end = offset + 1
-                while at < count and settles[at] == (queue, end, "reject"):
-                    end += 1
-                    at += 1
-                self._discard(queue, range(offset, end), "rejected", dying)
-        for queue in grown:
-            self._overflow(change, queue, now, dying)  # as RabbitMQ: what comes back counts again, and is the oldest
-        if dying:
-            self._bury(change, dying, now)
-        for queue in queues:
-            queue.record(change)
-
-    def _give_up(self, queue: Queue, start: int, end: int, dying: Dying) -> None:
-        """What came back more often than x-delivery-limit leaves in the commit that gave it back; where it cannot be read it stays."""
-        if not queue.counts:
-            return
-        for offset in range(start, end):
-            if queue.over_limit(offset):
-                with contextlib.suppress(StoreError):
-                    self._discard(queue, (offset,), "delivery_limit", dying)
-
-    def requeue(self, settles: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0) -> None:
-        """Requeues deliveries that no channel holds. Only their delivery count is durable; without ``change`` a later commit records it."""
-        queues: dict[Queue, None] = {}
-        dying = Dying()
-        last: Queue | None = None
-        start = end = 0
-        for queue, offset in (*settles, (None, 0)):
-            if queue is not None and queue is last and offset == end:
-                end += 1
-                continue
-            if last is not None and not last.deleted:
-                last.requeue_range(start, end)
-                if change is not None:
-                    self._give_up(last, start, end, dying)
-                queues[last] = None
-            last, start, end = queue, offset, offset + 1
-        if change is not None and dying:
-            self._bury(change, dying, now)
-        for queue in queues:
-            self.wake(queue)
-            if change is not None and queue.counts is not None:
-                queue.record(change)
-
-    # -- dispatch -------------------------------------------------------------------------------------------------------
-    def dispatch(self, now_us: int, budget: int = BUDGET) -> Dispatched:
+    def send(self, now_us: int, budget: int = BUDGET) -> Dispatched:
         """Send until nothing is runnable or ``budget`` messages are sent: ``runnable`` says whether to call again."""
         settles: list[Settle] = []
         due: list[Queue] = []
         failed: list[tuple[Queue, StoreError]] = []
         sent = 0
-        while self.runnable and sent < budget:
-            queue = next(iter(self.runnable))
-            del self.runnable[queue]
+        while self._runnable and sent < budget:
+            queue = next(iter(self._runnable))
+            del self._runnable[queue]
             if queue.deleted or queue.owner:
                 continue
             try:
-                sent += self._dispatch_queue(queue, now_us, min(SLICE, budget - sent), settles, due)
+                sent += self._send_queue(queue, now_us, min(SLICE, budget - sent), settles, due)
             except StoreError as error:
                 failed.append((queue, error))
-                self.cancelled += queue.consumers.clear()
+                self._topology.cancelled += queue.consumers.clear()
         return Dispatched(sent, settles, due, failed)
 
-    def _dispatch_queue(self, queue: Queue, now_us: int, limit: int, settles: list[Settle], due: list[Queue]) -> int:
+    def _send_queue(self, queue: Queue, now_us: int, limit: int, settles: list[Settle], due: list[Queue]) -> int:
         consumers = queue.consumers
         sent = 0
         while True:
@@ -162,7 +79,7 @@ class Dispatch(Expiry):
             if not ready:
                 break
             if sent >= limit:
-                self.runnable[queue] = None  # behind the others
+                self._runnable[queue] = None  # behind the others
                 return sent
             if queue.publishers is None:
                 credit = ready[0].credit if len(ready) == 1 else sum(consumer.credit for consumer in ready)
@@ -193,7 +110,7 @@ class Dispatch(Expiry):
             sent += given
         if queue.hasty:
             queue.offered = queue.visible_end
-            if self.head_expired(queue, now_us):
+            if self._expiry.head_expired(queue, now_us):
                 due.append(queue)
         return sent
 
@@ -202,7 +119,7 @@ class Dispatch(Expiry):
         try:
             if isinstance(entries, range):  # as many as one run holds
                 rows = queue.rows(entries.start, entries.stop)
-                expiring = queue.ttl_ms is not None or self.blocks.may_expire(queue.locate(entries.start)[0].block)
+                expiring = queue.ttl_ms is not None or self._blocks.may_expire(queue.locate(entries.start)[0].block)
             else:
                 rows = [queue.rows(offset, offset + 1)[0] for offset in entries]
                 expiring = True

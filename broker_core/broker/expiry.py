@@ -9,47 +9,60 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from broker_core.broker.agenda import NEVER, Agenda
+from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.dead_letter import Reason
-from broker_core.broker.messages import NEVER, Dying, Messages, ranges
+from broker_core.broker.dying import Dying, leave, ranges
+from broker_core.broker.messages import Messages
+from broker_core.broker.overflow import Overflow
 from broker_core.broker.queue import Queue
+from broker_core.broker.topology import Topology
 from broker_core.errors import StoreError
 
 SLICE = 512  # messages that expire in one commit
 SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered
 
 
-class Expiry(Messages):
-    def _plan(self, queue: Queue) -> None:
+class Expiry:
+    def __init__(self, topology: Topology, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda) -> None:
+        self._topology = topology
+        self._blocks = blocks
+        self._messages = messages
+        self._overflow = overflow
+        self._agenda = agenda
+
+    def plan(self, queue: Queue) -> None:
+        """See when its head expires."""
         try:
             offset = queue.head(queue.visible_end)
             deadline = self.deadline(queue, offset) if offset is not None else None
-            if offset is None or deadline is None or deadline >= self.next_deadline:
+            if offset is None or deadline is None or deadline >= self._agenda.next_deadline:
                 return
             if queue.dead_letters:
-                self.fetch(queue, offset)
+                self._messages.fetch(queue, offset)
         except Exception:  # called behind a commit that is durable already
             return  # what cannot be read does not expire; whoever reads it gets the error, and ``due`` says what else is wrong
-        self.next_deadline = deadline
+        self._agenda.next_deadline = deadline
 
     def due(self, now: int) -> list[Queue]:
         """Queues whose head has to go now; ``next_deadline`` is when to ask again, as far as it is known."""
-        self.next_deadline = NEVER
+        self._agenda.next_deadline = NEVER
         due: list[Queue] = []
-        if self.overfull:
-            self.overfull = {queue: None for queue in self.overfull if not queue.deleted}
-        for queue in self.queues.values():
+        if self._agenda.overfull:
+            self._agenda.overfull = {queue: None for queue in self._agenda.overfull if not queue.deleted}
+        for queue in self._topology.queues.values():
             try:
                 expired = self.head_expired(queue, now)
             except StoreError:
                 expired = False
             except Exception:
                 expired = True  # whoever expires it learns what is wrong with it
-            if expired or queue.has_news or queue in self.overfull:
+            if expired or queue.has_news or queue in self._agenda.overfull:
                 due.append(queue)
             elif queue.timed:
-                self._plan(queue)
+                self.plan(queue)
         return due
 
     def deadline(self, queue: Queue, offset: int) -> int | None:
@@ -57,14 +70,14 @@ class Expiry(Messages):
         ttl_ms = queue.ttl_ms
         run, number = queue.locate(offset)
         own_ms: int | None = None
-        if self.blocks.may_expire(run.block):
-            own_ms = own_time_to_live_ms(self.blocks.row(run.block.block_id, number).properties)
+        if self._blocks.may_expire(run.block):
+            own_ms = own_time_to_live_ms(self._blocks.row(run.block.block_id, number).properties)
         elif ttl_ms is None:
             return None
         times_ms = [time_ms for time_ms in (ttl_ms, own_ms) if time_ms is not None]
         if not times_ms:
             return None
-        committed_at = run.committed_at if run.sequence else self.blocks.row(run.block.block_id, number).committed_at
+        committed_at = run.committed_at if run.sequence else self._blocks.row(run.block.block_id, number).committed_at
         return committed_at + min(times_ms) * 1000
 
     def head_expired(self, queue: Queue, now: int) -> bool:
@@ -80,7 +93,7 @@ class Expiry(Messages):
             deadline = self.deadline(queue, offset)
             late = deadline is not None and deadline <= now
         if late and queue.dead_letters:
-            self.fetch(queue, offset)
+            self._messages.fetch(queue, offset)
         return late
 
     def expire(self, change: Change, now: int, queues: Iterable[Queue] | None = None, limit: int = SLICE) -> list[Queue]:
@@ -88,7 +101,7 @@ class Expiry(Messages):
 
         A message that cannot be read stops its queue, and nothing else. The queues are woken.
         """
-        looked = [queue for queue in (list(self.queues.values()) if queues is None else queues) if not queue.deleted]
+        looked = [queue for queue in (list(self._topology.queues.values()) if queues is None else queues) if not queue.deleted]
         left: list[Queue] = []
         cut: list[Queue] = []
         dying = Dying()
@@ -107,16 +120,14 @@ class Expiry(Messages):
                 cut.append(queue)
             if changed:
                 queue.record(change)
-            if queue in self.overfull:
-                self.undo.item(self.overfull, queue)
-                del self.overfull[queue]
-                self._overflow(change, queue, now, dying)
+            if self._agenda.was_cut(queue):
+                self._overflow.cut(change, queue, now, dying)
         if dying:
-            self._bury(change, dying, now)
+            self._messages.bury(change, dying, now)
         for queue in looked:
-            self._plan(queue)
+            self.plan(queue)
             if queue.consumers:
-                self.wake(queue)
+                self._agenda.wake(queue)
         return left + cut
 
     def _expire_some(self, queue: Queue, now: int, room: int, room_bytes: int, dying: Dying) -> tuple[int, int, bool]:
@@ -128,7 +139,7 @@ class Expiry(Messages):
             if not entries or queue.is_settled(entries[0]):
                 return 0, 0, True
             if unread:
-                self._leave(queue, entries, [], "expired", dying)
+                leave(queue, entries, [], "expired", dying)
                 return 1, 0, False
             rows, reason, whole = self._late(queue, entries, now, room_bytes)
         except StoreError:  # it stays for whoever repairs it
@@ -138,7 +149,7 @@ class Expiry(Messages):
         queue.untake(entries[late:])
         if not late:
             return 0, 0, True
-        self._leave(queue, entries[:late], rows, reason, dying)
+        leave(queue, entries[:late], rows, reason, dying)
         return late, sum(len(row.body) for row in rows) if queue.dead_letters else 0, not whole
 
     def _unread(self, queue: Queue, now: int) -> int:
@@ -150,7 +161,7 @@ class Expiry(Messages):
         if head is None:
             return 0
         run, _ = queue.locate(head)
-        if not run.sequence or run.committed_at + ttl_ms * 1000 > now or self.blocks.may_expire(run.block):
+        if not run.sequence or run.committed_at + ttl_ms * 1000 > now or self._blocks.may_expire(run.block):
             return 0
         return run.end - head
 

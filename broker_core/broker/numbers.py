@@ -23,11 +23,11 @@ class Numbers:
     """``sequence`` is the last number given."""
 
     def __init__(self, undo: Undo) -> None:
-        self.undo = undo
+        self._undo = undo
         self.sequence = 0
         self._mark = 0
 
-    def restore_numbers(self, mark: int, records: Iterable[Record]) -> None:
+    def restore(self, mark: int, records: Iterable[Record]) -> None:
         """While loading. Records of older versions may name numbers above the mark."""
         self._mark = mark
         self.sequence = max(mark, max((number for record in records for number in _named_by(record)), default=0))
@@ -35,11 +35,11 @@ class Numbers:
     def next_sequence(self, *, transaction: bool = False) -> int:
         """The next commit sequence number, odd for a transaction. The caller puts it into its change."""
         last = self.sequence
-        self.undo.append((setattr, self, "sequence", last))
+        self._undo.append((setattr, self, "sequence", last))
         self.sequence = following = (last + 1) | 1 if transaction else (last + 2) & ~1
         return following
 
-    def keep_numbers(self) -> Change | None:
+    def keep(self) -> Change | None:
         """What has to be written with the works of a commit, if anything, before they are answered."""
         if self.sequence <= self._mark:
             return None

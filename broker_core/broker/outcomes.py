@@ -7,7 +7,7 @@ ended before it is not known any more.
 A channel in another process numbers its calls. Its last commit is kept by channel, one record for each: such commits, which nobody
 asks for by a name, take no places among the names.
 
-Not here: prepared transactions, which have no outcome yet (``broker.py``).
+Not here: prepared transactions, which have no outcome yet (``prepared.py``).
 Invariant: what was remembered and is absent was decided at or before the horizon.
 """
 

@@ -1,6 +1,6 @@
 """A spilled piece of a transaction: publishes whose bytes are in a segment, and who gets which of its rows once it is committed.
 
-Not here: writing the segment (``node/local.py``), and when a transaction spills (``transaction.py`` counts, ``node/local.py`` decides).
+Not here: writing the segment (``node/node.py``), and when a transaction spills (``transaction.py`` counts, ``node/node.py`` decides).
 A message that must not survive a restart (transient, or for a queue that is not durable) has its bytes in the segment like any other; its
 share is not recorded in the catalog, so a restart does not find it.
 Invariant: rows are in the order of publishing; the shares of one queue are in that order too, and do not overlap.

@@ -38,7 +38,6 @@ from broker_core.broker.records import (
     Record,
 )
 from broker_core.broker.routing import Routed, find_exchange, route_column
-from broker_core.broker.undo import Undo
 from broker_core.errors import AccessRefused, CommandInvalid, ExchangeNotFound, PreconditionFailed, QueueNotFound, ResourceLocked
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
@@ -54,20 +53,22 @@ _RESERVED = "amq."
 _DEFAULT_REFUSED = "operation not permitted on the default exchange"
 
 
-class Topology(Numbers):
-    def __init__(self, blocks: Blocks) -> None:
-        super().__init__(blocks.undo)
-        self.blocks = blocks
+class Topology:
+    def __init__(self, blocks: Blocks, numbers: Numbers) -> None:
+        self._undo = blocks.undo
+        self._blocks = blocks
+        self._numbers = numbers
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
+        self.abandoned: list[Queue] = []  # auto-delete queues whose last consumer has gone: the shell deletes them
         self.cancelled: list[Consumer] = []  # their queue is deleted; the shell tells them and empties the list
         self._last_queue_id = 0
         self._alternates: dict[str, dict[Exchange, None]] = {}  # exchange name -> those that name it as their alternate
         self._leased: dict[Queue, None] = {}  # with x-expires
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for name, kind in PREDECLARED.items():
-            self._add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=self.undo))
+            self.add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=self._undo))
 
     # -- looking up -----------------------------------------------------------------------------------------------------
     def queue(self, name: str) -> Queue:
@@ -97,6 +98,10 @@ class Topology(Numbers):
     def route_column(self, exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array) -> Routed:
         """The queues of many messages, each distinct key routed once."""
         return route_column(self.exchanges, exchange, routing_keys, properties)
+
+    def route_block(self, block: pa.RecordBatch) -> Routed:
+        """The queues of every row of a block of MESSAGE_SCHEMA."""
+        return self.route_column(block.column("exchange"), block.column("routing_key"), block.column("properties"))
 
     def visible_to(self, name: str, connection: object) -> Queue:
         """A queue that is no other connection's exclusive one. Raises QueueNotFound, ResourceLocked."""
@@ -159,19 +164,19 @@ class Topology(Numbers):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_arguments(name, arguments)
         exchange = EXCHANGE_TYPES[type](
-            name, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments, undo=self.undo
+            name, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments, undo=self._undo
         )
-        self._add_exchange(exchange)
+        self.add_exchange(exchange)
         if durable:
             change.put(ExchangeRecord(name, type, durable, auto_delete, internal, arguments))
         return exchange
 
-    def _add_exchange(self, exchange: Exchange) -> None:
-        self.undo.item(self.exchanges, exchange.name)
+    def add_exchange(self, exchange: Exchange) -> None:
+        self._undo.item(self.exchanges, exchange.name)
         self.exchanges[exchange.name] = exchange
         alternate = exchange.arguments.get("alternate-exchange")
         if alternate is not None:
-            _enter(self.undo, self._alternates, alternate, exchange)
+            self._undo.enter(self._alternates, alternate, exchange)
             exchange.divert(self.exchanges.get(alternate))
         for other in self._alternates.get(exchange.name, ()):
             other.divert(exchange)
@@ -195,7 +200,7 @@ class Topology(Numbers):
             exchange = pending.pop()
             if self.exchanges.get(exchange.name) is not exchange:
                 continue
-            self.undo.item(self.exchanges, exchange.name)
+            self._undo.item(self.exchanges, exchange.name)
             del self.exchanges[exchange.name]
             for binding in list(exchange.bindings.values()):
                 exchange.unbind(*binding)
@@ -204,7 +209,7 @@ class Topology(Numbers):
             exchange.divert(None)
             alternate = exchange.arguments.get("alternate-exchange")
             if alternate is not None:
-                _leave(self.undo, self._alternates, alternate, exchange)
+                self._undo.leave(self._alternates, alternate, exchange)
             for other in self._alternates.get(exchange.name, ()):
                 other.divert(None)
             if exchange.durable:
@@ -247,23 +252,23 @@ class Topology(Numbers):
         check_text("the name of a queue", name)
         check_arguments(name, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         # the commit sequence never falls, not even over restarts (numbers.py): an id from it is never used again
-        change.sequence = change.sequence or self.next_sequence()
+        change.sequence = change.sequence or self._numbers.next_sequence()
         queue_id = max(change.sequence, self._last_queue_id + 1)
-        self.sequence = change.sequence = max(queue_id, change.sequence)
+        self._numbers.sequence = change.sequence = max(queue_id, change.sequence)
         durable = durable and not exclusive  # an exclusive one ends with its connection: a restart has none to bring back
-        queue = Queue(queue_id, name, self.blocks, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments)
+        queue = Queue(queue_id, name, self._blocks, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments)
         if exclusive:
             queue.connection = connection
-            _enter(self.undo, self._exclusive, connection, queue)
-        self._add(queue)
+            self._undo.enter(self._exclusive, connection, queue)
+        self.add_queue(queue)
         if queue.written:
             change.put(QueueRecord(queue_id, name, durable, exclusive, auto_delete, queue.arguments))
         return queue
 
-    def _add(self, queue: Queue) -> None:
-        self.undo.item(self.queues, queue.name)
-        self.undo.item(self.queues_by_id, queue.queue_id)
-        self.undo.item(self._leased, queue)
+    def add_queue(self, queue: Queue) -> None:
+        self._undo.item(self.queues, queue.name)
+        self._undo.item(self.queues_by_id, queue.queue_id)
+        self._undo.item(self._leased, queue)
         self.queues[queue.name] = queue
         self.queues_by_id[queue.queue_id] = queue
         self._last_queue_id = max(self._last_queue_id, queue.queue_id)
@@ -309,19 +314,25 @@ class Topology(Numbers):
             if not (queue.deleted or queue.consumers or queue.owner):
                 self._remove_queue(change, queue)
 
+    def delete_abandoned(self, change: Change) -> None:
+        """Auto-delete queues whose last consumer has gone. One that an app owns, or that is consumed again, stays."""
+        self._undo.attribute(self, "abandoned")
+        abandoned, self.abandoned = self.abandoned, []
+        self.delete_unused(change, abandoned)
+
     def _remove_queue(self, change: Change, queue: Queue) -> None:
-        self.undo.item(self.queues, queue.name)
-        self.undo.item(self.queues_by_id, queue.queue_id)
-        self.undo.item(self._leased, queue)
-        self.undo.attribute(queue, "deleted")
+        self._undo.item(self.queues, queue.name)
+        self._undo.item(self.queues_by_id, queue.queue_id)
+        self._undo.item(self._leased, queue)
+        self._undo.attribute(queue, "deleted")
         del self.queues[queue.name], self.queues_by_id[queue.queue_id]
         queue.deleted = True
         self.exchanges[""].changed()
         self._leased.pop(queue, None)
         if queue.exclusive:
-            _leave(self.undo, self._exclusive, queue.connection, queue)
-        self.undo.growth(self.cancelled)
-        self.cancelled += queue.consumers.clear(self.undo)
+            self._undo.leave(self._exclusive, queue.connection, queue)
+        self._undo.growth(self.cancelled)
+        self.cancelled += queue.consumers.clear(self._undo)
         self._remove_exchanges(change, self._unbind_everywhere(change, queue, self.exchanges.values()))
         holes = queue.settled_within(queue.floor, queue.next_offset)
         queue.forget_runs()
@@ -398,7 +409,7 @@ class Topology(Numbers):
     def unbind_exchange(
         self, change: Change, destination: str, source: str, routing_key: str = "", arguments: dict[str, Any] | None = None
     ) -> None:
-        """Unbinding what is not bound, or not there, is fine. Raises AccessRefused (default exchange)."""
+        """As ``unbind``."""
         if "" in (destination, source):
             raise AccessRefused(_DEFAULT_REFUSED)
         found, target = self.exchanges.get(source), self.exchanges.get(destination)
@@ -416,59 +427,6 @@ class Topology(Numbers):
         if _is_written(source, target):
             kind = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
             change.drop(kind, (source.name, target.name, binding.routing_key, binding.arguments))
-
-    # -- loading --------------------------------------------------------------------------------------------------------
-    def _restore_exchange(self, record: ExchangeRecord) -> None:
-        self._add_exchange(
-            EXCHANGE_TYPES[record.type](
-                record.name,
-                durable=record.durable,
-                auto_delete=record.auto_delete,
-                internal=record.internal,
-                arguments=record.arguments,
-                undo=self.undo,
-            )
-        )
-
-    def _restore_queue(self, record: QueueRecord) -> None:
-        self._add(
-            Queue(
-                record.queue_id,
-                record.name,
-                self.blocks,
-                durable=record.durable,
-                exclusive=record.exclusive,
-                auto_delete=record.auto_delete,
-                arguments=record.arguments,
-            )
-        )
-
-    def _restore_binding(self, record: BindingRecord | ExchangeBindingRecord) -> None:
-        if isinstance(record, BindingRecord):
-            self.exchanges[record.exchange].bind(self.queues[record.queue], record.routing_key, record.arguments)
-        else:
-            self.exchanges[record.source].bind(self.exchanges[record.destination], record.routing_key, record.arguments)
-
-
-def _enter(undo: Undo, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
-    undo.append((_drop_member, groups, key, member))
-    groups.setdefault(key, {})[member] = None
-
-
-def _leave(undo: Undo, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
-    undo.append((_add_member, groups, key, member))
-    _drop_member(groups, key, member)
-
-
-def _add_member(groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
-    groups.setdefault(key, {})[member] = None
-
-
-def _drop_member(groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
-    members = groups.get(key, {})
-    members.pop(member, None)
-    if not members:
-        groups.pop(key, None)
 
 
 def _is_written(source: Exchange, target: Destination) -> bool:

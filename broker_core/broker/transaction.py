@@ -1,6 +1,6 @@
 """The transaction: what is gathered between its start and its end, and the states it goes through.
 
-Not here: how it becomes durable (``broker.py``) and where its bytes go when it is large (``node/local.py`` spills them).
+Not here: how it becomes durable (``commit.py``) and where its bytes go when it is large (``node/node.py`` spills them).
 
     active --prepare--> prepared --commit / rollback--> committed / rolled_back
     active --commit / rollback-----------------------> committed / rolled_back
@@ -74,6 +74,27 @@ class Buried(NamedTuple):
     keys: pa.RecordBatch  # routing_key and properties of each
 
 
+class Staged(NamedTuple):
+    """Messages that Spark's tasks have staged, and where they were routed then: queue id -> (row, count, bitmap).
+
+    They are block ``block_id``; where that is 0 they are few, and in ``inline``.
+    """
+
+    block_id: int
+    rows: int
+    size_bytes: int
+    routes: Mapping[int, tuple[int, int, bytes]]
+    inline: pa.RecordBatch | None = None
+
+
+class Consumed(NamedTuple):
+    """Offsets [start, end) of a queue that an app owns: settled for everybody, and kept for replays until the app acks them."""
+
+    queue: Queue
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Of one transaction (decision 18). None: no limit."""
@@ -109,6 +130,10 @@ class Transaction:
         "unspilled_bytes",
         "xid",
     )
+
+    staged: Sequence[Staged] = ()
+    consumed: Sequence[Consumed] = ()
+    decided = False
 
     def __init__(self, limits: Limits, opened_us: int, xid: str = "") -> None:
         self.xid = xid
@@ -245,6 +270,30 @@ class Transaction:
             name = f"'{self.xid}' " if self.xid else ""
             raise TransactionState(f"transaction {name}is {self.state.value}, it cannot become {state.value}")
         self.state = state
+
+
+class StagedTransaction(Transaction):
+    """Of a micro-batch or a batch write: what Spark's tasks have staged, and what the micro-batch consumes.
+
+    ``decided``: it is a micro-batch, whose outcome is its entry in the ledger; nothing else remembers it.
+    """
+
+    __slots__ = ("consumed", "decided", "staged")
+
+    def __init__(self, name: str, opened_us: int) -> None:
+        super().__init__(Limits(None, None), opened_us, name)
+        self.transactional = True
+        self.staged: list[Staged] = []
+        self.consumed: list[Consumed] = []
+        self.decided = False
+
+    def stage(self, staged: Staged, queues: Mapping[int, Queue]) -> None:
+        """Publish what was staged. Queues that are deleted since drop out."""
+        self.staged.append(staged)
+        for queue_id, (_row, count, _bitmap) in staged.routes.items():
+            queue = queues.get(queue_id)
+            if queue is not None and queue.limited:
+                self._count(queue, count, staged.size_bytes * count // max(1, staged.rows))
 
 
 def to_rows(messages: Sequence[Message]) -> pa.RecordBatch:

@@ -49,6 +49,16 @@ class Undo(list[tuple[Any, ...]]):
         """Something is about to be appended."""
         self.append((_truncate, items, len(items)))
 
+    def enter(self, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+        """Add ``member`` to the group ``key``. A group without members is not in ``groups``."""
+        self.append((_drop_member, groups, key, member))
+        groups.setdefault(key, {})[member] = None
+
+    def leave(self, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+        """Remove ``member`` from the group ``key``."""
+        self.append((_add_member, groups, key, member))
+        _drop_member(groups, key, member)
+
     def roll_back(self) -> None:
         steps = self[::-1]
         self.clear()
@@ -71,3 +81,14 @@ def _restore_table(table: dict[Any, Any], before: dict[Any, Any]) -> None:
 
 def _truncate(items: list[Any], length: int) -> None:
     del items[length:]
+
+
+def _add_member(groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+    groups.setdefault(key, {})[member] = None
+
+
+def _drop_member(groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
+    members = groups.get(key, {})
+    members.pop(member, None)
+    if not members:
+        groups.pop(key, None)

@@ -20,6 +20,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import AttemptRecord, PartRecord
 from broker_core.broker.routing import Selection, selected_rows
+from broker_core.broker.transaction import Staged, StagedTransaction
 from broker_core.broker.undo import Undo
 from broker_core.engine import StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
@@ -106,7 +107,7 @@ class Branches:
         change.put(part)
         if part.block_id:
             change.names.append(part.block_id)
-            state.hold(part.block_id, part.rows, part.size_bytes)
+            state.blocks.hold(part.block_id, part.rows, part.size_bytes)
 
     def require(self, token: str, branches: Sequence[StagedBranch]) -> list[PartRecord]:
         """The parts of the named branches, each there whole and named once. Raises MissingBranch."""
@@ -156,20 +157,24 @@ class Branches:
                 "Bind a queue, or set onUnroutable=drop"
             )
 
-    def publish(self, state: BrokerState, change: Change, parts: Iterable[PartRecord], sequence: int, now_us: int) -> int:
-        """Enqueue staged messages and free their parts. Returns the number of messages that reached a queue."""
+    @staticmethod
+    def gather(state: BrokerState, parts: Iterable[PartRecord], transaction: StagedTransaction) -> int:
+        """Put staged messages into ``transaction``; how many of them reach a queue."""
         published = 0
         for part in parts:
             if part.kind != "publish":
                 continue
             published += part.rows - part.unroutable - len(_orphaned(state, part))
             routes = {int(queue): (int(row), int(count), bytes.fromhex(bitmap)) for queue, (row, count, bitmap) in part.routes.items()}
-            if part.block_id:
-                state.enqueue_block(change, part.block_id, part.rows, part.size_bytes, routes, sequence, now_us)
-            elif part.rows:
-                state.enqueue_inline(change, _inline(part), routes, sequence, now_us)
-            self._forget(state, change, part)
+            inline = _inline(part) if part.rows and not part.block_id else None
+            transaction.stage(Staged(part.block_id, part.rows, part.size_bytes, routes, inline), state.topology.queues_by_id)
         return published
+
+    def published(self, state: BrokerState, change: Change, parts: Iterable[PartRecord]) -> None:
+        """They are messages in queues now."""
+        for part in parts:
+            if part.kind == "publish":
+                self._forget(state, change, part)
 
     def drop(self, state: BrokerState, change: Change, token: str) -> None:
         """Ends an attempt: its staged parts are dropped, unless a ledger entry owns them."""
@@ -200,7 +205,7 @@ class Branches:
         self._unkeep(part)
         change.drop(PartRecord, part.key)
         if part.block_id:
-            state.unhold(change, part.block_id)
+            state.blocks.unhold(change, part.block_id)
 
     def orphans(self, app_id: str, query_id: str, batch_id: int) -> list[str]:
         """Tokens of the app's other attempts that can never be decided once this batch is."""
@@ -218,10 +223,10 @@ def _inline(part: PartRecord) -> pa.RecordBatch:
 
 def _orphaned(state: BrokerState, part: PartRecord) -> npt.NDArray[np.int64]:
     """The rows of a part that had a queue when they were staged, and have none now: all their queues were deleted since."""
-    if all(int(queue_id) in state.queues_by_id for queue_id in part.routes):
+    if all(int(queue_id) in state.topology.queues_by_id for queue_id in part.routes):
         return np.empty(0, dtype=np.int64)
     reached = {alive: np.zeros(part.rows, dtype=np.bool_) for alive in (True, False)}
     for queue_id, (row, count, bitmap) in part.routes.items():
         selection = selected_rows(Selection(row, count, bytes.fromhex(bitmap)))
-        reached[int(queue_id) in state.queues_by_id][np.asarray(selection)] = True
+        reached[int(queue_id) in state.topology.queues_by_id][np.asarray(selection)] = True
     return np.flatnonzero(reached[False] & ~reached[True]).astype(np.int64)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.ownership import own, require_ownable
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import ClaimRecord, LedgerRecord, OriginRecord, ReadRecord
 from broker_core.broker.undo import Undo
@@ -38,14 +39,9 @@ def canonical(value: object) -> str:
 class Claims:
     """Every app's claims, origins and reads, in memory; ``Change`` makes each new one durable."""
 
-    def __init__(
-        self,
-        records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = (),
-        decided: Iterable[LedgerRecord] = (),
-        undo: Undo | None = None,
-    ) -> None:
+    def __init__(self, records: Iterable[ClaimRecord | OriginRecord | ReadRecord], decided: Iterable[LedgerRecord], undo: Undo) -> None:
         """``decided``: the ledger, which names positions of claims that are gone."""
-        self._undo = Undo() if undo is None else undo
+        self._undo = undo
         self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
         for entry in decided:
             self._positions[entry.app_id] = max(entry.claim_position, self._positions.get(entry.app_id, 0))
@@ -126,7 +122,7 @@ class Claims:
         Everything that can be refused is refused, and everything that is read is read, before anything changes. Then, as one change:
         1. what a symbolic start means; 2. ack below a concrete start; 3. the claim, unless there is one.
         """
-        queues = {log: state.queue(log) for log in sorted(start)}
+        queues = {log: state.topology.queue(log) for log in sorted(start)}
         if not queues:
             raise OptionError("the stream names no queue; give the option queue")
         begin = {log: int(offset) for log, offset in start.items() if offset != START}
@@ -134,7 +130,7 @@ class Claims:
         acked = dict(begin)
         finished = self._require_end(app_id, start) if acked else None
         for queue in queues.values():
-            state.require_ownable(queue, app_id)
+            require_ownable(queue, app_id)
         lineage = self._lineage(app_id, list(queues))
         origin_record: OriginRecord | None = None
         if symbolic:
@@ -150,7 +146,7 @@ class Claims:
             end = cut(queues, begin, limit, read_block)
 
         for queue in queues.values():
-            state.own(change, queue, app_id, begin[queue.name])
+            own(change, queue, app_id, begin[queue.name])
         if origin_record is not None:
             self._keep_origin(change, origin_record)
         if acked:  # Spark has everything below a concrete start in its commit log
@@ -174,7 +170,7 @@ class Claims:
     ) -> None:
         spans = {log: (begin[log], end[log]) for log in queues}
         for log, (first, last) in spans.items():
-            state.persist(change, queues[log], first, last)
+            state.messages.persist(change, queues[log], first, last)
             queues[log].claim(first, last)
             queues[log].record(change)
         claim = ClaimRecord(
@@ -249,7 +245,7 @@ class Claims:
         if on_new_checkpoint != "resume":
             raise self._new_checkpoint(app_id, logs, consumed)
         # acked offsets may be behind the ledger: resuming there would publish twice
-        owned = {log: state.queue(log).first_to_read() for log in logs if state.queue(log).owner == app_id}
+        owned = {log: state.topology.queue(log).first_to_read() for log in logs if state.topology.queue(log).owner == app_id}
         resumed = {log: consumed[log] if log in consumed else owned[log] for log in logs if log in consumed or log in owned}
         if len(resumed) < len(logs):  # the app reads some queue for the first time
             resumed = offsets(state, logs, origin, read_block) | resumed
@@ -379,7 +375,7 @@ class Claims:
                 self._origins[(app, key)] = passed
                 change.put(passed)
         for log, offset in vector.items():
-            queue = state.queues.get(log)
+            queue = state.topology.queues.get(log)
             if queue is not None and queue.owner == app_id:
                 queue.settle_claimed(offset)  # a stream without a ledger consumes by its acks alone
                 if finished is not None:
@@ -401,7 +397,7 @@ class Claims:
             self._drop(change, claim)
             others |= claim.ranges.keys() - {log}
         for other in sorted(others):
-            queue = state.queues.get(other)
+            queue = state.topology.queues.get(other)
             if queue is not None and queue.owner == app_id:
                 queue.reclaim([claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges])
                 queue.record(change)
@@ -436,7 +432,7 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block:
     vector: dict[str, int] = {}
     named = dict(origin.offsets or {})
     for log in logs:
-        queue = state.queue(log)
+        queue = state.topology.queue(log)
         at = named.pop(log, -1 if origin.at == "latest" else -2)
         if origin.timestamp_us is not None:
             vector[log] = offset_at(queue, origin.timestamp_us, read_block)

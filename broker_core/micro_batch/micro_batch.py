@@ -17,7 +17,7 @@ import pyarrow as pa
 from broker_core.arrow.parts import part_checksum, signed
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.broker.queue import Queue
+from broker_core.broker.ownership import release
 from broker_core.broker.records import (
     AttemptRecord,
     ClaimRecord,
@@ -30,6 +30,7 @@ from broker_core.broker.records import (
     ReleaseRecord,
 )
 from broker_core.broker.routing import Routed
+from broker_core.broker.transaction import Consumed, StagedTransaction
 from broker_core.engine import BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
 from broker_core.errors import BatchDecided, LineageConflict, MissingBranch, PreconditionFailed, TransactionState
 from broker_core.micro_batch.branch import Branches, ReadBlock
@@ -54,7 +55,7 @@ class MicroBatches:
     """``read`` gives the rows of a block."""
 
     def __init__(self, state: BrokerState, read: ReadBlock) -> None:
-        take = state.take_records
+        take = state.loaded.take
         ledger = take(LedgerRecord)
         self.claims = Claims([*take(ClaimRecord), *take(OriginRecord), *take(ReadRecord)], ledger, state.undo)
         self.ledger = Ledger([*ledger, *take(LineageRecord), *take(ReleaseRecord)], state.undo)
@@ -122,7 +123,7 @@ class MicroBatches:
 
     def _part(self, header: BranchHeader, part: int, rows: pa.RecordBatch, stored: Stored | None) -> PartRecord:
         self._require_open(header)
-        routing = self._state.route_block(rows) if header.kind == "publish" else Routed({}, 0, [])
+        routing = self._state.topology.route_block(rows) if header.kind == "publish" else Routed({}, 0, [])
         return PartRecord(
             branch=header.branch,
             part=part,
@@ -143,7 +144,7 @@ class MicroBatches:
 
     def _require_open(self, header: BranchHeader) -> None:
         """A late task of a decided or dropped attempt stages nothing."""
-        if self.ledger.by_token(header.token) is not None or _write(header.token) in self._state.outcomes:
+        if self.ledger.by_token(header.token) is not None or _write(header.token) in self._state.names.outcomes:
             raise BatchDecided(f"attempt {header.token} is over; this task woke up too late and its rows are dropped")
         if header.app_id and self.ledger.entry(header.app_id, header.query_id, header.batch_id) is not None:
             raise BatchDecided(f"batch {header.batch_id} of app {header.app_id!r} is decided; the rows of this late attempt are dropped")
@@ -177,11 +178,14 @@ class MicroBatches:
         named = self.branches.require(token, branches)
         ranges = self.claims.ranges_read(query_id, batch_id) if consumes and query_id else {}
         for log in ranges:
-            self._state.queue(log)
+            self._state.topology.queue(log)
         self.ledger.require_ranges(app_id, ranges, query_id, batch_id, self._settled)
-        self._require_publishable(named, on_unroutable)
+        transaction, published = self._gather(token, named, on_unroutable, now_us)
+        transaction.decided = True
+        transaction.consumed, messages = self._consumed(ranges)
         # 3. publish, consume, decide: one change
-        sequence, published = self._publish(change, token, named, now_us)
+        sequence = self._state.transactions.commit(change, transaction, now_us).sequence
+        self.branches.published(self._state, change, named)
         to_apply: list[list[Any]] = [[part.kind, part.target, part.branch, part.rows] for part in named if part.kind != "publish"]
         decided = LedgerRecord(
             app_id=app_id,
@@ -190,7 +194,7 @@ class MicroBatches:
             batch_id=batch_id,
             token=token,
             ranges=ranges,
-            messages=self._consume(change, ranges),
+            messages=messages,
             published=published,
             committed_at=now_us,
             commit_sequence=sequence,
@@ -206,40 +210,22 @@ class MicroBatches:
             self.branches.drop(self._state, change, orphan)
         return Committed(public(decided), already=False)
 
-    def _require_publishable(self, named: Sequence[PartRecord], on_unroutable: OnUnroutable) -> None:
-        """Raises Unroutable, PreconditionFailed (a full queue)."""
-        state = self._state
+    def _gather(self, name: str, named: Sequence[PartRecord], on_unroutable: OnUnroutable, now_us: int) -> tuple[StagedTransaction, int]:
+        """The transaction that publishes what was staged, and how many messages reach a queue. Raises Unroutable."""
         if on_unroutable == "fail":
-            self.branches.require_routable(state, named, self._read)
-        incoming: dict[Queue, tuple[int, int]] = {}
-        for part in named:
-            for queue_id, (_row, count, _bitmap) in part.routes.items():
-                queue = state.queues_by_id.get(int(queue_id))
-                if queue is not None:
-                    rows, size = incoming.get(queue, (0, 0))
-                    incoming[queue] = (rows + count, size + part.size_bytes * count // max(1, part.rows))
-        state.check_overflow(incoming)
+            self.branches.require_routable(self._state, named, self._read)
+        transaction = StagedTransaction(name, now_us)
+        return transaction, self.branches.gather(self._state, named, transaction)
 
     def _settled(self, log: str, start: int, end: int) -> bool:
         """Whether nothing unsettled lies between two offsets."""
-        return sum(last - first for first, last in self._state.queue(log).settled_within(start, end)) == end - start
+        return sum(last - first for first, last in self._state.topology.queue(log).settled_within(start, end)) == end - start
 
-    def _publish(self, change: Change, name: str, named: Sequence[PartRecord], now_us: int) -> tuple[int, int]:
-        """The sequence of the commit, and how many messages reached a queue."""
-        state = self._state
-        sequence = change.sequence = state.next_sequence(transaction=True)
-        state.name_transaction(name, now_us)
-        return sequence, self.branches.publish(state, change, named, sequence, now_us)
-
-    def _consume(self, change: Change, ranges: Mapping[str, Sequence[int]]) -> int:
-        """Logical settlement: gone from depth and for others; the rows stay for Spark's replay until the source acks."""
-        messages = 0
-        for log, (start, end) in ranges.items():
-            queue = self._state.queue(log)
-            messages += end - start - sum(last - first for first, last in queue.settled_within(start, end))
-            queue.settle(start, end)
-            queue.record(change)
-        return messages
+    def _consumed(self, ranges: Mapping[str, Sequence[int]]) -> tuple[list[Consumed], int]:
+        """Ranges of the ledger as offsets of queues, and how many messages are settled by them."""
+        found = [Consumed(self._state.topology.queue(log), start, end) for log, (start, end) in ranges.items()]
+        settled = sum(last - first for queue, start, end in found for first, last in queue.settled_within(start, end))
+        return found, sum(end - start for _, start, end in found) - settled
 
     # -- batch writes ---------------------------------------------------------------------------------------------------
     def commit_write(
@@ -247,24 +233,23 @@ class MicroBatches:
     ) -> int:
         """How many rows. Twice is fine. Raises TransactionState (rolled back), UnknownOutcome, MissingBranch, Unroutable."""
         state, name = self._state, _write(token)
-        outcome = state.outcomes.get(name)
+        outcome = state.names.outcomes.get(name)
         if outcome is not None:
             if outcome.state == "committed":
                 return sum(branch.rows for branch in branches)
             raise TransactionState(f"batch write {token} was rolled back; write the DataFrame again")
         if branches and self.branches.attempt(token) is None:
-            state.outcomes.require_known(name, 0)
+            state.names.outcomes.require_known(name, 0)
         named = self.branches.require(token, branches)
-        self._require_publishable(named, on_unroutable)
-        self._publish(change, name, named, now_us)
+        transaction, _ = self._gather(name, named, on_unroutable, now_us)
+        state.transactions.commit(change, transaction, now_us)
         self.branches.drop(state, change, token)
-        state.remember(change, OutcomeRecord(name, "committed", now_us))
         return sum(branch.rows for branch in branches)
 
     def roll_back(self, change: Change, token: str, now_us: int) -> None:
         """Of a micro-batch or a batch write. Raises BatchDecided."""
         entry = self.ledger.by_token(token)
-        outcome = self._state.outcomes.get(_write(token))
+        outcome = self._state.names.outcomes.get(_write(token))
         if entry is not None or (outcome is not None and outcome.state == "committed"):
             what = f"batch {entry.batch_id} of app {entry.app_id!r}" if entry is not None else f"batch write {token}"
             raise BatchDecided(f"{what} is committed and cannot be rolled back; an answer was lost on the way, nothing else")
@@ -279,8 +264,8 @@ class MicroBatches:
 
     def _drop(self, change: Change, token: str, now_us: int) -> None:
         self.branches.drop(self._state, change, token)
-        if _write(token) not in self._state.outcomes:  # a late task of it, or a late call, is refused from now on
-            self._state.remember(change, OutcomeRecord(_write(token), "rolled_back", now_us))
+        if _write(token) not in self._state.names.outcomes:  # a late task of it, or a late call, is refused from now on
+            self._state.names.outcomes.remember(change, OutcomeRecord(_write(token), "rolled_back", now_us))
 
     # -- C5 -------------------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:
@@ -297,13 +282,13 @@ class MicroBatches:
     # -- S6 -------------------------------------------------------------------------------------------------------------
     def release(self, change: Change, app_id: str, queue: str) -> None:
         """Take a queue from its app. Raises QueueNotFound, PreconditionFailed (it is not that app's)."""
-        found = self._state.queue(queue)
+        found = self._state.topology.queue(queue)
         if found.owner != app_id:
             owner = f"claimed by app {found.owner!r}, not by app {app_id!r}" if found.owner else "not claimed by any app"
             raise PreconditionFailed(f"queue {queue!r} is {owner}; `txmq apps` lists the claims")
-        self._state.release(change, found)
+        release(change, found)
         self.claims.release(self._state, change, app_id, queue)
-        self.ledger.release(change, queue, self._state.sequence)
+        self.ledger.release(change, queue, self._state.numbers.sequence)
 
 
 def _write(token: str) -> str:

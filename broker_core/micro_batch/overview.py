@@ -9,10 +9,10 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 
 def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
     """By name: every app that owns a queue, has claimed or has decided."""
-    owners = {queue.owner for queue in state.queues.values() if queue.owner}
+    owners = {queue.owner for queue in state.topology.queues.values() if queue.owner}
     found = []
     for app_id in sorted(owners | batches.ledger.apps() | batches.claims.apps()):
-        queues = sorted(queue.name for queue in state.queues.values() if queue.owner == app_id)
+        queues = sorted(queue.name for queue in state.topology.queues.values() if queue.owner == app_id)
         last = batches.ledger.last(app_id)
         unapplied, unmirrored = batches.ledger.waiting(app_id)
         found.append(
@@ -22,7 +22,7 @@ def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
                 sequence=last.sequence if last else 0,
                 query_id=last.query_id if last else "",
                 batch_id=last.batch_id if last else -1,
-                lag=sum(state.queue(name).to_read for name in queues),
+                lag=sum(state.topology.queue(name).to_read for name in queues),
                 unapplied=unapplied,
                 unmirrored=unmirrored,
             )

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.dead_letter import DeadLetters
+from broker_core.broker.dying import messages_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Buried, Settle, Transaction, to_rows
 from broker_core.errors import CorruptSegment, DataLoss
@@ -84,7 +85,7 @@ def _bury_queue(
 ) -> None:
     """``rejects`` are places and offsets."""
     exchange, key = queue.arguments["x-dead-letter-exchange"], queue.arguments.get("x-dead-letter-routing-key")
-    letters = DeadLetters(queue.name, "rejected", exchange, key, now_us, state.transaction_of)
+    letters = DeadLetters(queue.name, "rejected", exchange, key, now_us, state.names.of)
     messages: list[Message] = []
     copied: list[int] = []
     size_bytes = 0
@@ -102,8 +103,8 @@ def _bury_queue(
     for start in range(0, len(rejects), _STEP):
         step = rejects[start : start + _STEP]
         try:
-            with committer.lock:
-                rows = [] if queue.deleted else state.messages_of(queue, [offset for _, offset in step])
+            with committer.look:
+                rows = [] if queue.deleted else messages_of(queue, [offset for _, offset in step])
         except (CorruptSegment, DataLoss):
             continue  # the commit says so
         if len(rows) != len(step):

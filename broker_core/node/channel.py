@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 from broker_core.broker.arguments import check_text
-from broker_core.broker.broker import BrokerState, Committed
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
+from broker_core.broker.commit import Committed
 from broker_core.broker.content import check_properties
 from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.checks import check_call, checked_calls
@@ -39,6 +40,7 @@ class LocalChannel:
         self._broker = broker
         self._state = broker.state
         self._committer = broker.committer
+        self._look = broker.look
         self._clock = broker.clock
         self._channel = Channel(broker.state, connection=connection, limits=limits)
         broker.watch(self._channel)
@@ -60,13 +62,11 @@ class LocalChannel:
     ) -> None:
         """Raises PreconditionFailed (exists with other properties), AccessRefused (reserved name)."""
 
-        def work(state: BrokerState, change: Change, _now: int) -> None:
-            state.declare_exchange(change, exchange, type, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments)
-
-        self._run(work)
+        options: dict[str, Any] = {"durable": durable, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
+        self._run(lambda state, change, _now: state.topology.declare_exchange(change, exchange, type, **options))
 
     def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
-        self._run(lambda state, change, _now: state.delete_exchange(change, exchange, if_unused=if_unused))
+        self._run(lambda state, change, _now: state.topology.delete_exchange(change, exchange, if_unused=if_unused))
 
     def queue_declare(
         self,
@@ -84,14 +84,14 @@ class LocalChannel:
         """
         if not queue:
             queue = self._broker.new_name()
-        elif queue.startswith("amq.") and not passive and queue not in self._state.queues:
+        elif queue.startswith("amq.") and not passive and queue not in self._state.topology.queues:
             raise AccessRefused(f"queue name '{queue}' contains reserved prefix 'amq.*'")
 
         def work(state: BrokerState, change: Change, _now: int) -> None:
             if passive:
-                state.visible_to(queue, self._channel.connection)
+                state.topology.visible_to(queue, self._channel.connection)
             else:
-                state.declare_queue(
+                state.topology.declare_queue(
                     change,
                     queue,
                     durable=durable,
@@ -106,22 +106,20 @@ class LocalChannel:
 
     def queue_bind(self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None) -> None:
         connection = self._channel.connection
-        self._run(lambda state, change, _now: state.bind(change, queue, exchange, routing_key, arguments, connection=connection))
+        self._run(lambda state, change, _now: state.topology.bind(change, queue, exchange, routing_key, arguments, connection=connection))
 
     def queue_unbind(self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None) -> None:
         connection = self._channel.connection
-        self._run(lambda state, change, _now: state.unbind(change, queue, exchange, routing_key, arguments, connection=connection))
+        self._run(lambda state, change, _now: state.topology.unbind(change, queue, exchange, routing_key, arguments, connection=connection))
 
     def queue_purge(self, queue: str) -> int:
         """How many messages were dropped; those that somebody holds stay. Raises QueueNotFound, ResourceLocked."""
-        return self._run(lambda state, change, _now: state.purge(change, queue, self._channel.connection))
+        return self._run(lambda state, change, _now: state.messages.purge(change, queue, self._channel.connection))
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """How many messages went with it. Raises ResourceLocked, PreconditionFailed."""
-        connection = self._channel.connection
-        return self._run(
-            lambda state, change, _now: state.delete_queue(change, queue, if_unused=if_unused, if_empty=if_empty, connection=connection)
-        )
+        options: dict[str, Any] = {"if_unused": if_unused, "if_empty": if_empty, "connection": self._channel.connection}
+        return self._run(lambda state, change, _now: state.topology.delete_queue(change, queue, **options))
 
     # -- publishing -----------------------------------------------------------------------------------------------------
     def publish(
@@ -145,13 +143,13 @@ class LocalChannel:
         if properties:
             check_properties(properties)
         message = _new(Message, (body, routing_key, exchange, properties))
-        source = self._state.exchanges.get(exchange)
+        source = self._state.topology.exchanges.get(exchange)
         queues = None if source is None or source.internal else source.known(routing_key)
         if not queues:
             check_text("a routing key", routing_key)
         if queues is None:
-            with self._committer.lock:
-                queues = self._state.route(exchange, routing_key, properties)
+            with self._look as state:
+                queues = state.topology.route(exchange, routing_key, properties)
         if not queues and not mandatory:
             return False
         channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)
@@ -171,12 +169,12 @@ class LocalChannel:
         channel.check_open()
         self._committer.check()
         while True:
-            with self._committer.lock:
-                found = self._state.usable(queue, channel.connection)
-                if not self._state.head_expired(found, self._clock()):
+            with self._look as state:
+                found = state.topology.usable(queue, channel.connection)
+                if not state.expiry.head_expired(found, self._clock()):
                     delivery = channel.get(found)
                     break
-            self._broker.run(lambda state, change, now, due=found: state.expire(change, now, [due]))  # type: ignore[misc]
+            self._broker.run(lambda state, change, now, due=found: state.expiry.expire(change, now, [due]))  # type: ignore[misc]
         if delivery is not None and no_ack:
             self._settle_at_once(delivery.tag)
         return delivery
@@ -191,10 +189,10 @@ class LocalChannel:
         try:
             self._commit(single)
         finally:
-            with self._committer.lock:
+            with self._look as state:
                 if channel.unacked.pop(tag, None) is not None and single.state is State.ACTIVE:
                     single.become(State.ROLLED_BACK)
-                    self._state.requeue([(queue, offset)])
+                    state.settlement.requeue([(queue, offset)])
 
     def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
         """Raises PreconditionFailed for an unknown or repeated tag."""
@@ -263,7 +261,7 @@ class LocalChannel:
     def tx_rollback(self) -> None:
         """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
         self._channel.check_transactional()
-        with self._committer.lock:
+        with self._look:
             block_ids = self._channel.rollback(0)
         self._broker.discard(block_ids)
 
@@ -281,9 +279,9 @@ class LocalChannel:
         call = self.call
 
         def work(state: BrokerState, change: Change, now: int) -> Literal["prepared", "read_only"]:
-            found = state.prepare(change, transaction, xid, now)
+            found = state.prepared.prepare(change, transaction, xid, now)
             if call is not None:
-                state.outcomes.remember_call(change, *call, now)
+                state.names.outcomes.remember_call(change, *call, now)
             return found
 
         answer = self._run(work)
@@ -309,13 +307,13 @@ class LocalChannel:
 
         def work(state: BrokerState, change: Change, _now: int) -> None:
             change.forgets.extend(channel.close(why, change))
-            for queue in state.exclusive_queues(channel):
-                state.delete_queue(change, queue.name, connection=channel)
+            for queue in state.topology.exclusive_queues(channel):
+                state.topology.delete_queue(change, queue.name, connection=channel)
 
         try:
             self._broker.run(work)
         except StoreFailed:
-            with self._committer.lock:
+            with self._look:
                 channel.close(why)
         self._ended = True
         self._broker.notify_consumers()
@@ -333,16 +331,16 @@ class LocalChannel:
             except TxmqError:  # what it acked is not this channel's any more, so nobody else would give it back
                 if self._committer.failure is None:
                     self._broker.discard(single.appended)
-                    with self._committer.lock:
-                        self._state.requeue((queue, offset) for queue, offset, _ in single.settles)
+                    with self._look as state:
+                        state.settlement.requeue((queue, offset) for queue, offset, _ in single.settles)
                     self._broker.notify_consumers()
                 raise
 
     def _commit(self, transaction: Transaction, call: tuple[str, int] | None = None) -> None:
         def work(state: BrokerState, change: Change, now: int) -> Committed:
-            committed = state.commit_transaction(change, transaction, now)
+            committed = state.transactions.commit(change, transaction, now)
             if call is not None:
-                state.outcomes.remember_call(change, *call, now)
+                state.names.outcomes.remember_call(change, *call, now)
             return committed
 
         committed = self._committer.run(work)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -65,19 +64,38 @@ class Waiting:
         self.gate: Gate | None = None
 
 
+class Look:
+    """The door to the state for what needs no commit: ``with look as state``. Nothing changes meanwhile.
+
+    What is changed behind it is in memory only: who consumes, what a channel holds, what is ready again.
+    """
+
+    __slots__ = ("_lock", "_state")
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._lock = _thread.allocate_lock()
+
+    def __enter__(self) -> BrokerState:
+        self._lock.acquire()
+        return self._state
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Committer:
     """``clock`` gives microseconds since the epoch; ``published`` is called after each commit that consumers or readers may care for."""
 
     def __init__(self, state: BrokerState, store: Store, clock: Callable[[], int], published: Callable[[], None]) -> None:
-        self.lock = threading.Lock()  # guards the state
-        self._state = state
+        self.look = Look(state)
         self._store = store
         self._clock = clock
         self._published = published
         self._mutex = _thread.allocate_lock()  # guards the two below
         self._waiting: list[Waiting] = []
         self._led = False
-        self._last_us = state.latest_us
+        self._last_us = state.loaded.latest_us
         self.failure: StoreFailed | None = None
 
     @uninterrupted
@@ -200,10 +218,9 @@ class Committer:
     def _commit(self, group: list[Waiting]) -> None:
         if self.failure is not None:
             raise self.failure
-        state = self._state
-        undo = state.undo
         changes: list[Change] = []
-        with self.lock:  # 1. plan
+        with self.look as state:  # 1. plan
+            undo = state.undo
             now_us = max(self._last_us, self._clock() - 1)
             for waiting in group:
                 now_us += 1  # commit times never fall, and no two works have the same
@@ -220,18 +237,18 @@ class Committer:
                         raise
                     waiting.error = error if isinstance(error, TxmqError) else _defect(error)
             self._last_us = now_us
-            numbers = state.keep_numbers()
+            numbers = state.numbers.keep()
             if numbers is not None:
                 changes.append(numbers)
         failpoint.here("committer.planned")
         if changes:
             self._store.commit(changes)  # 2. make durable
         failpoint.here("committer.durable")
-        touched = bool(state.touched)
+        touched = bool(state.agenda.touched)
         if touched:
-            with self.lock:  # 3. publish
+            with self.look:  # 3. publish
                 state.publish()
-        if touched or state.runnable or state.cancelled:
+        if touched or state.agenda.runnable or state.topology.cancelled:
             self._published()
         failpoint.here("committer.published")
 

@@ -85,7 +85,7 @@ class Compaction:
         except (DataLoss, CorruptSegment, CorruptCatalog):
             return  # forgotten meanwhile, or whoever reads it gets the error
         failpoint.here("upkeep.compact.written")
-        if self._committer.run(lambda state, change, _now: state.moved(change, block_id)):
+        if self._committer.run(lambda state, change, _now: state.blocks.moved(change, block_id)):
             self._written[block_id] = count
 
 

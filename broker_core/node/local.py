@@ -25,7 +25,7 @@ class LocalBroker(Node):
         return LocalChannel(self, connection, limits or self.limits)
 
     def queues(self) -> list[QueueInfo]:
-        with self.committer.lock:
+        with self.look as state:
             return [
                 QueueInfo(
                     queue.name,
@@ -37,24 +37,24 @@ class LocalBroker(Node):
                     queue.durable,
                     dict(queue.arguments),
                 )
-                for queue in sorted(self.state.queues.values(), key=lambda queue: queue.name)
+                for queue in sorted(state.topology.queues.values(), key=lambda queue: queue.name)
                 if not queue.replies
             ]
 
     def prepared(self) -> list[PreparedInfo]:
         """Transactions that are prepared and not decided, oldest first."""
         now = self.clock()
-        with self.committer.lock:
+        with self.look as state:
             found = [
                 PreparedInfo(
                     xid,
-                    max(0, now - self.state.prepared_at[xid]) / 1e6,
+                    max(0, now - state.prepared.since_us[xid]) / 1e6,
                     prepared.messages,
                     len(prepared.settles),
                     prepared.size_bytes,
                     prepared.dropped,
                 )
-                for xid, prepared in self.state.prepared.items()
+                for xid, prepared in state.prepared.by_xid.items()
             ]
         return sorted(found, key=lambda info: -info.age_s)
 
@@ -64,14 +64,14 @@ class LocalBroker(Node):
 
         How many messages and acks of it came to nothing, because their queue is gone; a second call answers 0.
         """
-        dropped = self.run(lambda state, change, now: state.commit_prepared(change, xid, now)).dropped
+        dropped = self.run(lambda state, change, now: state.prepared.commit(change, xid, now)).dropped
         log_dropped(xid, dropped)
         return dropped
 
     @checked
     def rollback(self, xid: str) -> None:
         """Roll back a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState."""
-        self.run(lambda state, change, now: state.rollback_prepared(change, xid, now))
+        self.run(lambda state, change, now: state.prepared.rollback(change, xid, now))
 
     @checked
     def outcome(self, xid: str, since: float | None = None) -> str:
@@ -81,7 +81,7 @@ class LocalBroker(Node):
         transaction began after what is forgotten, by ``since``, in seconds since the epoch.
         """
         since_us = int(min(max(since, 0.0), 1e12) * 1_000_000) if since is not None else 0
-        return self.run(lambda state, _change, _now: state.outcome(xid, since_us))
+        return self.run(lambda state, _change, _now: state.names.outcome(xid, since_us))
 
 
 def log_dropped(xid: str, dropped: int) -> None:

@@ -3,8 +3,8 @@
 Not here: what a user calls (``local.py``, ``channel.py``), the rules (``broker/``), the order of a commit (``committer.py``), sealing and
 compaction (``upkeep.py``), sockets.
 
-Invariant: every answer is durable. The state is read and changed only under ``committer.lock``; a body is read outside it wherever it is
-stored.
+Invariant: every answer is durable. Two doors lead to the state: ``run`` a work, which may change what is
+durable, or ``look``. While one of them is open nobody else changes it. What reads the state without a door says why it may.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow as pa
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
+from broker_core.broker.load import load
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.queue import Run
 from broker_core.broker.spilled import TRANSIENT, spill
@@ -31,7 +32,7 @@ from broker_core.broker.transaction import Limits, Publish, Transaction, to_rows
 from broker_core.errors import StoreError, StoreFailed
 from broker_core.node.burial import Burial, bury, forget
 from broker_core.node.clock import SteadyClock, now_us
-from broker_core.node.committer import Committer, Work
+from broker_core.node.committer import Committer, Look, Work
 from broker_core.node.shield import uninterrupted
 from broker_core.node.upkeep import Upkeep
 from broker_core.properties import delivery_mode
@@ -71,14 +72,14 @@ class Node:
         self._ids = ids
         self.limits = limits or Limits()
         try:
-            self.state = BrokerState.load(store.load(), new_block_id=store.new_block_id, read=store.read)
-            self.state.identity = identity or uuid.uuid4().hex
+            self.state = load(store.load(), new_block_id=store.new_block_id, read=store.read)
+            self.state.names.identity = identity or uuid.uuid4().hex
             self._write_repairs()
-            self.state.outcomes.kept = outcomes or Kept()
+            self.state.names.outcomes.kept = outcomes or Kept()
         except BaseException:
             store.close(clean=False)
             raise
-        self.clock = clock = SteadyClock(clock, latest_us=self.state.latest_us)
+        self.clock = clock = SteadyClock(clock, latest_us=self.state.loaded.latest_us)
         self._mutex = _thread.allocate_lock()  # guards the next two
         self._readers: set[_thread.LockType] = set()  # gates of those who wait for messages
         self._writing = 0  # blocks on their way into a segment
@@ -93,13 +94,18 @@ class Node:
             self.upkeep.start()
 
     def _write_repairs(self) -> None:
-        found = self.state.repaired
+        found = self.state.loaded.repaired
         for text in found.done:
             logger.warning("the catalog was repaired: %s", text)
         for text in found.problems:
             logger.error("the catalog contradicts itself; what is concerned cannot be read, the rest is served: %s", text)
         if found.journal:
             self._store.commit([Change(journal=list(found.journal))])
+
+    @property
+    def look(self) -> Look:
+        """``with node.look as state``: to read what others may change, or to change what is not durable."""
+        return self.committer.look
 
     # -- what the engine builds on --------------------------------------------------------------------------------------
     def run(self, work: Work[T]) -> T:
@@ -153,7 +159,7 @@ class Node:
         """What open and prepared transactions hold in memory, about. From any thread."""
         channels = [found for reference in self._channels.valuerefs() if (found := reference()) is not None]
         opened = sum(channel.transaction.memory_bytes for channel in channels)
-        return opened + sum(transaction.memory_bytes for transaction in list(self.state.prepared.values()))
+        return opened + sum(transaction.memory_bytes for transaction in list(self.state.prepared.by_xid.values()))
 
     def spill_early(self, early: bool) -> None:
         """Open transactions take too much memory together: each spills when it is a sixteenth as large as usual."""
@@ -216,8 +222,8 @@ class Node:
                 self._readers.add(gate)  # before looking: what grows after the look opens the gate
             try:
                 self.committer.check()
-                with self.committer.lock:
-                    if grown(self.state):
+                with self.look as state:
+                    if grown(state):
                         return True
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
@@ -238,7 +244,7 @@ class Node:
 
     def notify_consumers(self) -> None:
         """After a change outside a commit that may have given consumers something, or taken their queue."""
-        if self.awaken is not None and (self.state.runnable or self.state.cancelled):
+        if self.awaken is not None and (self.state.agenda.runnable or self.state.topology.cancelled):
             self.awaken()
 
     def new_name(self) -> str:

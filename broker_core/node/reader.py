@@ -38,7 +38,7 @@ class Reader:
         """
         pieces: list[Piece] = []
         for log, start, end in slices:
-            queue = state.queue(log)
+            queue = state.topology.queue(log)
             found = queue.runs_between(start, end)
             if claim is None:
                 there = IntervalSet(queue.unsettled_within(start, end))
@@ -86,18 +86,18 @@ class Reader:
         try:
             block = self._local.read_block(piece.block_id)  # 1. the bytes
         except DataLoss:
-            with self._local.committer.lock:
+            with self._local.look:
                 queue = self._queue(piece)
                 if _needs(queue, piece) and all(run.block_id == piece.block_id for run in queue.runs_between(*_span(piece))):
                     raise  # it should be there
             return None
-        with self._local.committer.lock:  # 2. were they whole?
+        with self._local.look:  # 2. were they whole?
             if not _needs(self._queue(piece), piece):
                 return None
         return assemble(piece, block)
 
     def _queue(self, piece: Piece) -> Queue:
-        queue = self._local.state.queues.get(piece.log)
+        queue = self._local.state.topology.queues.get(piece.log)
         if queue is None or queue.queue_id != piece.queue_id:
             raise QueueNotFound(f"queue '{piece.log}' in vhost '/' was deleted while it was read", "read it again")
         return queue

@@ -60,7 +60,7 @@ class Upkeep:
     def look(self) -> None:
         """After a commit: wake the thread if too much is full, or something expires before it would wake."""
         state = self._state
-        if (len(state.blocks.full) > WAITING or state.next_deadline < self._planned) and not self._wake.is_set():
+        if (len(state.blocks.full) > WAITING or state.agenda.next_deadline < self._planned) and not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> None:
@@ -74,7 +74,7 @@ class Upkeep:
         next_tick = 0.0  # monotonic: the time of day may be set
         while not self._ending:
             now = self._clock()
-            wait_us = min(int((next_tick - time.monotonic()) * 1_000_000), self._state.next_deadline - now)
+            wait_us = min(int((next_tick - time.monotonic()) * 1_000_000), self._state.agenda.next_deadline - now)
             self._planned = now + wait_us
             self._wake.wait(max(0, wait_us) / 1_000_000)
             self._wake.clear()
@@ -85,7 +85,7 @@ class Upkeep:
                     next_tick = time.monotonic() + TICK_S
                     for step in (*self._steps(), self.seal):
                         self._carry_out(step)
-                elif self._clock() >= self._state.next_deadline:
+                elif self._clock() >= self._state.agenda.next_deadline:
                     self._carry_out(self.expire)
                 if len(self._state.blocks.full) > WAITING:
                     self._carry_out(self.seal)
@@ -116,11 +116,11 @@ class Upkeep:
     def expire(self) -> None:
         """Messages whose time is over, and queues that nobody used for too long; piece by piece, so that others come between."""
         now = self._clock()
-        with self._committer.lock:
-            due = [queue for queue in self._state.due(now) if not self._is_aside(queue)]
-            unused = self._state.unused_queues(now)
+        with self._committer.look as state:
+            due = [queue for queue in state.expiry.due(now) if not self._is_aside(queue)]
+            unused = state.topology.unused_queues(now)
         if unused:
-            self._committer.run(lambda state, change, _now: state.delete_unused(change, unused))
+            self._committer.run(lambda state, change, _now: state.topology.delete_unused(change, unused))
             self._expired()
         while due and not self._ending:
             due = self._expire_some(due)
@@ -131,13 +131,13 @@ class Upkeep:
     def _expire_some(self, due: list[Queue]) -> list[Queue]:
         """What is left. A queue that makes it fail is set aside until its head is another message."""
         try:
-            return self._committer.run(lambda state, change, now: state.expire(change, now, due))
+            return self._committer.run(lambda state, change, now: state.expiry.expire(change, now, due))
         except StoreError:
             raise
         except Exception as error:
             if len(due) > 1:
                 return [left for queue in due for left in self._expire_some([queue])]
-            with self._committer.lock:
+            with self._committer.look:
                 self._aside[due[0]] = _head(due[0])
             self._say(f"messages of queue '{due[0].name}' cannot be expired, they stay where they are", error)
             return []
@@ -202,8 +202,8 @@ class Upkeep:
 
             if self._committer.run(work):  # 2.
                 failpoint.here("upkeep.seal.committed")
-                with self._committer.lock:  # 3.
-                    self._state.blocks.sealed(block_id)
+                with self._committer.look as state:  # 3.
+                    state.blocks.sealed(block_id)
 
     def compact(self) -> None:
         """Write mostly-dead segments anew, without the bodies of dead rows."""

@@ -59,8 +59,8 @@ class Alarm:
     def _memory_low(self) -> bool:
         memory = self._broker.transaction_bytes()
         unsealed = 0
-        with self._broker.committer.lock:
-            for block in self._broker.state.blocks.by_id.values():
+        with self._broker.look as state:
+            for block in state.blocks.by_id.values():
                 if block.inbox is None:
                     continue
                 if block.block_id < 0:

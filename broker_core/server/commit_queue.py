@@ -145,7 +145,7 @@ class CommitQueue:
                     _answer(entry, then)
             else:
                 self._elsewhere.update((entry, then) for entry, (_, then) in zip(waiting, group, strict=True))
-        if self._state.runnable or self._state.cancelled:
+        if self._state.agenda.runnable or self._state.topology.cancelled:
             self._dispatch()  # 4. dispatch
         if self.answered is not None:
             self.answered()
@@ -153,7 +153,7 @@ class CommitQueue:
     def _submit_settles(self) -> None:
         transaction = Transaction(self._broker.limits, 0)
         transaction.settles, self._settles = self._settles, []
-        self.submit(lambda state, change, now: state.commit_transaction(change, transaction, now), _ignore)
+        self.submit(lambda state, change, now: state.transactions.commit(change, transaction, now), _ignore)
 
     def _gate(self, waiting: Waiting) -> _Gate:
         return _Gate(self._loop, self._opened, waiting)
@@ -167,26 +167,26 @@ class CommitQueue:
 
     def dispatch(self, queue: str) -> None:
         """At once, where consumers may take messages of this queue."""
-        found = self._state.queues.get(queue)
-        if found is not None and found.consumers and found in self._state.runnable:
+        found = self._state.topology.queues.get(queue)
+        if found is not None and found.consumers and found in self._state.agenda.runnable:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        with self._broker.committer.lock:
-            dispatched = self._state.dispatch(self._broker.clock(), DISPATCH_BUDGET)
+        with self._broker.look as state:
+            dispatched = state.dispatch.send(self._broker.clock(), DISPATCH_BUDGET)
             # a queue that cannot be read stays as it is for whoever repairs it; its consumers learn that they get nothing any more
-            cancelled, self._state.cancelled = self._state.cancelled, []
+            cancelled, state.topology.cancelled = state.topology.cancelled, []
         for consumer in cancelled:
             consumer.cancelled(consumer)
         if dispatched.settles:
             self.settle(dispatched.settles)
         if dispatched.due:
             self._expire(dispatched.due)
-        if self._state.runnable:
+        if self._state.agenda.runnable:
             self.wake()
 
     def _expire(self, due: list[Queue]) -> None:
-        self.submit(lambda state, change, now: state.expire(change, now, due), _ignore)
+        self.submit(lambda state, change, now: state.expiry.expire(change, now, due), _ignore)
 
 
 def _answer(waiting: Waiting, then: Then) -> None:

@@ -59,9 +59,9 @@ class Node:
 
     def browse(self, name: str) -> list[bytes]:
         """All unsettled bodies, in order; nothing changes."""
-        queue = self.broker.state.queue(name)
+        queue = self.broker.state.topology.queue(name)
         return [
-            self.broker.state.fetch(queue, offset).body
+            self.broker.state.messages.fetch(queue, offset).body
             for start, end in queue.unsettled_within(0, queue.visible_end)
             for offset in range(start, end)
         ]

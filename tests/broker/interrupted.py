@@ -99,8 +99,8 @@ def watch(ending: threading.Event) -> None:
 
 
 def bodies(broker: LocalBroker, name: str) -> list[int]:
-    queue = broker.state.queue(name)
-    return [int(broker.state.fetch(queue, offset).body) for offset in range(queue.floor, queue.visible_end)]
+    queue = broker.state.topology.queue(name)
+    return [int(broker.state.messages.fetch(queue, offset).body) for offset in range(queue.floor, queue.visible_end)]
 
 
 def main(path: str, seed: int, transactions: int, how: str) -> None:
@@ -138,7 +138,7 @@ def main(path: str, seed: int, transactions: int, how: str) -> None:
         "interrupts": interrupts,
         "left": len(bodies(broker, "in")),
         "out": bodies(broker, "out"),
-        "beside": broker.state.queue("beside").messages - sum(map(len, counts)),
+        "beside": broker.state.topology.queue("beside").messages - sum(map(len, counts)),
         "handler": signal.getsignal(signal.SIGINT) is handler,
     }
     channel.close()

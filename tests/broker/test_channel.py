@@ -10,6 +10,7 @@ import pytest
 from broker_core import errors
 from broker_core.broker.block import OPEN_ROWS
 from broker_core.broker.channel import Channel
+from broker_core.broker.ownership import own, release
 from broker_core.broker.transaction import Limits
 from broker_core.node.local import LocalBroker
 from broker_core.node.node import SPILL_ROWS
@@ -139,9 +140,9 @@ def test_01_a_commit_takes_publishes_acks_nacks_and_dead_letterings_over_any_num
         channel.publish(b"published", routing_key="out")
         before = (node.browse("in"), node.browse("out"), node.browse("dead"))
         assert before == ([b"ack", b"reject", b"requeue"], [], [])
-        sequence = node.broker.state.sequence
+        sequence = node.broker.state.numbers.sequence
         channel.tx_commit()
-        assert node.broker.state.sequence == sequence + 1, "one commit sequence number for all of it"
+        assert node.broker.state.numbers.sequence == sequence + 1, "one commit sequence number for all of it"
     node.restart()
     assert (node.browse("in"), node.browse("out"), node.browse("dead")) == ([b"requeue"], [b"published"], [b"reject"])
 
@@ -448,7 +449,7 @@ def test_18_the_bodies_of_a_large_transaction_spill_to_a_segment_early_and_keep_
         assert node.browse("all") == expected
         assert node.browse("odd") == expected[1::2]
         state = node.broker.state
-        sequences = {state.fetch(state.queue("all"), offset).sequence for offset in (0, SPILL_ROWS, count - 1)}
+        sequences = {state.messages.fetch(state.topology.queue("all"), offset).sequence for offset in (0, SPILL_ROWS, count - 1)}
         assert len(sequences) == 1, "one transaction, one commit sequence"
         node.restart()
         assert node.browse("all") == expected
@@ -509,25 +510,25 @@ def test_22_an_app_owns_its_queue_until_it_is_released_and_a_channel_keeps_the_a
     publish(node, "q", b"1", b"2")
     broker = node.broker
 
-    def own(app_id: str) -> None:
-        broker.run(lambda state, change, _now: state.own(change, state.queue("q"), app_id))
+    def claim(app_id: str) -> None:
+        broker.run(lambda state, change, _now: own(change, state.topology.queue("q"), app_id))
 
     with node.channel() as channel:
         assert channel.get("q")
         with pytest.raises(errors.ResourceLocked, match=r"cannot be owned by app 'etl'.*hold 1 of its messages"):
-            own("etl")
+            claim("etl")
         channel.recover()
-        own("etl")
-        own("etl")
+        claim("etl")
+        claim("etl")
         with pytest.raises(errors.ResourceLocked, match="belongs to app 'etl', not to 'other'"):
-            own("other")
+            claim("other")
         for call in (channel.get, channel.queue_purge, channel.queue_delete):
             with pytest.raises(errors.ResourceLocked, match=r"belongs to app 'etl'.*`txmq release etl q`"):
                 call("q")
         assert channel.publish(b"3", routing_key="q"), "publishing is always allowed"
         node.restart()
         assert node.queue("q").owner == "etl"
-        node.broker.run(lambda state, change, _now: state.release(change, state.queue("q")))
+        node.broker.run(lambda state, change, _now: release(change, state.topology.queue("q")))
         assert node.drain("q") == [b"1", b"2", b"3"]
 
 
@@ -536,8 +537,8 @@ def test_22_claimed_entries_neither_expire_nor_overflow_and_those_behind_them_do
     publish(node, "q", b"1", b"2")
 
     def claim(state: Any, change: Any, _now: int) -> None:
-        queue = state.queue("q")
-        state.own(change, queue, "etl")
+        queue = state.topology.queue("q")
+        own(change, queue, "etl")
         queue.claim(0, 2)
         queue.record(change)
 
@@ -568,10 +569,12 @@ def test_sealing_keeps_offsets_rows_sequences_and_holes_over_restarts(node: Node
         state = node.broker.state
         found = []
         for name in ("a", "b"):
-            queue = state.queue(name)
+            queue = state.topology.queue(name)
             for start, end in queue.unsettled_within(0, queue.visible_end):
                 found += [
-                    (row.body, row.sequence, row.committed_at) for offset in range(start, end) for row in [state.fetch(queue, offset)]
+                    (row.body, row.sequence, row.committed_at)
+                    for offset in range(start, end)
+                    for row in [state.messages.fetch(queue, offset)]
                 ]
         return found
 
@@ -595,14 +598,14 @@ def test_a_full_open_block_is_sealed_while_the_broker_runs() -> None:
             for _ in range(512):
                 channel.publish(b"x", routing_key="q")
             channel.tx_commit()
-        (first,) = broker.state.queue("q").runs_between(0, 1)
+        (first,) = broker.state.topology.queue("q").runs_between(0, 1)
         thread = broker.upkeep._thread
         assert thread is not None
         deadline = time.monotonic() + 600
         while broker.state.blocks.by_id[first.block_id].inbox is not None:
             assert time.monotonic() < deadline
             thread.join(0.01)
-        found = broker.read_rows(broker.state.queue("q").runs_between(0, 3)[0])
+        found = broker.read_rows(broker.state.topology.queue("q").runs_between(0, 3)[0])
         assert found.column("body").to_pylist() == [b"x"] * 3
     broker.close()
 

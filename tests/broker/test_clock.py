@@ -96,8 +96,8 @@ def test_messages_expire_and_upkeep_goes_on_when_the_clock_is_set_back_by_an_hou
         clock.shift_us = -HOUR_US
         channel.publish(b"after", routing_key="q")
         ticks = broker.upkeep._ticks
-        _wait(lambda: broker.state.queue("q").messages == 0)
-        _wait(lambda: "unused" not in broker.state.queues)
+        _wait(lambda: broker.state.topology.queue("q").messages == 0)
+        _wait(lambda: "unused" not in broker.state.topology.queues)
         _wait(lambda: broker.upkeep._ticks > ticks + 1)
     broker.close()
 
@@ -113,7 +113,7 @@ def test_a_broker_that_is_restarted_an_hour_before_its_latest_commit_expires_its
     clock.shift_us = -HOUR_US
     again = LocalBroker(store.reopened(), clock)
     started = time.monotonic()
-    _wait(lambda: again.state.queue("q").messages == 0)
+    _wait(lambda: again.state.topology.queue("q").messages == 0)
     assert time.monotonic() - started < 600
     again.close()
 
@@ -129,14 +129,14 @@ def test_after_a_restart_the_clock_knows_the_latest_commit_wherever_it_lies(tmp_
     if sealed:
         broker.upkeep.close_open()
         broker.upkeep.seal()
-    queue = broker.state.queue("q")
-    latest = broker.state.fetch(queue, 1).committed_at
+    queue = broker.state.topology.queue("q")
+    latest = broker.state.messages.fetch(queue, 1).committed_at
     broker.close()
     clock.shift_us = -HOUR_US
     again = LocalBroker(DurableStore(tmp_path), clock, upkeep=False)
     assert latest <= again.clock() < latest + HOUR_US // 2
-    queue = again.state.queue("q")
-    times = [again.state.fetch(queue, offset).committed_at for offset in (0, 1)]
+    queue = again.state.topology.queue("q")
+    times = [again.state.messages.fetch(queue, offset).committed_at for offset in (0, 1)]
     assert times[0] < times[1] == latest, "each message keeps its own time"
     again.close()
 

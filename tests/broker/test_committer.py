@@ -37,7 +37,7 @@ def remember(name: str) -> Callable[[BrokerState, Change, int], str]:
     def work(state: BrokerState, change: Change, now: int) -> str:
         if name == "bad":
             raise errors.PreconditionFailed("no")
-        state.remember(change, OutcomeRecord(name, "committed", now))
+        state.names.outcomes.remember(change, OutcomeRecord(name, "committed", now))
         return name
 
     return work
@@ -75,7 +75,7 @@ def test_commits_that_wait_share_one_write() -> None:
     names = [f"t{number}" for number in range(8)]
     assert together(store, broker, names) == {name: name for name in names}
     assert store.groups == [1, 7]
-    assert set(broker.state.outcomes) == set(names)
+    assert set(broker.state.names.outcomes) == set(names)
     broker.close()
 
 
@@ -110,7 +110,7 @@ def test_a_failed_write_stops_everything_with_store_failed_and_nothing_is_retrie
         broker.wait(lambda state: False, 10)
     broker.close()
     reopened = LocalBroker(store.reopened(), upkeep=False)
-    assert list(reopened.state.outcomes) == []
+    assert list(reopened.state.names.outcomes) == []
     reopened.close()
 
 
@@ -119,13 +119,13 @@ def test_a_defect_in_a_work_fails_its_caller_alone_and_changes_nothing() -> None
     broker = LocalBroker(store, upkeep=False)
 
     def faulty(state: BrokerState, change: Change, now: int) -> None:
-        state.next_sequence()
-        state.remember(change, OutcomeRecord("half", "committed", now))
+        state.numbers.next_sequence()
+        state.names.outcomes.remember(change, OutcomeRecord("half", "committed", now))
         raise ZeroDivisionError("a fault")
 
     with pytest.raises(errors.InternalFault, match="a fault"):
         broker.run(faulty)
-    assert (broker.state.sequence, list(broker.state.outcomes)) == (0, [])
+    assert (broker.state.numbers.sequence, list(broker.state.names.outcomes)) == (0, [])
     assert broker.run(remember("later")) == "later"
     assert [record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)] == ["later"]
     broker.close()
@@ -136,12 +136,12 @@ def test_what_a_work_had_done_before_it_was_refused_is_undone() -> None:
     broker = LocalBroker(store, upkeep=False)
 
     def work(state: BrokerState, change: Change, now: int) -> None:
-        state.remember(change, OutcomeRecord("acked below", "committed", now))
+        state.names.outcomes.remember(change, OutcomeRecord("acked below", "committed", now))
         raise errors.LineageConflict("and then refused")
 
     with pytest.raises(errors.LineageConflict):
         broker.run(work)
-    assert list(broker.state.outcomes) == []
+    assert list(broker.state.names.outcomes) == []
     assert [record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)] == []
     broker.close()
 
@@ -187,10 +187,10 @@ def test_messages_are_invisible_while_their_commit_is_on_its_way_to_the_disk() -
     broker = LocalBroker(store, upkeep=False)
     reader = broker.channel()
     reader.queue_declare("q")
-    queues: Queues = (broker.state.queue("q"),)
+    queues: Queues = (broker.state.topology.queue("q"),)
 
     def work(state: BrokerState, change: Change, now: int) -> None:
-        state.enqueue_rows(change, [Publish(Message(b"x", "q"), queues)], now)
+        state.messages.enqueue_rows(change, [Publish(Message(b"x", "q"), queues)], now)
 
     store.gate.clear()
     store.entered.clear()
@@ -199,9 +199,9 @@ def test_messages_are_invisible_while_their_commit_is_on_its_way_to_the_disk() -
     assert store.entered.wait(600)
     assert reader.get("q") is None
     assert broker.queues()[0].messages == 0
-    assert not broker.wait(lambda state: state.queue("q").visible_end > 0, 0)
+    assert not broker.wait(lambda state: state.topology.queue("q").visible_end > 0, 0)
     store.gate.set()
-    assert broker.wait(lambda state: state.queue("q").visible_end > 0, 30)
+    assert broker.wait(lambda state: state.topology.queue("q").visible_end > 0, 30)
     writer.join()
     assert reader.get("q") is not None
     broker.close()
@@ -210,7 +210,7 @@ def test_messages_are_invisible_while_their_commit_is_on_its_way_to_the_disk() -
 def test_commit_times_and_sequences_never_fall_even_when_the_clock_does() -> None:
     times = iter([100, 50, 10])
     broker = LocalBroker(MemoryStore(), lambda: next(times), upkeep=False)
-    seen = [broker.run(lambda state, _change, now: (now, state.next_sequence())) for _ in range(3)]
+    seen = [broker.run(lambda state, _change, now: (now, state.numbers.next_sequence())) for _ in range(3)]
     assert seen == sorted(set(seen))
     broker.committer._clock = lambda: 0
     broker.close()
@@ -222,12 +222,12 @@ def test_commit_times_do_not_fall_over_a_restart_with_a_clock_that_was_set_back(
     with broker.channel() as channel:
         channel.queue_declare("q")
         channel.publish(b"1", routing_key="q")
-    committed_at = broker.state.fetch(broker.state.queue("q"), 0).committed_at
+    committed_at = broker.state.messages.fetch(broker.state.topology.queue("q"), 0).committed_at
     broker.close()
     again = LocalBroker(store.reopened(), lambda: 5, upkeep=False)
     with again.channel() as channel:
         channel.publish(b"2", routing_key="q")
-    assert again.state.fetch(again.state.queue("q"), 1).committed_at > committed_at
+    assert again.state.messages.fetch(again.state.topology.queue("q"), 1).committed_at > committed_at
     again.close()
 
 
@@ -241,6 +241,6 @@ def test_a_work_that_cannot_be_encoded_fails_alone_in_its_group_and_the_broker_g
     assert store.groups == [1, 2]
     assert broker.run(remember("later")) == "later"
     found = LocalBroker(store.reopened(), upkeep=False)
-    assert set(found.state.outcomes) == {"first", "before", "after", "later"}
+    assert set(found.state.names.outcomes) == {"first", "before", "after", "later"}
     found.close()
     broker.close()

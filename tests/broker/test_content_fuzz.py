@@ -173,7 +173,9 @@ class World:
         properties, name = contents(self.choose), self.choose.choice([*SOURCES])
         body = self.body(properties)
         message = Message(body, name, "", properties)
-        self.node.broker.run(lambda state, change, now: state.enqueue_rows(change, [Publish(message, (state.queue(name),))], now))
+        self.node.broker.run(
+            lambda state, change, now: state.messages.enqueue_rows(change, [Publish(message, (state.topology.queue(name),))], now)
+        )
         self.expected.add(body)
 
     def stage(self) -> None:
@@ -280,8 +282,10 @@ class World:
         state = self.node.broker.state
         assert self.node.broker.committer.failure is None
         for name in (*SOURCES, "dead", "final"):
-            queue = state.queue(name)
-            rows = [state.fetch(queue, at) for start, end in queue.unsettled_within(0, queue.visible_end) for at in range(start, end)]
+            queue = state.topology.queue(name)
+            rows = [
+                state.messages.fetch(queue, at) for start, end in queue.unsettled_within(0, queue.visible_end) for at in range(start, end)
+            ]
             assert len(properties_column(pa.array([row.properties for row in rows], pa.binary()))) == len(rows)
             if name in ("dead", "final"):
                 for row in rows:
@@ -321,7 +325,9 @@ def test_properties_of_random_bytes_are_dead_lettered_as_a_header(seed: int) -> 
         properties = struct.pack(">H", choose.getrandbits(16)) + choose.randbytes(choose.randrange(40))
         message = Message(b"%d" % number, "q", "", properties)
         node.broker.run(
-            lambda state, change, now, message=message: state.enqueue_rows(change, [Publish(message, (state.queue("q"),))], now)
+            lambda state, change, now, message=message: state.messages.enqueue_rows(
+                change, [Publish(message, (state.topology.queue("q"),))], now
+            )
         )
         with node.channel() as channel:
             delivery = channel.get("q")

@@ -101,14 +101,14 @@ def test_decimals_and_bytes_in_arguments_are_the_same_after_a_restart(node: Node
         channel.queue_bind("q", "e", arguments={"x-match": "any", **arguments})
     node.restart()
     state = node.broker.state
-    for found in (state.queue("q").arguments, state.exchange("e").arguments):
+    for found in (state.topology.queue("q").arguments, state.topology.exchange("e").arguments):
         assert repr(dict(sorted(found.items()))) == repr(arguments)
     with node.channel() as channel:
         channel.queue_declare("q", arguments=arguments)
         channel.queue_unbind("q", "e", arguments={"x-match": "any", **arguments})
-    assert not state.exchange("e").bindings
+    assert not state.topology.exchange("e").bindings
     node.restart()
-    assert not node.broker.state.exchange("e").bindings
+    assert not node.broker.state.topology.exchange("e").bindings
 
 
 @pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("Infinity"), float("inf"), {"\0decimal": "1"}, object()])

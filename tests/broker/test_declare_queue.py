@@ -12,6 +12,7 @@ from broker_core.broker.arguments import ALLOWED
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
+from broker_core.broker.ownership import own, release
 from broker_core.broker.records import DeliveryRecord, QueueRecord
 from broker_core.broker.topology import Topology
 from broker_core.field_table import Timestamp
@@ -130,8 +131,8 @@ def test_every_argument_at_the_ends_of_its_range_survives_a_restart_and_so_does_
     declared(node, "q", **arguments)
     declared(node, "r", **quorum)
     node.restart()
-    assert node.broker.state.queue("q").arguments == arguments
-    assert node.broker.state.queue("r").arguments == quorum
+    assert node.broker.state.topology.queue("q").arguments == arguments
+    assert node.broker.state.topology.queue("r").arguments == quorum
     declared(node, "q", **arguments)
     declared(node, "r", **quorum)
 
@@ -230,7 +231,7 @@ def test_the_exclusive_queues_of_a_connection_are_known_until_they_are_deleted()
 
 def consume(state: BrokerState, name: str, tag: str = "c") -> Channel:
     channel = Channel(state)
-    channel.consume(state.queue(name), tag, lambda *_: None, lambda _: None)
+    channel.consume(state.topology.queue(name), tag, lambda *_: None, lambda _: None)
     return channel
 
 
@@ -240,12 +241,12 @@ def test_deleting_if_unused_looks_at_consumers_and_if_empty_at_ready_messages_an
     state = node.broker.state
     with node.channel() as channel:
         assert channel.get("q")
-        assert state.queue_counts("q") == (1, 0)
+        assert state.topology.queue_counts("q") == (1, 0)
         with pytest.raises(errors.PreconditionFailed) as caught:
             channel.queue_delete("q", if_empty=True)
         assert caught.value.summary == "queue 'q' in vhost '/' not empty"
         consumer = consume(state, "q")
-        assert state.queue_counts("q") == (1, 1)
+        assert state.topology.queue_counts("q") == (1, 1)
         with pytest.raises(errors.PreconditionFailed) as caught:
             channel.queue_delete("q", if_unused=True, if_empty=True)
         assert caught.value.summary == "queue 'q' in vhost '/' in use"
@@ -266,24 +267,24 @@ def test_the_consumers_of_a_deleted_queue_are_cancelled_and_handed_to_the_shell(
     declared(node, "q")
     state = node.broker.state
     channels = [consume(state, "q", tag) for tag in ("one", "two")]
-    node.broker.run(lambda state, change, _now: state.delete_queue(change, "q"))
-    assert sorted(consumer.tag for consumer in state.cancelled) == ["one", "two"]
-    assert not any(consumer.active for consumer in state.cancelled) and not any(channel.consumers for channel in channels)
+    node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
+    assert sorted(consumer.tag for consumer in state.topology.cancelled) == ["one", "two"]
+    assert not any(consumer.active for consumer in state.topology.cancelled) and not any(channel.consumers for channel in channels)
 
 
 def test_a_queue_that_an_app_owns_is_neither_deleted_nor_expired(node: Node) -> None:
     declared(node, "q", **{"x-expires": 1000})
     state = node.broker.state
-    node.broker.run(lambda state, change, _now: state.own(change, state.queue("q"), "etl"))
+    node.broker.run(lambda state, change, _now: own(change, state.topology.queue("q"), "etl"))
     now = node.clock()
-    assert state.unused_queues(now) == state.unused_queues(now + 10**9) == []
-    node.broker.run(lambda state, change, _now: state.delete_unused(change, [state.queue("q")]))
+    assert state.topology.unused_queues(now) == state.topology.unused_queues(now + 10**9) == []
+    node.broker.run(lambda state, change, _now: state.topology.delete_unused(change, [state.topology.queue("q")]))
     with node.channel() as channel, pytest.raises(errors.ResourceLocked) as caught:
         channel.queue_delete("q")
     assert caught.value.summary == "queue 'q' belongs to app 'etl'"
-    node.broker.run(lambda state, change, _now: state.release(change, state.queue("q")))
-    assert state.unused_queues(now + 10**9) == []
-    assert state.unused_queues(now + 2 * 10**9) == [state.queue("q")]
+    node.broker.run(lambda state, change, _now: release(change, state.topology.queue("q")))
+    assert state.topology.unused_queues(now + 10**9) == []
+    assert state.topology.unused_queues(now + 2 * 10**9) == [state.topology.queue("q")]
 
 
 def test_unused_queues_are_deleted_with_their_records_and_those_that_are_used_again_are_not(node: Node) -> None:
@@ -291,11 +292,11 @@ def test_unused_queues_are_deleted_with_their_records_and_those_that_are_used_ag
         declared(node, name)
     state = node.broker.state
     publish(node, "gone", b"1")
-    queues = [state.queue("gone"), state.queue("used")]
+    queues = [state.topology.queue("gone"), state.topology.queue("used")]
     consume(state, "used")
-    node.broker.run(lambda state, change, _now: state.delete_unused(change, [*queues, queues[0]]))
-    assert list(state.queues) == ["used"]
-    assert list(node.restart().state.queues) == ["used"]
+    node.broker.run(lambda state, change, _now: state.topology.delete_unused(change, [*queues, queues[0]]))
+    assert list(state.topology.queues) == ["used"]
+    assert list(node.restart().state.topology.queues) == ["used"]
 
 
 def test_delivery_counts_of_a_deleted_queue_go_with_it(node: Node) -> None:
@@ -305,9 +306,9 @@ def test_delivery_counts_of_a_deleted_queue_go_with_it(node: Node) -> None:
         delivery = channel.get("q")
         assert delivery
         channel.reject(delivery.tag, requeue=True)
-    queue_id = node.broker.state.queue("q").queue_id
+    queue_id = node.broker.state.topology.queue("q").queue_id
     assert DeliveryRecord(queue_id, 0, 1) in node.store.reopened().load().records
-    node.broker.run(lambda state, change, _now: state.delete_queue(change, "q"))
+    node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
     left = node.store.reopened().load().records
     assert not [record for record in left if isinstance(record, (DeliveryRecord, QueueRecord))]
 
@@ -357,14 +358,14 @@ def test_a_queue_with_consumers_does_not_expire_and_its_time_starts_when_they_ha
     declared(node, "q", **{"x-expires": 100})
     state = node.broker.state
     channel = consume(state, "q")
-    assert state.unused_queues(START) == state.unused_queues(START + 10**9) == []
+    assert state.topology.unused_queues(START) == state.topology.unused_queues(START + 10**9) == []
     channel.cancel("c")
-    assert state.unused_queues(START + 2 * 10**9) == [], "the time starts when it is first seen without them"
-    assert state.unused_queues(START + 2 * 10**9 + 100 * MS) == [state.queue("q")]
+    assert state.topology.unused_queues(START + 2 * 10**9) == [], "the time starts when it is first seen without them"
+    assert state.topology.unused_queues(START + 2 * 10**9 + 100 * MS) == [state.topology.queue("q")]
 
 
 def test_the_time_of_a_queue_starts_again_with_the_broker(node: Node) -> None:
     declared(node, "q", **{"x-expires": 100})
     state = node.restart().state
-    assert state.unused_queues(START + 10**12) == []
-    assert state.unused_queues(START + 10**12 + 100 * MS) == [state.queue("q")]
+    assert state.topology.unused_queues(START + 10**12) == []
+    assert state.topology.unused_queues(START + 10**12 + 100 * MS) == [state.topology.queue("q")]

@@ -11,6 +11,7 @@ from broker_core.broker.change import InboxRow
 from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, consumer_priority
 from broker_core.broker.dispatch import Dispatched
+from broker_core.broker.ownership import own
 from broker_core.broker.transaction import Transaction
 from broker_core.field_table import Long, Timestamp
 from broker_core.message import Message
@@ -43,7 +44,9 @@ class Shell:
         return channel
 
     def consume(self, channel: Channel, queue: str, tag: str, **options: Any) -> Consumer:
-        return channel.consume(self.state.queue(queue), tag, self._send, lambda consumer: self.told.append(consumer.tag), **options)
+        return channel.consume(
+            self.state.topology.queue(queue), tag, self._send, lambda consumer: self.told.append(consumer.tag), **options
+        )
 
     def _send(self, consumer: Consumer, tag: int, redelivered: bool, row: InboxRow) -> None:
         self.got.append((consumer.tag, row.body, redelivered))
@@ -55,8 +58,8 @@ class Shell:
     def dispatch(self, budget: int = 4096) -> list[Got]:
         """What was sent until nothing is runnable; with a budget, until it is used up."""
         self.got = []
-        while self.state.runnable:
-            dispatched: Dispatched = self.state.dispatch(self.node.clock(), budget)
+        while self.state.agenda.runnable:
+            dispatched: Dispatched = self.state.dispatch.send(self.node.clock(), budget)
             if dispatched.settles:
                 self.commit_settles(dispatched)
             if dispatched.due:
@@ -66,7 +69,7 @@ class Shell:
         return self.got
 
     def _expire(self, dispatched: Dispatched) -> None:
-        self.node.broker.run(lambda state, change, now: state.expire(change, now, dispatched.due))
+        self.node.broker.run(lambda state, change, now: state.expiry.expire(change, now, dispatched.due))
 
     def commit_settles(self, dispatched: Dispatched) -> None:
         transaction = Transaction(Channel(self.state).limits, 0)
@@ -74,7 +77,7 @@ class Shell:
         self.commit(transaction)
 
     def commit(self, transaction: Transaction) -> Any:
-        return self.node.broker.run(lambda state, change, now: state.commit_transaction(change, transaction, now))
+        return self.node.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))
 
     def settle(self, channel: Channel, tag: int, outcome: Any = "ack", *, multiple: bool = False) -> None:
         channel.settle(tag, outcome, multiple, 0)
@@ -83,7 +86,7 @@ class Shell:
 
     def publish(self, channel: Channel, queue: str, *bodies: bytes, properties: bytes = b"", exchange: str = "") -> Any:
         for body in bodies:
-            channel.publish(Message(body, queue, exchange, properties), self.state.route(exchange, queue), False, 0)
+            channel.publish(Message(body, queue, exchange, properties), self.state.topology.route(exchange, queue), False, 0)
         return self.commit(channel.take())
 
 
@@ -132,7 +135,7 @@ def test_a_prefetch_of_the_channel_is_shared_and_basic_get_and_no_ack_do_not_cou
     publish(node, "q", *(b"%d" % number for number in range(9)))
     channel = shell.channel()
     channel.qos(3, True)
-    assert channel.get(shell.state.queue("q"))
+    assert channel.get(shell.state.topology.queue("q"))
     for tag in "ab":
         shell.consume(channel, "q", tag)
     assert [tag for tag, _, _ in shell.dispatch()] == ["a", "b", "a"]
@@ -167,7 +170,7 @@ def test_a_consumer_whose_connection_is_full_gets_no_more_and_what_it_did_not_ge
     assert bodies(shell.dispatch()) == [b"0", b"1"]
     assert node.queue("q").unacknowledged == 2
     consumer.writable = True
-    shell.state.wake(consumer.queue)
+    shell.state.agenda.wake(consumer.queue)
     assert shell.dispatch() == [("c", b"%d" % number, False) for number in (2, 3, 4, 5)]
 
 
@@ -181,7 +184,7 @@ def test_consumers_take_turns_also_when_dispatch_is_interrupted(node: Node, shel
     for tag in "abc":
         shell.consume(shell.channel(), "q", tag)
     got = []
-    while shell.state.runnable:
+    while shell.state.agenda.runnable:
         got += [tag for tag, _, _ in shell.dispatch(budget)]
     assert "".join(got) == "abcabca"
     publish(node, "q", b"7", b"8")
@@ -260,7 +263,7 @@ def test_no_local_leaves_a_connections_own_messages_to_others_and_blocks_nothing
     shell.publish(mine, "q", b"own 2")
     assert shell.dispatch() == [("m", b"foreign", False)]
     assert node.queue("q").messages == 3
-    delivery = theirs.get(shell.state.queue("q"))
+    delivery = theirs.get(shell.state.topology.queue("q"))
     assert delivery is not None and (delivery.body, delivery.redelivered) == (b"own 1", False)
     shell.consume(theirs, "q", "t", no_local=True)
     assert shell.dispatch() == [("t", b"own 2", False)]
@@ -310,16 +313,16 @@ def test_a_queue_that_is_deleted_cancels_its_consumers_and_the_last_one_abandons
     declared(node, "q")
     channel = shell.channel()
     shell.consume(channel, "q", "c")
-    node.broker.run(lambda state, change, _now: state.delete_queue(change, "q"))
-    assert [consumer.tag for consumer in shell.state.cancelled] == ["c"]
+    node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
+    assert [consumer.tag for consumer in shell.state.topology.cancelled] == ["c"]
     assert channel.consumers == {}
-    node.broker.run(lambda state, change, _now: state.declare_queue(change, "auto", durable=False, auto_delete=True))
+    node.broker.run(lambda state, change, _now: state.topology.declare_queue(change, "auto", durable=False, auto_delete=True))
     for tag in "ab":
         shell.consume(channel, "auto", tag)
     channel.cancel("a")
-    assert shell.state.abandoned == []
+    assert shell.state.topology.abandoned == []
     channel.close()
-    assert [queue.name for queue in shell.state.abandoned] == ["auto"]
+    assert [queue.name for queue in shell.state.topology.abandoned] == ["auto"]
 
 
 def test_a_queue_of_an_app_has_no_consumers_and_one_with_consumers_no_app(node: Node, shell: Shell) -> None:
@@ -327,9 +330,9 @@ def test_a_queue_of_an_app_has_no_consumers_and_one_with_consumers_no_app(node: 
     channel = shell.channel()
     shell.consume(channel, "q", "c")
     with pytest.raises(errors.ResourceLocked, match="cannot be owned by app 'app': 1 consumers are subscribed to it"):
-        node.broker.run(lambda state, change, _now: state.own(change, state.queue("q"), "app"))
+        node.broker.run(lambda state, change, _now: own(change, state.topology.queue("q"), "app"))
     channel.cancel("c")
-    node.broker.run(lambda state, change, _now: state.own(change, state.queue("q"), "app"))
+    node.broker.run(lambda state, change, _now: own(change, state.topology.queue("q"), "app"))
     with pytest.raises(errors.ResourceLocked, match="belongs to app 'app'"):
         shell.consume(channel, "q", "c")
 
@@ -392,7 +395,7 @@ def test_a_message_that_comes_back_more_often_than_its_limit_is_dead_lettered(no
     for _ in range(3):
         channel = shell.channel(1)
         if how == "get":
-            delivery = channel.get(shell.state.queue("q"))
+            delivery = channel.get(shell.state.topology.queue("q"))
             assert delivery is not None and delivery.body == b"poison"
             counts.append(Properties.decode(delivery.message.properties).headers["x-delivery-count"])
         else:
@@ -427,15 +430,15 @@ def test_the_count_of_deliveries_survives_a_restart_and_goes_with_the_message(no
     shell.dispatch()
     node.broker.run(lambda _state, change, _now: channel.close("end", change))
     node.restart()
-    assert shell.state.queue("q").counts == {0: 1}
+    assert shell.state.topology.queue("q").counts == {0: 1}
     channel = shell.channel()
     shell.consume(channel, "q", "c")
     assert shell.dispatch() == [("c", b"poison", True)]
     shell.settle(channel, 1, "requeue")
     assert shell.dispatch() == []
-    assert (node.queue("q").messages, shell.state.queue("q").counts) == (0, {})
+    assert (node.queue("q").messages, shell.state.topology.queue("q").counts) == (0, {})
     node.restart()
-    assert shell.state.queue("q").counts == {}
+    assert shell.state.topology.queue("q").counts == {}
 
 
 # -- priorities of messages ---------------------------------------------------------------------------------------------------
@@ -564,11 +567,11 @@ def test_x_death_counts_deaths_of_one_queue_and_reason_and_other_headers_keep_th
     channel = shell.channel()
     start_s = node.clock() // 1_000_000
     for queue in "abab":
-        delivery = channel.get(shell.state.queue(queue))
+        delivery = channel.get(shell.state.topology.queue(queue))
         assert delivery is not None
         shell.settle(channel, delivery.tag, "reject")
         node.clock.advance(60)
-    last = channel.get(shell.state.queue("a"))
+    last = channel.get(shell.state.topology.queue("a"))
     assert last is not None
     encoded = last.message.properties
     found = Properties.decode(encoded)
@@ -591,7 +594,7 @@ def test_a_message_that_expires_in_a_circle_is_dropped_unless_somebody_rejected_
     publish(node, "own", b"m")
     channel = shell.channel()
     for _ in range(3):
-        delivery = channel.get(shell.state.queue("a"))
+        delivery = channel.get(shell.state.topology.queue("a"))
         assert delivery is not None, "rejected on the way: it goes round"
         shell.settle(channel, delivery.tag, "reject")
         node.clock.advance(2)
@@ -619,9 +622,9 @@ def test_a_queue_that_cannot_be_read_cancels_its_consumers_and_keeps_its_message
     shell.consume(channel, "fine", "d")
     read = shell.state.blocks._read
     monkeypatch.setattr(shell.state.blocks, "_read", damaged)
-    dispatched = shell.state.dispatch(node.clock())
+    dispatched = shell.state.dispatch.send(node.clock())
     assert [(queue.name, type(error)) for queue, error in dispatched.failed] == [("q", errors.CorruptSegment)]
-    assert [consumer.tag for consumer in shell.state.cancelled] == ["c"]
+    assert [consumer.tag for consumer in shell.state.topology.cancelled] == ["c"]
     assert shell.got == [("d", b"3", False)]
     monkeypatch.setattr(shell.state.blocks, "_read", read)
     shell.consume(channel, "q", "c")

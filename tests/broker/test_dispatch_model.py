@@ -73,8 +73,8 @@ class DispatchModel(RuleBasedStateMachine):
     def declare(self, arguments: dict[str, Any]) -> None:
         self.ranked = "x-max-priority" in arguments
         self.single = "x-single-active-consumer" in arguments
-        self.broker.run(lambda state, change, _now: state.declare_queue(change, "q", arguments=arguments))
-        self.queue = self.state.queue("q")
+        self.broker.run(lambda state, change, _now: state.topology.declare_queue(change, "q", arguments=arguments))
+        self.queue = self.state.topology.queue("q")
         self._publish([0, 1, 0, 3, 2, 0, 1, 0])
         for transactional, prefetch in ((True, 2), (False, 0)):
             self._open(transactional, prefetch, 0)
@@ -152,7 +152,7 @@ class DispatchModel(RuleBasedStateMachine):
             encoded = Properties(priority=priority).encode() if self.ranked else b""
             channel.publish(Message(b"%d" % number, "q", "", encoded), (self.queue,), False, 0)
         transaction = channel.take()
-        self.broker.run(lambda state, change, now: state.commit_transaction(change, transaction, now))
+        self.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))
 
     @precondition(lambda self: len(self.peers) < 4)
     @rule(transactional=st.booleans(), prefetch=st.integers(0, 6), together=st.sampled_from([0, 0, 1, 4]))
@@ -198,7 +198,7 @@ class DispatchModel(RuleBasedStateMachine):
     def its_connection_is_full_or_drained(self, data: st.DataObject) -> None:
         consumer = data.draw(st.sampled_from(self.consumers))
         consumer.writable = not consumer.writable
-        self.state.wake(self.queue)
+        self.state.agenda.wake(self.queue)
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), prefetch=st.integers(0, 5))
@@ -215,19 +215,19 @@ class DispatchModel(RuleBasedStateMachine):
 
     @rule()
     def dispatch_all(self) -> None:
-        while self.state.runnable:
+        while self.state.agenda.runnable:
             self._dispatch(1000)
 
     def _dispatch(self, budget: int) -> None:
         self.auto, self.taken = [], {}
         before = [consumer for consumer in self.consumers if self._credit(consumer)]
-        dispatched = self.state.dispatch(self.clock(), budget)
+        dispatched = self.state.dispatch.send(self.clock(), budget)
         assert dispatched.sent == sum(self.taken.values()) <= budget
         assert not dispatched.due and not dispatched.failed
-        self.broker.run(lambda state, change, now: state._settle(change, dispatched.settles, now))
+        self.broker.run(lambda state, change, now: state.settlement.settle(change, dispatched.settles, now))
         for message in self.auto:
             message.gone, message.holder = True, None
-        if not self.single and not self.state.runnable:
+        if not self.single and not self.state.agenda.runnable:
             for priority in {consumer.priority for consumer in before}:
                 counts = [self.taken.get(one, 0) for one in before if one.priority == priority and self._credit(one)]
                 assert not counts or max(counts) - min(counts) <= 1, "who could take more all the time got as much as the others"
@@ -260,7 +260,7 @@ class DispatchModel(RuleBasedStateMachine):
             message.marked = outcome
         if not channel.transactional:
             transaction = channel.take()
-            self.broker.run(lambda state, change, now: state.commit_transaction(change, transaction, now))
+            self.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))
             self._settled(settled)
 
     def _settled(self, messages: list[Sent]) -> None:
@@ -277,7 +277,7 @@ class DispatchModel(RuleBasedStateMachine):
         marked = [message for message in self._held(channel).values() if message.marked]
         if commit:
             transaction = channel.transaction
-            self.broker.run(lambda state, change, now: state.commit_transaction(change, transaction, now))
+            self.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))
             channel.finish(0)
             self._settled(marked)
         else:
@@ -315,7 +315,7 @@ class DispatchModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_stays_while_somebody_may_have_it(self) -> None:
-        if self.queue is not None and not self.state.runnable and self._ready():
+        if self.queue is not None and not self.state.agenda.runnable and self._ready():
             asked = [self.active] if self.single and self.active else [] if self.single else self.consumers
             assert not [consumer for consumer in asked if self._credit(consumer)], "the queue is not woken"
 

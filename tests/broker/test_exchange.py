@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from broker_core import errors
 from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
+from broker_core.broker.numbers import Numbers
 from broker_core.broker.routing import selected_rows
 from broker_core.broker.topology import Topology
 from broker_core.properties import Properties
@@ -22,7 +23,8 @@ def no_block(block_id: int) -> pa.RecordBatch:
 
 
 def topology(*queues: str) -> Topology:
-    found = Topology(Blocks(lambda: 1, no_block))
+    blocks = Blocks(lambda: 1, no_block)
+    found = Topology(blocks, Numbers(blocks.undo))
     for name in queues:
         found.declare_queue(Change(), name)
     return found

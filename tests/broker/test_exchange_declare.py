@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker_core import errors
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord
 from broker_core.broker.topology import Topology
@@ -194,26 +195,28 @@ def test_a_binding_to_an_auto_delete_exchange_does_not_count_and_one_that_goes_t
 
 
 def test_exchanges_with_their_arguments_and_bindings_between_durable_ones_survive_a_restart_and_no_others(node: Node) -> None:
-    def work(state: Topology, change: Change, _now: int) -> None:
-        state.declare_exchange(change, "kept", "topic", internal=True, arguments={"alternate-exchange": "other", "mine": [1, {"a": None}]})
-        state.declare_exchange(change, "other", "fanout", auto_delete=True)
-        state.declare_exchange(change, "lost", "fanout", durable=False)
-        state.declare_queue(change, "q")
-        state.bind(change, "q", "other")
-        state.bind_exchange(change, "kept", "amq.topic", "a.#", {"n": 1})
-        state.bind_exchange(change, "lost", "amq.topic", "#")
-        state.bind_exchange(change, "kept", "lost")
+    def work(state: BrokerState, change: Change, _now: int) -> None:
+        state.topology.declare_exchange(
+            change, "kept", "topic", internal=True, arguments={"alternate-exchange": "other", "mine": [1, {"a": None}]}
+        )
+        state.topology.declare_exchange(change, "other", "fanout", auto_delete=True)
+        state.topology.declare_exchange(change, "lost", "fanout", durable=False)
+        state.topology.declare_queue(change, "q")
+        state.topology.bind(change, "q", "other")
+        state.topology.bind_exchange(change, "kept", "amq.topic", "a.#", {"n": 1})
+        state.topology.bind_exchange(change, "lost", "amq.topic", "#")
+        state.topology.bind_exchange(change, "kept", "lost")
 
     node.broker.run(work)
     state = node.restart().state
-    kept = state.exchange("kept")
+    kept = state.topology.exchange("kept")
     assert (kept.type, kept.durable, kept.auto_delete, kept.internal) == ("topic", True, False, True)
     assert kept.arguments == {"alternate-exchange": "other", "mine": [1, {"a": None}]}
-    assert state.exchange("other").auto_delete and "lost" not in state.exchanges
-    (binding,) = state.exchange("amq.topic").bindings.values()
+    assert state.topology.exchange("other").auto_delete and "lost" not in state.topology.exchanges
+    (binding,) = state.topology.exchange("amq.topic").bindings.values()
     assert binding == (kept, "a.#", {"n": 1})
-    assert [queue.name for queue in state.route("amq.topic", "a.b")] == ["q"], "by the binding, then by the alternate exchange"
-    node.broker.run(lambda state, change, _now: state.unbind_exchange(change, "kept", "amq.topic", "a.#", {"n": 1}))
-    node.broker.run(lambda state, change, _now: state.delete_queue(change, "q"))
+    assert [queue.name for queue in state.topology.route("amq.topic", "a.b")] == ["q"], "by the binding, then by the alternate exchange"
+    node.broker.run(lambda state, change, _now: state.topology.unbind_exchange(change, "kept", "amq.topic", "a.#", {"n": 1}))
+    node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
     state = node.restart().state
-    assert not state.exchange("amq.topic").bindings and "other" not in state.exchanges
+    assert not state.topology.exchange("amq.topic").bindings and "other" not in state.topology.exchanges

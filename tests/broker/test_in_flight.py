@@ -28,10 +28,10 @@ class Refusing:
         self._state = node.broker.state
 
     def __enter__(self) -> None:
-        self._state.commit_transaction = self._refuse  # type: ignore[method-assign,assignment]
+        self._state.transactions.commit = self._refuse  # type: ignore[method-assign,assignment]
 
     def __exit__(self, *_: object) -> None:
-        del self._state.commit_transaction  # type: ignore[method-assign]
+        del self._state.transactions.commit  # type: ignore[method-assign]
 
     def _refuse(self, *_: object) -> None:
         raise REFUSED
@@ -113,9 +113,9 @@ def tx_channel(node: Node, outcome: str) -> Channel:
     channel = Channel(state)
     channel.tx_select(0)
     for _ in range(2):
-        assert channel.get(state.queue("in")) is not None
+        assert channel.get(state.topology.queue("in")) is not None
     channel.settle(1, outcome, False, 0)  # type: ignore[arg-type]
-    channel.publish(Message(b"result", "out"), (state.queue("out"),), False, 0)
+    channel.publish(Message(b"result", "out"), (state.topology.queue("out"),), False, 0)
     return channel
 
 
@@ -128,7 +128,7 @@ def close(node: Node, channel: Channel) -> list[int]:
 def test_deliveries_of_a_prepared_transaction_stay_with_it_when_its_channel_closes(node: Node, decided: str | None) -> None:
     channel = tx_channel(node, "ack")
     transaction = channel.transaction
-    node.broker.run(lambda state, change, now: state.prepare(change, transaction, "xid", now))
+    node.broker.run(lambda state, change, now: state.prepared.prepare(change, transaction, "xid", now))
     other = node.channel()
     if decided == "commit":
         node.broker.commit("xid")
@@ -144,7 +144,7 @@ def test_deliveries_of_a_prepared_transaction_stay_with_it_when_its_channel_clos
 def test_what_a_committed_transaction_requeued_and_another_holds_is_not_taken_from_it(node: Node, word: str) -> None:
     channel = tx_channel(node, "requeue")
     transaction = channel.transaction
-    node.broker.run(lambda state, change, now: state.commit_transaction(change, transaction, now))
+    node.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))
     other = node.channel()
     assert other.get("in").body == b"1"  # type: ignore[union-attr]
     if word == "rollback":
@@ -161,9 +161,9 @@ def test_a_transaction_that_is_rolled_back_before_its_group_is_planned_is_not_co
     transaction = channel.transaction
     close(node, channel)
     with pytest.raises(TransactionState):
-        node.broker.run(lambda state, change, now: state.commit_transaction(change, transaction, now))
+        node.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))
     with pytest.raises(TransactionState):
-        node.broker.run(lambda state, change, now: state.prepare(change, transaction, "xid", now))
+        node.broker.run(lambda state, change, now: state.prepared.prepare(change, transaction, "xid", now))
     assert node.browse("out") == []
     assert node.drain("in") == [b"1", b"2"]
 
@@ -175,20 +175,20 @@ def test_credit_comes_back_while_another_thread_deletes_a_queue_of_the_same_chan
     channel = Channel(state)
     channel.qos(1, True)
     for number in range(3):
-        channel.consume(state.queue(f"q{number}"), str(number), lambda *_: None, lambda _: None)
-    state.dispatch(0)
+        channel.consume(state.topology.queue(f"q{number}"), str(number), lambda *_: None, lambda _: None)
+    state.dispatch.send(0)
     for number in range(3):
         publish(node, f"q{number}", b"2")
-    state.dispatch(0)  # all three are out of credit now
-    wake = state.wake
+    state.dispatch.send(0)  # all three are out of credit now
+    wake = state.agenda.wake
 
     def wake_beside_a_deletion(queue) -> None:
         """The other thread has its turn in the middle of the loop over the channel's consumers."""
         wake(queue)
-        if queue.name == "q1" and "q2" in state.queues:
-            state.delete_queue(Change(), "q2")
+        if queue.name == "q1" and "q2" in state.topology.queues:
+            state.topology.delete_queue(Change(), "q2")
 
-    state.wake = wake_beside_a_deletion  # type: ignore[method-assign]
+    state.agenda.wake = wake_beside_a_deletion  # type: ignore[method-assign]
     channel.settle(1, "ack", False, 0)
     assert channel.consuming == 0
     channel.take()

@@ -53,7 +53,7 @@ def test_an_interrupt_in_a_commit_is_raised_after_it_and_the_commit_is_whole() -
             broker.run(work)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert list(broker.state.outcomes) == ["before", "after"]
+    assert list(broker.state.names.outcomes) == ["before", "after"]
     assert broker.run(remember("later")) == "later"
     broker.close()
 
@@ -96,7 +96,7 @@ def test_a_thread_that_is_killed_when_it_gets_the_lead_hands_it_on() -> None:
     del committer.lead  # type: ignore[method-assign]
     assert len(failed) == 1
     assert broker.run(remember("third")) == "third"
-    assert "second" not in broker.state.outcomes
+    assert "second" not in broker.state.names.outcomes
     broker.close()
 
 

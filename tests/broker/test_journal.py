@@ -48,9 +48,9 @@ class Place:
         return found
 
     def bodies(self, name: str) -> list[bytes]:
-        queue = self.broker.state.queue(name)
+        queue = self.broker.state.topology.queue(name)
         spans = queue.unsettled_within(0, queue.visible_end)
-        return [self.broker.state.fetch(queue, offset).body for start, end in spans for offset in range(start, end)]
+        return [self.broker.state.messages.fetch(queue, offset).body for start, end in spans for offset in range(start, end)]
 
 
 @pytest.fixture(params=["memory", "durable"])
@@ -96,7 +96,7 @@ def test_overflow_above_held_messages_that_the_same_commit_acks_leaves_no_holes(
             other.ack(delivery.tag)
     before = place.bodies("q")
     place.restart()
-    queue = place.broker.state.queue("q")
+    queue = place.broker.state.topology.queue("q")
     assert place.bodies("q") == before and queue.messages == len(before) == 2
     with place.broker.channel() as channel:
         for number in range(10):
@@ -112,16 +112,16 @@ def test_a_queue_that_is_filled_and_deleted_in_one_group_leaves_nothing_behind(p
             channel.publish(b"%d" % number, routing_key="q")
 
     def work(state: BrokerState, change: Change, now: int) -> None:
-        queue = state.queue("q")
+        queue = state.topology.queue("q")
         queue.settle(7, 8)
         queue.record(change)
-        state.delete_unused(change, [queue])
+        state.topology.delete_unused(change, [queue])
         queue.settle(6, 7)  # whoever still held something
         queue.record(change)
 
     place.broker.run(work)
     place.restart()
-    assert "q" not in place.broker.state.queues
+    assert "q" not in place.broker.state.topology.queues
     for kind in (ProgressRecord, HoleRecord, RunRecord):
         assert place.kept(kind) == []
 
@@ -129,7 +129,7 @@ def test_a_queue_that_is_filled_and_deleted_in_one_group_leaves_nothing_behind(p
 def test_a_message_that_cannot_be_stored_leaves_no_gap_among_those_that_can(place: Place) -> None:
     def send(body: bytes, key: str) -> None:
         def work(state: BrokerState, change: Change, now: int) -> None:
-            state.enqueue_rows(change, [Publish(Message(body, key, "", b""), (state.queue("q"),))], now)
+            state.messages.enqueue_rows(change, [Publish(Message(body, key, "", b""), (state.topology.queue("q"),))], now)
 
         place.broker.run(work)
 
@@ -143,7 +143,7 @@ def test_a_message_that_cannot_be_stored_leaves_no_gap_among_those_that_can(plac
     assert place.bodies("q") == expected
     place.restart()
     assert place.bodies("q") == expected
-    assert [place.broker.state.fetch(place.broker.state.queue("q"), offset).body for offset in range(20)] == expected
+    assert [place.broker.state.messages.fetch(place.broker.state.topology.queue("q"), offset).body for offset in range(20)] == expected
 
 
 def test_a_work_whose_records_cannot_be_stored_fails_alone_and_writes_nothing(place: Place) -> None:

@@ -43,11 +43,11 @@ def test_mass_expiry_takes_a_bounded_number_in_each_commit_and_all_in_order(node
     filled(node, "q", MANY)
     node.clock.advance(5)
     state = node.broker.state
-    left, counts = state.due(node.clock()), []
+    left, counts = state.expiry.due(node.clock()), []
     while left:
-        before = state.queue("q").messages
-        left = node.broker.run(lambda state, change, now, due=left: state.expire(change, now, due))
-        counts.append(before - state.queue("q").messages)
+        before = state.topology.queue("q").messages
+        left = node.broker.run(lambda state, change, now, due=left: state.expiry.expire(change, now, due))
+        counts.append(before - state.topology.queue("q").messages)
     assert sum(counts) == MANY
     assert max(counts) <= expiry.SLICE or not arguments, "what nobody looks at may go at once"
     dead = numbered(MANY) if arguments else []
@@ -63,11 +63,11 @@ def test_mass_expiry_of_large_messages_is_bounded_in_bytes(node: Node, monkeypat
     publish(node, "q", *[b"x" * 3_000] * 20)
     node.clock.advance(5)
     state = node.broker.state
-    left = state.due(node.clock())
+    left = state.expiry.due(node.clock())
     while left:
-        before = state.queue("q").messages
-        left = node.broker.run(lambda state, change, now, due=left: state.expire(change, now, due))
-        assert before - state.queue("q").messages <= 5
+        before = state.topology.queue("q").messages
+        left = node.broker.run(lambda state, change, now, due=left: state.expiry.expire(change, now, due))
+        assert before - state.topology.queue("q").messages <= 5
     assert len(node.browse("dead")) == 20
 
 
@@ -78,9 +78,9 @@ def test_no_queue_waits_for_all_of_another_one_to_expire(node: Node) -> None:
     publish(node, "small", b"one")
     node.clock.advance(5)
     state = node.broker.state
-    left = state.due(node.clock())
+    left = state.expiry.due(node.clock())
     for _ in range(2):
-        left = node.broker.run(lambda state, change, now, due=left: state.expire(change, now, due))
+        left = node.broker.run(lambda state, change, now, due=left: state.expiry.expire(change, now, due))
     assert node.browse("small") == [] and node.browse("great") != []
 
 
@@ -119,7 +119,7 @@ def test_a_queue_that_cannot_be_expired_is_set_aside_and_said_once_and_the_other
 ) -> None:
     declared(node, "dead")
     declared(node, "bad", "good", **{"x-message-ttl": 1000, **TO_DEAD})
-    node.broker.state.queue("bad").arguments["x-message-ttl"] = node.broker.state.queue("bad").ttl_ms = "soon"  # type: ignore[assignment]
+    node.broker.state.topology.queue("bad").arguments["x-message-ttl"] = node.broker.state.topology.queue("bad").ttl_ms = "soon"  # type: ignore[assignment]
     for _ in range(3):
         publish(node, "bad", b"stays")
         publish(node, "good", b"goes")
@@ -127,7 +127,7 @@ def test_a_queue_that_cannot_be_expired_is_set_aside_and_said_once_and_the_other
         node.broker.upkeep.expire()
     assert (len(node.browse("bad")), node.browse("good"), len(node.browse("dead"))) == (3, [], 3)
     assert len([record for record in caplog.records if record.name == "txmq.upkeep"]) == 1
-    node.broker.state.queue("bad").arguments["x-message-ttl"] = node.broker.state.queue("bad").ttl_ms = 1000
+    node.broker.state.topology.queue("bad").arguments["x-message-ttl"] = node.broker.state.topology.queue("bad").ttl_ms = 1000
     with node.channel() as channel:  # its head is another one: it is looked at again
         assert channel.get("bad") is None
     assert len(node.browse("dead")) == 6
@@ -168,8 +168,8 @@ def test_what_a_great_many_rejects_become_has_the_same_headers_as_one_has(node: 
         assert found is not None
         channel.reject(found.tag, requeue=False)
     held(node, "q", MANY).nack(0, multiple=True, requeue=False)
-    queue = node.broker.state.queue("dead")
-    rows = [node.broker.state.fetch(queue, offset) for offset in range(queue.floor, queue.next_offset)]
+    queue = node.broker.state.topology.queue("dead")
+    rows = [node.broker.state.messages.fetch(queue, offset) for offset in range(queue.floor, queue.next_offset)]
     assert len(rows) == MANY + 1 and len({row.properties for row in rows}) == 1
 
 

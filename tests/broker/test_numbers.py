@@ -47,9 +47,9 @@ class Place:
 
     def bodies(self, queue: str) -> list[bytes]:
         state = self.broker.state
-        found = state.queue(queue)
+        found = state.topology.queue(queue)
         pairs = found.unsettled_within(0, found.visible_end)
-        return [state.fetch(found, offset).body for start, end in pairs for offset in range(start, end)]
+        return [state.messages.fetch(found, offset).body for start, end in pairs for offset in range(start, end)]
 
 
 @pytest.fixture(params=["memory", "durable"])
@@ -146,7 +146,7 @@ def test_no_queue_id_and_no_sequence_is_given_twice_in_random_histories_of_resta
             name = f"q{round_number}-{number}"
             kind = chance.choice([{"durable": True}, *VOLATILE.values()])
             channel.queue_declare(name, **kind)  # type: ignore[arg-type]
-            queue_id = broker.state.queue(name).queue_id
+            queue_id = broker.state.topology.queue(name).queue_id
             assert queue_id not in owners, f"{name} got the id of {owners[queue_id]}"
             owners[queue_id] = name
             step = chance.choice(["prepare", "publish", "refuse", "delete", "nothing"])
@@ -162,20 +162,20 @@ def test_no_queue_id_and_no_sequence_is_given_twice_in_random_histories_of_resta
         assert not rows or min(rows) > last, "a commit sequence number was given again"
         last = max([last, *rows])
         place.restart(clean=chance.random() < 0.5)
-        for queue in list(place.broker.state.queues):
+        for queue in list(place.broker.state.topology.queues):
             with place.broker.channel() as cleaner:
                 cleaner.queue_delete(queue)
 
 
 def _rows(broker: LocalBroker) -> Iterator[InboxRow]:
     state = broker.state
-    for queue in state.queues.values():
+    for queue in state.topology.queues.values():
         for start, end in queue.unsettled_within(0, queue.visible_end):
-            yield from (state.fetch(queue, offset) for offset in range(start, end))
+            yield from (state.messages.fetch(queue, offset) for offset in range(start, end))
 
 
 def _prepared(broker: LocalBroker, queue: str) -> None:
-    source = broker.state.queue(queue)
+    source = broker.state.topology.queue(queue)
     with broker.channel() if not source.exclusive else broker.channel(connection=source.connection) as channel:
         channel.tx_select()
         channel.publish(b"prepared", routing_key=queue)
@@ -186,7 +186,7 @@ def _refused(broker: LocalBroker) -> None:
     """A work that has taken a number when it is refused."""
 
     def work(state: BrokerState, _change: Change, _now: int) -> None:
-        state.next_sequence()
+        state.numbers.next_sequence()
         raise errors.PreconditionFailed("refused")
 
     with pytest.raises(errors.PreconditionFailed):
@@ -200,7 +200,7 @@ def test_an_id_that_an_older_version_left_in_a_prepared_transaction_is_never_giv
         channel.publish(b"for nobody", routing_key="q")
         channel.prepare("x")
     broker = node.broker
-    lost = broker.state.sequence + 5_000  # above the durable mark, as numbers of volatile queues once were
+    lost = broker.state.numbers.sequence + 5_000  # above the durable mark, as numbers of volatile queues once were
 
     def as_before(_state: BrokerState, change: Change, _now: int) -> None:
         (record,) = [record for record in node.store.reopened().load().records if isinstance(record, PreparedRecord)]
@@ -210,7 +210,7 @@ def test_an_id_that_an_older_version_left_in_a_prepared_transaction_is_never_giv
     broker = node.restart()
     with node.channel() as channel:
         channel.queue_declare("later")
-    assert broker.state.queue("later").queue_id > lost
+    assert broker.state.topology.queue("later").queue_id > lost
     assert broker.commit("x") == 1
 
 
@@ -228,7 +228,7 @@ def test_blocks_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(tm
                     channel.publish(b"%d/%d" % (round_number, number), routing_key="q")
                 end(channel)
         expected += [b"%d/%d" % (round_number, number) for number in range(SPILL_ROWS + 1)]
-        found = {run.block_id for run in place.broker.state.queue("q").runs_between(len(expected) - SPILL_ROWS - 1, len(expected))}
+        found = {run.block_id for run in place.broker.state.topology.queue("q").runs_between(len(expected) - SPILL_ROWS - 1, len(expected))}
         assert not found & numbers
         numbers |= found
         place.restart(clean=clean)

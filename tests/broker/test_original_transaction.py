@@ -20,8 +20,10 @@ DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
 def headers(node: Node, queue: str = "dead") -> list[dict[str, Any]]:
     state = node.broker.state
-    found = state.queue(queue)
-    rows = [state.fetch(found, offset) for start, end in found.unsettled_within(0, found.visible_end) for offset in range(start, end)]
+    found = state.topology.queue(queue)
+    rows = [
+        state.messages.fetch(found, offset) for start, end in found.unsettled_within(0, found.visible_end) for offset in range(start, end)
+    ]
     return [Properties.decode(row.properties).headers for row in rows]
 
 

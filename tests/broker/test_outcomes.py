@@ -62,7 +62,7 @@ def test_a_token_that_nobody_used_is_answered_no_while_nothing_is_forgotten(aske
 def test_an_outcome_that_others_have_pushed_out_is_unknown_and_never_no(asked: Asked) -> None:
     asked.commit("mine", *(f"t{number}" for number in range(100)))
     for _ in range(2):
-        assert len(asked.broker.state.outcomes) < 2 * KEPT.count
+        assert len(asked.broker.state.names.outcomes) < 2 * KEPT.count
         assert committed(asked.broker, "t99")
         with pytest.raises(errors.UnknownOutcome, match="mine"):
             committed(asked.broker, "mine")
@@ -121,11 +121,11 @@ def test_a_token_is_refused_a_second_time_as_long_as_its_outcome_is_kept(asked: 
 
 
 def call(broker: LocalBroker, channel: str, number: int) -> None:
-    broker.run(lambda state, change, now: state.outcomes.remember_call(change, channel, number, now))
+    broker.run(lambda state, change, now: state.names.outcomes.remember_call(change, channel, number, now))
 
 
 def took_place(broker: LocalBroker, channel: str, number: int, since_us: int) -> bool:
-    return broker.run(lambda state, _change, _now: state.outcomes.call_took_place(channel, number, since_us))
+    return broker.run(lambda state, _change, _now: state.names.outcomes.call_took_place(channel, number, since_us))
 
 
 def test_commits_of_channels_take_no_places_among_names_and_one_record_each(asked: Asked) -> None:
@@ -137,7 +137,7 @@ def test_commits_of_channels_take_no_places_among_names_and_one_record_each(aske
         assert committed(asked.broker, "mine") and not committed(asked.broker, "other")
         assert took_place(asked.broker, "c1", 199, opened_us) and not took_place(asked.broker, "c1", 200, opened_us)
         assert not took_place(asked.broker, "c2", 1, opened_us)
-        assert len(asked.broker.state.outcomes.channels) == 1
+        assert len(asked.broker.state.names.outcomes.channels) == 1
         asked.restart()
 
 
@@ -157,18 +157,20 @@ def test_the_commit_of_a_channel_that_is_forgotten_is_unknown_to_who_opened_befo
 
 def test_a_work_that_fails_forgets_nothing(asked: Asked) -> None:
     asked.commit(*(f"t{number}" for number in range(2 * KEPT.count - 1)))
-    before = (list(asked.broker.state.outcomes.items()), dict(asked.broker.state.outcomes.horizons))
+    before = (list(asked.broker.state.names.outcomes.items()), dict(asked.broker.state.names.outcomes.horizons))
 
     def failing(state: BrokerState, change: Change, now: int) -> None:
-        state.remember(change, OutcomeRecord("one more", "committed", now))
-        state.outcomes.remember_call(change, "c", 1, now)
-        assert "t0" not in state.outcomes and ForgottenRecord in map(type, change.puts) and ChannelCommitRecord in map(type, change.puts)
+        state.names.outcomes.remember(change, OutcomeRecord("one more", "committed", now))
+        state.names.outcomes.remember_call(change, "c", 1, now)
+        assert (
+            "t0" not in state.names.outcomes and ForgottenRecord in map(type, change.puts) and ChannelCommitRecord in map(type, change.puts)
+        )
         raise errors.PreconditionFailed("no")
 
     with pytest.raises(errors.PreconditionFailed):
         asked.broker.run(failing)
-    assert (list(asked.broker.state.outcomes.items()), dict(asked.broker.state.outcomes.horizons)) == before
-    assert not asked.broker.state.outcomes.channels
+    assert (list(asked.broker.state.names.outcomes.items()), dict(asked.broker.state.names.outcomes.horizons)) == before
+    assert not asked.broker.state.names.outcomes.channels
 
 
 def test_how_many_are_kept_is_at_least_one() -> None:

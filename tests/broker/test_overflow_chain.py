@@ -58,11 +58,11 @@ def test_a_cascade_of_copies_without_end_is_cut_into_commits_of_bounded_work(nod
         with node.channel() as channel:
             channel.publish(b"x" * 10, "all")
         state = node.broker.state
-        while state.overfull:
+        while state.agenda.overfull:
             rounds += 1
-            before = state.queue("q0").next_offset
-            node.broker.run(lambda state, change, now: state.expire(change, now, state.due(now)))
-            assert state.queue("q0").next_offset - before <= 3 * 8
+            before = state.topology.queue("q0").next_offset
+            node.broker.run(lambda state, change, now: state.expiry.expire(change, now, state.expiry.due(now)))
+            assert state.topology.queue("q0").next_offset - before <= 3 * 8
         assert [len(node.browse(name)) for name in names] == [1] * 3
     assert rounds
     assert node.broker.committer.failure is None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker_core.broker.block import Block
+from broker_core.broker.ownership import own
 from broker_core.broker.run import Run
 from broker_core.engine import START, Limit, Origin, Ranges, ReadTicket
 from broker_core.errors import CorruptCatalog, DataLoss, PreconditionFailed, ResourceLocked
@@ -121,8 +122,8 @@ def test_an_expired_message_of_an_owned_queue_expires_once_and_ends_the_sweep(no
     publish(node, "q", b"claimed")
 
     def consume(state: Any, change: Any, _now: int) -> None:
-        queue = state.queue("q")
-        state.own(change, queue, APP)
+        queue = state.topology.queue("q")
+        own(change, queue, APP)
         queue.claim(0, 1)
         queue.settle(0, 1)
         queue.record(change)
@@ -130,11 +131,11 @@ def test_an_expired_message_of_an_owned_queue_expires_once_and_ends_the_sweep(no
     node.broker.run(consume)
     publish(node, "q", b"late", b"later")
     node.clock.advance(5)
-    queue = node.broker.state.queue("q")
+    queue = node.broker.state.topology.queue("q")
     for left in ([b"later"], []):
         head = queue.head(queue.visible_end)
         assert head is not None and not queue.is_settled(head)
-        node.broker.run(lambda state, change, now: state.expire(change, now, [queue], 1))
+        node.broker.run(lambda state, change, now: state.expiry.expire(change, now, [queue], 1))
         assert node.browse("q") == left
     assert queue.head(queue.visible_end) is None, "nothing is left: a sweep ends here"
     node.broker.upkeep.expire()
@@ -144,7 +145,7 @@ def test_an_expired_message_of_an_owned_queue_expires_once_and_ends_the_sweep(no
 def test_a_head_is_never_an_entry_that_is_settled_wherever_the_search_begins(node: Node) -> None:
     declared(node, "q")
     publish(node, "q", b"0", b"1", b"2", b"3")
-    queue = node.broker.state.queue("q")
+    queue = node.broker.state.topology.queue("q")
     node.broker.run(lambda _state, change, _now: (queue.settle(0, 2), queue.record(change)))
     assert [queue.first_ready(start, 4) for start in range(5)] == [2, 2, 2, 3, None]
 
@@ -181,7 +182,7 @@ def test_an_offset_that_no_run_holds_is_data_loss_and_never_a_row_of_a_neighbour
     declared(node, "q", "other")
     publish(node, "q", b"0", b"1", b"2")
     publish(node, "other", b"a stranger's")
-    queue = node.broker.state.queue("q")
+    queue = node.broker.state.topology.queue("q")
     with pytest.raises(DataLoss, match="offset 3 of queue 'q'"):
         queue.locate(3)
     node.drain("q")
@@ -380,7 +381,7 @@ def test_pair_consumers_and_deletion_are_refused_and_nothing_ends_the_queue_whil
     for _ in range(3):
         durable.clock.advance(10)
         durable.broker.upkeep.expire()
-    durable.broker.run(lambda state, change, _now: state.delete_unused(change, [state.queue("in")]))
+    durable.broker.run(lambda state, change, _now: state.topology.delete_unused(change, [state.topology.queue("in")]))
     pair.shows(b"skipped 1", b"skipped 2", b"claimed 1", b"claimed 2", b"behind 1", b"behind 2")
 
 

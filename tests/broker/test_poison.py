@@ -78,7 +78,7 @@ STAYING = [name for name in ALL if name not in AT_ONCE]
 def put_in(node: Node, queue: str, body: bytes, properties: bytes) -> None:
     """As it may stand in a data directory, past every door."""
     message = Message(body, queue, "", properties)
-    node.broker.run(lambda state, change, now: state.enqueue_rows(change, [Publish(message, (state.queue(queue),))], now))
+    node.broker.run(lambda state, change, now: state.messages.enqueue_rows(change, [Publish(message, (state.topology.queue(queue),))], now))
 
 
 def dead_end(node: Node, **arguments: Any) -> None:
@@ -99,7 +99,7 @@ def reject(node: Node) -> None:
 
 def expire(node: Node) -> None:
     node.clock.advance(2)
-    left = node.broker.run(lambda state, change, now: state.expire(change, now, state.due(now)))
+    left = node.broker.run(lambda state, change, now: state.expiry.expire(change, now, state.expiry.due(now)))
     assert left == []
 
 
@@ -136,8 +136,8 @@ def test_whatever_a_message_holds_it_is_dead_lettered_once_and_can_be_read(node:
     assert node.browse("dead") == [b"poison"]
     node.restart()
     assert (node.browse("dead"), b"poison" in node.browse("q")) == ([b"poison"], False)
-    queue = node.broker.state.queue("dead")
-    found = Properties.decode(node.broker.state.fetch(queue, queue.floor).properties)
+    queue = node.broker.state.topology.queue("dead")
+    found = Properties.decode(node.broker.state.messages.fetch(queue, queue.floor).properties)
     death = found.headers["x-death"][0]
     assert (death["queue"], death["reason"], found.expiration) == ("q", way, None)
     assert 1 <= death["count"] <= LARGEST or name == "a text as a count"

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_core import errors
-from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change, Drop, InboxRow
+from broker_core.broker.load import load
 from broker_core.broker.messages import ROUTE
 from broker_core.broker.records import (
     AttemptRecord,
@@ -51,7 +51,7 @@ def filled(directory: Path) -> dict[str, int]:
         broker.upkeep.close_open()
         broker.upkeep.seal()
         channel.publish(b"served", routing_key="good")
-    ids = {name: queue.queue_id for name, queue in broker.state.queues.items()}
+    ids = {name: queue.queue_id for name, queue in broker.state.topology.queues.items()}
     broker.close()
     return ids
 
@@ -102,7 +102,7 @@ def test_leftovers_of_queues_blocks_and_settled_messages_are_dropped_and_said(tm
     with caplog.at_level(logging.WARNING):
         broker = LocalBroker(DurableStore(tmp_path), upkeep=False)
     assert sorted(record.getMessage().partition(": ")[2] for record in caplog.records) == sorted(before.repairs)
-    assert bodies(broker, "bad") == [b"3", b"4", b"5", b"9"] and broker.state.queue("bad").messages == 4
+    assert bodies(broker, "bad") == [b"3", b"4", b"5", b"9"] and broker.state.topology.queue("bad").messages == 4
     assert bodies(broker, "good") == [b"served"]
     broker.close()
     after = verify(tmp_path)
@@ -127,10 +127,10 @@ def test_rows_that_nobody_has_are_named_and_the_other_queues_are_served(tmp_path
     assert problem.startswith("queue 'bad'") and why in problem
     for _ in range(2):
         broker = LocalBroker(DurableStore(tmp_path), upkeep=False)
-        assert broker.state.queue("bad").messages == 15
+        assert broker.state.topology.queue("bad").messages == 15
         with pytest.raises(errors.CorruptCatalog, match=r"queue 'bad', offsets .* `txmq salvage`"):
             bodies(broker, "bad")
-        assert broker.state.queue("good").messages == 1
+        assert broker.state.topology.queue("good").messages == 1
         with broker.channel() as channel:
             assert channel.get("good").body == b"served"  # type: ignore[union-attr]
         broker.close()
@@ -154,8 +154,8 @@ def test_a_decided_or_prepared_transaction_without_its_rows_is_named_and_kept(tm
     problems = verify(tmp_path).problems
     assert problems[0] == f"part 0 of branch b, which is decided and not applied: its 5 rows are not in block {GONE}"
     store = DurableStore(tmp_path)
-    state = BrokerState.load(_without_publishes(store.load()), new_block_id=store.new_block_id, read=store.read)
-    assert set(state.prepared) == {"x"} and len(state.take_records(PartRecord)) == 1
+    state = load(_without_publishes(store.load()), new_block_id=store.new_block_id, read=store.read)
+    assert set(state.prepared.by_xid) == {"x"} and len(state.loaded.take(PartRecord)) == 1
     with pytest.raises(errors.CorruptCatalog, match="branch b"):
         state.blocks.require(GONE)
     with pytest.raises(errors.CorruptCatalog, match="'x'"):
@@ -179,7 +179,7 @@ def test_two_messages_with_one_offset_are_named_and_the_first_is_served() -> Non
     store = MemoryStore()
     store.commit([Change(rows=[row(0, 0), row(1, 1), row(2, 1), row(3, 2)], journal=[QueueRecord(5, "q", True, False, False, {})])])
     broker = LocalBroker(store.reopened(), upkeep=False)
-    assert broker.state.repaired.problems == ["queue 'q': row 2 of open block 1 has offset 1, which another message has"]
+    assert broker.state.loaded.repaired.problems == ["queue 'q': row 2 of open block 1 has offset 1, which another message has"]
     assert bodies(broker, "q") == [b"0", b"1", b"3"]
     broker.close()
 
@@ -237,8 +237,8 @@ def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(dr
     assert (again.journal, again.done) == ([], [])
     assert again.problems == first.problems
     ids = iter(range(100, 1000))
-    state = BrokerState.load(StoreImage(found, inbox, infos, 1, True), new_block_id=lambda: next(ids), read=unread)
-    for queue in state.queues.values():
+    state = load(StoreImage(found, inbox, infos, 1, True), new_block_id=lambda: next(ids), read=unread)
+    for queue in state.topology.queues.values():
         offsets = [offset for start, end in queue.unsettled_within(0, queue.next_offset) for offset in range(start, end)]
         assert queue.messages == len(offsets) >= 0
         for offset in offsets:

@@ -95,7 +95,7 @@ def _ended(node: Node, channel: LocalChannel, end: str, xid: str) -> object:
 
 def _seen(node: Node) -> dict[str, object]:
     return {
-        **{name: node.browse(name) for name in QUEUES if name in node.broker.state.queues and name != "dead"},
+        **{name: node.browse(name) for name in QUEUES if name in node.broker.state.topology.queues and name != "dead"},
         "dead": {name: _dead_of(node, name) for name in ("short", "small")},  # which of two queues overflows first is open
         "counts": [(info.name, info.messages, info.unacknowledged) for info in node.broker.queues()],
         "prepared": [(info.xid, info.publishes, info.dropped) for info in node.broker.prepared()],
@@ -104,8 +104,10 @@ def _seen(node: Node) -> dict[str, object]:
 
 def _dead_of(node: Node, name: str) -> list[bytes]:
     state = node.broker.state
-    queue = state.queue("dead")
-    rows = [state.fetch(queue, offset) for start, end in queue.unsettled_within(0, queue.visible_end) for offset in range(start, end)]
+    queue = state.topology.queue("dead")
+    rows = [
+        state.messages.fetch(queue, offset) for start, end in queue.unsettled_within(0, queue.visible_end) for offset in range(start, end)
+    ]
     return [row.body for row in rows if Properties.decode(row.properties).headers["x-first-death-queue"] == name]
 
 

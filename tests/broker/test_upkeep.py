@@ -39,9 +39,9 @@ def crash(broker: LocalBroker) -> None:
 
 
 def bodies(broker: LocalBroker, name: str) -> list[bytes]:
-    queue = broker.state.queue(name)
+    queue = broker.state.topology.queue(name)
     return [
-        broker.state.fetch(queue, offset).body
+        broker.state.messages.fetch(queue, offset).body
         for start, end in queue.unsettled_within(0, queue.visible_end)
         for offset in range(start, end)
     ]
@@ -134,7 +134,7 @@ def test_a_block_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(dir
 
     def stage(state: object, change: Change, _now: int) -> None:
         change.names.append(info.block_id)
-        broker.state.hold(info.block_id, info.rows, info.size_bytes)
+        broker.state.blocks.hold(info.block_id, info.rows, info.size_bytes)
 
     broker.run(stage)
     broker.upkeep.tick()
@@ -142,10 +142,10 @@ def test_a_block_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(dir
     assert broker.state.living_rows([info.block_id]) == {}
 
     def publish(_state: object, change: Change, now: int) -> None:
-        queue_id = broker.state.queue("q").queue_id
-        change.sequence = broker.state.next_sequence()
-        broker.state.enqueue_block(change, info.block_id, 1, 0, {queue_id: Selection(0, 1, b"")}, change.sequence, now)
-        broker.state.unhold(change, info.block_id)
+        queue_id = broker.state.topology.queue("q").queue_id
+        change.sequence = broker.state.numbers.next_sequence()
+        broker.state.stored.enqueue_block(change, info.block_id, 1, 0, {queue_id: Selection(0, 1, b"")}, now)
+        broker.state.blocks.unhold(change, info.block_id)
 
     broker.run(publish)
     assert bodies(broker, "q")[-1] == b""
@@ -217,10 +217,10 @@ def test_a_caller_whose_wait_is_interrupted_by_a_signal_does_not_hold_up_the_oth
 def test_growth_wakes_whoever_waits(directory: Path) -> None:
     broker = opened(directory)
     fill(broker, 1)
-    assert not broker.wait(lambda state: state.queue("q").visible_end > 1, 0.01)
+    assert not broker.wait(lambda state: state.topology.queue("q").visible_end > 1, 0.01)
     writer = threading.Thread(target=fill, args=(broker, 1))
     writer.start()
-    assert broker.wait(lambda state: state.queue("q").visible_end > 1, 30)
+    assert broker.wait(lambda state: state.topology.queue("q").visible_end > 1, 30)
     writer.join()
     broker.close()
     with pytest.raises(errors.StoreFailed, match="the broker is closed"):

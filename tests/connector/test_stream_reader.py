@@ -95,7 +95,7 @@ def test_a_second_readstream_of_a_queue_is_refused_before_it_claims_anything(ben
     for call in (second.initialOffset, lambda: ask(second, {"in": 1, "in2": 1})):
         with pytest.raises(ResourceLocked, match="one readStream and its DataFrame twice"):
             call()
-    assert bench.local.state.queue("in2").owner == ""
+    assert bench.local.state.topology.queue("in2").owner == ""
     bench.produce(b"a")
     assert ask(first, start) == {"in": 1}
     del first

@@ -362,7 +362,7 @@ def test_s5_an_ack_twice_or_of_an_older_end_changes_nothing(bench: Bench) -> Non
     bench.engine.ack(APP, second)
     bench.engine.ack(APP, second)
     bench.engine.ack(APP, first)
-    assert bench.local.state.queue("in").acked == 1
+    assert bench.local.state.topology.queue("in").acked == 1
     assert bench.visible("in") == []
 
 
@@ -406,7 +406,7 @@ def test_s6_a_refused_claim_owns_none_of_its_queues(bench: Bench) -> None:
     assert channel.get("in2") is not None
     with pytest.raises(ResourceLocked):
         bench.claim({"in": START, "in2": START})
-    assert bench.local.state.queue("in").owner == ""
+    assert bench.local.state.topology.queue("in").owner == ""
     channel.close()
 
 

@@ -1,8 +1,8 @@
 """One queue on disk, with all that may happen to it, against a naive model: a list of messages.
 
 Channels hold, ack, give back and reject while nobody owns the queue; an app claims, reads, decides, acknowledges, starts anew and is
-released; messages expire, overflow and are purged; open batches are sealed, segments compacted; browsers read in between; the broker
-is closed or killed at any moment. The model knows no offsets, runs, batches or records.
+released; messages expire, overflow and are purged; open blocks are sealed, segments compacted; browsers read in between; the broker
+is closed or killed at any moment. The model knows no offsets, runs, blocks or records.
 Invariant: a claim reads the same rows until it is acknowledged, and the queue shows what the model holds, after every step.
 """
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker_core.broker import batch as batch_module
+from broker_core.broker import block as block_module
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.errors import PreconditionFailed, ResourceLocked
 from broker_core.node import node as node_module
@@ -96,8 +96,8 @@ class Clock:
 class OwnedQueue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self._tuned = (node_module.INBOX_ROWS, batch_module.OPEN_ROWS)
-        node_module.INBOX_ROWS, batch_module.OPEN_ROWS = 6, 7  # small ones: every history has batches of each kind
+        self._tuned = (node_module.INBOX_ROWS, block_module.OPEN_ROWS)
+        node_module.INBOX_ROWS, block_module.OPEN_ROWS = 6, 7  # small ones: every history has blocks of each kind
         self.path = Path(tempfile.mkdtemp(prefix="txmq-owned-"))
         self.clock = Clock()
         self.entries: list[Entry] = []
@@ -117,7 +117,7 @@ class OwnedQueue(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.local.close()
         shutil.rmtree(self.path)
-        node_module.INBOX_ROWS, batch_module.OPEN_ROWS = self._tuned
+        node_module.INBOX_ROWS, block_module.OPEN_ROWS = self._tuned
 
     @initialize(shape=st.sampled_from(SHAPES))
     def declare(self, shape: dict[str, Any]) -> None:
@@ -321,7 +321,7 @@ class OwnedQueue(RuleBasedStateMachine):
         if at == "latest":
             origin, start = Origin("latest"), len(self.entries)
         elif at == "middle":
-            queue = self.local.state.queue("in")
+            queue = self.local.state.topology.queue("in")
             offset = part % (queue.visible_end + 1)
             origin = Origin(offsets={"in": offset})
             there = self.bodies(self.engine.browse([("in", offset, queue.visible_end)]))
@@ -438,7 +438,7 @@ class OwnedQueue(RuleBasedStateMachine):
             return
         assert self.browse("in") == [entry.body for entry in self.unsettled()]
         assert self.browse("dead") == [body for body, _ in self.dead]
-        queue = self.local.state.queue("in")
+        queue = self.local.state.topology.queue("in")
         assert queue.messages == len(self.unsettled())
         assert queue.ready == len(self.ready())
         assert all(queue.needed_within(run.first, run.end) for run in queue.runs_between(0, queue.next_offset)), "a run is kept for nothing"

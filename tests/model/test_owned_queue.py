@@ -44,7 +44,7 @@ def test_a_claim_reads_the_same_rows_whatever_else_happens_to_its_queue(rounds: 
 
 
 def rows_need_not_rise(patch: Patch) -> None:
-    """As a run would take any row of its batch."""
+    """As a run would take any row of its block."""
     patch.setattr(Run, "last_row", -1)
 
 
@@ -70,8 +70,8 @@ def acks_delete_the_last_range(patch: Patch) -> None:
     def without(self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]) -> None:
         ack(self, state, change, app_id, finished, vector)
         for log, offset in vector.items():
-            state.queue(log).ack_to(offset)
-            state.queue(log).record(change)
+            state.topology.queue(log).ack_to(offset)
+            state.topology.queue(log).record(change)
 
     patch.setattr(Claims, "_ack", without)
 

@@ -394,7 +394,9 @@ def resume_at_acked(patch: Patch) -> None:
 
     def without(self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any, **named: Any) -> Any:
         *before, _consumed, read_block = arguments
-        return claim(self, state, change, app_id, start, *before, {log: state.queue(log).acked for log in start}, read_block, **named)
+        return claim(
+            self, state, change, app_id, start, *before, {log: state.topology.queue(log).acked for log in start}, read_block, **named
+        )
 
     patch.setattr(Claims, "claim", without)
 
@@ -405,7 +407,7 @@ def settled_ranges_do_not_resolve(patch: Patch) -> None:
     def without(self: EmbeddedEngine, app_id: str, start: Any, end: Any) -> Any:
         ranges = resolve(self, app_id, start, end)
         for log, (first, last) in ranges.items():
-            if first < last <= self._local.state.queue(log).floor:
+            if first < last <= self._local.state.topology.queue(log).floor:
                 raise DataLoss("the range is settled")
         return ranges
 
@@ -443,8 +445,8 @@ def acks_delete_all(patch: Patch) -> None:
     def without(self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]) -> None:
         ack(self, state, change, app_id, finished, vector)
         for log, offset in vector.items():
-            state.queue(log).ack_to(offset)
-            state.queue(log).record(change)
+            state.topology.queue(log).ack_to(offset)
+            state.topology.queue(log).record(change)
 
     patch.setattr(Claims, "_ack", without)
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker_core.broker.block import Batches
-from broker_core.broker.broker import BrokerState
+from broker_core.broker.block import Blocks
 from broker_core.broker.channel import Channel
 from broker_core.broker.expiry import Expiry
 from broker_core.broker.messages import Messages
+from broker_core.broker.overflow import Overflow
 from broker_core.broker.queue import Queue
+from broker_core.broker.settlement import Settlement
 from tests.model.whole_broker import OnDisk, WholeBroker
 
 Patch = pytest.MonkeyPatch
@@ -55,16 +56,16 @@ def no(*_args: object, **_kwargs: object) -> bool:
 
 RULES: dict[str, Callable[[Patch], None]] = {
     "a delivery that came back says redelivered": lambda p: p.setattr(Queue, "was_sent", no),
-    "a bounded queue drops its oldest messages": lambda p: p.setattr(Messages, "_overflow", nothing),
-    "a full queue that rejects publishes refuses the whole commit": lambda p: p.setattr(Messages, "check_overflow", nothing),
+    "a bounded queue drops its oldest messages": lambda p: p.setattr(Overflow, "cut", nothing),
+    "a full queue that rejects publishes refuses the whole commit": lambda p: p.setattr(Overflow, "check", nothing),
     "what is too old expires": lambda p: p.setattr(Expiry, "head_expired", no),
-    "what is rejected, expired or dropped is dead-lettered": lambda p: p.setattr(Messages, "_bury", nothing),
-    "a commit settles its deliveries": lambda p: p.setattr(BrokerState, "_settle", nothing),
+    "what is rejected, expired or dropped is dead-lettered": lambda p: p.setattr(Messages, "bury", nothing),
+    "a commit settles its deliveries": lambda p: p.setattr(Settlement, "settle", nothing),
     "a closed channel gives back what it held": lambda p: p.setattr(Channel, "_give_back", nothing),
     "a claim writes the transient messages of its range": lambda p: p.setattr(Messages, "persist", nothing),
-    "a sealed batch is named by its runs": lambda p: p.setattr(Queue, "record_runs", none),
+    "a sealed block is named by its runs": lambda p: p.setattr(Queue, "record_runs", none),
     "settled messages stay settled over a restart": lambda p: p.setattr(Queue, "restore_progress", nothing),
-    "what no queue needs lets its batch go": lambda p: p.setattr(Batches, "unpin", nothing),
+    "what no queue needs lets its block go": lambda p: p.setattr(Blocks, "unpin", nothing),
 }
 
 

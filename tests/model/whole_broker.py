@@ -164,10 +164,10 @@ class WholeBroker(RuleBasedStateMachine):
     # -- looking ----------------------------------------------------------------------------------------------------------
     def contents(self) -> dict[str, list[Any]]:
         state = self.broker.state
-        found: dict[str, list[Any]] = {"(prepared)": sorted(state.prepared)}
-        for queue in state.queues.values():
+        found: dict[str, list[Any]] = {"(prepared)": sorted(state.prepared.by_xid)}
+        for queue in state.topology.queues.values():
             found[queue.name] = [
-                (state.fetch(queue, offset).body, "taken" if offset in queue.held or queue.claimed.contains(offset) else "ready")
+                (state.messages.fetch(queue, offset).body, "taken" if offset in queue.held or queue.claimed.contains(offset) else "ready")
                 for start, end in queue.unsettled_within(0, queue.visible_end)
                 for offset in range(start, end)
             ]
@@ -445,7 +445,7 @@ class WholeBroker(RuleBasedStateMachine):
         self.broker.upkeep.close_open()
         self.broker.upkeep.tick()
         state = self.broker.state
-        for queue in state.queues.values():
+        for queue in state.topology.queues.values():
             assert (queue.messages, queue.unacknowledged, queue._runs[queue._front :]) == (0, 0, []), queue.name
         kept = {batch_id: batch.pins for batch_id, batch in state.blocks.by_id.items() if batch_id > 0 and batch.pins}
         assert not kept or self.naive.owned, f"batches that nothing needs: {kept}"

@@ -249,7 +249,7 @@ def test_a_client_that_goes_in_the_middle_of_a_frame_leaves_nothing(broker: Serv
     with peer(broker.url, 1) as client:
         client.call(1, c.Queue.Declare(queue="q", exclusive=True), c.Queue.DeclareOk)
         client.write(content(1, c.Basic.Publish(routing_key="q"), b"x" * 1000)[:-500])
-    eventually(lambda: not broker.server.connections and "q" not in broker.broker.state.queues)
+    eventually(lambda: not broker.server.connections and "q" not in broker.broker.state.topology.queues)
 
 
 def test_a_connection_per_message_loses_none_and_leaves_none_open(broker: Served) -> None:

@@ -236,7 +236,7 @@ def test_a_connection_that_is_lost_while_its_commit_waits_for_another_thread_los
         replies(peer, 2)
         store.gate.clear()
         store.entered.clear()
-        other = threading.Thread(target=local.run, args=(lambda state, change, now: state.declare_queue(change, "other"),))
+        other = threading.Thread(target=local.run, args=(lambda state, change, now: state.topology.declare_queue(change, "other"),))
         other.start()
         assert store.entered.wait(600)
         peer.write(asked(Tx.Commit()))
@@ -267,7 +267,7 @@ def test_a_publisher_is_not_read_without_end_while_another_threads_commit_takes_
         replies(peer, 3 if transactional else 1)
         store.gate.clear()
         store.entered.clear()
-        other = threading.Thread(target=local.run, args=(lambda state, change, now: state.declare_queue(change, "other"),))
+        other = threading.Thread(target=local.run, args=(lambda state, change, now: state.topology.declare_queue(change, "other"),))
         other.start()
         assert store.entered.wait(600)
         if transactional:

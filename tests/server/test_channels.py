@@ -29,8 +29,8 @@ class Doors:
         return self.say("publish", number, body=body, exchange="", routing_key="q", properties=b"", mandatory=False)
 
     def bodies(self) -> list[bytes]:
-        queue = self.broker.state.queue("q")
-        return [self.broker.state.fetch(queue, offset).body for offset in range(queue.floor, queue.visible_end)]
+        queue = self.broker.state.topology.queue("q")
+        return [self.broker.state.messages.fetch(queue, offset).body for offset in range(queue.floor, queue.visible_end)]
 
 
 @pytest.fixture

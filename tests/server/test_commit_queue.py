@@ -41,7 +41,7 @@ def remember(name: str) -> Callable[[BrokerState, Change, int], str]:
     def work(state: BrokerState, change: Change, now: int) -> str:
         if name.startswith("bad"):
             raise PreconditionFailed("no")
-        state.remember(change, OutcomeRecord(name, "committed", now))
+        state.names.outcomes.remember(change, OutcomeRecord(name, "committed", now))
         return name
 
     return work

@@ -22,7 +22,7 @@ CODE = str(Path(broker_core.__file__).parent)
 UNDO = str(Path(CODE) / "broker" / "undo.py")
 # Exceptions inside end there: a dead letter is made of any message, and when to look at a queue again is only planned.
 DEAD_LETTER = str(Path(CODE) / "broker" / "dead_letter.py")
-PLAN = "_plan"
+PLAN = "Expiry.plan"
 
 
 class Injected(Exception):
@@ -103,7 +103,7 @@ class Faults:
 
 def _ends_within(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename == DEAD_LETTER or frame.f_code.co_name == PLAN:
+        if frame.f_code.co_filename == DEAD_LETTER or frame.f_code.co_qualname == PLAN:
             return True
         frame = frame.f_back
     return False

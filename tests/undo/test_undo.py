@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import pytest
@@ -38,22 +39,22 @@ class Life:
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A method of the state that fills a change."""
-        return self.faults.exhaust(lambda: self.broker.run(lambda state, change, _now: getattr(state, method)(change, *args, **kwargs)))
+        return self.faults.exhaust(lambda: self.broker.run(lambda state, change, _now: attrgetter(method)(state)(change, *args, **kwargs)))
 
     def do_now(self, method: str, *args: Any) -> Any:
         """One that also asks for the time."""
-        return self.faults.exhaust(lambda: self.broker.run(lambda state, change, now: getattr(state, method)(change, *args, now)))
+        return self.faults.exhaust(lambda: self.broker.run(lambda state, change, now: attrgetter(method)(state)(change, *args, now)))
 
     def transaction(self, *publishes: tuple[str, str, bytes], xid: str = "") -> Transaction:
         """Exchange, routing key and properties of each message."""
         made = Transaction(Limits(), 0, xid)
         for number, (exchange, key, properties) in enumerate(publishes):
             message = Message(b"body %d" % number, key, exchange, properties)
-            made.publish(message, self.state.route(exchange, key, properties), True)
+            made.publish(message, self.state.topology.route(exchange, key, properties), True)
         return made
 
     def commit(self, *publishes: tuple[str, str, bytes]) -> None:
-        self.do_now("commit_transaction", self.transaction(*publishes))
+        self.do_now("transactions.commit", self.transaction(*publishes))
 
     def hold(self, queue: str, count: int = 1) -> list[int]:
         """Deliveries to the channel, which acknowledges them in a transaction of its own."""
@@ -83,33 +84,33 @@ def life(request: pytest.FixtureRequest) -> Iterator[Life]:
 
 def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
     consumer: list[Any] = []
-    life.do("declare_exchange", "other", "fanout")
-    life.do("declare_exchange", "topics", "topic", auto_delete=True, arguments={"alternate-exchange": "other"})
-    life.do("declare_exchange", "headers", "headers")
-    life.do("declare_queue", "orders", arguments={"x-max-priority": 5, "x-expires": 60_000})
-    life.do("declare_queue", "mine", exclusive=True, connection="me")
-    life.do("declare_queue", "abandoned", auto_delete=True)
-    life.do("bind", "orders", "topics", "a.#")
-    life.do("bind", "orders", "topics", "b.*")
-    life.do("bind", "abandoned", "amq.direct", "x")
-    life.do("bind", "abandoned", "headers", "", {"x-match": "all", "a": 1})
-    life.do("bind_exchange", "other", "topics", "c")
-    life.do("unbind", "orders", "topics", "b.*")
-    life.do("unbind_exchange", "other", "topics", "c")
-    life.do("bind_exchange", "topics", "headers", "")
+    life.do("topology.declare_exchange", "other", "fanout")
+    life.do("topology.declare_exchange", "topics", "topic", auto_delete=True, arguments={"alternate-exchange": "other"})
+    life.do("topology.declare_exchange", "headers", "headers")
+    life.do("topology.declare_queue", "orders", arguments={"x-max-priority": 5, "x-expires": 60_000})
+    life.do("topology.declare_queue", "mine", exclusive=True, connection="me")
+    life.do("topology.declare_queue", "abandoned", auto_delete=True)
+    life.do("topology.bind", "orders", "topics", "a.#")
+    life.do("topology.bind", "orders", "topics", "b.*")
+    life.do("topology.bind", "abandoned", "amq.direct", "x")
+    life.do("topology.bind", "abandoned", "headers", "", {"x-match": "all", "a": 1})
+    life.do("topology.bind_exchange", "other", "topics", "c")
+    life.do("topology.unbind", "orders", "topics", "b.*")
+    life.do("topology.unbind_exchange", "other", "topics", "c")
+    life.do("topology.bind_exchange", "topics", "headers", "")
     life.commit(("topics", "a.b", b""), ("topics", "a", Properties(priority=3).encode()), ("", "abandoned", b""), ("", "mine", b""))
     channel = Channel(life.state, connection="me")
-    channel.consume(life.state.queue("abandoned"), "tag", lambda *_: None, consumer.append)
-    life.do("delete_queue", "mine", connection="me")
-    life.do("purge", "orders")
-    life.do("delete_unused", [life.state.queue("orders")])
-    assert "topics" not in life.state.exchanges
-    life.do("delete_exchange", "other")
+    channel.consume(life.state.topology.queue("abandoned"), "tag", lambda *_: None, consumer.append)
+    life.do("topology.delete_queue", "mine", connection="me")
+    life.do("messages.purge", "orders")
+    life.do("topology.delete_unused", [life.state.topology.queue("orders")])
+    assert "topics" not in life.state.topology.exchanges
+    life.do("topology.delete_exchange", "other")
     channel.cancel("tag")
-    life.do("delete_abandoned")
-    assert "abandoned" not in life.state.queues
-    channel.consume(life.state.queue(life.channel.queue_declare("late")), "tag", lambda *_: None, consumer.append)
-    life.do("delete_queue", "late")
+    life.do("topology.delete_abandoned")
+    assert "abandoned" not in life.state.topology.queues
+    channel.consume(life.state.topology.queue(life.channel.queue_declare("late")), "tag", lambda *_: None, consumer.append)
+    life.do("topology.delete_queue", "late")
 
 
 def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
@@ -133,24 +134,24 @@ def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
     for outcome in ("ack", "requeue", "requeue", "reject"):
         for queue in everywhere:
             if (delivery := life.channel.get(queue)) is not None:
-                life.do_now("commit_transaction", life.settle(outcome, [delivery.tag]))
-    life.do_now("commit_transaction", life.transaction(("all", "", b""), xid="named"))
+                life.do_now("transactions.commit", life.settle(outcome, [delivery.tag]))
+    life.do_now("transactions.commit", life.transaction(("all", "", b""), xid="named"))
     life.clock.advance(10)
-    life.do("expire", life.clock.now_us)
-    life.do("purge", "dead")
-    life.do("delete_queue", "counted")
+    life.do("expiry.expire", life.clock.now_us)
+    life.do("messages.purge", "dead")
+    life.do("topology.delete_queue", "counted")
 
 
 def test_an_exception_in_a_prepared_transaction_changes_nothing(life: Life) -> None:
     life.channel.queue_declare("in")
     life.channel.queue_declare("out")
     life.commit(*[("", "in", b"")] * 4, ("", "in", TRANSIENT))
-    life.do_now("prepare", life.transaction(("", "out", b"")), "one")
-    life.do_now("prepare", life.settle("ack", life.hold("in", 2)), "two")
-    life.do_now("prepare", life.settle("reject", life.hold("in")), "three")
-    life.do_now("commit_prepared", "one")
-    life.do_now("commit_prepared", "two")
-    life.do_now("rollback_prepared", "three")
+    life.do_now("prepared.prepare", life.transaction(("", "out", b"")), "one")
+    life.do_now("prepared.prepare", life.settle("ack", life.hold("in", 2)), "two")
+    life.do_now("prepared.prepare", life.settle("reject", life.hold("in")), "three")
+    life.do_now("prepared.commit", "one")
+    life.do_now("prepared.commit", "two")
+    life.do_now("prepared.rollback", "three")
 
 
 def test_an_exception_in_upkeep_changes_nothing(life: Life) -> None:
@@ -159,7 +160,7 @@ def test_an_exception_in_upkeep_changes_nothing(life: Life) -> None:
     life.faults.exhaust(life.broker.upkeep.close_open)
     life.faults.exhaust(life.broker.upkeep.seal)
     life.commit(("", "q", b""))
-    life.do_now("commit_transaction", life.settle("ack", life.hold("q", 4)))
+    life.do_now("transactions.commit", life.settle("ack", life.hold("q", 4)))
     life.faults.exhaust(life.broker.upkeep.close_open)
     life.commit(("", "q", b""), ("", "q", TRANSIENT))
     life.hold("q", 2)
@@ -203,11 +204,11 @@ def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:
     life.commit(*[("", "q", b"")] * 3)
     channel = Channel(life.state)
     channel.tx_select(0)
-    channel.consume(life.state.queue("q"), "tag", lambda *_: None, lambda _: None, prefetch=2)
-    life.state.dispatch(life.clock.now_us)
+    channel.consume(life.state.topology.queue("q"), "tag", lambda *_: None, lambda _: None, prefetch=2)
+    life.state.dispatch.send(life.clock.now_us)
     channel.settle(1, "ack", False, 0)
-    channel.publish(Message(b"dropped", "q", "", b""), life.state.route("", "q"), False, 0)
+    channel.publish(Message(b"dropped", "q", "", b""), life.state.topology.route("", "q"), False, 0)
     life.faults.exhaust(lambda: life.broker.run(lambda _state, change, _now: channel.close("it was closed", change)))
-    assert life.state.queue("q").unacknowledged == 0
+    assert life.state.topology.queue("q").unacknowledged == 0
     for _ in range(10):
-        life.do_now("commit_transaction", life.transaction(("", "q", b"")))
+        life.do_now("transactions.commit", life.transaction(("", "q", b"")))

@@ -41,7 +41,7 @@ def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
     name = REPLIES + secrets.token_urlsafe(24)
 
     def work(state: BrokerState, change: Change, _now: int) -> Consumer:
-        queue = state.declare_queue(change, name, durable=False, exclusive=True, auto_delete=True, connection=session.connection)
+        queue = state.topology.declare_queue(change, name, durable=False, exclusive=True, auto_delete=True, connection=session.connection)
         consumer = session.channel.consume(queue, tag, session.sender(tag, name), session.cancelled, no_ack=True)
         consumer.limited = False
         return consumer
@@ -58,7 +58,7 @@ def declare(session: Session, method: m.QueueDeclare, name: str) -> None:
     """To declare it, passively or not, only tells whether the requester is still there. Raises QueueNotFound."""
 
     def work(state: BrokerState, _change: Change, _now: int) -> None:
-        if name != NAME and (name not in state.queues or not state.queues[name].replies):
+        if name != NAME and (name not in state.topology.queues or not state.topology.queues[name].replies):
             raise not_found(name)
 
     def declared(_: None) -> m.Method | None:

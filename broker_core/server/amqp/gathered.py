@@ -15,8 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from broker_core.amqp.v0_9_1.encoder import encode_ack, encode_nack
-from broker_core.broker.broker import BrokerState, Committed
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.commit import Committed
 from broker_core.broker.transaction import Transaction
 from broker_core.node.burial import is_worth_it
 
@@ -91,10 +92,10 @@ class Gathered:
                 else:
                     then(answers[0], None)
                 return
-            with session.lock:
-                session.state.requeue((queue, offset) for left in pieces for queue, offset, _ in left.settles)
+            with session.look as state:
+                state.settlement.requeue((queue, offset) for left in pieces for queue, offset, _ in left.settles)
                 if answers:
-                    session.state.requeue((queue, offset) for queue, offset, _ in piece.settles)
+                    state.settlement.requeue((queue, offset) for queue, offset, _ in piece.settles)
             then(answers[0] if answers else None, None if answers else error)
             if answers and not session.ended:
                 assert error is not None
@@ -115,8 +116,8 @@ class Gathered:
         if self._in_flight == IN_FLIGHT - 1:
             session.connection.resume(self)
         if committed is None:  # what it acked is not this channel's any more, so nothing else would give it back
-            with session.lock:
-                session.state.requeue((queue, offset) for queue, offset, _ in transaction.settles)
+            with session.look as state:
+                state.settlement.requeue((queue, offset) for queue, offset, _ in transaction.settles)
         if session.ended:
             return
         if committed is None:
@@ -145,4 +146,4 @@ class Gathered:
 
 
 def commit(transaction: Transaction, state: BrokerState, change: Change, now: int) -> Committed:
-    return state.commit_transaction(change, transaction, now)
+    return state.transactions.commit(change, transaction, now)

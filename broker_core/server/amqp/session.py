@@ -86,7 +86,7 @@ class Session:
         self.broker = server.broker
         self.commits = server.commits
         self.state = server.broker.state
-        self.lock = server.broker.committer.lock
+        self.look = server.broker.look
         self.clock = server.broker.clock
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         server.broker.watch(self.channel)
@@ -258,7 +258,7 @@ class Session:
 
         def work(state: BrokerState, change: Change, now: int) -> None:
             change.forgets.extend(channel.close(why, change, now))
-            state.delete_abandoned(change)
+            state.topology.delete_abandoned(change)
 
         def ended(_answer: object, _error: BaseException | None) -> None:
             self.commits.wake()

@@ -76,12 +76,11 @@ class Sessions:
 
     def resume_deliveries(self) -> None:
         server = self._connection.server
-        state = server.broker.state
-        with server.broker.committer.lock:
+        with server.broker.look as state:
             for session in self.by_number.values():
                 for consumer in session.channel.consumers.values():
                     consumer.writable = True
-                    state.wake(consumer.queue)
+                    state.agenda.wake(consumer.queue)
         server.commits.wake()
 
     def lost(self) -> None:
@@ -101,8 +100,8 @@ class Sessions:
         self._connection.server.commits.submit(self._delete_exclusive, lambda _answer, _error: then() if then is not None else None)
 
     def _delete_exclusive(self, state: BrokerState, change: Change, _now: int) -> None:
-        for queue in state.exclusive_queues(self._connection):
-            state.delete_queue(change, queue.name, connection=self._connection)
+        for queue in state.topology.exclusive_queues(self._connection):
+            state.topology.delete_queue(change, queue.name, connection=self._connection)
 
     def _finish_when_all_ended(self) -> None:
         if self._finish is not None and not self.by_number and not self._ending:

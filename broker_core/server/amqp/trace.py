@@ -77,14 +77,14 @@ class Tracer(Handler):
         assert server is not None
         transaction = Transaction(server.broker.limits, 0)
         transaction.atomic = False
-        with server.broker.committer.lock:
+        with server.broker.look as state:
             for copy in copies:
-                self._publish(server.broker.state, transaction, copy)
+                self._publish(state, transaction, copy)
         if transaction:
             server.commits.submit(partial(_commit, transaction), _ignore)
 
     def _publish(self, state: BrokerState, transaction: Transaction, copy: _Copy) -> None:
-        trace, source = state.exchanges.get(EXCHANGE), state.exchanges.get(copy.exchange)
+        trace, source = state.topology.exchanges.get(EXCHANGE), state.topology.exchanges.get(copy.exchange)
         queues = trace.route(copy.routing_key, b"") if trace is not None else ()
         if not queues or source is None:
             return
@@ -117,7 +117,7 @@ def _table(properties: bytes) -> dict[str, Any]:
 
 
 def _commit(transaction: Transaction, state: BrokerState, change: Change, now_us: int) -> None:
-    state.commit_transaction(change, transaction, now_us)
+    state.transactions.commit(change, transaction, now_us)
 
 
 def _ignore(_answer: object, _error: BaseException | None) -> None:

@@ -71,11 +71,11 @@ class Answer(NamedTuple):
 def asked(xid: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
     """None: there is no such transaction, and there was none."""
     try:
-        return Answer(state.outcome(xid).encode())
+        return Answer(state.names.outcome(xid).encode())
     except UnknownTransaction:
         return None
     except UnknownOutcome:
-        horizon_s = -(-state.outcomes.horizons[NAMES] // 1_000_000)
+        horizon_s = -(-state.names.outcomes.horizons[NAMES] // 1_000_000)
         return Answer(b"unknown", Properties(timestamp=Timestamp(horizon_s)).encode())
 
 
@@ -85,6 +85,6 @@ def decide(verb: str, xid: str, state: BrokerState, change: Change, now_us: int)
     Raises UnknownTransaction, TransactionState.
     """
     if verb == "commit":
-        return state.commit_prepared(change, xid, now_us).dropped
-    state.rollback_prepared(change, xid, now_us)
+        return state.prepared.commit(change, xid, now_us).dropped
+    state.prepared.rollback(change, xid, now_us)
     return 0

@@ -144,7 +144,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         return self.given_up.is_set()
 
     def _call_took_place(self, channel: str, number: int, since_us: int) -> bool:
-        return self._broker.run(lambda state, _change, _now: state.outcomes.call_took_place(channel, number, since_us))
+        return self._broker.run(lambda state, _change, _now: state.names.outcomes.call_took_place(channel, number, since_us))
 
     # -- streams ----------------------------------------------------------------------------------------------------------
 

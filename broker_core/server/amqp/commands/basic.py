@@ -31,7 +31,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
             properties = direct_reply.addressed(session, properties)
         if delivery_mode(properties) not in _DELIVERY_MODES:
             raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}")
-    source = session.state.exchanges.get(name)
+    source = session.state.topology.exchanges.get(name)
     if source is None or source.internal:
         if name == transaction_exchange.NAME:
             publish_to_transaction(session, method, command)
@@ -40,11 +40,11 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     else:
         queues = source.known(routing_key)
     if queues is None or has_copies(properties):
-        with session.lock:
-            queues = session.state.route(name, routing_key, properties)
+        with session.look as state:
+            queues = state.topology.route(name, routing_key, properties)
             keys, delivered = carbon_copies(properties)
             if keys:
-                queues = session.state.route_all(name, (routing_key, *keys), properties)
+                queues = state.topology.route_all(name, (routing_key, *keys), properties)
             properties = delivered
     channel = session.channel
     if channel.transactional:

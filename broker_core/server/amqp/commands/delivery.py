@@ -27,7 +27,7 @@ def qos(session: Session, method: m.BasicQos, _: Command) -> None:
     # py-amqp, with kombu and Celery above it, means what the specification says, the whole channel, where the
     # product is not RabbitMQ
     whole = method.global_ or session.connection.protocol.client_properties.get("product") == "py-amqp"
-    with session.lock:
+    with session.look:
         session.channel.qos(method.prefetch_count, whole)
     session.send(m.BasicQosOk())
     session.commits.wake()
@@ -43,9 +43,9 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
         direct_reply.consume(session, method, tag)
         return
     priority = _consume_priority(name, dict(method.arguments))
-    with session.lock:
-        queue = session.state.usable(name, session.connection)
-        session.state.touch(queue, session.clock())
+    with session.look as state:
+        queue = state.topology.usable(name, session.connection)
+        state.topology.touch(queue, session.clock())
         consumer = session.channel.consume(
             queue,
             tag,
@@ -77,14 +77,14 @@ def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
         return
     tag = method.consumer_tag
     reply = None if method.nowait else m.BasicCancelOk(tag)
-    with session.lock:
+    with session.look as state:
         consumer = session.channel.cancel(tag)
         if consumer is not None:
-            session.state.touch(consumer.queue, session.clock())
+            state.topology.touch(consumer.queue, session.clock())
             if consumer.queue.replies:
                 session.replies = ""
     if consumer is not None and consumer.queue.auto_delete:
-        session.submit(method, lambda state, change, _now: state.delete_abandoned(change), lambda _: reply)
+        session.submit(method, lambda state, change, _now: state.topology.delete_abandoned(change), lambda _: reply)
     else:
         session.send_unless_none(reply)
     session.commits.wake()  # a single active consumer may have made room
@@ -98,23 +98,23 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
     if name.startswith(transaction_exchange.QUEUE_PREFIX):
         get_outcome(session, method, name)
         return
-    channel, state = session.channel, session.state
-    if state.runnable:
+    channel = session.channel
+    if session.state.agenda.runnable:
         session.commits.dispatch(name)  # what consumers can take is not there for a get
-    with session.lock:
-        queue = state.usable(name, session.connection)
+    with session.look as state:
+        queue = state.topology.usable(name, session.connection)
         now = session.clock()
-        state.touch(queue, now)
-        expired = state.head_expired(queue, now)
+        state.topology.touch(queue, now)
+        expired = state.expiry.head_expired(queue, now)
         delivery = None if expired else channel.get(queue)
         if delivery is not None:
-            ready, _ = state.queue_counts(name)
+            ready, _ = state.topology.queue_counts(name)
             if method.no_ack:
                 unacked = channel.unacked.pop(delivery.tag)
                 session.commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
     if expired:
         session.put_back(command)  # it looks again
-        session.submit(method, lambda state, change, now: state.expire(change, now, [queue]), lambda _: None)
+        session.submit(method, lambda state, change, now: state.expiry.expire(change, now, [queue]), lambda _: None)
     elif delivery is None:
         session.send(m.BasicGetEmpty())
     else:

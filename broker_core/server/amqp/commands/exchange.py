@@ -22,9 +22,9 @@ def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> No
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         if method.passive:
-            state.exchange(name)
+            state.topology.exchange(name)
         else:
-            state.declare_exchange(
+            state.topology.declare_exchange(
                 change,
                 name,
                 method.type,
@@ -40,7 +40,7 @@ def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> No
 @command
 def delete(session: Session, method: m.ExchangeDelete, _: Command) -> None:
     def work(state: BrokerState, change: Change, _now: int) -> None:
-        state.delete_exchange(change, one_line(method.exchange), if_unused=method.if_unused)
+        state.topology.delete_exchange(change, one_line(method.exchange), if_unused=method.if_unused)
 
     session.submit(method, work, lambda _: None if method.nowait else m.ExchangeDeleteOk())
 
@@ -49,7 +49,7 @@ def delete(session: Session, method: m.ExchangeDelete, _: Command) -> None:
 def bind(session: Session, method: m.ExchangeBind, _: Command) -> None:
     def work(state: BrokerState, change: Change, _now: int) -> None:
         destination, source = one_line(method.destination), one_line(method.source)
-        state.bind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
+        state.topology.bind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
 
     session.submit(method, work, lambda _: None if method.nowait else m.ExchangeBindOk())
 
@@ -58,6 +58,6 @@ def bind(session: Session, method: m.ExchangeBind, _: Command) -> None:
 def unbind(session: Session, method: m.ExchangeUnbind, _: Command) -> None:
     def work(state: BrokerState, change: Change, _now: int) -> None:
         destination, source = one_line(method.destination), one_line(method.source)
-        state.unbind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
+        state.topology.unbind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
 
     session.submit(method, work, lambda _: None if method.nowait else m.ExchangeUnbindOk())

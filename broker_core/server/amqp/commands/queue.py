@@ -29,14 +29,14 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
         return
     if not name and not method.passive:
         name = f"amq.gen-{secrets.token_urlsafe(16)}"
-    elif name.startswith("amq.") and not method.passive and name not in session.state.queues:
+    elif name.startswith("amq.") and not method.passive and name not in session.state.topology.queues:
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
 
     def work(state: BrokerState, change: Change, now: int) -> tuple[int, int]:
         if method.passive:
-            state.visible_to(name, session.connection)
+            state.topology.visible_to(name, session.connection)
         else:
-            state.declare_queue(
+            state.topology.declare_queue(
                 change,
                 name,
                 durable=method.durable,
@@ -45,8 +45,8 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
                 arguments=dict(method.arguments),
                 connection=session.connection,
             )
-        state.touch(state.queues[name], now)
-        return state.queue_counts(name)
+        state.topology.touch(state.topology.queues[name], now)
+        return state.topology.queue_counts(name)
 
     def declared(counts: tuple[int, int]) -> m.Method | None:
         session.last_queue = name
@@ -61,7 +61,7 @@ def bind(session: Session, method: m.QueueBind, _: Command) -> None:
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         exchange, arguments = one_line(method.exchange), dict(method.arguments)
-        state.bind(change, queue, exchange, routing_key, arguments, connection=session.connection)
+        state.topology.bind(change, queue, exchange, routing_key, arguments, connection=session.connection)
 
     session.submit(method, work, lambda _: None if method.nowait else m.QueueBindOk())
 
@@ -72,7 +72,7 @@ def unbind(session: Session, method: m.QueueUnbind, _: Command) -> None:
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         exchange, arguments = one_line(method.exchange), dict(method.arguments)
-        state.unbind(change, queue, exchange, routing_key, arguments, connection=session.connection)
+        state.topology.unbind(change, queue, exchange, routing_key, arguments, connection=session.connection)
 
     session.submit(method, work, lambda _: m.QueueUnbindOk())
 
@@ -93,7 +93,7 @@ def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
     name = session.queue_name(method.queue)
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
-        return state.purge(change, name, session.connection)
+        return state.messages.purge(change, name, session.connection)
 
     session.submit(method, work, lambda count: None if method.nowait else m.QueuePurgeOk(count))
 
@@ -105,6 +105,6 @@ def delete(session: Session, method: m.QueueDelete, command: Command) -> None:
     name, connection = session.queue_name(one_line(method.queue)), session.connection
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
-        return state.delete_queue(change, name, if_unused=method.if_unused, if_empty=method.if_empty, connection=connection)
+        return state.topology.delete_queue(change, name, if_unused=method.if_unused, if_empty=method.if_empty, connection=connection)
 
     session.submit(method, work, lambda count: None if method.nowait else m.QueueDeleteOk(count))

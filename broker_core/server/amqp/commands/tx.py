@@ -9,8 +9,9 @@ from functools import partial
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
-from broker_core.broker.broker import BrokerState, Committed
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.commit import Committed
 from broker_core.broker.transaction import Transaction
 from broker_core.node.burial import Burial, is_worth_it
 from broker_core.server.amqp import transaction_exchange
@@ -71,7 +72,7 @@ def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> N
 
 
 def _prepare(transaction: Transaction, xid: str, state: BrokerState, change: Change, now: int) -> None:
-    state.prepare(change, transaction, xid, now)
+    state.prepared.prepare(change, transaction, xid, now)
 
 
 def _committed(session: Session, method: m.TxCommit, committed: Committed | None, error: BaseException | None) -> None:
@@ -81,7 +82,7 @@ def _committed(session: Session, method: m.TxCommit, committed: Committed | None
     if error is not None:
         session.fail(error, method)
         return
-    with session.lock:
+    with session.look:
         session.channel.finish(session.now)
     session.named = transaction_exchange.Named()
     if committed is not None:
@@ -97,7 +98,7 @@ def _committed(session: Session, method: m.TxCommit, committed: Committed | None
 def rollback(session: Session, method: m.TxRollback, _: Command) -> None:
     session.channel.check_transactional()
     session.named = transaction_exchange.Named()
-    with session.lock:
+    with session.look:
         batch_ids = session.channel.rollback(session.now)
     if not batch_ids:
         session.send(m.TxRollbackOk())

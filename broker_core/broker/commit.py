@@ -1,0 +1,116 @@
+"""Commit: all that a transaction publishes, settles and consumes becomes one change.
+
+Every transaction ends here: of a channel, prepared, of a micro-batch, of a batch write. What is visible, durable and gone by it is so
+at once, or not at all; the committer (``node/committer.py``) writes the change.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from broker_core.broker.block import Blocks
+from broker_core.broker.change import Change
+from broker_core.broker.dying import Dying
+from broker_core.broker.messages import Messages
+from broker_core.broker.numbers import Numbers
+from broker_core.broker.overflow import Overflow
+from broker_core.broker.records import OutcomeRecord
+from broker_core.broker.settlement import Settlement
+from broker_core.broker.spilled import Spilled
+from broker_core.broker.stored import Stored
+from broker_core.broker.transaction import State, Transaction
+from broker_core.broker.transaction_names import TransactionNames
+from broker_core.message import Message
+
+_new = tuple.__new__  # a third of the time of a NamedTuple's own
+
+
+class Committed(NamedTuple):
+    """What a commit answers: its sequence number (0: nothing was published), and mandatory messages that reach no queue any more.
+
+    ``rejected`` are places in ``publishes`` that a full queue refused, in a transaction that is not atomic. ``dropped``: messages and
+    settlements of a prepared transaction that came to nothing, because their queue is gone.
+    """
+
+    sequence: int
+    returned: list[Message]
+    rejected: list[int] = []
+    dropped: int = 0
+
+
+class Transactions:
+    def __init__(
+        self,
+        numbers: Numbers,
+        blocks: Blocks,
+        names: TransactionNames,
+        overflow: Overflow,
+        messages: Messages,
+        stored: Stored,
+        settlement: Settlement,
+    ) -> None:
+        self._undo = blocks.undo
+        self._numbers = numbers
+        self._blocks = blocks
+        self._names = names
+        self._overflow = overflow
+        self._messages = messages
+        self._stored = stored
+        self._settlement = settlement
+
+    def commit(self, change: Change, transaction: Transaction, now: int) -> Committed:
+        """All of it in one change (decision 1).
+
+        Raises, with nothing changed, PreconditionFailed (overflow), TransactionState, CorruptSegment.
+        """
+        xid, publishes, settles = transaction.xid, transaction.publishes, transaction.settles
+        if transaction.state is State.ACTIVE:  # a prepared one was looked at when it was prepared, and its room is kept
+            if transaction.atomic and transaction.incoming:
+                self._overflow.check(transaction.incoming)
+            if xid:
+                self._names.check_new(xid)
+        if settles:
+            self._settlement.check_readable(settles)
+        returned: list[Message] = []
+        for spilled in transaction.spilled:
+            returned += self._unreached(spilled)
+        self.become(transaction, State.COMMITTED)
+        rejected: list[int] = []
+        if transaction.transactional and (publishes or transaction.spilled or transaction.staged or transaction.decided):
+            change.sequence = self._numbers.next_sequence(transaction=True)
+        if xid:
+            self._names.give(xid, now)
+        for spilled in transaction.spilled:
+            self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
+        if publishes:
+            dying = Dying()
+            returned += self._messages.enqueue(change, publishes, now, dying, transaction.atomic, rejected, transaction.connection)
+            if dying:
+                self._messages.bury(change, dying, now)
+        for staged in transaction.staged:
+            self._stored.enqueue_staged(change, staged, now)
+        if settles:
+            self._settlement.settle(change, settles, now)
+        for queue, start, end in transaction.consumed:
+            queue.settle(start, end)
+            queue.record(change)
+        for buried in transaction.buried:
+            self._stored.enqueue_buried(change, buried, now)
+        if xid and not transaction.decided:
+            self._names.outcomes.remember(change, OutcomeRecord(xid, "committed", now))
+        return _new(Committed, (change.sequence, returned, rejected, 0))
+
+    def _unreached(self, spilled: Spilled) -> list[Message]:
+        """Mandatory messages that reach no queue any more. Raises CorruptSegment."""
+        lost = spilled.unreached()
+        if not lost:
+            return []
+        rows = self._blocks.decode(spilled.block_id, np.array(lost, np.int64), 1, 0)
+        return [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
+
+    def become(self, transaction: Transaction, state: State) -> None:
+        """Raises TransactionState."""
+        self._undo.append((setattr, transaction, "state", transaction.state))
+        transaction.become(state)

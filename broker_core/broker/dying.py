@@ -1,0 +1,81 @@
+"""Dying: messages that leave their queue in a change, and are dead-lettered in the same change.
+
+Not here: when they have to (``overflow.py``, ``expiry.py``, ``settlement.py``), and where the copies go (``messages.py``).
+Invariant: what is settled here is in a :class:`Dying` if its queue dead-letters, and a :class:`Dying` is empty when its change ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from broker_core.broker.change import InboxRow
+from broker_core.broker.dead_letter import Reason
+from broker_core.broker.queue import Queue
+
+_DRIVEN_OUT = 4096  # messages that overflow dead-letters in one commit; the rest waits for the next
+_DRIVEN_OUT_BYTES = 16 * 1024 * 1024
+
+
+class Died(NamedTuple):
+    """Messages that have left ``queue`` in this change, in order, and have to be dead-lettered in it."""
+
+    queue: Queue
+    rows: Sequence[InboxRow]
+    reason: Reason
+
+
+class Dying(deque[Died]):
+    """What has left queues in a change and is not dead-lettered yet; ``room`` and ``room_bytes`` are left for overflow."""
+
+    room = _DRIVEN_OUT
+    room_bytes = _DRIVEN_OUT_BYTES
+
+
+def discard(queue: Queue, offsets: Sequence[int], reason: Reason, dying: Dying) -> None:
+    """Settle entries of ``queue``, to be dead-lettered in the same change where it says so. What is settled already only stops being held.
+
+    Raises StoreError, with nothing changed.
+    """
+    leave(queue, offsets, messages_of(queue, offsets) if queue.dead_letters else [], reason, dying)
+
+
+def leave(queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, dying: Dying) -> None:
+    """The same for entries that were read already."""
+    for start, end in ranges(offsets):
+        queue.settle_range(start, end)
+    if rows and queue.dead_letters:
+        dying.append(Died(queue, rows, reason))
+        if reason == "maxlen":
+            dying.room -= len(rows)
+            dying.room_bytes -= sum(len(row.body) for row in rows)
+
+
+def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
+    """Messages of those entries that are not settled, with their commit sequence and time. Raises CorruptSegment, DataLoss."""
+    rows: list[InboxRow] = []
+    for first, last in ranges(offsets):
+        for start, end in queue.unsettled_within(first, last):
+            while start < end:
+                found = queue.rows(start, end)
+                rows += found
+                start += len(found)
+    return rows
+
+
+def ranges(offsets: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Consecutive offsets of a list as [start, end), in its order."""
+    if not offsets:
+        return ()
+    if isinstance(offsets, range) or len(offsets) == 1:
+        return ((offsets[0], offsets[-1] + 1),)
+    found: list[tuple[int, int]] = []
+    start = end = offsets[0]
+    for offset in offsets:
+        if offset != end:
+            found.append((start, end))
+            start = offset
+        end = offset + 1
+    found.append((start, end))
+    return found

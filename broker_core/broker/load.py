@@ -1,0 +1,190 @@
+"""Loading: the state of a broker from what was durable.
+
+Pure. What the records contradict is repaired before (``repair.py``), or refused here as a whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import InboxRow
+from broker_core.broker.exchange import EXCHANGE_TYPES
+from broker_core.broker.messages import ROUTE
+from broker_core.broker.queue import Queue
+from broker_core.broker.records import (
+    AttemptRecord,
+    BindingRecord,
+    ChannelCommitRecord,
+    ClaimRecord,
+    DeliveryRecord,
+    ExchangeBindingRecord,
+    ExchangeRecord,
+    ForgottenRecord,
+    HoleRecord,
+    LedgerRecord,
+    LineageRecord,
+    OriginRecord,
+    OutcomeRecord,
+    PartRecord,
+    PreparedRecord,
+    ProgressRecord,
+    QueueRecord,
+    ReadRecord,
+    Record,
+    ReleaseRecord,
+    RunRecord,
+)
+from broker_core.broker.repair import Info, repair
+from broker_core.broker.topology import Topology
+from broker_core.errors import CorruptCatalog
+
+_OF_MICRO_BATCHES = (
+    AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord, OriginRecord, PartRecord, ReadRecord, ReleaseRecord,
+)  # fmt: skip
+
+
+class Image(Protocol):
+    """What was durable (``store.port.StoreImage``)."""
+
+    records: list[Record]
+    inbox: list[InboxRow]
+    sequence: int
+    clean: bool
+
+    @property
+    def blocks(self) -> Sequence[Info]: ...
+
+
+def load(image: Image, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> BrokerState:
+    """Raises CorruptCatalog for records of which no sense can be made; what ``repair`` can derive is put right."""
+    state = BrokerState(new_block_id=new_block_id, read=read)
+    try:
+        _load(state, image, new_block_id)
+    except (LookupError, TypeError, ValueError, AttributeError, struct.error, pa.ArrowException) as error:
+        raise CorruptCatalog(
+            f"the catalog holds a record of which no sense can be made ({type(error).__name__}: {error}); its checksum holds, so a"
+            " program wrote it so. Keep a copy of the data directory; `txmq salvage` makes a new one of what is whole"
+        ) from error
+    return state
+
+
+def _load(state: BrokerState, image: Image, new_block_id: Callable[[], int]) -> None:
+    found = state.loaded.repaired = repair(image.records, image.inbox, image.blocks)
+    state.numbers.restore(image.sequence, image.records)
+    by_class: dict[type[Record], list[Any]] = {}
+    for record in found.records:
+        by_class.setdefault(type(record), []).append(record)
+    for info in image.blocks:
+        state.blocks.name(info.block_id, info.rows, info.size_bytes)
+    for block_id, (rows, why) in found.lost_blocks.items():
+        state.blocks.lose(block_id, rows, why)
+    for exchange in by_class.get(ExchangeRecord, ()):
+        _restore_exchange(state, exchange)
+    for queue in by_class.get(QueueRecord, ()):
+        _restore_queue(state, queue)
+    for binding in (*by_class.get(BindingRecord, ()), *by_class.get(ExchangeBindingRecord, ())):
+        _restore_binding(state.topology, binding)
+    for part in by_class.get(PartRecord, ()):
+        if part.block_id in state.blocks.by_id:
+            state.blocks.pin(part.block_id)
+    _load_queues(state, by_class, image, new_block_id)
+    state.names.outcomes.restore(*(by_class.get(kind, ()) for kind in (OutcomeRecord, ChannelCommitRecord, ForgottenRecord)))
+    for prepared in by_class.get(PreparedRecord, ()):
+        state.prepared.restore(prepared, state.topology.queues_by_id)
+    state.blocks.forget_unpinned()
+    state.loaded.records = {kind: records for kind, records in by_class.items() if kind in _OF_MICRO_BATCHES}
+
+
+def _restore_exchange(state: BrokerState, record: ExchangeRecord) -> None:
+    flags = {"durable": record.durable, "auto_delete": record.auto_delete, "internal": record.internal}
+    kind = EXCHANGE_TYPES[record.type]
+    state.topology.add_exchange(kind(record.name, **flags, arguments=record.arguments, undo=state.undo))
+
+
+def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
+    flags = {"durable": record.durable, "exclusive": record.exclusive, "auto_delete": record.auto_delete}
+    state.topology.add_queue(Queue(record.queue_id, record.name, state.blocks, **flags, arguments=record.arguments))
+
+
+def _restore_binding(topology: Topology, record: BindingRecord | ExchangeBindingRecord) -> None:
+    if isinstance(record, BindingRecord):
+        topology.exchanges[record.exchange].bind(topology.queues[record.queue], record.routing_key, record.arguments)
+    else:
+        topology.exchanges[record.source].bind(topology.exchanges[record.destination], record.routing_key, record.arguments)
+
+
+def _load_queues(state: BrokerState, by_class: Mapping[type[Record], list[Any]], image: Image, new_block_id: Callable[[], int]) -> None:
+    holes: dict[int, list[HoleRecord]] = {}
+    for hole in by_class.get(HoleRecord, ()):
+        holes.setdefault(hole.queue_id, []).append(hole)
+    for progress in by_class.get(ProgressRecord, ()):
+        if progress.queue_id in state.topology.queues_by_id:
+            state.topology.queues_by_id[progress.queue_id].restore_progress(progress, holes.get(progress.queue_id, []))
+    deliveries: dict[int, list[DeliveryRecord]] = {}
+    for delivery in by_class.get(DeliveryRecord, ()):
+        deliveries.setdefault(delivery.queue_id, []).append(delivery)
+    for queue_id, found in deliveries.items():
+        if queue_id in state.topology.queues_by_id:
+            state.topology.queues_by_id[queue_id].restore_counts(found)
+    _load_runs(state, [_readable(state, run, new_block_id) for run in by_class.get(RunRecord, ())], image.inbox)
+    state.loaded.latest_us = max(
+        max((row.committed_at for row in image.inbox), default=0),
+        max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
+        max((outcome.decided_at for outcome in by_class.get(OutcomeRecord, ())), default=0),
+        max((entry.committed_at for entry in by_class.get(LedgerRecord, ())), default=0),
+    )
+    named = [(outcome.decided_at, outcome.xid) for outcome in by_class.get(OutcomeRecord, ()) if outcome.state == "committed"]
+    state.names.restore([*((entry.committed_at, entry.token) for entry in by_class.get(LedgerRecord, ())), *named])
+    claimed: list[tuple[Queue, int]] = []
+    for claim in by_class.get(ClaimRecord, ()):
+        for log, (start, end) in claim.ranges.items():
+            queue = state.topology.queues.get(log)
+            if queue is not None and queue.owner == claim.app_id:
+                queue.restore_claim(start, end)
+                claimed.append((queue, end))
+    for queue, end in claimed:  # settling lets go of what no claim names
+        queue.reserve(end)
+    for queue in state.topology.queues.values():
+        queue.loaded(clean=image.clean)
+
+
+def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], int]) -> RunRecord:
+    """``run``, or, if its rows are lost, a run over a missing block: its offsets stay, and reading them raises."""
+    why = state.loaded.repaired.lost_runs.get((run.queue_id, run.first))
+    if why is None:
+        return run
+    if run.block_id in state.blocks.by_id:
+        state.blocks.pin(run.block_id)  # some of its rows are meant: they stay for whoever looks into it
+    where = f"queue '{state.topology.queues_by_id[run.queue_id].name}', offsets {run.first} to {run.first + run.count}"
+    block = state.blocks.lose(new_block_id(), run.count, f"{where}: {why}")
+    return replace(run, block_id=block.block_id, row=0, bitmap=b"")
+
+
+def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[InboxRow]) -> None:
+    unread = state.loaded.repaired.unread
+    entries: dict[int, list[tuple[int, InboxRow | RunRecord]]] = {}
+    for run in runs:
+        entries.setdefault(run.queue_id, []).append((run.first, run))
+    for row in inbox:
+        block = state.blocks.by_id.get(row.block_id)
+        if block is None or block.inbox is None:
+            block = state.blocks.reopen(row.block_id)
+        block.add(row)
+        if len(row.routes) % ROUTE.size:
+            continue  # named by ``repair``
+        for queue_id, offset in ROUTE.iter_unpack(row.routes):
+            if not unread or (queue_id, row.block_id, row.row) not in unread:
+                entries.setdefault(queue_id, []).append((offset, row))
+    for queue_id, found in entries.items():
+        if queue_id in state.topology.queues_by_id:
+            state.topology.queues_by_id[queue_id].restore_entries(sorted(found, key=_first), state.blocks)
+
+
+def _first(entry: tuple[int, Any]) -> int:
+    return entry[0]

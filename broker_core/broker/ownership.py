@@ -1,0 +1,48 @@
+"""Ownership (S6): from its first claim a Spark app owns a queue, and no channel consumes it."""
+
+from __future__ import annotations
+
+from broker_core.broker.change import Change
+from broker_core.broker.queue import Queue
+from broker_core.errors import PreconditionFailed, ResourceLocked
+
+
+def require_ownable(queue: Queue, app_id: str) -> None:
+    """Raises ResourceLocked while channels hold deliveries, or where another app owns the queue."""
+    if queue.owner == app_id:
+        return
+    if queue.owner:
+        raise ResourceLocked(
+            f"queue '{queue.name}' belongs to app '{queue.owner}', not to '{app_id}'; "
+            f"`txmq release {queue.owner} {queue.name}` takes it from a pipeline that will not come back"
+        )
+    if queue.consumers:
+        raise ResourceLocked(
+            f"queue '{queue.name}' cannot be owned by app '{app_id}': {len(queue.consumers)} consumers are subscribed to it; "
+            "cancel them first, or give the stream a queue of its own"
+        )
+    if queue.held:
+        raise ResourceLocked(
+            f"queue '{queue.name}' cannot be owned by app '{app_id}': channels or prepared transactions hold "
+            f"{len(queue.held)} of its messages; let them ack or close first"
+        )
+    if not queue.durable:
+        raise PreconditionFailed(
+            f"queue '{queue.name}' is not durable: a stream needs a queue that survives the broker; declare it durable"
+        )
+    if queue.exclusive:
+        raise ResourceLocked(f"queue '{queue.name}' is exclusive to a connection: app '{app_id}' cannot own it")
+
+
+def own(change: Change, queue: Queue, app_id: str, start: int = 0) -> None:
+    """From its first claim an app owns a queue, and skips what lies below ``start``. Raises as ``require_ownable``."""
+    if queue.owner != app_id:
+        require_ownable(queue, app_id)
+        queue.own(app_id, start)
+        queue.record(change)
+
+
+def release(change: Change, queue: Queue) -> None:
+    """Nobody owns the queue any more. Whether the caller may say so is its rule."""
+    queue.release()
+    queue.record(change)

@@ -1,0 +1,111 @@
+"""Settlement: how deliveries end. They are acknowledged, rejected (dead-lettered, or dropped), or they come back to their queue.
+
+Pure. Not here: what a channel holds (``channel.py``). Codes and meaning are AMQP's and RabbitMQ's.
+Invariant: what came back more often than x-delivery-limit leaves in the commit that gave it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+
+from broker_core.broker.agenda import Agenda
+from broker_core.broker.block import Blocks
+from broker_core.broker.change import Change
+from broker_core.broker.dying import Dying, discard
+from broker_core.broker.messages import Messages
+from broker_core.broker.overflow import Overflow
+from broker_core.broker.queue import Queue
+from broker_core.broker.transaction import Settle
+from broker_core.errors import StoreError
+
+
+class Settlement:
+    def __init__(self, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda) -> None:
+        self._blocks = blocks
+        self._messages = messages
+        self._overflow = overflow
+        self._agenda = agenda
+
+    def check_readable(self, settles: Sequence[Settle]) -> None:
+        """Raises CorruptSegment or DataLoss, before anything is changed, where what has to be dead-lettered is in a damaged segment."""
+        read: set[int] = set()
+        for queue, offset, outcome in settles:
+            if outcome == "reject" and queue.dead_letters and not queue.deleted and not queue.is_settled(offset):
+                run, number = queue.locate(offset)
+                if run.block.inbox is None and run.block_id not in read:
+                    self._blocks.row(run.block_id, number)
+                    read.add(run.block_id)
+
+    def settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
+        """All of them in order; consecutive entries of one outcome in one step."""
+        dying = Dying()
+        queues: dict[Queue, None] = {}
+        grown: dict[Queue, None] = {}
+        at, count = 0, len(settles)
+        while at < count:
+            queue, offset, outcome = settles[at]
+            at += 1
+            if queue.deleted:
+                continue
+            queues[queue] = None
+            if outcome == "ack":
+                end = offset + 1
+                while at < count and settles[at] == (queue, end, "ack"):
+                    end += 1
+                    at += 1
+                queue.settle_range(offset, end)
+            elif outcome == "requeue":
+                end = offset + 1
+                while at < count and settles[at] == (queue, end, "requeue"):
+                    end += 1
+                    at += 1
+                queue.requeue_range(offset, end)
+                self._give_up(queue, offset, end, dying)
+                self._agenda.wake(queue)
+                if queue.limited:
+                    grown[queue] = None
+            else:
+                end = offset + 1
+                while at < count and settles[at] == (queue, end, "reject"):
+                    end += 1
+                    at += 1
+                discard(queue, range(offset, end), "rejected", dying)
+        for queue in grown:
+            self._overflow.cut(change, queue, now, dying)  # as RabbitMQ: what comes back counts again, and is the oldest
+        if dying:
+            self._messages.bury(change, dying, now)
+        for queue in queues:
+            queue.record(change)
+
+    def _give_up(self, queue: Queue, start: int, end: int, dying: Dying) -> None:
+        """What came back more often than x-delivery-limit leaves in the commit that gave it back; where it cannot be read it stays."""
+        if not queue.counts:
+            return
+        for offset in range(start, end):
+            if queue.over_limit(offset):
+                with contextlib.suppress(StoreError):
+                    discard(queue, (offset,), "delivery_limit", dying)
+
+    def requeue(self, settles: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0) -> None:
+        """Requeues deliveries that no channel holds. Only their delivery count is durable; without ``change`` a later commit records it."""
+        queues: dict[Queue, None] = {}
+        dying = Dying()
+        last: Queue | None = None
+        start = end = 0
+        for queue, offset in (*settles, (None, 0)):
+            if queue is not None and queue is last and offset == end:
+                end += 1
+                continue
+            if last is not None and not last.deleted:
+                last.requeue_range(start, end)
+                if change is not None:
+                    self._give_up(last, start, end, dying)
+                queues[last] = None
+            last, start, end = queue, offset, offset + 1
+        if change is not None and dying:
+            self._messages.bury(change, dying, now)
+        for queue in queues:
+            self._agenda.wake(queue)
+            if change is not None and queue.counts is not None:
+                queue.record(change)
