@@ -72,9 +72,9 @@ class Look:
 
     __slots__ = ("_lock", "_state")
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, lock: _thread.LockType) -> None:
         self._state = state
-        self._lock = _thread.allocate_lock()
+        self._lock = lock
 
     def __enter__(self) -> BrokerState:
         self._lock.acquire()
@@ -88,7 +88,9 @@ class Committer:
     """``clock`` gives microseconds since the epoch; ``published`` is called after each commit that consumers or readers may care for."""
 
     def __init__(self, state: BrokerState, store: Store, clock: Callable[[], int], published: Callable[[], None]) -> None:
-        self.look = Look(state)
+        self._state = state
+        self._lock = _thread.allocate_lock()  # guards the state
+        self.look = Look(state, self._lock)
         self._store = store
         self._clock = clock
         self._published = published
@@ -219,8 +221,9 @@ class Committer:
         if self.failure is not None:
             raise self.failure
         changes: list[Change] = []
-        with self.look as state:  # 1. plan
-            undo = state.undo
+        state = self._state
+        undo = state.undo
+        with self._lock:  # 1. plan
             now_us = max(self._last_us, self._clock() - 1)
             for waiting in group:
                 now_us += 1  # commit times never fall, and no two works have the same
@@ -246,7 +249,7 @@ class Committer:
         failpoint.here("committer.durable")
         touched = bool(state.agenda.touched)
         if touched:
-            with self.look:  # 3. publish
+            with self._lock:  # 3. publish
                 state.publish()
         if touched or state.agenda.runnable or state.topology.cancelled:
             self._published()
