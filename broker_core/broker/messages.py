@@ -20,9 +20,9 @@ from broker_core.broker.dying import Died, Dying
 from broker_core.broker.exchange import Queues
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.overflow import Overflow
+from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.topology import Topology
-from broker_core.broker.transaction import Publish
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.errors import RemoteProtocolError
 from broker_core.message import Message

@@ -9,18 +9,16 @@ Invariant: rows are in the order of publishing; the shares of one queue are in t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from broker_core.broker.block import EXPIRATION
+from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing import Selection, select, selected_rows
 from broker_core.properties import delivery_mode
-
-if TYPE_CHECKING:
-    from broker_core.broker.transaction import Publish
 
 TRANSIENT = 1  # delivery mode
 

@@ -20,11 +20,12 @@ from broker_core.broker.dying import Dying
 from broker_core.broker.messages import Messages
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.overflow import Overflow
+from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing import Selection, route_rows, selected_rows
 from broker_core.broker.spilled import Share, Spilled
 from broker_core.broker.topology import Topology
-from broker_core.broker.transaction import Buried, Publish, Staged
+from broker_core.broker.transaction import Buried, Staged
 from broker_core.message import Message
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from broker_core.broker.exchange import Queues
+from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import PreparedRecord
 from broker_core.broker.spilled import Spilled, restore
@@ -45,14 +46,6 @@ _NEXT = {
     State.COMMITTED: set[State](),
     State.ROLLED_BACK: set[State](),
 }
-
-
-class Publish(NamedTuple):
-    """A message and the queues that it was routed to when it was published."""
-
-    message: Message
-    queues: Queues
-    mandatory: bool = False
 
 
 class Settle(NamedTuple):

@@ -26,9 +26,10 @@ from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.load import load
 from broker_core.broker.outcomes import Kept
+from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Run
 from broker_core.broker.spilled import TRANSIENT, spill
-from broker_core.broker.transaction import Limits, Publish, Transaction, to_rows
+from broker_core.broker.transaction import Limits, Transaction, to_rows
 from broker_core.errors import StoreError, StoreFailed
 from broker_core.node.burial import Burial, bury, forget
 from broker_core.node.clock import SteadyClock, now_us

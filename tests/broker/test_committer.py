@@ -9,8 +9,8 @@ from broker_core import errors, failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.exchange import Queues
+from broker_core.broker.publish import Publish
 from broker_core.broker.records import OutcomeRecord
-from broker_core.broker.transaction import Publish
 from broker_core.message import Message
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore

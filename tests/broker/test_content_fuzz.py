@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from broker_core import errors
-from broker_core.broker.transaction import Publish
+from broker_core.broker.publish import Publish
 from broker_core.engine import BranchHeader
 from broker_core.field_table import MAX_NESTING, Long, Timestamp
 from broker_core.message import Message

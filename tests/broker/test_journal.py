@@ -11,8 +11,8 @@ import pytest
 from broker_core import errors
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.publish import Publish
 from broker_core.broker.records import HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
-from broker_core.broker.transaction import Publish
 from broker_core.engine import BranchHeader
 from broker_core.message import Message
 from broker_core.node.engine import EmbeddedEngine

@@ -12,7 +12,7 @@ import pytest
 from broker_core import errors
 from broker_core.broker.content import check_rows
 from broker_core.broker.dead_letter import DAMAGED
-from broker_core.broker.transaction import Publish
+from broker_core.broker.publish import Publish
 from broker_core.field_table import Long, Timestamp
 from broker_core.message import MESSAGE_SCHEMA, Message
 from broker_core.properties import Properties
