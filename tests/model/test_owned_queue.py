@@ -90,5 +90,5 @@ RULES: list[Callable[[Patch], None]] = [
 def test_a_rule_that_is_switched_off_is_found(switched_off: Callable[[Patch], None], monkeypatch: Patch) -> None:
     switched_off(monkeypatch)
     with pytest.raises(BaseException) as found:
-        histories(400, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
+        histories(4_000, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
     assert not isinstance(found.value, (KeyboardInterrupt, SystemExit))
