@@ -23,16 +23,15 @@ from broker_core import failpoint
 from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import DataDirectoryFormat
-from broker_core.store.codec import Encoded, decode, guard, guarded_inbox, merged, to_signed, to_unsigned
+from broker_core.store.codec import Encoded, decode, guard, merged, to_signed, to_unsigned
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.inbox import MAX_ROWS, ROW_BITS, guarded, message_of_format_3, pack, unpack
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import Place
 
 FORMAT = 4
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
-ROW_BITS = 20
-MAX_ROWS = 1 << ROW_BITS  # of an open block
 PAGE_BYTES = 1024  # a commit of one message writes one page: small ones cost SQLite less to checksum and write
 _CHECKPOINT_PAGES = 1024
 _LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
@@ -54,6 +53,7 @@ QUERIES: dict[str, str] = {
 
 
 _PUT_INBOX = QUERIES["put_inbox"]
+RENAMES = [statement for statement in _added()[4].split(";") if "ALTER TABLE" in statement]  # since format 4
 
 
 def quoted(names: Iterable[str]) -> str:
@@ -116,11 +116,6 @@ def log_path(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def inbox_row(values: tuple[Any, ...]) -> InboxRow:
-    """A row of the table ``inbox``, without its guard."""
-    return InboxRow(values[0] >> ROW_BITS, values[0] & (MAX_ROWS - 1), *values[1:])
-
-
 def is_whole(row: tuple[Any, ...]) -> bool:
     """Does the row match its guard, the last value?"""
     try:
@@ -178,10 +173,12 @@ class Catalog:
 
     def _upgrade(self, found: int) -> None:
         self._execute("BEGIN IMMEDIATE")
+        messages = [message_of_format_3(row) for row in self._guarded(QUERIES["inbox_of_format_3"], "inbox")] if found <= 3 else []
         for number, script in sorted(_added().items()):
             if number > found:
                 for statement in script.split(";"):
                     self._execute(statement)
+        self.put_inbox(messages)
         self.set_meta(format=FORMAT)
         failpoint.here("store.recovery.upgraded")
         self._execute("COMMIT")
@@ -230,7 +227,8 @@ class Catalog:
         return {row[0]: Place._make((*row[1:6], to_unsigned(row[6]))) for row in rows}
 
     def inbox(self) -> Iterator[InboxRow]:
-        return map(inbox_row, self._guarded(QUERIES["inbox"], "inbox"))
+        for row in self._guarded(QUERIES["inbox"], "inbox"):
+            yield from unpack(*row)
 
     def records(self) -> Iterator[Record]:
         for cls, statements in _RECORD_STATEMENTS.items():
@@ -249,12 +247,10 @@ class Catalog:
     def commit(self) -> None:
         self._write("COMMIT")
 
-    def put_inbox(self, rows: Iterable[InboxRow]) -> None:
-        values = [guarded_inbox((row[0] << ROW_BITS | row[1], *row[2:])) for row in rows]
-        if len(values) == 1:
-            self._write(_PUT_INBOX, values[0])
-        else:
-            self._executemany(_PUT_INBOX, values)
+    def put_inbox(self, messages: Sequence[InboxRow]) -> None:
+        """Messages of each block are in order."""
+        for row in pack(messages):
+            self._write(_PUT_INBOX, guarded(row))
 
     def drop_inbox(self, block_id: int) -> None:
         first = block_id << ROW_BITS

@@ -35,7 +35,7 @@ CREATE TABLE batch (
   guard INTEGER NOT NULL
 );
 
--- Messages of small commits: no row -> committed in the open batch -> row deleted when the batch is sealed or forgotten.
+-- Messages of small commits up to format 3, each in a row.
 CREATE TABLE inbox (
   id INTEGER PRIMARY KEY,          -- batch_id << 20 | row: a small commit touches the last page only
   sequence INTEGER NOT NULL,
@@ -174,3 +174,13 @@ ALTER TABLE block RENAME COLUMN batch_id TO block_id;
 ALTER TABLE run RENAME COLUMN batch_id TO block_id;
 ALTER TABLE part RENAME COLUMN batch_id TO block_id;
 ALTER TABLE meta RENAME COLUMN next_batch_id TO next_block_id;
+
+-- The messages of a commit share a row (inbox.py). An upgrade puts those of the old table into the new one.
+-- no row -> committed in the open block -> row deleted when the block is sealed or forgotten.
+DROP TABLE inbox;
+CREATE TABLE inbox (
+  id INTEGER PRIMARY KEY,          -- block_id << 20 | row of the first message: a small commit touches the last page only
+  count INTEGER NOT NULL,          -- of messages
+  messages BLOB NOT NULL,
+  guard INTEGER NOT NULL
+);

@@ -332,18 +332,6 @@ def guard(values: Sequence[Value]) -> int:
     return to_signed(xxhash.xxh3_64_intdigest(ascii(plain).encode(), seed))
 
 
-def guarded_inbox(values: Sequence[Any]) -> tuple[Value, ...]:
-    """``values`` of a row of the table inbox, of which :func:`encode_change` has checked the types, with its :func:`guard`."""
-    key, sequence, committed_at, exchange, routing_key, properties, body, routes = values
-    seed = 0
-    for value in (properties, body, routes):
-        if value:
-            seed = xxhash.xxh3_64_intdigest(value, seed)
-    text = f"[{key}, {sequence}, {committed_at}, {exchange!a}, {routing_key!a}, {len(properties)}, {len(body)}, {len(routes)}]"
-    checksum = xxhash.xxh3_64_intdigest(text.encode(), seed)
-    return (*values, checksum - _UNSIGNED if checksum >= _BIT_63 else checksum)
-
-
 def merged_block(rows: Sequence[InboxRow]) -> pa.RecordBatch:
     """The messages of an open block, row by row, as MERGED_SCHEMA."""
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)

@@ -24,10 +24,11 @@ from broker_core.arrow.part_file import PartFile
 from broker_core.broker.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
 from broker_core.store import catalog as catalog_file
-from broker_core.store.catalog import MAX_ROWS, Catalog
+from broker_core.store.catalog import Catalog
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import corrupt_catalog, store_error
+from broker_core.store.inbox import MAX_ROWS
 from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
 from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
 from broker_core.store.sums import drop_sums, kept_sums
@@ -76,10 +77,11 @@ class _Cache:
 class _Plan:
     """What one commit does to the files, worked out before anything is written."""
 
-    __slots__ = ("forgotten", "put", "rows", "sealed", "sequence")
+    __slots__ = ("forgotten", "inbox", "put", "rows", "sealed", "sequence")
 
     def __init__(self) -> None:
         self.rows: list[InboxRow] = []
+        self.inbox: dict[int, list[InboxRow]] = {}  # the same rows, by block
         self.put: dict[int, Place] = {}
         self.sealed: list[int] = []
         self.forgotten: list[int] = []
@@ -320,19 +322,19 @@ class DurableStore:
         return plan
 
     def _check_rows(self, plan: _Plan) -> None:
-        lengths: dict[int, int] = {}
-        for row in plan.rows:
-            block_id, number = row[0], row[1]
-            expected = lengths.get(block_id)
-            if expected is None:
-                expected = len(self._inbox.get(block_id, ()))
-            if number != expected or number >= MAX_ROWS or block_id in self._places:
-                raise ValueError(f"row {number} of block {block_id} is not the next one, {expected}")
-            lengths[block_id] = expected + 1
+        for block_id in {row[0] for row in plan.rows}:
+            rows = plan.inbox[block_id] = [row for row in plan.rows if row[0] == block_id]
+            first = expected = len(self._inbox.get(block_id, ()))
+            for row in rows:
+                if row[1] != expected:
+                    raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
+                expected += 1
+            if expected > MAX_ROWS or block_id in self._places:
+                raise ValueError(f"block {block_id} takes no more rows behind row {first}")
         for block_id in plan.sealed:
-            rows = len(self._inbox.get(block_id, ())) + sum(row.block_id == block_id for row in plan.rows)
-            if rows != plan.put[block_id].rows:
-                raise ValueError(f"open block {block_id} has {rows} rows, but {plan.put[block_id].rows} were sealed")
+            rows_there = len(self._inbox.get(block_id, ())) + len(plan.inbox.get(block_id, ()))
+            if rows_there != plan.put[block_id].rows:
+                raise ValueError(f"open block {block_id} has {rows_there} rows, but {plan.put[block_id].rows} were sealed")
 
     def _execute(self, encoded: Sequence[Encoded], plan: _Plan) -> list[int]:
         """The statements of one commit. Returns the segments that nothing needs after it."""
@@ -384,11 +386,8 @@ class DurableStore:
 
     def _publish(self, plan: _Plan) -> None:
         with self._lock:
-            for row in plan.rows:
-                rows = self._inbox.get(row[0])
-                if rows is None:
-                    rows = self._inbox[row[0]] = []
-                rows.append(row)
+            for block_id, rows in plan.inbox.items():
+                self._inbox.setdefault(block_id, []).extend(rows)
             self._sequence = max(self._sequence, plan.sequence, plan.rows[-1].sequence if plan.rows else 0)
             if not plan.put and not plan.forgotten:
                 return

@@ -31,10 +31,13 @@ DELETE FROM block WHERE block_id = ?
 SELECT block_id, segment, position, length, rows, size_bytes, checksum, guard FROM block ORDER BY block_id
 
 -- name: put_inbox
-INSERT INTO inbox (id, sequence, committed_at, exchange, routing_key, properties, body, routes, guard) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO inbox (id, count, messages, guard) VALUES (?, ?, ?, ?)
 
 -- name: drop_inbox
 DELETE FROM inbox WHERE id BETWEEN ? AND ?
 
 -- name: inbox
+SELECT id, count, messages, guard FROM inbox ORDER BY id
+
+-- name: inbox_of_format_3
 SELECT id, sequence, committed_at, exchange, routing_key, properties, body, routes, guard FROM inbox ORDER BY id

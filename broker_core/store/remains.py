@@ -19,9 +19,10 @@ from typing import Any
 from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import CorruptCatalog, DataDirectoryFormat
-from broker_core.store.catalog import FORMAT, Meta, SegmentRow, inbox_row, is_whole, quoted
+from broker_core.store.catalog import FORMAT, RENAMES, Meta, SegmentRow, is_whole, quoted
 from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.failure import corrupt_catalog
+from broker_core.store.inbox import message_of_format_3, unpack
 from broker_core.store.schema_pages import put_schema
 from broker_core.store.segment import Place
 
@@ -39,7 +40,7 @@ class Remains:
     segments: list[SegmentRow] = field(default_factory=list)
     blocks: dict[int, Place] = field(default_factory=dict)
     inbox: list[InboxRow] = field(default_factory=list)
-    doubtful: list[InboxRow] = field(default_factory=list)  # rows of the inbox that do not match their checksum
+    doubtful: list[list[InboxRow]] = field(default_factory=list)  # messages of rows of the inbox that do not match their checksum
     records: list[Record] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     torn: set[str] = field(default_factory=set)  # tables with lost rows
@@ -101,7 +102,7 @@ class _Reader:
     def read(self) -> Remains:
         found = self.found
         try:
-            tables = {row[0] for row in self.connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+            tables = self._tables()
         except sqlite3.Error as error:
             raise corrupt_catalog(self.path, f"{error}; not even its list of tables can be read") from error
         if "meta" not in tables:
@@ -109,8 +110,11 @@ class _Reader:
         self._take("meta", Meta._fields, "id", tables, self._meta)
         self._take("segment", SegmentRow._fields, "segment", tables, lambda row: found.segments.append(SegmentRow(*row)))
         self._take("block", ("block_id", *Place._fields), "block_id", tables, self._block)
-        columns = ("id", *InboxRow._fields[2:])
-        self._take("inbox", columns, "id", tables, lambda row: found.inbox.append(inbox_row(row)), self._doubtful)
+        if self._has_column("inbox", "body"):
+            columns = ("id", *InboxRow._fields[2:])
+            self._take("inbox", columns, "id", tables, lambda row: found.inbox.append(message_of_format_3(row)), self._doubtful_of_format_3)
+        else:
+            self._take("inbox", ("id", "count", "messages"), "id", tables, lambda row: found.inbox.extend(unpack(*row)), self._doubtful)
         for cls in RECORDS:
             if cls.TABLE in tables or (found.meta is not None and found.meta.format == FORMAT):
                 key = ", ".join(f'"{name}"' for name in cls.KEY)
@@ -126,9 +130,22 @@ class _Reader:
         self.found.blocks[row[0]] = Place._make((*row[1:6], to_unsigned(row[6])))
 
     def _doubtful(self, row: Row) -> None:
+        with contextlib.suppress(ValueError):
+            self.found.doubtful.append(unpack(*row[:-1], errors="surrogateescape"))
+
+    def _doubtful_of_format_3(self, row: Row) -> None:
         kinds = (int, int, int, str, str, bytes, bytes, bytes)
         if all(isinstance(value, kind) for value, kind in zip(row, kinds, strict=False)):
-            self.found.doubtful.append(inbox_row(row[:-1]))
+            self.found.doubtful.append([message_of_format_3(row[:-1])])
+
+    def _tables(self) -> set[str]:
+        """By the names of this format."""
+        query = "SELECT name FROM sqlite_schema WHERE type = 'table'"
+        if "batch" in {row[0] for row in self.connection.execute(query)}:
+            with contextlib.suppress(sqlite3.Error):
+                for statement in RENAMES:
+                    self.connection.execute(statement)
+        return {row[0] for row in self.connection.execute(query)}
 
     # -- one table ------------------------------------------------------------------------------------------------------
     def _take(
@@ -176,6 +193,12 @@ class _Reader:
         if error is not None:
             self._lose(table, f"table {table} cannot be read to its end: {error}")
         return rows
+
+    def _has_column(self, table: str, name: str) -> bool:
+        try:
+            return any(row[1] == name for row in self.connection.execute(f'PRAGMA table_info("{table}")'))
+        except sqlite3.Error:
+            return False
 
     def _has_rowid(self, table: str) -> bool:
         try:

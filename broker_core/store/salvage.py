@@ -28,6 +28,7 @@ from broker_core.broker.interval import IntervalSet
 from broker_core.broker.messages import ROUTE
 from broker_core.broker.records import (
     ClaimRecord,
+    HoleRecord,
     LedgerRecord,
     PartRecord,
     PreparedRecord,
@@ -180,7 +181,8 @@ class _Salvage:
 
     # -- what it means --------------------------------------------------------------------------------------------------
     def _records(self) -> tuple[list[Record], list[InboxRow]]:
-        inbox = self._open_blocks()
+        blocks = self.remains.blocks  # a row of one of them lies in a segment too
+        inbox = _numbered(row for row in self.remains.inbox if row.block_id not in blocks)
         records = [*self.remains.records, *self._lost_queues(inbox)]
         infos = [BlockInfo(block_id, place.rows, place.size_bytes, place.checksum) for block_id, place in self.remains.blocks.items()]
         found = repair(records, inbox, infos)
@@ -198,25 +200,14 @@ class _Salvage:
                 kept.append(self._prepared(record))
             else:
                 kept.append(record)
-        for row in self.remains.doubtful:
-            self._lose_row(row, by_queue)
+        for rows in self.remains.doubtful:
+            self._lose_rows(rows, by_queue)
         if not self.remains.torn.isdisjoint(("run", "inbox")):
             self._unaccounted(kept, inbox, by_queue)
-        return self._follow(kept), [row for row in inbox if self._is_read(row, found.unread)]
+        return self._follow(kept), _numbered(row for row in inbox if self._is_read(row, found.unread))
 
     def _is_read(self, row: InboxRow, unread: set[tuple[int, int, int]]) -> bool:
         return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
-
-    def _open_blocks(self) -> list[InboxRow]:
-        """Rows of open blocks, numbered anew where one is lost: nothing but their own routes names them."""
-        inbox: list[InboxRow] = []
-        lengths: dict[int, int] = {}
-        for row in self.remains.inbox:
-            if row.block_id in self.remains.blocks:
-                continue  # it lies in a segment too
-            inbox.append(row._replace(row=lengths.get(row.block_id, 0)))
-            lengths[row.block_id] = lengths.get(row.block_id, 0) + 1
-        return inbox
 
     def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
         """Queues whose record is lost, and of which there are messages. Of a whole catalog, these are leftovers."""
@@ -232,17 +223,10 @@ class _Salvage:
         return [QueueRecord(queue_id, SALVAGED.format(queue_id), True, False, False, {}) for queue_id in sorted(named - known)]
 
     def _settled(self, records: Iterable[Record]) -> dict[int, IntervalSet]:
-        """By queue id, what is settled."""
-        settled = {queue_id: IntervalSet() for queue_id in self.queues}
-        for record in records:
-            if isinstance(record, ProgressRecord):
-                settled[record.queue_id].add(0, record.floor)
-            elif record.TABLE == "hole":
-                settled[record.queue_id].add(record.start, record.end)  # type: ignore[attr-defined]
         for table in ("progress", "hole"):
             if table in self.remains.torn:
                 self.report.losses.append(f"rows of table {table} are lost: messages that were settled may come again")
-        return settled
+        return _settled(records, self.queues)
 
     def _kept_of(self, run: RunRecord, why: str, settled: IntervalSet) -> list[Record]:
         """The runs of its messages that are there. What is lost and not settled is named."""
@@ -269,12 +253,15 @@ class _Salvage:
         self.report.lost.append(LostMessages(self.queues[queue_id], start, end, where, why))
         self.lost_offsets.setdefault(queue_id, IntervalSet()).add(start, end)
 
-    def _lose_row(self, row: InboxRow, settled: dict[int, IntervalSet]) -> None:
-        """A message in the catalog that does not match its checksum; its place is right unless just that was damaged."""
-        for queue_id, offset in _routes(row):
-            if queue_id in self.queues and 0 <= offset < 1 << 62 and not settled[queue_id].contains(offset):
-                self._lose(queue_id, offset, offset + 1, None, f"row {row.row} of open block {row.block_id} does not match its checksum")
-                self.doubtful.add(self.queues[queue_id], offset, row)
+    def _lose_rows(self, rows: Sequence[InboxRow], settled: dict[int, IntervalSet]) -> None:
+        """Messages of a row in the catalog that does not match its checksum; their places are right unless just those were damaged."""
+        lost: dict[int, IntervalSet] = {}
+        for queue_id, offset, row in _unsettled(rows, settled):
+            lost.setdefault(queue_id, IntervalSet()).add(offset, offset + 1)
+            self.doubtful.add(self.queues[queue_id], offset, row)
+        for queue_id, offsets in lost.items():
+            for start, end in offsets:
+                self._lose(queue_id, start, end, None, f"{_named(rows)} not match the checksum")
 
     def _unaccounted(self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[int, IntervalSet]) -> None:
         """Offsets that were given, and of which no row of the damaged tables tells any more."""
@@ -403,17 +390,48 @@ class _Salvage:
         )
 
     def _count(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
-        settled = {queue_id: IntervalSet() for queue_id in self.queues}
+        settled = _settled(records, self.queues)
         there = _offsets(records, inbox, self.queues)
-        for record in records:
-            if isinstance(record, ProgressRecord):
-                settled[record.queue_id].add(0, record.floor)
-            elif record.TABLE == "hole":
-                settled[record.queue_id].add(record.start, record.end)  # type: ignore[attr-defined]
         for queue_id, name in sorted(self.queues.items(), key=lambda item: item[1]):
             self.report.messages[name] = sum(
                 end - start for first, last in there[queue_id] for start, end in settled[queue_id].outside(first, last)
             )
+
+
+def _settled(records: Iterable[Record], queues: Iterable[int]) -> dict[int, IntervalSet]:
+    """By queue id, what is settled."""
+    settled = {queue_id: IntervalSet() for queue_id in queues}
+    for record in records:
+        if isinstance(record, ProgressRecord):
+            settled[record.queue_id].add(0, record.floor)
+        elif isinstance(record, HoleRecord):
+            settled[record.queue_id].add(record.start, record.end)
+    return settled
+
+
+def _unsettled(rows: Iterable[InboxRow], settled: dict[int, IntervalSet]) -> Iterator[tuple[int, int, InboxRow]]:
+    """Queue ids, offsets and messages of rows that may be wrong."""
+    for row in rows:
+        for queue_id, offset in _routes(row):
+            if queue_id in settled and 0 <= offset < 1 << 62 and not settled[queue_id].contains(offset):
+                yield queue_id, offset, row
+
+
+def _named(rows: Sequence[InboxRow]) -> str:
+    first, last = rows[0], rows[-1]
+    named = f"row {first.row} of open block {first.block_id} does"
+    return named if first is last else f"rows {first.row} to {last.row} of open block {first.block_id} share a checksum and do"
+
+
+def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
+    """Rows of open blocks, numbered anew where one is lost: nothing but their own routes names them."""
+    lengths: dict[int, int] = {}
+    numbered: list[InboxRow] = []
+    for row in rows:
+        number = lengths.get(row.block_id, 0)
+        numbered.append(row._replace(row=number))
+        lengths[row.block_id] = number + 1
+    return numbered
 
 
 def _offsets(records: Iterable[Record], inbox: Iterable[InboxRow], queues: Iterable[int]) -> dict[int, IntervalSet]:

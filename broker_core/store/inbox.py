@@ -1,0 +1,119 @@
+"""Messages of small commits as rows of the table ``inbox``: consecutive messages of a block share a row.
+
+A row is ``(id, count, messages)``: block id << 20 | row of the first message, how many, and one blob, little-endian:
+
+    stamps        uint32              1: all messages have the same commit sequence and time; otherwise ``count``
+    sequences     int64 x stamps
+    times         int64 x stamps
+    lengths       uint32 x 5 x count  of all exchanges, then all routing keys, properties, bodies, routes
+    the bytes of all these, in the same order
+
+Not here: SQL (``catalog.py``), what a value may be (``codec.encode_change``).
+Invariant: ``unpack`` gives back what ``pack`` was given. For any other bytes it raises ValueError, or gives messages of just these bytes:
+it never reads past their end, and what it allocates is in proportion to them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, pairwise, repeat
+from typing import Any
+
+import xxhash
+
+from broker_core.broker.change import InboxRow
+from broker_core.store.codec import to_signed
+
+ROW_BITS = 20
+MAX_ROWS = 1 << ROW_BITS  # of an open block
+GROUP_BYTES = 128 * 1024  # of the messages of a row, unless it has one message: what one damaged row loses
+
+Packed = tuple[int, int, bytes]  # id, count, messages
+
+_ONE = struct.Struct("<I2q5I")
+_STAMPS = struct.Struct("<I")
+_STAMP_BYTES, _LENGTHS_BYTES = 16, 20  # of a message
+_ROW_MASK = MAX_ROWS - 1
+
+
+def pack(rows: Sequence[InboxRow]) -> list[Packed]:
+    """``rows`` of each block are in order. Consecutive ones of at most ``GROUP_BYTES`` share a row."""
+    if len(rows) == 1:  # as _pack, by fewer steps
+        ((block_id, row, sequence, committed_at, exchange, routing_key, properties, body, routes),) = rows
+        name, key = exchange.encode(), routing_key.encode()
+        head = _ONE.pack(1, sequence, committed_at, len(name), len(key), len(properties), len(body), len(routes))
+        return [(block_id << ROW_BITS | row, 1, b"".join((head, name, key, properties, body, routes)))]
+    if not rows:
+        return []
+    (first, number, *_), (last, end, *_) = rows[0], rows[-1]
+    if first == last and end - number == len(rows) - 1:
+        return list(_pack(rows))
+    return list(chain.from_iterable(map(_pack, _consecutive(rows))))
+
+
+def _consecutive(rows: Sequence[InboxRow]) -> list[list[InboxRow]]:
+    """``rows`` cut where the next one is not the next row of the same block."""
+    groups: list[list[InboxRow]] = []
+    block_id, number = None, 0
+    for row in rows:
+        if row[0] != block_id or row[1] != number:
+            block_id, number = row[0], row[1]
+            groups.append([])
+        groups[-1].append(row)
+        number += 1
+    return groups
+
+
+def _pack(rows: Sequence[InboxRow]) -> Iterator[Packed]:
+    count = len(rows)
+    _, _, sequences, times, exchanges, keys, properties, bodies, routes = zip(*rows, strict=True)
+    values = [*map(str.encode, exchanges), *map(str.encode, keys), *properties, *bodies, *routes]
+    lengths = list(map(len, values))
+    if count > 1 and sum(lengths) > GROUP_BYTES:
+        half = count // 2
+        yield from _pack(rows[:half])
+        yield from _pack(rows[half:])
+        return
+    if sequences.count(sequences[0]) == times.count(times[0]) == count:
+        sequences, times = sequences[:1], times[:1]
+    stamps = len(sequences)
+    head = struct.pack(f"<I{2 * stamps}q{5 * count}I", stamps, *sequences, *times, *lengths)
+    yield rows[0][0] << ROW_BITS | rows[0][1], count, b"".join((head, *values))
+
+
+def guarded(row: Packed) -> tuple[int, int, bytes, int]:
+    """``row`` with its checksum: that of ``codec.guard``, by fewer steps."""
+    key, count, messages = row
+    text = b"[%d, %d, %d]" % (key, count, len(messages))
+    checksum = xxhash.xxh3_64_intdigest(text, xxhash.xxh3_64_intdigest(messages))
+    return key, count, messages, to_signed(checksum)
+
+
+def message_of_format_3(row: Sequence[Any]) -> InboxRow:
+    """A row of the table of formats 1 to 3, without its guard."""
+    return InboxRow(row[0] >> ROW_BITS, row[0] & _ROW_MASK, *row[1:])
+
+
+def unpack(key: object, count: object, messages: object, *, errors: str = "strict") -> list[InboxRow]:
+    """``errors`` is how texts that are no UTF-8 are read. Raises ValueError for what :func:`pack` did not make."""
+    if type(key) is not int or type(count) is not int or type(messages) is not bytes:
+        raise ValueError("a row of table inbox has values of wrong types")
+    first, size = key & _ROW_MASK, len(messages)
+    if not 0 < count <= MAX_ROWS - first or size < _STAMPS.size:
+        raise ValueError(f"a row of table inbox has {count} messages from row {first} on in {size} bytes")
+    (stamps,) = _STAMPS.unpack_from(messages)
+    start = _STAMPS.size + _STAMP_BYTES * stamps + _LENGTHS_BYTES * count
+    if stamps not in (1, count) or start > size:
+        raise ValueError(f"{stamps} commit times of {count} messages do not fit into {size} bytes")
+    head = struct.unpack_from(f"<{2 * stamps}q{5 * count}I", messages, _STAMPS.size)
+    lengths = head[2 * stamps :]
+    if sum(lengths) != size - start:
+        raise ValueError(f"{count} messages of {sum(lengths)} bytes are not the {size - start} bytes that are there")
+    values = [messages[begin:end] for begin, end in pairwise(accumulate(lengths, initial=start))]
+    same = count if stamps == 1 else 1
+    sequences, times = head[:stamps] * same, head[stamps : 2 * stamps] * same
+    texts = [value.decode("utf-8", errors) for value in values[: 2 * count]]
+    columns = [texts[:count], texts[count:], *(values[part * count : (part + 1) * count] for part in (2, 3, 4))]
+    numbers = range(first, first + count)
+    return list(map(InboxRow._make, zip(repeat(key >> ROW_BITS, count), numbers, sequences, times, *columns, strict=True)))
