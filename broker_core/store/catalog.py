@@ -26,7 +26,7 @@ from broker_core.errors import DataDirectoryFormat
 from broker_core.store.codec import Encoded, decode, guard, merged, to_signed, to_unsigned
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
-from broker_core.store.inbox import MAX_ROWS, ROW_BITS, guarded, message_of_format_3, pack, unpack
+from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message_of_format_3, pack, unpack
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import Place
 
@@ -178,7 +178,7 @@ class Catalog:
             if number > found:
                 for statement in script.split(";"):
                     self._execute(statement)
-        self.put_inbox(messages)
+        self.put_inbox(pack(messages))
         self.set_meta(format=FORMAT)
         failpoint.here("store.recovery.upgraded")
         self._execute("COMMIT")
@@ -247,9 +247,8 @@ class Catalog:
     def commit(self) -> None:
         self._write("COMMIT")
 
-    def put_inbox(self, messages: Sequence[InboxRow]) -> None:
-        """Messages of each block are in order."""
-        for row in pack(messages):
+    def put_inbox(self, rows: Iterable[Packed]) -> None:
+        for row in rows:
             self._write(_PUT_INBOX, guarded(row))
 
     def drop_inbox(self, block_id: int) -> None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +22,13 @@ from broker_core.arrow.part_file import PartFile
 from broker_core.broker.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
 from broker_core.store import catalog as catalog_file
+from broker_core.store.cache import BlockCache
 from broker_core.store.catalog import Catalog
 from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
 from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.failure import corrupt_catalog, store_error
-from broker_core.store.inbox import MAX_ROWS
+from broker_core.store.inbox import Packed, pack
+from broker_core.store.plan import Plan
 from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
 from broker_core.store.segment import ROLL_BYTES, Place, Segments, cut_tail
 from broker_core.store.sums import drop_sums, kept_sums
@@ -36,67 +36,8 @@ from broker_core.store.sums import drop_sums, kept_sums
 CACHE_BYTES = 32 * 1024 * 1024
 
 
-class _Cache:
-    """Verified blocks, least recently used out first; one that somebody still holds is found again at no cost. Thread-safe."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[int, tuple[pa.RecordBatch, int]] = OrderedDict()
-        self._held: weakref.WeakValueDictionary[int, pa.RecordBatch] = weakref.WeakValueDictionary()
-        self.size_bytes = 0
-
-    def get(self, block_id: int) -> pa.RecordBatch | None:
-        with self._lock:
-            if block_id in self._kept:
-                self._kept.move_to_end(block_id)
-                return self._kept[block_id][0]
-            return self._held.get(block_id)
-
-    def put(self, block_id: int, block: pa.RecordBatch, size_bytes: int) -> None:
-        with self._lock:
-            self._drop(block_id)
-            self._held[block_id] = block
-            if size_bytes > self._limit_bytes:
-                return
-            self._kept[block_id] = (block, size_bytes)
-            self.size_bytes += size_bytes
-            while self.size_bytes > self._limit_bytes:
-                self.size_bytes -= self._kept.popitem(last=False)[1][1]
-
-    def drop(self, block_id: int) -> None:
-        with self._lock:
-            self._drop(block_id)
-
-    def _drop(self, block_id: int) -> None:
-        self._held.pop(block_id, None)
-        if block_id in self._kept:
-            self.size_bytes -= self._kept.pop(block_id)[1]
-
-
-class _Plan:
-    """What one commit does to the files, worked out before anything is written."""
-
-    __slots__ = ("forgotten", "inbox", "put", "rows", "sealed", "sequence")
-
-    def __init__(self) -> None:
-        self.rows: list[InboxRow] = []
-        self.inbox: dict[int, list[InboxRow]] = {}  # the same rows, by block
-        self.put: dict[int, Place] = {}
-        self.sealed: list[int] = []
-        self.forgotten: list[int] = []
-        self.sequence = 0
-
-
 def _info(block_id: int, place: Place) -> BlockInfo:
     return BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
-
-
-def _found(places: dict[int, Place], block_id: int) -> Place:
-    place = places.get(block_id)
-    if place is None:
-        raise ValueError(f"block {block_id} is named but was not written")
-    return place
 
 
 class DurableStore:
@@ -116,7 +57,7 @@ class DurableStore:
         self._inbox: dict[int, list[InboxRow]] = {}  # the rows of the open blocks; the tuples are shared with the domain
         self._named_segments: set[int] = set()  # have a row in the catalog
         self._open_block: tuple[int, pa.RecordBatch] | None = None  # the last inbox block that was read
-        self._cache = _Cache(cache_bytes)
+        self._cache = BlockCache(cache_bytes)
         prepare(self._path)
         self._directory_lock = DirectoryLock(self._path)
         try:
@@ -282,18 +223,14 @@ class DurableStore:
         encoded = [encode_change(change) for change in changes]
         try:
             # 1. nothing is written yet
-            plan = self._plan(changes)
+            plan = Plan(changes, self._inbox, self._places, self._staged, self._written)
             failpoint.here("store.commit.begin")
             # 2. the bytes that this commit names
             if plan.put:
                 self._segments.sync({place.segment for place in plan.put.values()})
             failpoint.here("store.commit.synced")
-            # 3. what they mean
-            self._catalog.begin()
-            idle = self._execute(encoded, plan)
-            failpoint.here("store.commit.executed")
-            # 4. the commit point
-            self._catalog.commit()
+            # 3. what they mean, and 4. the commit point
+            idle = self._write(encoded, plan)
             failpoint.here("store.commit.committed")
             # 5. readers see it; files that nothing needs go
             self._publish(plan)
@@ -303,44 +240,24 @@ class DurableStore:
         except BaseException as error:
             raise self._fail(error) from error
 
-    def _plan(self, changes: Sequence[Change]) -> _Plan:
-        plan = _Plan()
-        for change in changes:
-            if change.sequence > plan.sequence:
-                plan.sequence = change.sequence
-            if change.rows:
-                plan.rows += change.rows
-            for block_id in change.names:
-                plan.put[block_id] = _found(self._staged, block_id)
-            for block_id in change.seals:
-                plan.put[block_id] = _found(self._written, block_id)
-                plan.sealed.append(block_id)
-            for block_id in change.moves:
-                plan.put[block_id] = _found(self._written, block_id)
-            plan.forgotten += change.forgets
-        self._check_rows(plan)
-        return plan
+    def _write(self, encoded: Sequence[Encoded], plan: Plan) -> list[int]:
+        """The transaction of one commit. Returns the segments that nothing needs after it."""
+        catalog = self._catalog
+        rows = pack(plan.rows)
+        known = self._sequence if self._sequence > plan.carried else plan.carried
+        if plan.only_messages and len(rows) == 1 and plan.sequence <= known and not self._segments.changed:
+            failpoint.here("store.commit.executed")
+            catalog.put_inbox(rows)  # a lone statement is a transaction of its own, and costs less than BEGIN and COMMIT around it
+            return []
+        catalog.begin()
+        idle = self._execute(rows, encoded, plan, known)
+        failpoint.here("store.commit.executed")
+        catalog.commit()
+        return idle
 
-    def _check_rows(self, plan: _Plan) -> None:
-        for block_id in {row[0] for row in plan.rows}:
-            rows = plan.inbox[block_id] = [row for row in plan.rows if row[0] == block_id]
-            first = expected = len(self._inbox.get(block_id, ()))
-            for row in rows:
-                if row[1] != expected:
-                    raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
-                expected += 1
-            if expected > MAX_ROWS or block_id in self._places:
-                raise ValueError(f"block {block_id} takes no more rows behind row {first}")
-        for block_id in plan.sealed:
-            rows_there = len(self._inbox.get(block_id, ())) + len(plan.inbox.get(block_id, ()))
-            if rows_there != plan.put[block_id].rows:
-                raise ValueError(f"open block {block_id} has {rows_there} rows, but {plan.put[block_id].rows} were sealed")
-
-    def _execute(self, encoded: Sequence[Encoded], plan: _Plan) -> list[int]:
-        """The statements of one commit. Returns the segments that nothing needs after it."""
+    def _execute(self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, known: int) -> list[int]:
         catalog, segments = self._catalog, self._segments
-        if plan.rows:
-            catalog.put_inbox(plan.rows)
+        catalog.put_inbox(rows)
         catalog.put_records(encoded)
         emptied: list[int] = []
         if plan.put or plan.forgotten:
@@ -352,14 +269,13 @@ class DurableStore:
         for number in idle:
             catalog.drop_segment(number)
             self._named_segments.discard(number)
-        carried = plan.rows[-1].sequence if plan.rows else 0  # rows are in commit order
-        if emptied or plan.sequence > max(self._sequence, carried):
-            catalog.set_meta(sequence=max(self._sequence, plan.sequence, carried))
+        if emptied or plan.sequence > known:
+            catalog.set_meta(sequence=max(plan.sequence, known))
         if plan.forgotten or idle:
             catalog.set_meta(next_block_id=self._next_block_id, next_segment=segments.next_number)
         return idle
 
-    def _execute_blocks(self, plan: _Plan, emptied: list[int]) -> None:
+    def _execute_blocks(self, plan: Plan, emptied: list[int]) -> None:
         catalog, segments = self._catalog, self._segments
         for block_id in emptied:
             catalog.drop_inbox(block_id)
@@ -384,12 +300,12 @@ class DurableStore:
         if segment.descriptor < 0:
             self._catalog.close_segment(number)
 
-    def _publish(self, plan: _Plan) -> None:
+    def _publish(self, plan: Plan) -> None:
         with self._lock:
             for block_id, rows in plan.inbox.items():
                 self._inbox.setdefault(block_id, []).extend(rows)
-            self._sequence = max(self._sequence, plan.sequence, plan.rows[-1].sequence if plan.rows else 0)
-            if not plan.put and not plan.forgotten:
+            self._sequence = max(self._sequence, plan.sequence, plan.carried)
+            if plan.only_messages:
                 return
             for block_id, place in plan.put.items():
                 self._places[block_id] = place

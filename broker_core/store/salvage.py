@@ -45,6 +45,7 @@ from broker_core.store.codec import encode_change
 from broker_core.store.directory import DirectoryLock, segment_path, sync_directory
 from broker_core.store.doubtful import Doubtful, selected
 from broker_core.store.failure import store_error
+from broker_core.store.inbox import pack
 from broker_core.store.log import hidden_commits
 from broker_core.store.port import BlockInfo
 from broker_core.store.remains import Remains, read_remains
@@ -376,7 +377,7 @@ class _Salvage:
             catalog.close_segment(number)
         for block_id, place in places.items():
             catalog.put_block(block_id, place)
-        catalog.put_inbox(inbox)
+        catalog.put_inbox(pack(inbox))
         catalog.put_records([encode_change(Change(rows=list(inbox), journal=list(records)))])
         self.report.inbox_rows = len(inbox)
         meta = self.remains.meta

@@ -297,6 +297,11 @@ class Segments:
     def info(self, number: int) -> Segment:
         return self._segments[number]
 
+    @property
+    def changed(self) -> bool:
+        """Whether ``take_closed`` or ``take_idle`` may have something for the next commit."""
+        return bool(self._closed or self._idle)
+
     def take_closed(self) -> list[int]:
         """Segments that were closed, durably, since the last call."""
         if not self._closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 import struct
 import tracemalloc
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker_core import failpoint
@@ -45,6 +46,7 @@ def rows(draw: st.DrawFn) -> list[InboxRow]:
     return [InboxRow(*place, *draw(stamps), *draw(st.tuples(_TEXT, _TEXT, _BYTES, _BYTES, _BYTES))) for place in places]
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(rows())
 def test_what_is_packed_is_unpacked_in_order_and_whole(messages: list[InboxRow]) -> None:
     packed = pack(messages)
@@ -60,6 +62,7 @@ def test_one_message_is_packed_as_a_group_of_one_is(values: tuple[int, int, str,
     assert pack([row]) == list(inbox._pack([row]))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(rows().filter(bool), st.randoms(use_true_random=False))
 def test_damaged_bytes_are_refused_or_are_other_messages_and_never_another_error(messages: list[InboxRow], chosen: random.Random) -> None:
     key, count, blob = chosen.choice(pack(messages))
@@ -218,4 +221,23 @@ def test_rows_of_two_blocks_in_one_commit_are_a_row_for_each_and_leave_with_thei
     assert {row[0] >> 20 for row in executed(tmp_path / "data", "SELECT id FROM inbox")} == {2}  # type: ignore[operator]
     store = DurableStore(tmp_path / "data")
     assert store.load().inbox == second and store.read(1).column("body").to_pylist() == [row.body for row in first]
+    store.close()
+
+
+def test_a_commit_of_messages_alone_is_one_statement_and_survives_a_crash_as_any_other(tmp_path: Path) -> None:
+    store = DurableStore(tmp_path / "data")
+    store.load()
+    store.commit([Change(sequence=1, rows=[message(0, 1)], journal=[QueueRecord(5, "q", True, False, False, {})])])
+    seen: list[str] = []
+    store._catalog._connection.set_trace_callback(lambda statement: seen.append(statement.split()[0]))
+    store.commit([Change(sequence=2, rows=[message(1, 2)]), Change(sequence=3, rows=[message(2, 3), message(3, 3)])])
+    assert seen == ["INSERT"]
+    seen.clear()
+    store.commit([Change(sequence=4, rows=[message(4, 4)]), Change(sequence=9)])  # a number that no row carries
+    assert seen[0] == "BEGIN" and seen[-1] == "COMMIT" and seen.count("INSERT") == 2
+    shutil.copytree(tmp_path / "data", tmp_path / "crashed")
+    store.close()
+    store = DurableStore(tmp_path / "crashed")
+    image = store.load()
+    assert [row.row for row in image.inbox] == [0, 1, 2, 3, 4] and image.sequence == 9
     store.close()

@@ -1,0 +1,51 @@
+"""Blocks that were read and verified, kept in memory up to a number of bytes.
+
+Not here: which blocks there are and where (``durable.py``).
+Invariant: what is kept is at most ``limit_bytes``, by the sizes that ``put`` was told.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+
+import pyarrow as pa
+
+
+class BlockCache:
+    """Verified blocks, least recently used out first; one that somebody still holds is found again at no cost. Thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, tuple[pa.RecordBatch, int]] = OrderedDict()
+        self._held: weakref.WeakValueDictionary[int, pa.RecordBatch] = weakref.WeakValueDictionary()
+        self.size_bytes = 0
+
+    def get(self, block_id: int) -> pa.RecordBatch | None:
+        with self._lock:
+            if block_id in self._kept:
+                self._kept.move_to_end(block_id)
+                return self._kept[block_id][0]
+            return self._held.get(block_id)
+
+    def put(self, block_id: int, block: pa.RecordBatch, size_bytes: int) -> None:
+        with self._lock:
+            self._drop(block_id)
+            self._held[block_id] = block
+            if size_bytes > self._limit_bytes:
+                return
+            self._kept[block_id] = (block, size_bytes)
+            self.size_bytes += size_bytes
+            while self.size_bytes > self._limit_bytes:
+                self.size_bytes -= self._kept.popitem(last=False)[1][1]
+
+    def drop(self, block_id: int) -> None:
+        with self._lock:
+            self._drop(block_id)
+
+    def _drop(self, block_id: int) -> None:
+        self._held.pop(block_id, None)
+        if block_id in self._kept:
+            self.size_bytes -= self._kept.pop(block_id)[1]
