@@ -38,6 +38,7 @@ from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
 
+SWITCH_S = 0.001  # after which a thread that computes lets others go on
 LOOK_S = 0.25  # how often ``serve`` looks whether it should end
 
 
@@ -291,6 +292,9 @@ def serve(
         # thousands of messages in flight are thousands of objects that live for a moment: look for cycles among them less often
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
+        # the event loop gives the interpreter lock up at each socket and each sync, and has it back after this time at the latest:
+        # with the usual 5 ms an answer took 100 ms while the upkeep expired or sealed many messages
+        sys.setswitchinterval(SWITCH_S)
         print("ready", f"txmq://{bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
         while not ending.wait(LOOK_S):
             if broker.server.failed.is_set() or broker.failed:
