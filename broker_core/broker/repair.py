@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from broker_core.broker.change import Drop, InboxRow
-from broker_core.broker.interval import IntervalSet
+from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.records import (
     AttemptRecord,
     BindingRecord,

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from broker_core.arrow.rows import Piece, ReadPlan, assemble
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.interval import IntervalSet
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.records import ClaimRecord
 from broker_core.errors import DataLoss, QueueNotFound
 from broker_core.node.local import LocalBroker

@@ -24,8 +24,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.interval import IntervalSet
 from broker_core.broker.messages import ROUTE
+from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.records import (
     ClaimRecord,
     HoleRecord,

@@ -10,7 +10,7 @@ import pytest
 
 from broker_core.broker.block import Block
 from broker_core.broker.ownership import own
-from broker_core.broker.run import Run
+from broker_core.broker.queue.run import Run
 from broker_core.engine import START, Limit, Origin, Ranges, ReadTicket
 from broker_core.errors import CorruptCatalog, DataLoss, PreconditionFailed, ResourceLocked
 from broker_core.node.engine import EmbeddedEngine

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core.broker.block import Block
-from broker_core.broker.interval import IntervalSet
 from broker_core.broker.queue import Queue
-from broker_core.broker.rank import Ranks
-from broker_core.broker.run import Run
+from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.queue.rank import Ranks
+from broker_core.broker.queue.run import Run
 
 LEFT_OUT = frozenset(
     {

@@ -23,10 +23,10 @@ import numpy.typing as npt
 from broker_core.broker.block import Block, Blocks
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.consumer import Consumers
-from broker_core.broker.interval import IntervalSet
-from broker_core.broker.rank import Ranks
+from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.queue.rank import Ranks
+from broker_core.broker.queue.run import Run
 from broker_core.broker.records import DeliveryRecord, HoleRecord, ProgressRecord, RunRecord
-from broker_core.broker.run import Run as Run
 from broker_core.errors import DataLoss
 
 _BLOCK_ROWS = 256
