@@ -22,7 +22,7 @@ class Agenda:
 
     def wake(self, queue: Queue) -> None:
         """Some consumer of it may be given something now, or what is too old at once has to go."""
-        if queue.consumers or queue.hasty:
+        if queue.consumers or queue.marks.hasty:
             self.runnable[queue] = None
 
     def cut_later(self, queue: Queue, now: int) -> None:

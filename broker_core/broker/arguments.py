@@ -8,6 +8,7 @@ choose how RabbitMQ stores a queue (x-queue-type, -mode, -version). Other names 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
 from typing import Any
@@ -153,6 +154,51 @@ def check_arguments(
                 raise _invalid(queue, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too")
         elif name == "x-single-active-consumer" and not isinstance(value, bool):
             raise _unacceptable(queue, name, value, "give true or false")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueArguments:
+    """Arguments of one queue, parsed once. ``declared`` is what the client gave: it is recorded, and compared when declared again."""
+
+    declared: dict[str, Any] = field(default_factory=dict)
+    expires_ms: int | None = None
+    ttl_ms: int | None = None
+    dead_letter_exchange: str = ""  # of a queue that ``dead_letters``
+    dead_letter_routing_key: str | None = None
+    max_length: int | None = None
+    max_bytes: int | None = None
+    overflow: str = "drop-head"
+    max_priority: int | None = None
+    single_active_consumer: bool = False
+    delivery_limit: int | None = None
+    counts_deliveries: bool = False
+    limited: bool = False  # it has a maximum length
+    refuses: bool = False  # where it is full it takes nothing more
+    dead_letters: bool = False
+
+    @classmethod
+    def parse(cls, declared: Mapping[str, Any]) -> QueueArguments:
+        """Arguments that ``check_arguments`` has let pass, when they were declared."""
+        get = declared.get
+        limited = not declared.keys().isdisjoint(("x-max-length", "x-max-length-bytes"))
+        overflow = str(get("x-overflow", "drop-head"))
+        return cls(
+            dict(declared),
+            expires_ms=get("x-expires"),
+            ttl_ms=get("x-message-ttl"),
+            dead_letter_exchange=str(get("x-dead-letter-exchange", "")),
+            dead_letter_routing_key=get("x-dead-letter-routing-key"),
+            max_length=get("x-max-length"),
+            max_bytes=get("x-max-length-bytes"),
+            overflow=overflow,
+            max_priority=get("x-max-priority"),
+            single_active_consumer=bool(get("x-single-active-consumer")),
+            delivery_limit=get("x-delivery-limit"),
+            counts_deliveries=get("x-delivery-limit") is not None or get("x-queue-type") == "quorum",
+            limited=limited,
+            refuses=limited and overflow.startswith("reject-publish"),
+            dead_letters="x-dead-letter-exchange" in declared,
+        )
 
 
 def _check_short(queue: str, name: str, value: str) -> None:

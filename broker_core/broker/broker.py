@@ -74,10 +74,10 @@ class BrokerState:
         for queue in agenda.touched:
             if queue.deleted:  # in one of these commits, behind what touched it
                 continue
-            queue.visible_end = queue.next_offset
-            if queue.consumers or queue.hasty:
+            queue.log.show()
+            if queue.consumers or queue.marks.hasty:
                 agenda.runnable[queue] = None
-            if queue.timed:
+            if queue.marks.timed:
                 self.expiry.plan(queue)
         agenda.touched.clear()
 
@@ -87,7 +87,7 @@ class BrokerState:
         puts: list[RunRecord] = []
         for queue in self.topology.queues.values():
             if queue.written:
-                puts += queue.record_runs(block_id)
+                puts += queue.log.record_runs(block_id)
         return puts
 
     def living_rows(self, block_ids: Sequence[int]) -> dict[int, tuple[bytes, int]]:
@@ -95,11 +95,11 @@ class BrokerState:
         masks = {block_id: np.zeros(self.blocks.rows(block_id), dtype=np.bool_) for block_id in block_ids if block_id in self.blocks.by_id}
         pins = dict.fromkeys(masks, 0)
         for queue in self.topology.queues.values():
-            for run in queue.runs_in(masks.keys()):
+            for run in queue.log.runs_in(masks.keys()):
                 pins[run.block_id] += 1
                 mask = masks[run.block_id]
                 rows = np.asarray(run.rows())
-                for start, end in queue.needed_within(run.first, run.end):
+                for start, end in queue.progress.needed_within(run.first, run.end):
                     mask[rows[start - run.first : end - run.first]] = True
         return {
             block_id: (np.packbits(mask, bitorder="little").tobytes(), int(np.count_nonzero(mask)))
@@ -112,4 +112,4 @@ class BrokerState:
         for queue in self.topology.queues.values():
             queue.record(change)
             if queue.written:
-                change.put(queue.progress())
+                change.put(queue.progress_record())

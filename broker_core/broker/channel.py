@@ -183,18 +183,18 @@ class Channel:
 
     def get(self, queue: Queue) -> Delivery | None:
         """The next message, held until it is settled or requeued."""
-        offset = queue.head(queue.visible_end)
+        offset = queue.ready.head(queue.log.visible_end)
         if offset is None:
             return None
         row = self._state.messages.fetch(queue, offset)  # before it is taken: a damaged segment must not lose it
-        queue.take_head(offset)
+        queue.ready.take_head(offset)
         tag = self.next_tag()
         self.unacked[tag] = _new(Unacked, (queue, offset, None))
-        if queue.counts is not None:
-            row = with_delivery_count(row, queue.counts.get(offset, 0))
+        if queue.ready.deliveries is not None:
+            row = with_delivery_count(row, queue.ready.deliveries.count(offset))
         _, _, _, committed_at, exchange, routing_key, properties, body, _ = row
         message = _new(Message, (body, routing_key, exchange, properties))
-        return Delivery(tag, queue.name, offset, queue.was_sent(offset), committed_at, message)
+        return Delivery(tag, queue.name, offset, queue.ready.was_sent(offset), committed_at, message)
 
     def settle(self, tag: int, outcome: Outcome, multiple: bool, now_us: int) -> None:
         """Ack, reject or requeue one tag, or all up to it (0: all).

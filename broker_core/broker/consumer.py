@@ -120,11 +120,13 @@ def consumer_priority(queue: str, arguments: Mapping[str, Any]) -> int:
 class Consumers:
     """Those of one queue. ``single``: only one of them is given messages (x-single-active-consumer)."""
 
-    __slots__ = ("_queue", "_rings", "_single", "single")
+    __slots__ = ("_queue", "_rings", "_single", "_undo", "publishers", "single")
 
-    def __init__(self, queue: Queue, *, single: bool = False) -> None:
-        self._queue = queue
+    def __init__(self, queue: str, undo: Undo, *, single: bool = False) -> None:
+        self._queue = queue  # its name
+        self._undo = undo
         self.single = single
+        self.publishers: dict[int, object] | None = None  # connections of unsettled entries, since a no-local consumer came
         self._single: Consumer | None = None  # the active one
         self._rings: list[tuple[int, deque[Consumer]]] = []  # by priority, highest first
 
@@ -141,7 +143,7 @@ class Consumers:
     def check_access(self, exclusive: bool) -> None:
         """Whether one more may come. Raises AccessRefused: an exclusive consumer stands alone."""
         if (self and (exclusive or any(consumer.exclusive for consumer in self))) or (exclusive and self.single):
-            raise AccessRefused(f"queue '{self._queue.name}' in vhost '/' in exclusive use")
+            raise AccessRefused(f"queue '{self._queue}' in vhost '/' in exclusive use")
 
     def add(self, consumer: Consumer) -> None:
         """Raises AccessRefused."""
@@ -155,8 +157,8 @@ class Consumers:
             self._rings.sort(key=_descending)
         if self.single and self._single is None:
             self._single = consumer
-        if consumer.no_local and self._queue.publishers is None:
-            self._queue.publishers = {}
+        if consumer.no_local and self.publishers is None:
+            self.publishers = {}
 
     def remove(self, consumer: Consumer, undo: Undo) -> None:
         """What it holds stays with its channel."""
@@ -168,6 +170,15 @@ class Consumers:
         self._rings = [(priority, ring) for priority, ring in left if ring]
         if self._single is consumer:
             self._single = next(iter(self), None)
+
+    def forget(self, start: int, end: int) -> None:
+        """These entries are settled: who published them is of no interest any more."""
+        publishers = self.publishers
+        if publishers:
+            for offset in range(start, end):
+                if offset in publishers:
+                    self._undo.item(publishers, offset)
+                    del publishers[offset]
 
     def clear(self, undo: Undo | None = None) -> list[Consumer]:
         """The queue is gone, and all consumers with it; those whom the shell has to tell."""

@@ -81,14 +81,14 @@ class Dispatch:
             if sent >= limit:
                 self._runnable[queue] = None  # behind the others
                 return sent
-            if queue.publishers is None:
+            if queue.consumers.publishers is None:
                 credit = ready[0].credit if len(ready) == 1 else sum(consumer.credit for consumer in ready)
-                if 1 < len(ready) <= credit // PIECE and credit <= queue.messages - len(queue.held):
+                if 1 < len(ready) <= credit // PIECE and credit <= queue.messages - len(queue.ready.held):
                     # There is enough for all: each gets what it has credit for, in one piece, so that it acks consecutive entries.
                     queue.consumers.turn(ready[0])
                     ready = ready[:1]
                     credit = ready[0].credit
-                entries = queue.take_next(min(limit - sent, credit))
+                entries = queue.ready.take_next(min(limit - sent, credit))
                 if not entries:
                     break
                 rows, whole = self._read(queue, entries, now_us)
@@ -96,7 +96,7 @@ class Dispatch:
                     given = self._give_one(queue, ready[0], entries, rows, settles)
                 else:
                     given = self._give_round(queue, ready, entries, rows, settles)
-                queue.untake(entries[given:])
+                queue.ready.untake(entries[given:])
                 if not whole and given == len(rows):
                     due.append(queue)
                     return sent + given
@@ -108,8 +108,8 @@ class Dispatch:
                 if not given:
                     break
             sent += given
-        if queue.hasty:
-            queue.offered = queue.visible_end
+        if queue.marks.hasty:
+            queue.marks.offered = queue.log.visible_end
             if self._expiry.head_expired(queue, now_us):
                 due.append(queue)
         return sent
@@ -118,19 +118,19 @@ class Dispatch:
         """Messages of the first entries of a taken entries; False where the next one has to be expired first."""
         try:
             if isinstance(entries, range):  # as many as one run holds
-                rows = queue.rows(entries.start, entries.stop)
-                expiring = queue.ttl_ms is not None or self._blocks.may_expire(queue.locate(entries.start)[0].block)
+                rows = queue.log.rows(entries.start, entries.stop)
+                expiring = queue.arguments.ttl_ms is not None or self._blocks.may_expire(queue.log.locate(entries.start)[0].block)
             else:
-                rows = [queue.rows(offset, offset + 1)[0] for offset in entries]
+                rows = [queue.log.rows(offset, offset + 1)[0] for offset in entries]
                 expiring = True
         except BaseException:
-            queue.untake(entries)
+            queue.ready.untake(entries)
             raise
-        if queue.counts is not None:
+        if (deliveries := queue.ready.deliveries) is not None:
             for at, offset in enumerate(entries[: len(rows)]):
-                if queue.over_limit(offset):
+                if deliveries.over_limit(offset):
                     return rows[:at], False
-                rows[at] = with_delivery_count(rows[at], queue.counts.get(offset, 0))
+                rows[at] = with_delivery_count(rows[at], deliveries.count(offset))
         if expiring:
             for at, row in enumerate(rows):
                 if _is_late(queue, entries[at], row, now_us):
@@ -141,8 +141,8 @@ class Dispatch:
         """To one consumer, as long as it can be written to; how many. The hot path."""
         channel, send = consumer.channel, consumer.send
         first_tag = tag = channel.last_tag
-        fresh = isinstance(entries, range) and queue.none_sent(entries.start, entries.stop)
-        was_sent = queue.was_sent
+        fresh = isinstance(entries, range) and queue.ready.none_sent(entries.start, entries.stop)
+        was_sent = queue.ready.was_sent
         if consumer.no_ack:
             for offset, row in zip(entries, rows):
                 if not consumer.writable:
@@ -161,7 +161,7 @@ class Dispatch:
         channel.last_tag = tag
         given = tag - first_tag
         if given:
-            queue.hold_all(entries[:given])
+            queue.ready.hold_all(entries[:given])
             if not consumer.no_ack:
                 consumer.unacked += given
                 channel.consuming += given
@@ -189,10 +189,10 @@ class Dispatch:
                 channel.unacked[tag] = _new(Unacked, (queue, offset, consumer))
                 consumer.unacked += 1
                 channel.consuming += 1
-            consumer.send(consumer, tag, queue.was_sent(offset), row)
+            consumer.send(consumer, tag, queue.ready.was_sent(offset), row)
             given += 1
         if given:
-            queue.hold_all(entries[:given])
+            queue.ready.hold_all(entries[:given])
             queue.consumers.turn(last)
             for consumer in ready[:given]:
                 if consumer.channel.prefetch:
@@ -203,12 +203,12 @@ class Dispatch:
         """As ``_give_round``, where somebody does not want what his own connection published: that goes to the others, or stays."""
         aside: list[int] = []
         given = 0
-        publishers = queue.publishers or {}
+        publishers = queue.consumers.publishers or {}
         try:
-            while given < limit and ready and (entries := queue.take_next(1)):
+            while given < limit and ready and (entries := queue.ready.take_next(1)):
                 rows, whole = self._read(queue, entries, now_us)
                 if not whole:
-                    queue.untake(entries)
+                    queue.ready.untake(entries)
                     return given, True
                 publisher = publishers.get(entries[0], self)
                 ready = [consumer for consumer in ready if consumer.credit]
@@ -221,20 +221,20 @@ class Dispatch:
                 ready.remove(consumer)
                 ready.append(consumer)
         finally:
-            queue.untake(aside)
+            queue.ready.untake(aside)
         return given, False
 
 
 def _is_late(queue: Queue, offset: int, row: InboxRow, now_us: int) -> bool:
     """Whether its time to live is over. With none at all it is over as soon as consumers had their chance."""
-    ttl_ms = queue.ttl_ms
+    ttl_ms = queue.arguments.ttl_ms
     if row.properties and row.properties[0] & EXPIRATION:
         own_ms = own_time_to_live_ms(row.properties)
         if own_ms is not None and (ttl_ms is None or own_ms < ttl_ms):
             ttl_ms = own_ms
     if ttl_ms is None or row.committed_at + ttl_ms * 1000 > now_us:
         return False
-    return ttl_ms > 0 or offset < queue.offered
+    return ttl_ms > 0 or offset < queue.marks.offered
 
 
 def with_delivery_count(row: InboxRow, count: int) -> InboxRow:

@@ -38,14 +38,14 @@ def discard(queue: Queue, offsets: Sequence[int], reason: Reason, dying: Dying) 
 
     Raises StoreError, with nothing changed.
     """
-    leave(queue, offsets, messages_of(queue, offsets) if queue.dead_letters else [], reason, dying)
+    leave(queue, offsets, messages_of(queue, offsets) if queue.arguments.dead_letters else [], reason, dying)
 
 
 def leave(queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, dying: Dying) -> None:
     """The same for entries that were read already."""
     for start, end in ranges(offsets):
         queue.settle_range(start, end)
-    if rows and queue.dead_letters:
+    if rows and queue.arguments.dead_letters:
         dying.append(Died(queue, rows, reason))
         if reason == "maxlen":
             dying.room -= len(rows)
@@ -56,9 +56,9 @@ def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
     """Messages of those entries that are not settled, with their commit sequence and time. Raises CorruptSegment, DataLoss."""
     rows: list[InboxRow] = []
     for first, last in ranges(offsets):
-        for start, end in queue.unsettled_within(first, last):
+        for start, end in queue.progress.unsettled_within(first, last):
             while start < end:
-                found = queue.rows(start, end)
+                found = queue.log.rows(start, end)
                 rows += found
                 start += len(found)
     return rows

@@ -36,11 +36,11 @@ class Expiry:
     def plan(self, queue: Queue) -> None:
         """See when its head expires."""
         try:
-            offset = queue.head(queue.visible_end)
+            offset = queue.ready.head(queue.log.visible_end)
             deadline = self.deadline(queue, offset) if offset is not None else None
             if offset is None or deadline is None or deadline >= self._agenda.next_deadline:
                 return
-            if queue.dead_letters:
+            if queue.arguments.dead_letters:
                 self._messages.fetch(queue, offset)
         except Exception:  # called behind a commit that is durable already
             return  # what cannot be read does not expire; whoever reads it gets the error, and ``due`` says what else is wrong
@@ -61,14 +61,14 @@ class Expiry:
                 expired = True  # whoever expires it learns what is wrong with it
             if expired or queue.has_news or queue in self._agenda.overfull:
                 due.append(queue)
-            elif queue.timed:
+            elif queue.marks.timed:
                 self.plan(queue)
         return due
 
     def deadline(self, queue: Queue, offset: int) -> int | None:
         """When an entry expires, in microseconds since the epoch; None: never. The time to live starts at commit."""
-        ttl_ms = queue.ttl_ms
-        run, number = queue.locate(offset)
+        ttl_ms = queue.arguments.ttl_ms
+        run, number = queue.log.locate(offset)
         own_ms: int | None = None
         if self._blocks.may_expire(run.block):
             own_ms = own_time_to_live_ms(self._blocks.row(run.block.block_id, number).properties)
@@ -85,14 +85,14 @@ class Expiry:
 
         Raises CorruptSegment, DataLoss where it would have to, and cannot be read.
         """
-        offset = queue.head(queue.visible_end)
+        offset = queue.ready.head(queue.log.visible_end)
         if offset is None:
             return False
-        late = bool(queue.counts) and queue.over_limit(offset)
+        late = queue.ready.over_limit(offset)
         if not late:
             deadline = self.deadline(queue, offset)
             late = deadline is not None and deadline <= now
-        if late and queue.dead_letters:
+        if late and queue.arguments.dead_letters:
             self._messages.fetch(queue, offset)
         return late
 
@@ -135,32 +135,33 @@ class Expiry:
         entries: Sequence[int] = ()
         try:
             unread = self._unread(queue, now)
-            entries = queue.take_next(unread or room)
-            if not entries or queue.is_settled(entries[0]):
+            entries = queue.ready.take_next(unread or room)
+            if not entries or queue.progress.is_settled(entries[0]):
                 return 0, 0, True
             if unread:
                 leave(queue, entries, [], "expired", dying)
                 return 1, 0, False
             rows, reason, whole = self._late(queue, entries, now, room_bytes)
         except StoreError:  # it stays for whoever repairs it
-            queue.untake(entries)
+            queue.ready.untake(entries)
             return 0, 0, True
         late = len(rows)
-        queue.untake(entries[late:])
+        queue.ready.untake(entries[late:])
         if not late:
             return 0, 0, True
         leave(queue, entries[:late], rows, reason, dying)
-        return late, sum(len(row.body) for row in rows) if queue.dead_letters else 0, not whole
+        return late, sum(len(row.body) for row in rows) if queue.arguments.dead_letters else 0, not whole
 
     def _unread(self, queue: Queue, now: int) -> int:
         """How many at the head go without a look at them: they are of one stored commit, and nobody wants them any more."""
-        ttl_ms = queue.ttl_ms
-        if queue.dead_letters or queue.counts or queue.ranks is not None or ttl_ms is None:
+        ttl_ms, deliveries = queue.arguments.ttl_ms, queue.ready.deliveries
+        counted = deliveries is not None and deliveries.counts
+        if queue.arguments.dead_letters or counted or queue.ready.ranks is not None or ttl_ms is None:
             return 0
-        head = queue.head(queue.visible_end)
+        head = queue.ready.head(queue.log.visible_end)
         if head is None:
             return 0
-        run, _ = queue.locate(head)
+        run, _ = queue.log.locate(head)
         if not run.sequence or run.committed_at + ttl_ms * 1000 > now or self._blocks.may_expire(run.block):
             return 0
         return run.end - head
@@ -172,18 +173,19 @@ class Expiry:
         """
         rows: list[InboxRow] = []
         reason: Reason = "expired"
-        ttl_us = None if queue.ttl_ms is None else queue.ttl_ms * 1000
+        ttl_us = None if queue.arguments.ttl_ms is None else queue.arguments.ttl_ms * 1000
+        deliveries = queue.ready.deliveries
         for start, end in ranges(entries):
             while start < end:
                 try:
-                    found = queue.rows(start, end)
+                    found = queue.log.rows(start, end)
                 except StoreError:
                     if not rows:
                         raise
                     return rows, reason, True
                 for offset, row in enumerate(found, start):
                     why: Reason = "expired"
-                    if queue.counts and queue.over_limit(offset):
+                    if deliveries is not None and deliveries.over_limit(offset):
                         why = "delivery_limit"
                     elif not _is_late(row, ttl_us, now):
                         return rows, reason, False

@@ -183,7 +183,7 @@ def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[In
                 entries.setdefault(queue_id, []).append((offset, row))
     for queue_id, found in entries.items():
         if queue_id in state.topology.queues_by_id:
-            state.topology.queues_by_id[queue_id].restore_entries(sorted(found, key=_first), state.blocks)
+            state.topology.queues_by_id[queue_id].log.restore_entries(sorted(found, key=_first), state.blocks)
 
 
 def _first(entry: tuple[int, Any]) -> int:

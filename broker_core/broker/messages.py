@@ -96,7 +96,7 @@ class Messages:
                 continue
             if not atomic:
                 for queue in queues:
-                    if queue.refuses:
+                    if queue.arguments.refuses:
                         queues = self._accepting(change, message, queues, now, index, rejected, dying)
                         break
                 if not queues:
@@ -111,27 +111,27 @@ class Messages:
                 if properties[0] & EXPIRATION:
                     at_once = own_time_to_live_ms(properties) == 0
                     for queue in queues:
-                        queue.timed = True
-                        queue.hasty = queue.hasty or at_once
+                        queue.marks.timed = True
+                        queue.marks.hasty = queue.marks.hasty or at_once
             block = self._blocks.open() if written else self._blocks.transient()
             row = block.rows
             routes = b""
             for queue in queues:
-                offset = queue.append_row(block, row)
+                offset = queue.log.append_row(block, row)
                 if written and queue.written:
                     routes += ROUTE.pack(queue.queue_id, offset)
-                if queue.sizes is not None:
-                    queue.add_size(offset, len(body))
-                if queue.publishers is not None and connection is not None:
-                    self._undo.item(queue.publishers, offset)
-                    queue.publishers[offset] = connection
+                if queue.room.sizes is not None:
+                    queue.room.add(offset, len(body))
+                if queue.consumers.publishers is not None and connection is not None:
+                    self._undo.item(queue.consumers.publishers, offset)
+                    queue.consumers.publishers[offset] = connection
                 touched.add(queue)
             entry = _new(InboxRow, (block.block_id, row, sequence, now, exchange, routing_key, properties, body, routes))
             block.add(entry)
             if written:
                 change.rows.append(entry)
             for queue in queues:
-                if queue.limited:
+                if queue.arguments.limited:
                     self._overflow.cut(change, queue, now, dying)
         return returned
 
@@ -139,11 +139,11 @@ class Messages:
         self, change: Change, message: Message, queues: Queues, now: int, index: int, rejected: list[int] | None, dying: Dying
     ) -> Queues:
         """Those of ``queues`` that are not full; what reject-publish-dlx refuses is dead-lettered."""
-        full = [queue for queue in queues if queue.refuses and self._overflow.would_overflow(queue, 1, len(message.body))]
+        full = [queue for queue in queues if queue.arguments.refuses and self._overflow.would_overflow(queue, 1, len(message.body))]
         if full and rejected is not None:
             rejected.append(index)
         for queue in full:
-            if queue.arguments["x-overflow"] == "reject-publish-dlx":
+            if queue.arguments.overflow == "reject-publish-dlx":
                 row = InboxRow(0, 0, change.sequence, now, message.exchange, message.routing_key, message.properties, message.body, b"")
                 dying.append(Died(queue, [row], "maxlen"))
         return tuple(queue for queue in queues if queue not in full)
@@ -153,9 +153,9 @@ class Messages:
         """Transient messages within [start, end) become rows of the open block: they must survive a restart now."""
         if not queue.written:
             return
-        for recorded in queue.record_between(start, end):
+        for recorded in queue.log.record_between(start, end):
             change.put(recorded)
-        for run in queue.transient_runs(start, end):
+        for run in queue.log.transient_runs(start, end):
             pieces: list[Run] = []
             for ahead, number in enumerate(run.rows()):
                 row = self._blocks.row(run.block.block_id, int(number))
@@ -169,11 +169,11 @@ class Messages:
                 else:
                     self._blocks.pin(block.block_id)
                     pieces.append(Run(run.first + ahead, 1, block, entry.row, b"", 0, 0))
-            queue.replace_run(run, pieces)
+            queue.log.replace_run(run, pieces)
 
     def fetch(self, queue: Queue, offset: int) -> InboxRow:
         """The message of an entry that is not deleted, with its commit sequence and time."""
-        run, number = queue.locate(offset)
+        run, number = queue.log.locate(offset)
         row = self._blocks.row(run.block.block_id, number)
         return row._replace(sequence=run.sequence, committed_at=run.committed_at) if run.sequence else row
 
@@ -181,10 +181,10 @@ class Messages:
         """Dead-letter all that is dying, and what that drives out of full queues, in order. Whatever the messages hold, it never raises."""
         while dying:
             queue, rows, reason = dying.popleft()
-            source = self._topology.exchanges.get(str(queue.arguments.get("x-dead-letter-exchange"))) if queue.dead_letters else None
+            source = self._topology.exchanges.get(queue.arguments.dead_letter_exchange) if queue.arguments.dead_letters else None
             if source is None:
                 continue  # as RabbitMQ: an exchange that does not exist takes nothing
-            letters = DeadLetters(queue.name, reason, source.name, queue.arguments.get("x-dead-letter-routing-key"), now, self._names.of)
+            letters = DeadLetters(queue.name, reason, source.name, queue.arguments.dead_letter_routing_key, now, self._names.of)
             publishes: list[Publish] = []
             for row in rows:
                 message, keys, deaths = letters.copy(row)
@@ -202,10 +202,10 @@ class Messages:
 
         Raises QueueNotFound, ResourceLocked.
         """
-        parts = self._topology.queue(name).skipped()
+        parts = self._topology.queue(name).progress.skipped()
         queue = self._topology.queue(name) if parts else self._topology.usable(name, connection)
         count = 0
-        for start, end in parts or queue.ready_offsets():
+        for start, end in parts or queue.ready.purgeable():
             queue.settle(start, end)
             count += end - start
         queue.record(change)

@@ -6,7 +6,7 @@ Invariant: what prepared transactions will bring is counted from the moment they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from broker_core.broker.agenda import Agenda
 from broker_core.broker.block import Blocks
@@ -28,28 +28,26 @@ class Overflow:
     def check(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
         """Before anything is written: messages and bytes per queue. Raises PreconditionFailed for a full reject-publish queue."""
         for queue, (messages, size_bytes) in incoming.items():
-            if not queue.deleted and queue.refuses and self.would_overflow(queue, messages, size_bytes):
-                limits = " and ".join(f"{name} {queue.arguments[name]}" for name in _LIMITS if name in queue.arguments)
-                kept = f" and {queue.kept} that prepared transactions will bring" if queue.kept else ""
+            if not queue.deleted and queue.arguments.refuses and self.would_overflow(queue, messages, size_bytes):
+                declared = queue.arguments.declared
+                limits = " and ".join(f"{name} {declared[name]}" for name in _LIMITS if name in declared)
+                kept = f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
                 raise PreconditionFailed(
-                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages of {size_bytes} bytes on {queue.ready}{kept} "
+                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages of {size_bytes} bytes on {queue.droppable}{kept} "
                     f"are over {limits}; nothing was enqueued"
                 )
 
     def would_overflow(self, queue: Queue, messages: int, size_bytes: int) -> bool:
         """Whether so much more does not fit beside what is ready and not held, and what prepared transactions will bring."""
-        length, total = queue.arguments.get("x-max-length"), queue.arguments.get("x-max-length-bytes")
-        if length is not None and queue.ready + queue.kept + messages > length:
+        length, total = queue.arguments.max_length, queue.arguments.max_bytes
+        if length is not None and queue.droppable + queue.room.kept + messages > length:
             return True
-        return total is not None and self._ready_bytes(queue) + queue.kept_bytes + size_bytes > total
+        return total is not None and self._ready_bytes(queue) + queue.room.kept_bytes + size_bytes > total
 
     def keep_room(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
         """A prepared transaction will bring so much: reject-publish queues take less of others until it is decided."""
         for queue, (messages, size_bytes) in incoming.items():
-            self._undo.attribute(queue, "kept")
-            self._undo.attribute(queue, "kept_bytes")
-            queue.kept += messages
-            queue.kept_bytes += size_bytes
+            queue.room.keep(messages, size_bytes)
 
     def give_room_back(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
         """It is decided."""
@@ -57,28 +55,26 @@ class Overflow:
 
     def measure(self, queue: Queue, start: int) -> None:
         """Body sizes of a queue that is limited in bytes, from offset ``start`` on."""
-        if "x-max-length-bytes" not in queue.arguments:
+        if queue.arguments.max_bytes is None:
             return
-        initial = queue.sizes is None
+        initial = queue.room.sizes is None
         if initial:
-            for name in ("sizes", "sizes_sum", "held_bytes", "claimed_bytes"):
-                self._undo.attribute(queue, name)
-            queue.sizes, queue.sizes_sum, start = {}, 0, queue.floor
-        for first, end in queue.unsettled_within(start, queue.next_offset):
+            queue.room.begin()
+            start = queue.progress.floor
+        for first, end in queue.progress.unsettled_within(start, queue.log.next_offset):
             for offset in range(first, end):
-                queue.add_size(offset, self._size(queue, offset))
+                queue.room.add(offset, self._size(queue, offset))
         if initial:
-            queue.held_bytes = sum(queue.sizes.get(offset, 0) for offset in queue.held) if queue.sizes else 0
-            queue.measure_claimed()
+            queue.room.measure(queue.ready.held, queue.progress.claimed)
 
     def _size(self, queue: Queue, offset: int) -> int:
-        run, number = queue.locate(offset)
+        run, number = queue.log.locate(offset)
         return len(self._blocks.row(run.block.block_id, number).body)
 
     def _ready_bytes(self, queue: Queue) -> int:
-        if queue.sizes is None:
-            self.measure(queue, queue.floor)
-        return queue.sizes_sum - queue.held_bytes - queue.claimed_bytes
+        if queue.room.sizes is None:
+            self.measure(queue, queue.progress.floor)
+        return queue.room.ready_bytes
 
     def cut(self, change: Change, queue: Queue, now: int, dying: Dying) -> None:
         """Drop the oldest ready messages until the queue is within its limits (x-overflow drop-head).
@@ -86,19 +82,19 @@ class Overflow:
         What its consumers take as soon as it is visible was never in the queue, as in RabbitMQ. What cannot be read, and so not be
         dead-lettered, stays for whoever repairs it, and does not count.
         """
-        if queue.refuses:
+        if queue.arguments.refuses:
             return  # checked before; what is dead-lettered into it is never lost
-        if not self._too_much(queue, 0, 0) or (queue.consumers and queue.consumers.credit >= queue.ready):
+        if not self._too_much(queue, 0, 0) or (queue.consumers and queue.consumers.credit >= queue.droppable):
             return
         spared = self._for_consumers(queue)
-        spared_bytes = self._sizes(queue, spared)
+        spared_bytes = queue.room.of(spared)
         unreadable: list[int] = []
         dropped = one_by_one = False
         while self._too_much(queue, len(spared) + len(unreadable), spared_bytes):
-            if queue.dead_letters and (dying.room <= 0 or dying.room_bytes <= 0):
+            if queue.arguments.dead_letters and (dying.room <= 0 or dying.room_bytes <= 0):
                 self._agenda.cut_later(queue, now)
                 break
-            head = queue.take_next(1 if one_by_one else self._excess(queue, len(spared), dying), queue.next_offset)
+            head = queue.ready.take_next(1 if one_by_one else self._excess(queue, len(spared), dying), queue.log.next_offset)
             if not head:
                 break
             try:
@@ -106,39 +102,35 @@ class Overflow:
                 dropped = True
             except StoreError:
                 if len(head) > 1:
-                    queue.untake(head)
+                    queue.ready.untake(head)
                     one_by_one = True
                     continue
                 unreadable.append(head[0])
-                spared_bytes += self._sizes(queue, head)
-        queue.untake(spared)
-        queue.untake(unreadable)
+                spared_bytes += queue.room.of(head)
+        queue.ready.untake(spared)
+        queue.ready.untake(unreadable)
         if dropped:
             queue.record(change)
 
     def _excess(self, queue: Queue, spared: int, dying: Dying) -> int:
         """How many of the oldest may go in one step."""
-        length = queue.arguments.get("x-max-length")
-        if length is None or queue.sizes is not None or "x-max-length-bytes" in queue.arguments:
+        length = queue.arguments.max_length
+        if length is None or queue.room.sizes is not None or queue.arguments.max_bytes is not None:
             return 1
-        excess: int = queue.ready - spared - length
-        return min(excess, dying.room, _STEP) if queue.dead_letters else excess
-
-    @staticmethod
-    def _sizes(queue: Queue, offsets: Iterable[int]) -> int:
-        return sum(queue.sizes.get(offset, 0) for offset in offsets) if queue.sizes else 0
+        excess: int = queue.droppable - spared - length
+        return min(excess, dying.room, _STEP) if queue.arguments.dead_letters else excess
 
     def _too_much(self, queue: Queue, spared: int, spared_bytes: int) -> bool:
-        length, total = queue.arguments.get("x-max-length"), queue.arguments.get("x-max-length-bytes")
-        if length is not None and queue.ready - spared > length:
+        length, total = queue.arguments.max_length, queue.arguments.max_bytes
+        if length is not None and queue.droppable - spared > length:
             return True
         return total is not None and self._ready_bytes(queue) - spared_bytes > total
 
     def _for_consumers(self, queue: Queue) -> list[int]:
         """The next entries that consumers have credit for, taken out."""
         spare = queue.consumers.credit if queue.consumers else 0
-        end = queue.visible_end if queue.ranks is not None else queue.next_offset
+        end = queue.log.visible_end if queue.ready.ranks is not None else queue.log.next_offset
         taken: list[int] = []
-        while len(taken) < spare and (head := queue.take_next(spare - len(taken), end)):
+        while len(taken) < spare and (head := queue.ready.take_next(spare - len(taken), end)):
             taken += head
         return taken

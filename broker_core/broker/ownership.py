@@ -21,10 +21,10 @@ def require_ownable(queue: Queue, app_id: str) -> None:
             f"queue '{queue.name}' cannot be owned by app '{app_id}': {len(queue.consumers)} consumers are subscribed to it; "
             "cancel them first, or give the stream a queue of its own"
         )
-    if queue.held:
+    if queue.ready.held:
         raise ResourceLocked(
             f"queue '{queue.name}' cannot be owned by app '{app_id}': channels or prepared transactions hold "
-            f"{len(queue.held)} of its messages; let them ack or close first"
+            f"{len(queue.ready.held)} of its messages; let them ack or close first"
         )
     if not queue.durable:
         raise PreconditionFailed(

@@ -94,8 +94,8 @@ class Prepared:
         transaction = Transaction.restore(record, queues)
         for queue, offset, _ in transaction.settles:
             queue.reserve(offset + 1)  # a transient message is gone; its offset must not become another's
-            if not queue.is_settled(offset):
-                queue.hold(offset)
+            if not queue.progress.is_settled(offset):
+                queue.ready.hold(offset)
         for spilled in transaction.spilled:
             self._blocks.pin(spilled.block_id)
         self._overflow.keep_room(transaction.incoming)

@@ -31,8 +31,8 @@ class Settlement:
         """Raises CorruptSegment or DataLoss, before anything is changed, where what has to be dead-lettered is in a damaged segment."""
         read: set[int] = set()
         for queue, offset, outcome in settles:
-            if outcome == "reject" and queue.dead_letters and not queue.deleted and not queue.is_settled(offset):
-                run, number = queue.locate(offset)
+            if outcome == "reject" and queue.arguments.dead_letters and not queue.deleted and not queue.progress.is_settled(offset):
+                run, number = queue.log.locate(offset)
                 if run.block.inbox is None and run.block_id not in read:
                     self._blocks.row(run.block_id, number)
                     read.add(run.block_id)
@@ -63,7 +63,7 @@ class Settlement:
                 queue.requeue_range(offset, end)
                 self._give_up(queue, offset, end, dying)
                 self._agenda.wake(queue)
-                if queue.limited:
+                if queue.arguments.limited:
                     grown[queue] = None
             else:
                 end = offset + 1
@@ -80,10 +80,10 @@ class Settlement:
 
     def _give_up(self, queue: Queue, start: int, end: int, dying: Dying) -> None:
         """What came back more often than x-delivery-limit leaves in the commit that gave it back; where it cannot be read it stays."""
-        if not queue.counts:
+        if queue.ready.deliveries is None:
             return
         for offset in range(start, end):
-            if queue.over_limit(offset):
+            if queue.ready.over_limit(offset):
                 with contextlib.suppress(StoreError):
                     discard(queue, (offset,), "delivery_limit", dying)
 
@@ -107,5 +107,5 @@ class Settlement:
             self._messages.bury(change, dying, now)
         for queue in queues:
             self._agenda.wake(queue)
-            if change is not None and queue.counts is not None:
+            if change is not None and queue.ready.deliveries is not None:
                 queue.record(change)

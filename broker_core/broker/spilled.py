@@ -101,7 +101,7 @@ def spill(block_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spill
         if must_arrive:
             mandatory.append(row)
     sizes = None
-    if any("x-max-length-bytes" in queue.arguments for queue in rows):
+    if any(queue.arguments.max_bytes is not None for queue in rows):
         sizes = np.array([len(publish.message.body) for publish in publishes], np.uint32)
     count = len(publishes)
     selections = [(queue, _selection(np.array(numbers, np.int64))) for queue, numbers in rows.items()]

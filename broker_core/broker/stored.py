@@ -74,22 +74,20 @@ class Stored:
         dying = Dying()
         for queue_id, (row, count, bitmap) in selections.items():
             queue = self._topology.queues_by_id[queue_id]
-            first = firsts[queue_id] = queue.append(count, block_id, row, bitmap, change.sequence, now)
+            first = firsts[queue_id] = queue.log.append(count, block_id, row, bitmap, change.sequence, now)
             if queue.written:
-                change.put(queue.record_last_run())
+                change.put(queue.log.record_last_run())
             self._touched.add(queue)
-            if queue.publishers is not None and connection is not None:
-                self._undo.append((setattr, queue, "publishers", dict(queue.publishers)))
-                queue.publishers.update(dict.fromkeys(range(first, first + count), connection))
+            if queue.consumers.publishers is not None and connection is not None:
+                self._undo.append((setattr, queue.consumers, "publishers", dict(queue.consumers.publishers)))
+                queue.consumers.publishers.update(dict.fromkeys(range(first, first + count), connection))
             if expiring is not False:
-                queue.timed = True
-            if queue.limited and readable:
+                queue.marks.timed = True
+            if queue.arguments.limited and readable:
                 self._overflow.measure(queue, first)
                 self._overflow.cut(change, queue, now, dying)
-            elif queue.limited:
-                for name in ("sizes", "sizes_sum", "held_bytes"):
-                    self._undo.attribute(queue, name)
-                queue.sizes = None
+            elif queue.arguments.limited:
+                queue.room.forget()
                 self._agenda.cut_later(queue, now)
         if dying:
             self._messages.bury(change, dying, now)
@@ -130,7 +128,7 @@ class Stored:
         limited: dict[Queue, None] = {}
         for share in shares:
             self._enqueue_share(change, spilled, share, now, connection)
-            if share.queue.limited:
+            if share.queue.arguments.limited:
                 limited[share.queue] = None
         dying = Dying()
         for queue in limited:
@@ -141,23 +139,23 @@ class Stored:
     def _enqueue_share(self, change: Change, spilled: Spilled, share: Share, now: int, connection: object) -> None:
         queue, (row, count, bitmap), recorded = share
         sizes: npt.NDArray[Any] | None = None
-        if "x-max-length-bytes" in queue.arguments:
-            if queue.sizes is None:
-                self._overflow.measure(queue, queue.floor)  # before there are new ones
+        if queue.arguments.max_bytes is not None:
+            if queue.room.sizes is None:
+                self._overflow.measure(queue, queue.progress.floor)  # before there are new ones
             sizes = spilled.sizes if spilled.sizes is not None else self._blocks.body_sizes(spilled.block_id)
-        first = queue.append(count, spilled.block_id, row, bitmap, change.sequence, now)
+        first = queue.log.append(count, spilled.block_id, row, bitmap, change.sequence, now)
         if recorded:
-            change.put(queue.record_last_run())
+            change.put(queue.log.record_last_run())
         self._touched.add(queue)
-        if queue.publishers is not None and connection is not None:
-            self._undo.append((setattr, queue, "publishers", dict(queue.publishers)))
-            queue.publishers.update(dict.fromkeys(range(first, first + count), connection))
+        if queue.consumers.publishers is not None and connection is not None:
+            self._undo.append((setattr, queue.consumers, "publishers", dict(queue.consumers.publishers)))
+            queue.consumers.publishers.update(dict.fromkeys(range(first, first + count), connection))
         if spilled.expiring:
-            queue.timed = True
+            queue.marks.timed = True
         if sizes is not None:
             rows = selected_rows(share.selection)
             for offset, size in enumerate(sizes[np.asarray(rows)].tolist(), first):
-                queue.add_size(offset, size)
+                queue.room.add(offset, size)
 
     def enqueue_buried(self, change: Change, buried: Buried, now: int) -> None:
         """As ``bury``, of rejects whose copies are in a segment. Raises nothing."""

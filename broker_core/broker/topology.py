@@ -246,7 +246,7 @@ class Topology:
                 raise _locked(existing)
             wanted = {"durable": durable and not exclusive, "auto_delete": auto_delete}
             inequivalent("queue", name, wanted, {key: getattr(existing, key) for key in wanted})
-            inequivalent_arguments("queue", name, arguments, existing.arguments)
+            inequivalent_arguments("queue", name, arguments, existing.arguments.declared)
             check_known(name, arguments)
             return existing
         check_text("the name of a queue", name)
@@ -262,7 +262,7 @@ class Topology:
             self._undo.enter(self._exclusive, connection, queue)
         self.add_queue(queue)
         if queue.written:
-            change.put(QueueRecord(queue_id, name, durable, exclusive, auto_delete, queue.arguments))
+            change.put(QueueRecord(queue_id, name, durable, exclusive, auto_delete, queue.arguments.declared))
         return queue
 
     def add_queue(self, queue: Queue) -> None:
@@ -273,22 +273,22 @@ class Topology:
         self.queues_by_id[queue.queue_id] = queue
         self._last_queue_id = max(self._last_queue_id, queue.queue_id)
         self.exchanges[""].changed()
-        if "x-expires" in queue.arguments:
+        if queue.arguments.expires_ms is not None:
             self._leased[queue] = None
 
     def touch(self, queue: Queue, now: int) -> None:
         """It is used (declared, consumed or got from) at ``now``, in microseconds since the epoch: its x-expires starts again."""
-        queue.used_at_us = now
+        queue.marks.used_at_us = now
 
     def unused_queues(self, now: int) -> list[Queue]:
         """Those whose x-expires is over, for ``delete_unused``. Never one with consumers or an owner, or before it was looked at once."""
         due: list[Queue] = []
         for queue in self._leased:
             if queue.consumers or queue.owner:
-                queue.used_at_us = 0  # the time starts when they have gone
-            elif not queue.used_at_us:
-                queue.used_at_us = now
-            elif queue.used_at_us + queue.arguments["x-expires"] * 1000 <= now:
+                queue.marks.used_at_us = 0  # the time starts when they have gone
+            elif not queue.marks.used_at_us:
+                queue.marks.used_at_us = now
+            elif queue.marks.used_at_us + (queue.arguments.expires_ms or 0) * 1000 <= now:
                 due.append(queue)
         return due
 
@@ -334,7 +334,7 @@ class Topology:
         self._undo.growth(self.cancelled)
         self.cancelled += queue.consumers.clear(self._undo)
         self._remove_exchanges(change, self._unbind_everywhere(change, queue, self.exchanges.values()))
-        holes = queue.settled_within(queue.floor, queue.next_offset)
+        holes = queue.progress.settled_within(queue.progress.floor, queue.log.next_offset)
         queue.forget_runs()
         queue.record(change)
         if queue.written:

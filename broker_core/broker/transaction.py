@@ -167,7 +167,7 @@ class Transaction:
                 f"the transaction would hold more than {limit} bytes of bodies, the limit: commit it, or raise the limit"
             )
         for queue in queues:
-            if queue.limited:
+            if queue.arguments.limited:
                 self._count(queue, 1, size_bytes)
         self.publishes.append(_new(Publish, (message, queues, mandatory)))
         self.messages = messages + 1
@@ -245,7 +245,7 @@ class Transaction:
                 transaction.messages += spilled.rows
                 transaction.size_bytes += spilled.size_bytes
                 for queue, selection in spilled.selections:
-                    if queue.limited:
+                    if queue.arguments.limited:
                         transaction._count(queue, selection.rows, spilled.size_bytes * selection.rows // spilled.rows)
             else:
                 found = tuple(queues[queue_id] for queue_id in route if queue_id in queues)
@@ -285,7 +285,7 @@ class StagedTransaction(Transaction):
         self.staged.append(staged)
         for queue_id, (_row, count, _bitmap) in staged.routes.items():
             queue = queues.get(queue_id)
-            if queue is not None and queue.limited:
+            if queue is not None and queue.arguments.limited:
                 self._count(queue, count, staged.size_bytes * count // max(1, staged.rows))
 
 

@@ -179,8 +179,8 @@ class Claims:
             start=canonical(start),
             end=dict(end),
             ranges={log: [first, last] for log, (first, last) in spans.items()},
-            skipped={log: found for log, span in spans.items() if (found := queues[log].settled_within(*span))},
-            redelivered={log: found for log, span in spans.items() if (found := queues[log].redelivered_within(*span))},
+            skipped={log: found for log, span in spans.items() if (found := queues[log].progress.settled_within(*span))},
+            redelivered={log: found for log, span in spans.items() if (found := queues[log].ready.redelivered_within(*span))},
             position=self.position(app_id) + 1,
         )
         self._add(claim)
@@ -245,7 +245,7 @@ class Claims:
         if on_new_checkpoint != "resume":
             raise self._new_checkpoint(app_id, logs, consumed)
         # acked offsets may be behind the ledger: resuming there would publish twice
-        owned = {log: state.topology.queue(log).first_to_read() for log in logs if state.topology.queue(log).owner == app_id}
+        owned = {log: state.topology.queue(log).progress.first_to_read() for log in logs if state.topology.queue(log).owner == app_id}
         resumed = {log: consumed[log] if log in consumed else owned[log] for log in logs if log in consumed or log in owned}
         if len(resumed) < len(logs):  # the app reads some queue for the first time
             resumed = offsets(state, logs, origin, read_block) | resumed
@@ -437,15 +437,15 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block:
         if origin.timestamp_us is not None:
             vector[log] = offset_at(queue, origin.timestamp_us, read_block)
         elif at == -2:
-            vector[log] = queue.first_unsettled()
+            vector[log] = queue.progress.floor
         elif at == -1:
-            vector[log] = queue.visible_end
-        elif 0 <= at <= queue.visible_end:
+            vector[log] = queue.log.visible_end
+        elif 0 <= at <= queue.log.visible_end:
             vector[log] = at
         else:
             raise OptionError(
-                f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.visible_end}; give 0 to "
-                f"{queue.visible_end}, -2 or -1"
+                f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.log.visible_end}; give 0 to "
+                f"{queue.log.visible_end}, -2 or -1"
             )
     if named:
         raise OptionError(f"startingOffsets names {sorted(named)}, which the option queue does not; name the queues that are read")
@@ -454,7 +454,7 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block:
 
 def offset_at(queue: Queue, timestamp_us: int, read_block: ReadBlock) -> int:
     """The first unsettled offset whose commit time is at or after ``timestamp_us``; the queue's end where there is none."""
-    runs = queue.runs_between(queue.first_unsettled(), queue.visible_end)
+    runs = queue.log.runs_between(queue.progress.floor, queue.log.visible_end)
 
     def times(index: int) -> np.ndarray[Any, Any]:
         run = runs[index]
@@ -470,7 +470,7 @@ def offset_at(queue: Queue, timestamp_us: int, read_block: ReadBlock) -> int:
         else:
             low = middle + 1
     if low == len(runs):
-        return queue.visible_end
+        return queue.log.visible_end
     return int(runs[low].first) + int(np.searchsorted(times(low), timestamp_us))
 
 
@@ -481,7 +481,7 @@ def too_few(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit,
     """
     if limit.min_rows is None:
         return False
-    waiting = {log: queue.unsettled_within(begin[log], queue.visible_end) for log, queue in queues.items()}
+    waiting = {log: queue.progress.unsettled_within(begin[log], queue.log.visible_end) for log, queue in queues.items()}
     if sum(last - first for spans in waiting.values() for first, last in spans) >= limit.min_rows:
         return False
     if limit.max_delay_s is None:
@@ -492,7 +492,7 @@ def too_few(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit,
 
 def committed_at(queue: Queue, offset: int, read_block: ReadBlock) -> int:
     """When the message at ``offset``, which is visible and unsettled, was committed."""
-    run = queue.runs_between(offset, offset + 1)[0]
+    run = queue.log.runs_between(offset, offset + 1)[0]
     return run.committed_at if run.sequence else int(read_block(run.block_id).column("committed_at")[run.rows()[0]].as_py())
 
 
@@ -501,7 +501,7 @@ def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, rea
 
     A transaction is split only when it alone is larger than the limit; then in the order of the queues.
     """
-    ends = {log: max(begin[log], min(queue.visible_end, (limit.end or {}).get(log, queue.visible_end))) for log, queue in queues.items()}
+    ends = {log: max(begin[log], min(end := queue.log.visible_end, (limit.end or {}).get(log, end))) for log, queue in queues.items()}
     max_rows = limit.max_rows if limit.max_rows is not None else sum(ends.values()) + 1
     if limit.max_bytes is None and sum(ends[log] - begin[log] for log in ends) <= max_rows:
         return ends
@@ -546,7 +546,7 @@ def _commits(
     sizes: list[np.ndarray[Any, Any]] = []
     ends: list[np.ndarray[Any, Any]] = []
     rows = size = 0
-    for run in queue.runs_between(begin, end):
+    for run in queue.log.runs_between(begin, end):
         if run.sequence:
             found, count = np.array([run.sequence]), np.array([run.count])
         else:

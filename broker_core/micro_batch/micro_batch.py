@@ -219,12 +219,12 @@ class MicroBatches:
 
     def _settled(self, log: str, start: int, end: int) -> bool:
         """Whether nothing unsettled lies between two offsets."""
-        return sum(last - first for first, last in self._state.topology.queue(log).settled_within(start, end)) == end - start
+        return sum(last - first for first, last in self._state.topology.queue(log).progress.settled_within(start, end)) == end - start
 
     def _consumed(self, ranges: Mapping[str, Sequence[int]]) -> tuple[list[Consumed], int]:
         """Ranges of the ledger as offsets of queues, and how many messages are settled by them."""
         found = [Consumed(self._state.topology.queue(log), start, end) for log, (start, end) in ranges.items()]
-        settled = sum(last - first for queue, start, end in found for first, last in queue.settled_within(start, end))
+        settled = sum(last - first for queue, start, end in found for first, last in queue.progress.settled_within(start, end))
         return found, sum(end - start for _, start, end in found) - settled
 
     # -- batch writes ---------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 def is_worth_it(transaction: Transaction) -> bool:
     """Whether its commit would make many copies."""
     settles = transaction.settles
-    return len(settles) >= MANY and sum(1 for queue, _, outcome in settles if outcome == "reject" and queue.dead_letters) >= MANY
+    return len(settles) >= MANY and sum(1 for queue, _, outcome in settles if outcome == "reject" and queue.arguments.dead_letters) >= MANY
 
 
 @dataclass
@@ -62,7 +62,7 @@ def bury(transaction: Transaction, state: BrokerState, committer: Committer, app
     burial = Burial()
     places: dict[Queue, list[int]] = {}
     for place, (queue, _, outcome) in enumerate(transaction.settles):
-        if outcome == "reject" and queue.dead_letters:
+        if outcome == "reject" and queue.arguments.dead_letters:
             places.setdefault(queue, []).append(place)
     try:
         for queue, found in places.items():
@@ -84,7 +84,7 @@ def _bury_queue(
     queue: Queue, rejects: list[tuple[int, int]], burial: Burial, state: BrokerState, committer: Committer, append: Append, now_us: int
 ) -> None:
     """``rejects`` are places and offsets."""
-    exchange, key = queue.arguments["x-dead-letter-exchange"], queue.arguments.get("x-dead-letter-routing-key")
+    exchange, key = queue.arguments.dead_letter_exchange, queue.arguments.dead_letter_routing_key
     letters = DeadLetters(queue.name, "rejected", exchange, key, now_us, state.names.of)
     messages: list[Message] = []
     copied: list[int] = []

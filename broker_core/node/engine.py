@@ -93,9 +93,9 @@ class EmbeddedEngine:
             found = {}
             for log in logs:
                 queue = state.topology.queue(log)
-                start = (starts or {}).get(log, queue.first_unsettled())
+                start = (starts or {}).get(log, queue.progress.floor)
                 found[log] = self._available(
-                    state, log, start, max(start, queue.visible_end), queue.settled_within(start, queue.visible_end)
+                    state, log, start, max(start, queue.log.visible_end), queue.progress.settled_within(start, queue.log.visible_end)
                 )
             return found
 
@@ -103,14 +103,14 @@ class EmbeddedEngine:
 
     def _available(self, state: BrokerState, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]) -> Available:
         rows = end - start - sum(min(last, end) - max(first, start) for first, last in skipped if first < end and last > start)
-        size = sum(run.size_bytes for run in state.topology.queue(log).runs_between(start, end))
+        size = sum(run.size_bytes for run in state.topology.queue(log).log.runs_between(start, end))
         return Available(start, end, rows, size)
 
     def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
         return self._local.run(lambda state, _change, _now_us: offsets(state, logs, origin, self._local.read_block))
 
     def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
-        return self._local.wait(lambda state: any(state.topology.queue(log).visible_end > ends.get(log, 0) for log in logs), timeout_s)
+        return self._local.wait(lambda state: any(state.topology.queue(log).log.visible_end > ends.get(log, 0) for log in logs), timeout_s)
 
     # -- source ---------------------------------------------------------------------------------------------------------------
     def claim(self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint) -> Vector:

@@ -31,11 +31,11 @@ class LocalBroker(Node):
                     queue.name,
                     queue.messages,
                     queue.unacknowledged,
-                    queue.visible_end,
+                    queue.log.visible_end,
                     len(queue.consumers),
                     queue.owner,
                     queue.durable,
-                    dict(queue.arguments),
+                    dict(queue.arguments.declared),
                 )
                 for queue in sorted(state.topology.queues.values(), key=lambda queue: queue.name)
                 if not queue.replies

@@ -39,12 +39,12 @@ class Reader:
         pieces: list[Piece] = []
         for log, start, end in slices:
             queue = state.topology.queue(log)
-            found = queue.runs_between(start, end)
+            found = queue.log.runs_between(start, end)
             if claim is None:
-                there = IntervalSet(queue.unsettled_within(start, end))
-                skipped, redelivered = there.outside(start, end), queue.redelivered_within(start, end)
+                there = IntervalSet(queue.progress.unsettled_within(start, end))
+                skipped, redelivered = there.outside(start, end), queue.ready.redelivered_within(start, end)
             else:
-                there = IntervalSet(queue.needed_within(start, end))
+                there = IntervalSet(queue.progress.needed_within(start, end))
                 settled, redelivered = claim.skipped.get(log, []), claim.redelivered.get(log, [])
                 if fail_on_data_loss:
                     rows = [(first, last) for run in found for first, last in there.within(run.first, run.end)]
@@ -88,7 +88,7 @@ class Reader:
         except DataLoss:
             with self._local.look:
                 queue = self._queue(piece)
-                if _needs(queue, piece) and all(run.block_id == piece.block_id for run in queue.runs_between(*_span(piece))):
+                if _needs(queue, piece) and all(run.block_id == piece.block_id for run in queue.log.runs_between(*_span(piece))):
                     raise  # it should be there
             return None
         with self._local.look:  # 2. were they whole?
@@ -109,7 +109,7 @@ def _span(piece: Piece) -> tuple[int, int]:
 
 def _needs(queue: Queue, piece: Piece) -> bool:
     """Whether all rows of a piece that are to be read are needed."""
-    return IntervalSet([*queue.needed_within(*_span(piece)), *piece.skipped]).covers(*_span(piece))
+    return IntervalSet([*queue.progress.needed_within(*_span(piece)), *piece.skipped]).covers(*_span(piece))
 
 
 def _clip(intervals: Iterable[Sequence[int]], first: int, last: int) -> tuple[tuple[int, int], ...]:

@@ -212,6 +212,6 @@ class Upkeep:
 
 def _head(queue: Queue) -> int | None:
     try:
-        return queue.head(queue.visible_end)
+        return queue.ready.head(queue.log.visible_end)
     except StoreError:
         return None

@@ -62,7 +62,7 @@ class Node:
         queue = self.broker.state.topology.queue(name)
         return [
             self.broker.state.messages.fetch(queue, offset).body
-            for start, end in queue.unsettled_within(0, queue.visible_end)
+            for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
             for offset in range(start, end)
         ]
 

@@ -100,7 +100,7 @@ def watch(ending: threading.Event) -> None:
 
 def bodies(broker: LocalBroker, name: str) -> list[int]:
     queue = broker.state.topology.queue(name)
-    return [int(broker.state.messages.fetch(queue, offset).body) for offset in range(queue.floor, queue.visible_end)]
+    return [int(broker.state.messages.fetch(queue, offset).body) for offset in range(queue.progress.floor, queue.log.visible_end)]
 
 
 def main(path: str, seed: int, transactions: int, how: str) -> None:

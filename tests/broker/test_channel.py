@@ -570,7 +570,7 @@ def test_sealing_keeps_offsets_rows_sequences_and_holes_over_restarts(node: Node
         found = []
         for name in ("a", "b"):
             queue = state.topology.queue(name)
-            for start, end in queue.unsettled_within(0, queue.visible_end):
+            for start, end in queue.progress.unsettled_within(0, queue.log.visible_end):
                 found += [
                     (row.body, row.sequence, row.committed_at)
                     for offset in range(start, end)
@@ -598,14 +598,14 @@ def test_a_full_open_block_is_sealed_while_the_broker_runs() -> None:
             for _ in range(512):
                 channel.publish(b"x", routing_key="q")
             channel.tx_commit()
-        (first,) = broker.state.topology.queue("q").runs_between(0, 1)
+        (first,) = broker.state.topology.queue("q").log.runs_between(0, 1)
         thread = broker.upkeep._thread
         assert thread is not None
         deadline = time.monotonic() + 600
         while broker.state.blocks.by_id[first.block_id].inbox is not None:
             assert time.monotonic() < deadline
             thread.join(0.01)
-        found = broker.read_rows(broker.state.topology.queue("q").runs_between(0, 3)[0])
+        found = broker.read_rows(broker.state.topology.queue("q").log.runs_between(0, 3)[0])
         assert found.column("body").to_pylist() == [b"x"] * 3
     broker.close()
 

@@ -199,9 +199,9 @@ def test_messages_are_invisible_while_their_commit_is_on_its_way_to_the_disk() -
     assert store.entered.wait(600)
     assert reader.get("q") is None
     assert broker.queues()[0].messages == 0
-    assert not broker.wait(lambda state: state.topology.queue("q").visible_end > 0, 0)
+    assert not broker.wait(lambda state: state.topology.queue("q").log.visible_end > 0, 0)
     store.gate.set()
-    assert broker.wait(lambda state: state.topology.queue("q").visible_end > 0, 30)
+    assert broker.wait(lambda state: state.topology.queue("q").log.visible_end > 0, 30)
     writer.join()
     assert reader.get("q") is not None
     broker.close()

@@ -284,7 +284,9 @@ class World:
         for name in (*SOURCES, "dead", "final"):
             queue = state.topology.queue(name)
             rows = [
-                state.messages.fetch(queue, at) for start, end in queue.unsettled_within(0, queue.visible_end) for at in range(start, end)
+                state.messages.fetch(queue, at)
+                for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
+                for at in range(start, end)
             ]
             assert len(properties_column(pa.array([row.properties for row in rows], pa.binary()))) == len(rows)
             if name in ("dead", "final"):

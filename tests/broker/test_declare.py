@@ -101,7 +101,7 @@ def test_decimals_and_bytes_in_arguments_are_the_same_after_a_restart(node: Node
         channel.queue_bind("q", "e", arguments={"x-match": "any", **arguments})
     node.restart()
     state = node.broker.state
-    for found in (state.topology.queue("q").arguments, state.topology.exchange("e").arguments):
+    for found in (state.topology.queue("q").arguments.declared, state.topology.exchange("e").arguments):
         assert repr(dict(sorted(found.items()))) == repr(arguments)
     with node.channel() as channel:
         channel.queue_declare("q", arguments=arguments)

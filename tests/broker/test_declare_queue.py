@@ -131,8 +131,8 @@ def test_every_argument_at_the_ends_of_its_range_survives_a_restart_and_so_does_
     declared(node, "q", **arguments)
     declared(node, "r", **quorum)
     node.restart()
-    assert node.broker.state.topology.queue("q").arguments == arguments
-    assert node.broker.state.topology.queue("r").arguments == quorum
+    assert node.broker.state.topology.queue("q").arguments.declared == arguments
+    assert node.broker.state.topology.queue("r").arguments.declared == quorum
     declared(node, "q", **arguments)
     declared(node, "r", **quorum)
 

@@ -430,15 +430,15 @@ def test_the_count_of_deliveries_survives_a_restart_and_goes_with_the_message(no
     shell.dispatch()
     node.broker.run(lambda _state, change, _now: channel.close("end", change))
     node.restart()
-    assert shell.state.topology.queue("q").counts == {0: 1}
+    assert shell.state.topology.queue("q").ready.deliveries.counts == {0: 1}
     channel = shell.channel()
     shell.consume(channel, "q", "c")
     assert shell.dispatch() == [("c", b"poison", True)]
     shell.settle(channel, 1, "requeue")
     assert shell.dispatch() == []
-    assert (node.queue("q").messages, shell.state.topology.queue("q").counts) == (0, {})
+    assert (node.queue("q").messages, shell.state.topology.queue("q").ready.deliveries.counts) == (0, {})
     node.restart()
-    assert shell.state.topology.queue("q").counts == {}
+    assert shell.state.topology.queue("q").ready.deliveries.counts == {}
 
 
 # -- priorities of messages ---------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Place:
 
     def bodies(self, name: str) -> list[bytes]:
         queue = self.broker.state.topology.queue(name)
-        spans = queue.unsettled_within(0, queue.visible_end)
+        spans = queue.progress.unsettled_within(0, queue.log.visible_end)
         return [self.broker.state.messages.fetch(queue, offset).body for start, end in spans for offset in range(start, end)]
 
 

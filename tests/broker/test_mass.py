@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker_core.broker import expiry
@@ -119,7 +121,8 @@ def test_a_queue_that_cannot_be_expired_is_set_aside_and_said_once_and_the_other
 ) -> None:
     declared(node, "dead")
     declared(node, "bad", "good", **{"x-message-ttl": 1000, **TO_DEAD})
-    node.broker.state.topology.queue("bad").arguments["x-message-ttl"] = node.broker.state.topology.queue("bad").ttl_ms = "soon"  # type: ignore[assignment]
+    queue = node.broker.state.topology.queue("bad")
+    right, queue.arguments = queue.arguments, replace(queue.arguments, ttl_ms="soon")  # type: ignore[arg-type]
     for _ in range(3):
         publish(node, "bad", b"stays")
         publish(node, "good", b"goes")
@@ -127,7 +130,7 @@ def test_a_queue_that_cannot_be_expired_is_set_aside_and_said_once_and_the_other
         node.broker.upkeep.expire()
     assert (len(node.browse("bad")), node.browse("good"), len(node.browse("dead"))) == (3, [], 3)
     assert len([record for record in caplog.records if record.name == "txmq.upkeep"]) == 1
-    node.broker.state.topology.queue("bad").arguments["x-message-ttl"] = node.broker.state.topology.queue("bad").ttl_ms = 1000
+    queue.arguments = right
     with node.channel() as channel:  # its head is another one: it is looked at again
         assert channel.get("bad") is None
     assert len(node.browse("dead")) == 6
@@ -169,7 +172,7 @@ def test_what_a_great_many_rejects_become_has_the_same_headers_as_one_has(node: 
         channel.reject(found.tag, requeue=False)
     held(node, "q", MANY).nack(0, multiple=True, requeue=False)
     queue = node.broker.state.topology.queue("dead")
-    rows = [node.broker.state.messages.fetch(queue, offset) for offset in range(queue.floor, queue.next_offset)]
+    rows = [node.broker.state.messages.fetch(queue, offset) for offset in range(queue.progress.floor, queue.log.next_offset)]
     assert len(rows) == MANY + 1 and len({row.properties for row in rows}) == 1
 
 

@@ -48,7 +48,7 @@ class Place:
     def bodies(self, queue: str) -> list[bytes]:
         state = self.broker.state
         found = state.topology.queue(queue)
-        pairs = found.unsettled_within(0, found.visible_end)
+        pairs = found.progress.unsettled_within(0, found.log.visible_end)
         return [state.messages.fetch(found, offset).body for start, end in pairs for offset in range(start, end)]
 
 
@@ -170,7 +170,7 @@ def test_no_queue_id_and_no_sequence_is_given_twice_in_random_histories_of_resta
 def _rows(broker: LocalBroker) -> Iterator[InboxRow]:
     state = broker.state
     for queue in state.topology.queues.values():
-        for start, end in queue.unsettled_within(0, queue.visible_end):
+        for start, end in queue.progress.unsettled_within(0, queue.log.visible_end):
             yield from (state.messages.fetch(queue, offset) for offset in range(start, end))
 
 
@@ -228,7 +228,9 @@ def test_blocks_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(tm
                     channel.publish(b"%d/%d" % (round_number, number), routing_key="q")
                 end(channel)
         expected += [b"%d/%d" % (round_number, number) for number in range(SPILL_ROWS + 1)]
-        found = {run.block_id for run in place.broker.state.topology.queue("q").runs_between(len(expected) - SPILL_ROWS - 1, len(expected))}
+        found = {
+            run.block_id for run in place.broker.state.topology.queue("q").log.runs_between(len(expected) - SPILL_ROWS - 1, len(expected))
+        }
         assert not found & numbers
         numbers |= found
         place.restart(clean=clean)

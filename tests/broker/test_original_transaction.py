@@ -22,7 +22,9 @@ def headers(node: Node, queue: str = "dead") -> list[dict[str, Any]]:
     state = node.broker.state
     found = state.topology.queue(queue)
     rows = [
-        state.messages.fetch(found, offset) for start, end in found.unsettled_within(0, found.visible_end) for offset in range(start, end)
+        state.messages.fetch(found, offset)
+        for start, end in found.progress.unsettled_within(0, found.log.visible_end)
+        for offset in range(start, end)
     ]
     return [Properties.decode(row.properties).headers for row in rows]
 

@@ -60,9 +60,9 @@ def test_a_cascade_of_copies_without_end_is_cut_into_commits_of_bounded_work(nod
         state = node.broker.state
         while state.agenda.overfull:
             rounds += 1
-            before = state.topology.queue("q0").next_offset
+            before = state.topology.queue("q0").log.next_offset
             node.broker.run(lambda state, change, now: state.expiry.expire(change, now, state.expiry.due(now)))
-            assert state.topology.queue("q0").next_offset - before <= 3 * 8
+            assert state.topology.queue("q0").log.next_offset - before <= 3 * 8
         assert [len(node.browse(name)) for name in names] == [1] * 3
     assert rounds
     assert node.broker.committer.failure is None

@@ -133,11 +133,11 @@ def test_an_expired_message_of_an_owned_queue_expires_once_and_ends_the_sweep(no
     node.clock.advance(5)
     queue = node.broker.state.topology.queue("q")
     for left in ([b"later"], []):
-        head = queue.head(queue.visible_end)
-        assert head is not None and not queue.is_settled(head)
+        head = queue.ready.head(queue.log.visible_end)
+        assert head is not None and not queue.progress.is_settled(head)
         node.broker.run(lambda state, change, now: state.expiry.expire(change, now, [queue], 1))
         assert node.browse("q") == left
-    assert queue.head(queue.visible_end) is None, "nothing is left: a sweep ends here"
+    assert queue.ready.head(queue.log.visible_end) is None, "nothing is left: a sweep ends here"
     node.broker.upkeep.expire()
     assert node.browse("dead") == [b"late", b"later"]
 
@@ -147,7 +147,7 @@ def test_a_head_is_never_an_entry_that_is_settled_wherever_the_search_begins(nod
     publish(node, "q", b"0", b"1", b"2", b"3")
     queue = node.broker.state.topology.queue("q")
     node.broker.run(lambda _state, change, _now: (queue.settle(0, 2), queue.record(change)))
-    assert [queue.first_ready(start, 4) for start in range(5)] == [2, 2, 2, 3, None]
+    assert [queue.ready.first_ready(start, 4) for start in range(5)] == [2, 2, 2, 3, None]
 
 
 # -- rows of a run --------------------------------------------------------------------------------------------------------------
@@ -184,11 +184,11 @@ def test_an_offset_that_no_run_holds_is_data_loss_and_never_a_row_of_a_neighbour
     publish(node, "other", b"a stranger's")
     queue = node.broker.state.topology.queue("q")
     with pytest.raises(DataLoss, match="offset 3 of queue 'q'"):
-        queue.locate(3)
+        queue.log.locate(3)
     node.drain("q")
     for offset in range(4):
         with pytest.raises(DataLoss):
-            queue.locate(offset)
+            queue.log.locate(offset)
 
 
 # -- offsets of transient messages that a crash took ----------------------------------------------------------------------------

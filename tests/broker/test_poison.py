@@ -137,7 +137,7 @@ def test_whatever_a_message_holds_it_is_dead_lettered_once_and_can_be_read(node:
     node.restart()
     assert (node.browse("dead"), b"poison" in node.browse("q")) == ([b"poison"], False)
     queue = node.broker.state.topology.queue("dead")
-    found = Properties.decode(node.broker.state.messages.fetch(queue, queue.floor).properties)
+    found = Properties.decode(node.broker.state.messages.fetch(queue, queue.progress.floor).properties)
     death = found.headers["x-death"][0]
     assert (death["queue"], death["reason"], found.expiration) == ("q", way, None)
     assert 1 <= death["count"] <= LARGEST or name == "a text as a count"

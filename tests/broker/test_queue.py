@@ -29,6 +29,14 @@ def rows_of(runs: list[Run]) -> list[tuple[int, int, int]]:
     return [(run.first + ahead, run.block_id, int(row)) for run in runs for ahead, row in enumerate(run.rows())]
 
 
+def take(queue: Queue) -> int | None:
+    """The next entry, which is held from now on."""
+    offset = queue.ready.head(queue.log.visible_end)
+    if offset is not None:
+        queue.ready.take_head(offset)
+    return offset
+
+
 class QueueModel(RuleBasedStateMachine):
     """A queue against a plain list of entries; the records it writes are replayed into a second queue."""
 
@@ -61,9 +69,9 @@ class QueueModel(RuleBasedStateMachine):
             assert block.inbox is not None
             block.inbox += [InboxRow(block.block_id, 0, 1, 1, "", "", b"", b"x", b"")] * gap
             block.rows = row + 1
-            assert self.queue.append_row(block, row) == len(self.entries)
+            assert self.queue.log.append_row(block, row) == len(self.entries)
             self.entries.append((block.block_id, row))
-        self.queue.visible_end = self.queue.next_offset
+        self.queue.log.show()
 
     @rule(bits=st.lists(st.booleans(), min_size=1, max_size=20))
     def append_a_stored_block(self, bits: list[bool]) -> None:
@@ -76,11 +84,11 @@ class QueueModel(RuleBasedStateMachine):
         for row in rows:
             bitmap[row >> 3] |= 1 << (row & 7)
         contiguous = rows == list(range(rows[0], rows[-1] + 1))
-        first = self.queue.append(len(rows), info.block_id, rows[0] if contiguous else 0, b"" if contiguous else bytes(bitmap), 7, 7)
+        first = self.queue.log.append(len(rows), info.block_id, rows[0] if contiguous else 0, b"" if contiguous else bytes(bitmap), 7, 7)
         assert first == len(self.entries)
-        self.records[(RunRecord, (1, first))] = self.queue.record_last_run()
+        self.records[(RunRecord, (1, first))] = self.queue.log.record_last_run()
         self.entries += [(info.block_id, row) for row in rows]
-        self.queue.visible_end = self.queue.next_offset
+        self.queue.log.show()
 
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
@@ -95,10 +103,10 @@ class QueueModel(RuleBasedStateMachine):
     def take(self) -> None:
         ready = [offset for offset in range(len(self.entries)) if offset not in self.settled and offset not in self.held]
         requeued = [offset for offset in ready if offset in self.sent]
-        offset = self.queue.take()
+        offset = take(self.queue)
         assert offset == min(requeued or ready, default=None)
         if offset is not None:
-            assert self.queue.was_sent(offset) == (offset in self.sent)
+            assert self.queue.ready.was_sent(offset) == (offset in self.sent)
             self.held.add(offset)
 
     @precondition(lambda self: self.held)
@@ -107,10 +115,10 @@ class QueueModel(RuleBasedStateMachine):
         offset = data.draw(st.sampled_from(sorted(self.held)))
         self.held.discard(offset)
         if requeue:
-            self.queue.requeue(offset)
+            self.queue.requeue_range(offset, offset + 1)
             self.sent.add(offset)
         else:
-            self.queue.settle_held(offset)
+            self.queue.settle_range(offset, offset + 1)
             self.settled.add(offset)
 
     @rule()
@@ -133,19 +141,19 @@ class QueueModel(RuleBasedStateMachine):
         unsettled = [offset for offset in range(end) if offset not in self.settled]
         assert queue.messages == len(unsettled)
         assert queue.unacknowledged == len(self.held)
-        assert queue.ready == len(unsettled) - len(self.held)
-        assert queue.first_unsettled() == min(unsettled, default=end)
+        assert queue.droppable == len(unsettled) - len(self.held)
+        assert queue.progress.floor == min(unsettled, default=end)
         middle = end // 2
         for start, stop in ((0, end), (middle, end), (0, middle)):
-            assert {at for low, high in queue.settled_within(start, stop) for at in range(low, high)} == self.settled & set(
+            assert {at for low, high in queue.progress.settled_within(start, stop) for at in range(low, high)} == self.settled & set(
                 range(start, stop)
             )
-            kept = rows_of(queue.runs_between(start, stop))
+            kept = rows_of(queue.log.runs_between(start, stop))
             assert [entry for entry in kept if entry[0] not in self.settled] == [
                 (offset, *self.entries[offset]) for offset in unsettled if start <= offset < stop
             ]
         for offset in unsettled:
-            run, row = queue.locate(offset)
+            run, row = queue.log.locate(offset)
             assert (run.block_id, row) == self.entries[offset]
 
 
@@ -157,8 +165,8 @@ def filled(count: int) -> Queue:
     blocks = Blocks(Ids(), no_block)
     queue = Queue(1, "q", blocks)
     blocks.name(1, count, count * 100)
-    queue.append(count, 1, 0, b"", 5, 5)
-    queue.visible_end = queue.next_offset
+    queue.log.append(count, 1, 0, b"", 5, 5)
+    queue.log.show()
     return queue
 
 
@@ -171,12 +179,12 @@ def test_an_owned_queue_keeps_what_is_settled_until_its_source_acks() -> None:
     queue.record(change)
     assert queue.messages == 0
     assert change.forgets == []
-    assert len(rows_of(queue.runs_between(0, 10))) == 10
+    assert len(rows_of(queue.log.runs_between(0, 10))) == 10
     queue.ack_to(10)
     change = Change()
     queue.record(change)
     assert change.forgets == [1]
-    assert queue.runs_between(0, 10) == []
+    assert queue.log.runs_between(0, 10) == []
 
 
 def test_a_release_makes_claimed_and_unsettled_entries_ready_again_as_redelivered() -> None:
@@ -185,8 +193,8 @@ def test_a_release_makes_claimed_and_unsettled_entries_ready_again_as_redelivere
     queue.claim(0, 6)
     queue.settle(0, 4)
     queue.release()
-    assert queue.take() == 4
-    assert (queue.was_sent(4), queue.was_sent(5), queue.was_sent(6)) == (True, True, False)
+    assert take(queue) == 4
+    assert (queue.ready.was_sent(4), queue.ready.was_sent(5), queue.ready.was_sent(6)) == (True, True, False)
 
 
 def test_ten_million_messages_of_small_commits_are_a_few_hundred_runs() -> None:
@@ -194,11 +202,11 @@ def test_ten_million_messages_of_small_commits_are_a_few_hundred_runs() -> None:
     queue = Queue(1, "q", blocks)
     for block_id in range(1, 611):
         block = blocks.name(block_id, 16_384, 16_384 * 100)
-        queue.append_row(block, 0)
-        queue._runs[-1].count = 16_384
-        queue.next_offset += 16_383
-    assert queue.next_offset > 9_990_000
-    assert len(queue.runs_between(0, queue.next_offset)) == 610
+        queue.log.append_row(block, 0)
+        queue.log._runs[-1].count = 16_384
+        queue.log.next_offset += 16_383
+    assert queue.log.next_offset > 9_990_000
+    assert len(queue.log.runs_between(0, queue.log.next_offset)) == 610
 
 
 @pytest.mark.parametrize("gap", [1, 2])
@@ -207,7 +215,7 @@ def test_rows_of_one_open_block_stay_one_run_also_where_other_queues_rows_lie_be
     queue = Queue(1, "q", blocks)
     block = blocks.open()
     for row in range(0, 1000 * gap, gap):
-        queue.append_row(block, row)
-    (run,) = queue.runs_between(0, 1000)
+        queue.log.append_row(block, row)
+    (run,) = queue.log.runs_between(0, 1000)
     assert list(map(int, run.rows())) == list(range(0, 1000 * gap, gap))
     assert list(map(int, run.clip(10, 13).rows())) == [10 * gap, 11 * gap, 12 * gap]

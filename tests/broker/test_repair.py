@@ -239,13 +239,13 @@ def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(dr
     ids = iter(range(100, 1000))
     state = load(StoreImage(found, inbox, infos, 1, True), new_block_id=lambda: next(ids), read=unread)
     for queue in state.topology.queues.values():
-        offsets = [offset for start, end in queue.unsettled_within(0, queue.next_offset) for offset in range(start, end)]
+        offsets = [offset for start, end in queue.progress.unsettled_within(0, queue.log.next_offset) for offset in range(start, end)]
         assert queue.messages == len(offsets) >= 0
         for offset in offsets:
-            queue.locate(offset)  # there is a run for each
+            queue.log.locate(offset)  # there is a run for each
         change = Change()
         queue.release()
-        queue.settle(0, queue.next_offset)
+        queue.settle(0, queue.log.next_offset)
         queue.record(change)
         left = written(written(found, first.journal), change.journal)
         assert [r for r in left if isinstance(r, (RunRecord, HoleRecord, DeliveryRecord)) and r.queue_id == queue.queue_id] == []

@@ -12,7 +12,7 @@ def test_queues_that_share_a_growing_inbox_block_give_their_own_messages_in_orde
     node.broker.upkeep.close_open()
     node.broker.upkeep.seal()
     for name, bodies in (("a", [b"0", b"2", b"4"]), ("b", [b"1", b"3", b"5"])):
-        assert [row.body for row in node.broker.state.topology.queue(name).rows(0, 3)] == bodies
+        assert [row.body for row in node.broker.state.topology.queue(name).log.rows(0, 3)] == bodies
 
 
 def test_a_block_that_nobody_needs_any_more_when_its_seal_is_committed_does_not_stop_the_upkeep(node: Node):

@@ -106,7 +106,9 @@ def _dead_of(node: Node, name: str) -> list[bytes]:
     state = node.broker.state
     queue = state.topology.queue("dead")
     rows = [
-        state.messages.fetch(queue, offset) for start, end in queue.unsettled_within(0, queue.visible_end) for offset in range(start, end)
+        state.messages.fetch(queue, offset)
+        for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
+        for offset in range(start, end)
     ]
     return [row.body for row in rows if Properties.decode(row.properties).headers["x-first-death-queue"] == name]
 

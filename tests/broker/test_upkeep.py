@@ -42,7 +42,7 @@ def bodies(broker: LocalBroker, name: str) -> list[bytes]:
     queue = broker.state.topology.queue(name)
     return [
         broker.state.messages.fetch(queue, offset).body
-        for start, end in queue.unsettled_within(0, queue.visible_end)
+        for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
         for offset in range(start, end)
     ]
 
@@ -217,10 +217,10 @@ def test_a_caller_whose_wait_is_interrupted_by_a_signal_does_not_hold_up_the_oth
 def test_growth_wakes_whoever_waits(directory: Path) -> None:
     broker = opened(directory)
     fill(broker, 1)
-    assert not broker.wait(lambda state: state.topology.queue("q").visible_end > 1, 0.01)
+    assert not broker.wait(lambda state: state.topology.queue("q").log.visible_end > 1, 0.01)
     writer = threading.Thread(target=fill, args=(broker, 1))
     writer.start()
-    assert broker.wait(lambda state: state.topology.queue("q").visible_end > 1, 30)
+    assert broker.wait(lambda state: state.topology.queue("q").log.visible_end > 1, 30)
     writer.join()
     broker.close()
     with pytest.raises(errors.StoreFailed, match="the broker is closed"):

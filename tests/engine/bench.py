@@ -103,7 +103,7 @@ class Bench:
         return [body for batch in self.engine.browse([(queue, found.start, found.end)]) for body in batch.column("body").to_pylist()]
 
     def deleted(self, offset: int, queue: str = "in") -> bool:
-        return not self.local.state.topology.queue(queue).runs_between(offset, offset + 1)
+        return not self.local.state.topology.queue(queue).log.runs_between(offset, offset + 1)
 
 
 def rows(bodies: Sequence[bytes]) -> pa.RecordBatch:

@@ -362,7 +362,7 @@ def test_s5_an_ack_twice_or_of_an_older_end_changes_nothing(bench: Bench) -> Non
     bench.engine.ack(APP, second)
     bench.engine.ack(APP, second)
     bench.engine.ack(APP, first)
-    assert bench.local.state.topology.queue("in").acked == 1
+    assert bench.local.state.topology.queue("in").progress.acked == 1
     assert bench.visible("in") == []
 
 

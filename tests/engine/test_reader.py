@@ -84,9 +84,9 @@ def test_a_browser_that_compaction_overtakes_gets_whole_bodies_and_no_settled_ro
     first = bodies([next(reading)])
     assert first == bed.sent[:ROWS]
     left = bed.consume(keep=100)
-    before = [bed.store.locate(run.block_id) for run in bed.local.state.topology.queue("q").runs_between(0, len(bed.sent))]
+    before = [bed.store.locate(run.block_id) for run in bed.local.state.topology.queue("q").log.runs_between(0, len(bed.sent))]
     bed.compact()
-    after = [bed.store.locate(run.block_id) for run in bed.local.state.topology.queue("q").runs_between(0, len(bed.sent))]
+    after = [bed.store.locate(run.block_id) for run in bed.local.state.topology.queue("q").log.runs_between(0, len(bed.sent))]
     assert before[1:-1] != after[1:-1], "batches were rewritten under the reader"
     assert bodies(list(reading)) == [body for body in left if body not in first]
 
@@ -133,7 +133,7 @@ def test_a_read_of_rows_that_were_acked_and_compacted_is_data_loss_and_never_bla
     plan = bed.engine.open_read(ticket)
     third = bed.claim(second, Limit(max_rows=10))
     bed.engine.ack("app", bed.claim(third, Limit(max_rows=10)))
-    assert bed.local.state.topology.queue("q").acked > second["q"]
+    assert bed.local.state.topology.queue("q").progress.acked > second["q"]
     bed.compact()
     assert bed.local.read_block(plan.pieces[0].block_id).column("body")[0].as_py() == b"", "and its bytes are blank"
 
@@ -184,7 +184,7 @@ def test_a_small_claim_over_deleted_rows_ends_where_a_transaction_ends(bed: Bed)
         channel.ack(tag)
     channel.close()
     queue = bed.local.state.topology.queue("q")
-    assert len(queue.runs_between(0, len(bed.sent))) == 2
+    assert len(queue.log.runs_between(0, len(bed.sent))) == 2
     bed.publish(BATCHES)
     end = bed.claim(limit=Limit(max_rows=2 * ROWS + ROWS // 2))
     assert end == {"q": 3 * ROWS}, "two transactions are whole, and nothing of the third"

@@ -53,10 +53,10 @@ def test_what_an_app_skips_stays_over_decision_acks_and_release(bench: Bench, ki
     if crash:
         bench.crash()
     queue = bench.local.state.topology.queue("in")
-    assert queue.needed_within(0, 7) == [[0, 7]], "the last finished range stays for a replay"
+    assert queue.progress.needed_within(0, 7) == [[0, 7]], "the last finished range stays for a replay"
     bench.engine.ack(APP, end)
     assert bench.visible("in") == old, "the ack of a source without a ledger consumes its range, and nothing below"
-    assert queue.needed_within(0, 7) == [[0, 5], [6, 7]]
+    assert queue.progress.needed_within(0, 7) == [[0, 5], [6, 7]]
     if crash:
         bench.crash()
     (app,) = bench.engine.apps()
@@ -147,7 +147,7 @@ def test_the_other_queue_of_a_released_claim_is_claimed_anew_with_what_was_skipp
     bench.engine.release(APP, "in")
     for _ in range(2):
         queue = bench.local.state.topology.queue("in2")
-        assert (queue.owner, list(queue.claimed), bench.visible("in2")) == (APP, [], [b"old", b"new"])
+        assert (queue.owner, list(queue.progress.claimed), bench.visible("in2")) == (APP, [], [b"old", b"new"])
         bench.crash()
     end = bench.claim(start, origin=Origin())
     assert bench.ranges(start, end) == {"in": (0, 2), "in2": (0, 2)}

@@ -322,9 +322,9 @@ class OwnedQueue(RuleBasedStateMachine):
             origin, start = Origin("latest"), len(self.entries)
         elif at == "middle":
             queue = self.local.state.topology.queue("in")
-            offset = part % (queue.visible_end + 1)
+            offset = part % (queue.log.visible_end + 1)
             origin = Origin(offsets={"in": offset})
-            there = self.bodies(self.engine.browse([("in", offset, queue.visible_end)]))
+            there = self.bodies(self.engine.browse([("in", offset, queue.log.visible_end)]))
             start = next((at for at, entry in enumerate(self.entries) if there and entry.body == there[0]), len(self.entries))
         self.app = App(ledger, origin, start)
         self.claim(None)
@@ -440,8 +440,10 @@ class OwnedQueue(RuleBasedStateMachine):
         assert self.browse("dead") == [body for body, _ in self.dead]
         queue = self.local.state.topology.queue("in")
         assert queue.messages == len(self.unsettled())
-        assert queue.ready == len(self.ready())
-        assert all(queue.needed_within(run.first, run.end) for run in queue.runs_between(0, queue.next_offset)), "a run is kept for nothing"
+        assert queue.droppable == len(self.ready())
+        assert all(queue.progress.needed_within(run.first, run.end) for run in queue.log.runs_between(0, queue.log.next_offset)), (
+            "a run is kept for nothing"
+        )
         for app in self.engine.apps():
             if self.app is not None:
                 assert app.lag == sum(entry.state != "settled" for entry in self.entries[self.app.start :])

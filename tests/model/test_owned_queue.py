@@ -61,7 +61,7 @@ def claims_are_not_frozen_after_a_restart(patch: Patch) -> None:
 
 
 def acks_settle_from_the_floor(patch: Patch) -> None:
-    patch.setattr(Queue, "settle_claimed", lambda self, end: self.settle(self.floor, end))
+    patch.setattr(Queue, "settle_claimed", lambda self, end: self.settle(self.progress.floor, end))
 
 
 def acks_delete_the_last_range(patch: Patch) -> None:

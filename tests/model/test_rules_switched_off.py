@@ -394,9 +394,8 @@ def resume_at_acked(patch: Patch) -> None:
 
     def without(self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any, **named: Any) -> Any:
         *before, _consumed, read_block = arguments
-        return claim(
-            self, state, change, app_id, start, *before, {log: state.topology.queue(log).acked for log in start}, read_block, **named
-        )
+        acked = {log: state.topology.queue(log).progress.acked for log in start}
+        return claim(self, state, change, app_id, start, *before, acked, read_block, **named)
 
     patch.setattr(Claims, "claim", without)
 
@@ -407,7 +406,7 @@ def settled_ranges_do_not_resolve(patch: Patch) -> None:
     def without(self: EmbeddedEngine, app_id: str, start: Any, end: Any) -> Any:
         ranges = resolve(self, app_id, start, end)
         for log, (first, last) in ranges.items():
-            if first < last <= self._local.state.topology.queue(log).floor:
+            if first < last <= self._local.state.topology.queue(log).progress.floor:
                 raise DataLoss("the range is settled")
         return ranges
 
@@ -432,8 +431,8 @@ def the_decision_deletes(patch: Patch) -> None:
 
     def without(self: Queue, start: int, end: int) -> None:
         settle(self, start, end)
-        if self.owner and self.acked < end <= self.floor:
-            self.acked = end
+        if self.owner and self.progress.acked < end <= self.progress.floor:
+            self.progress.acked = end
             self._free(0, end)
 
     patch.setattr(Queue, "settle", without)

@@ -18,6 +18,8 @@ from broker_core.broker.expiry import Expiry
 from broker_core.broker.messages import Messages
 from broker_core.broker.overflow import Overflow
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.log import Log
+from broker_core.broker.queue.ready import Ready
 from broker_core.broker.settlement import Settlement
 from tests.model.whole_broker import OnDisk, WholeBroker
 
@@ -55,7 +57,7 @@ def no(*_args: object, **_kwargs: object) -> bool:
 
 
 RULES: dict[str, Callable[[Patch], None]] = {
-    "a delivery that came back says redelivered": lambda p: p.setattr(Queue, "was_sent", no),
+    "a delivery that came back says redelivered": lambda p: p.setattr(Ready, "was_sent", no),
     "a bounded queue drops its oldest messages": lambda p: p.setattr(Overflow, "cut", nothing),
     "a full queue that rejects publishes refuses the whole commit": lambda p: p.setattr(Overflow, "check", nothing),
     "what is too old expires": lambda p: p.setattr(Expiry, "head_expired", no),
@@ -63,7 +65,7 @@ RULES: dict[str, Callable[[Patch], None]] = {
     "a commit settles its deliveries": lambda p: p.setattr(Settlement, "settle", nothing),
     "a closed channel gives back what it held": lambda p: p.setattr(Channel, "_give_back", nothing),
     "a claim writes the transient messages of its range": lambda p: p.setattr(Messages, "persist", nothing),
-    "a sealed block is named by its runs": lambda p: p.setattr(Queue, "record_runs", none),
+    "a sealed block is named by its runs": lambda p: p.setattr(Log, "record_runs", none),
     "settled messages stay settled over a restart": lambda p: p.setattr(Queue, "restore_progress", nothing),
     "what no queue needs lets its block go": lambda p: p.setattr(Blocks, "unpin", nothing),
 }

@@ -167,8 +167,11 @@ class WholeBroker(RuleBasedStateMachine):
         found: dict[str, list[Any]] = {"(prepared)": sorted(state.prepared.by_xid)}
         for queue in state.topology.queues.values():
             found[queue.name] = [
-                (state.messages.fetch(queue, offset).body, "taken" if offset in queue.held or queue.claimed.contains(offset) else "ready")
-                for start, end in queue.unsettled_within(0, queue.visible_end)
+                (
+                    state.messages.fetch(queue, offset).body,
+                    "taken" if offset in queue.ready.held or queue.progress.claimed.contains(offset) else "ready",
+                )
+                for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
                 for offset in range(start, end)
             ]
         return {**found, DEAD: sorted(found[DEAD])}
@@ -446,7 +449,7 @@ class WholeBroker(RuleBasedStateMachine):
         self.broker.upkeep.tick()
         state = self.broker.state
         for queue in state.topology.queues.values():
-            assert (queue.messages, queue.unacknowledged, queue._runs[queue._front :]) == (0, 0, []), queue.name
+            assert (queue.messages, queue.unacknowledged, queue.log.runs) == (0, 0, []), queue.name
         kept = {batch_id: batch.pins for batch_id, batch in state.blocks.by_id.items() if batch_id > 0 and batch.pins}
         assert not kept or self.naive.owned, f"batches that nothing needs: {kept}"
 

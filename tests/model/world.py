@@ -278,7 +278,7 @@ class World:
         state = self.local.state
         self._check_ledger()
         for queue in sorted(set(self.queues) - self.latest):
-            acked = state.topology.queue(queue).acked if state.topology.queue(queue).owner else 0
+            acked = state.topology.queue(queue).progress.acked if state.topology.queue(queue).owner else 0
             require(
                 acked <= max(self.acked[queue], self.first_offset[queue]),
                 f"S5: {queue} is acked up to {acked}, Spark committed {self.acked[queue]}",

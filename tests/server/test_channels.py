@@ -30,7 +30,7 @@ class Doors:
 
     def bodies(self) -> list[bytes]:
         queue = self.broker.state.topology.queue("q")
-        return [self.broker.state.messages.fetch(queue, offset).body for offset in range(queue.floor, queue.visible_end)]
+        return [self.broker.state.messages.fetch(queue, offset).body for offset in range(queue.progress.floor, queue.log.visible_end)]
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def contents(directory: Path) -> Contents:
     broker = LocalBroker(DurableStore(directory), upkeep=False)
     found: Contents = {}
     for queue in broker.state.topology.queues.values():
-        spans = queue.unsettled_within(0, queue.visible_end)
+        spans = queue.progress.unsettled_within(0, queue.log.visible_end)
         found[queue.name] = {
             offset: broker.state.messages.fetch(queue, offset).body for first, last in spans for offset in range(first, last)
         }
@@ -218,7 +218,7 @@ def test_the_error_of_a_flipped_byte_names_the_command_that_goes_past_it(damaged
 def test_a_claim_over_lost_messages_can_be_replayed_without_them(damaged: Path, tmp_path: Path) -> None:
     broker = LocalBroker(DurableStore(damaged), upkeep=False)
     queue = broker.state.topology.queue("owned")
-    place = broker.locate(queue.runs_between(0, 1)[0].block_id)
+    place = broker.locate(queue.log.runs_between(0, 1)[0].block_id)
     assert place is not None
     broker.close()
     flip(Path(place.path), place.position + place.length // 2)
@@ -235,7 +235,7 @@ def test_a_claim_over_lost_messages_can_be_replayed_without_them(damaged: Path, 
     bodies = [body for block in engine.read(ticket) for body in block.column("body").to_pylist()]
     assert bodies == [b"owned %06d " % number + b"x" * 50 for number in range(2400) if number not in lost]
     publish(broker, "owned", 9000, 1)
-    assert broker.state.topology.queue("owned").next_offset == 3601
+    assert broker.state.topology.queue("owned").log.next_offset == 3601
     broker.close()
 
 
@@ -301,13 +301,13 @@ def test_a_directory_without_sums_is_salvaged_block_by_block(damaged: Path, tmp_
 
 def test_lost_messages_at_the_end_of_a_queue_do_not_give_their_offsets_to_others(damaged: Path, tmp_path: Path) -> None:
     broker = LocalBroker(DurableStore(damaged), upkeep=False)
-    place = broker.locate(broker.state.topology.queue("big").runs_between(4499, 4500)[0].block_id)
+    place = broker.locate(broker.state.topology.queue("big").log.runs_between(4499, 4500)[0].block_id)
     assert place is not None
     broker.close()
     flip(Path(place.path), place.position + place.length // 2)
     salvage(damaged, tmp_path / "new")
     broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
-    assert broker.state.topology.queue("big").next_offset == 4500
+    assert broker.state.topology.queue("big").log.next_offset == 4500
     broker.close()
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core.broker.block import Block
-from broker_core.broker.queue import Queue
 from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.rank import Ranks
+from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.run import Run
 
 LEFT_OUT = frozenset(
@@ -24,7 +25,7 @@ LEFT_OUT = frozenset(
         # how to undo
         "undo", "_undo", "saved", "_saved",
         # caches
-        "cache", "_by_headers", "_root", "_selected", "_decoded", "expiring", "_read", "_new_block_id",
+        "cache", "_by_headers", "_root", "_decoded", "expiring", "_read", "_new_block_id",
         # marks that cause one more look
         "touched", "runnable", "next_deadline", "timed", "hasty", "offered", "used_at_us", "parked",
         # numbers that are never given twice
@@ -89,10 +90,10 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
         found[path] = f"-> {seen[id(value)]}"
         return
     seen[id(value)] = path
-    if isinstance(value, Queue) and value.ranks is not None:
-        value.ranks.best(value)  # it takes in what became visible: when is nobody's concern
+    if isinstance(value, Ready) and value.ranks is not None:
+        value.ranks.best()  # it takes in what became visible: when is nobody's concern
     fields = _fields(value)
-    if isinstance(value, Queue):
+    if isinstance(value, Log):
         fields["_runs"], fields["_front"], fields["_firsts"] = value._runs[value._front :], 0, value._firsts[value._front :]
     elif isinstance(value, Ranks):  # what is settled or held may stand in the heap, once or twice
         fields["_heap"] = ()

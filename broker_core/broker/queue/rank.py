@@ -1,29 +1,30 @@
 """The order of a queue with priorities: highest first, then by offset.
 
-Not here: what is settled or held (``queue.py``): such entries may stand in the heap and are passed over.
+Not here: what is settled (``progress.py``) or held (``ready.py``): such entries may stand in the heap and are passed over.
 Invariant: every entry below ``below`` that is ready is in the heap, perhaps more than once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Set
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
+from broker_core.broker.queue.log import Log
+from broker_core.broker.queue.progress import Progress
 from broker_core.broker.undo import Undo
 from broker_core.errors import RemoteProtocolError
 from broker_core.properties import priority
-
-if TYPE_CHECKING:
-    from broker_core.broker.queue import Queue
 
 
 class Ranks:
     """``highest`` is x-max-priority: a message with a higher priority has this one; one without has 0."""
 
-    __slots__ = ("_heap", "_of", "_saved", "_undo", "below", "highest")
+    __slots__ = ("_heap", "_held", "_log", "_of", "_progress", "_saved", "_undo", "below", "highest")
 
-    def __init__(self, highest: int, undo: Undo) -> None:
+    def __init__(self, highest: int, log: Log, progress: Progress, held: Set[int], undo: Undo) -> None:
+        self._log = log
+        self._progress = progress
+        self._held = held
         self._undo = undo
         self._saved = 0  # the last work (``Undo.work``) that changed something
         self.highest = highest
@@ -45,39 +46,38 @@ class Ranks:
         self._save()
         heappush(self._heap, (-self._of.get(offset, 0), offset))
 
-    def best(self, queue: Queue) -> int | None:
+    def best(self) -> int | None:
         """The next visible entry, which stays where it is. Raises CorruptSegment, DataLoss."""
-        if self.below < queue.visible_end:
-            for start, end in queue.unsettled_within(max(self.below, queue.floor), queue.visible_end):
+        progress, visible_end = self._progress, self._log.visible_end
+        if self.below < visible_end:
+            for start, end in progress.unsettled_within(max(self.below, progress.floor), visible_end):
                 while start < end:
-                    rows = queue.rows(start, end)
+                    rows = self._log.rows(start, end)
                     self.add(start, [row.properties for row in rows])
                     start += len(rows)
                     self.below = start  # should the next rows be damaged, these are not added twice
-            self.below = queue.visible_end
+            self.below = visible_end
         heap = self._heap
-        while heap and (heap[0][1] in queue.held or queue.is_settled(heap[0][1])):
+        while heap and (heap[0][1] in self._held or progress.is_settled(heap[0][1])):
             self._save()
             heappop(heap)
         return heap[0][1] if heap else None
 
-    def take(self, queue: Queue, limit: int, end: int) -> Sequence[int]:
-        """As ``Queue.take_next``. Of what is not visible yet (of the commit in hand) it gives the oldest, one at a time."""
+    def take(self, limit: int) -> list[int]:
+        """At most ``limit`` of the next visible entries, taken out."""
         taken: list[int] = []
-        while len(taken) < limit and (offset := self.best(queue)) is not None:
+        while len(taken) < limit and (offset := self.best()) is not None:
             self._save()
             heappop(self._heap)
             taken.append(offset)
-        if not taken and end > queue.visible_end:
-            first = queue.first_ready(max(queue.visible_end, queue.floor), end)
-            return () if first is None else [first]
         return taken
 
-    def forget(self, offset: int) -> None:
-        """It is settled."""
-        if offset in self._of:
-            self._save()
-            del self._of[offset]
+    def forget(self, start: int, end: int) -> None:
+        """These entries are settled."""
+        for offset in range(start, end):
+            if offset in self._of:
+                self._save()
+                del self._of[offset]
 
     def _save(self) -> None:
         if self._saved != self._undo.work:

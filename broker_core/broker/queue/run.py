@@ -1,6 +1,6 @@
 """A run: consecutive offsets of a queue that name rows of one block.
 
-Not here: the log that runs make up, and which of their entries are settled (``queue.py``).
+Not here: the log that runs make up, and which of their entries are settled (``log.py``, ``progress.py``).
 Invariant: rows of a run rise with its offsets, and its bitmap selects exactly ``count`` of them; a run that grows keeps its rows as
 numbers beside the bitmap. What would break it raises: a wrong row is another message, perhaps of another queue.
 """
@@ -18,7 +18,7 @@ from broker_core.errors import CorruptCatalog
 class Run:
     """``count`` offsets from ``first`` on, naming rows of one block in the same order (see RunRecord).
 
-    A clipped run (``Queue.runs_between``) skips the first ``skip`` set bits of its bitmap.
+    A clipped run (``Log.runs_between``) skips the first ``skip`` set bits of its bitmap.
     """
 
     __slots__ = ("bitmap", "block", "committed_at", "count", "first", "numbers", "recorded", "row", "saved", "sequence", "skip")

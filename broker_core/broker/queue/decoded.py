@@ -1,0 +1,60 @@
+"""What a log has read of its blocks and may need again soon: decoded rows, and the row numbers of one run.
+
+Caches only: nothing here is undone, and all of it may be forgotten at any moment.
+Invariant: the row numbers are those of ``selected[0]`` at its length ``selected[1]``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from broker_core.broker.block import Blocks
+from broker_core.broker.change import InboxRow
+from broker_core.broker.queue.run import Run
+
+_BLOCK_ROWS = 256
+_BLOCK_BYTES = 1024 * 1024
+
+
+class Decoded:
+    __slots__ = ("_blocks", "_first", "_rows", "selected")
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self.selected: tuple[Run, int, npt.NDArray[np.int64]] | None = None
+        self._first = 0
+        self._rows: list[InboxRow] = []  # consecutive stored entries, from ``_first`` on
+
+    def row_of(self, run: Run, offset: int) -> int:
+        """The row of an entry of a run with a bitmap. Raises CorruptCatalog."""
+        selected = self.selected
+        if selected is None or selected[0] is not run or selected[1] != run.count:
+            rows = run.rows()
+            assert not isinstance(rows, range)
+            selected = self.selected = (run, run.count, rows)
+        return int(selected[2][offset - run.first])
+
+    def rows(self, run: Run, row: int, start: int, end: int) -> list[InboxRow]:
+        """Entries in a segment, the first of which is ``row``. They are decoded many at once, and kept until the last one is asked for."""
+        first, rows = self._first, self._rows
+        if not first <= start < first + len(rows):
+            average = max(1, run.block.size_bytes // max(1, run.block.rows))
+            first, count = start, min(run.end - start, _BLOCK_ROWS, max(1, _BLOCK_BYTES // average))
+            numbers: range | npt.NDArray[np.int64] = range(row, row + count)
+            if run.numbers is not None:
+                numbers = np.array(run.numbers[start - run.first : start - run.first + count], np.int64)
+            elif run.bitmap:
+                assert self.selected is not None  # by ``row_of``
+                numbers = self.selected[2][start - run.first : start - run.first + count]
+            rows = self._blocks.decode(run.block_id, numbers, run.sequence, run.committed_at)
+            self._first, self._rows = first, rows
+        found = rows[start - first : end - first]
+        if start + len(found) == first + len(rows):
+            self._rows = []
+        return found
+
+    def forget(self, run: Run) -> None:
+        """It leaves the log."""
+        if self.selected is not None and self.selected[0] is run:
+            self.selected = None

@@ -1,0 +1,83 @@
+"""How often entries of a queue came back: of a quorum queue, and of one with x-delivery-limit.
+
+Not here: what becomes of an entry over the limit (``broker/dispatch.py``, ``broker/expiry.py``).
+Invariant: only unsettled entries have a count. The catalog has the counts that are not in ``changes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker_core.broker.change import Change
+from broker_core.broker.records import DeliveryRecord
+from broker_core.broker.undo import Undo
+
+
+class Deliveries:
+    """``limit`` is x-delivery-limit."""
+
+    __slots__ = ("_undo", "changes", "counts", "limit")
+
+    def __init__(self, limit: int | None, undo: Undo) -> None:
+        self._undo = undo
+        self.limit = limit
+        self.counts: dict[int, int] = {}
+        self.changes: set[int] = set()  # offsets whose count is not in the catalog yet
+
+    def count(self, offset: int) -> int:
+        return self.counts.get(offset, 0)
+
+    def over_limit(self, offset: int) -> bool:
+        return self.limit is not None and self.counts.get(offset, 0) > self.limit
+
+    def came_back(self, offsets: range) -> None:
+        counts = self.counts
+        before = {offset: counts[offset] for offset in offsets if offset in counts}
+        fresh = set(offsets) - self.changes
+        self._undo.append((self._uncount, offsets, before, fresh))
+        counts.update((offset, before.get(offset, 0) + 1) for offset in offsets)
+        self.changes |= fresh
+
+    def _uncount(self, offsets: range, before: dict[int, int], fresh: set[int]) -> None:
+        for offset in offsets:
+            self.counts.pop(offset, None)
+        self.counts.update(before)
+        self.changes -= fresh
+
+    def forget(self, start: int, end: int) -> None:
+        """These entries are settled."""
+        counts = self.counts
+        for offset in range(start, end):
+            if offset in counts:
+                self._undo.item(counts, offset)
+                del counts[offset]
+                self._changed(offset)
+
+    def forget_all(self) -> None:
+        """The queue is deleted."""
+        for offset in self.counts:
+            self._changed(offset)
+        self._undo.attribute(self, "counts")
+        self.counts = {}
+
+    def _changed(self, offset: int) -> None:
+        if offset not in self.changes:
+            self._undo.append((self.changes.discard, offset))
+            self.changes.add(offset)
+
+    # -- durable --------------------------------------------------------------------------------------------------------
+    def restore(self, deliveries: Iterable[DeliveryRecord]) -> None:
+        """While loading."""
+        self.counts.update((delivery.offset, delivery.count) for delivery in deliveries)
+
+    def record(self, change: Change, queue_id: int, *, written: bool, kept: bool) -> None:
+        """What changed. Of a queue that is not ``written`` nothing, of a deleted one, which is not ``kept``, only what is gone."""
+        if written:
+            for offset in self.changes:
+                count = self.counts.get(offset, 0)
+                if count and kept:
+                    change.put(DeliveryRecord(queue_id, offset, count))
+                else:
+                    change.drop(DeliveryRecord, (queue_id, offset))
+        self._undo.attribute(self, "changes")
+        self.changes = set()

@@ -1,0 +1,192 @@
+"""What is settled of a queue, and what its owner has claimed.
+
+Not here: what that lets go (``log.py``, ``room.py``, ``ready.py``): ``queue.py`` tells them. Who may own a queue is the broker's rule.
+Words: *settled* is acked, dead-lettered, expired or purged. *claimed* is in a range that the owning app was given and has not acked.
+An entry is *needed* while it is not settled, or claimed: what is not needed may lose its bytes at any moment, and is never needed again.
+Invariant: ``floor`` is the first offset that is not settled; every hole lies above it, none touches it. Below ``acked`` nothing is
+claimed: what is not settled there is skipped by the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from broker_core.broker.change import Change
+from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.records import HoleRecord, ProgressRecord
+from broker_core.broker.undo import Undo
+
+
+class Progress:
+    """``owner`` is the app_id that holds the claim (protocol S6), "" where none does."""
+
+    __slots__ = ("_saved", "_undo", "acked", "claimed", "dirty", "floor", "hole_changes", "holes", "owner")
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self._saved = 0  # the last work (``Undo.work``) in which the numbers were noted
+        self.owner = ""
+        self.acked = 0
+        self.floor = 0
+        self.holes = IntervalSet(undo=undo)
+        self.claimed = IntervalSet(undo=undo)  # of an owned queue: frozen until the owner has acked them
+        self.dirty = False  # the record in the catalog says something else
+        self.hole_changes: dict[int, int | None] = {}  # starts of holes that the catalog does not have so; None: gone
+
+    def _save(self) -> None:
+        self._saved = self._undo.work
+        self._undo.append((self._put_back, self.owner, self.dirty, self.floor, self.acked))
+
+    def _put_back(self, owner: str, dirty: bool, floor: int, acked: int) -> None:
+        self.owner, self.dirty, self.floor, self.acked = owner, dirty, floor, acked
+
+    # -- looking --------------------------------------------------------------------------------------------------------
+    def is_settled(self, offset: int) -> bool:
+        return offset < self.floor or self.holes.contains(offset)
+
+    def settled_within(self, start: int, end: int) -> list[list[int]]:
+        """Settled offsets of [start, end), as [start, end] pairs."""
+        below = [[start, min(end, self.floor)]] if start < min(end, self.floor) else []
+        return below + self.holes.within(max(start, self.floor), end)
+
+    def unsettled_within(self, start: int, end: int) -> list[list[int]]:
+        """Offsets of [start, end) that are not settled, as [start, end] pairs."""
+        if start < self.floor:
+            start = self.floor
+        if not self.holes.total:  # the usual case
+            return [[start, end]] if start < end else []
+        return self.holes.outside(start, end)
+
+    def unsettled_below(self, end: int) -> int:
+        """How many offsets below ``end`` are not settled."""
+        return max(0, end - self.floor - self.holes.measure(self.floor, end))
+
+    def frozen_below(self, end: int) -> int:
+        """How many of them are claimed."""
+        return sum(stop - start - self.holes.measure(start, stop) for start, stop in self.claimed.within(self.floor, end))
+
+    def is_needed(self, start: int, end: int) -> bool:
+        """Whether some entry of [start, end) is not settled, or claimed."""
+        if end > self.floor and not (self.holes.total and self.holes.covers(max(start, self.floor), end)):
+            return True
+        return bool(self.owner and self.claimed.within(max(start, self.acked), end))
+
+    def needed_within(self, start: int, end: int) -> list[list[int]]:
+        """Offsets of [start, end) that are not settled, or claimed, as [start, end] pairs: those whose bytes are kept."""
+        unsettled = self.unsettled_within(start, end)
+        claimed = self.claimed.within(max(start, self.acked), end) if self.owner else []
+        return [list(part) for part in IntervalSet([*unsettled, *claimed])] if claimed else unsettled
+
+    def needed_from(self) -> int:
+        """No entry below it is needed."""
+        claimed = self.claimed.within(self.acked, self.floor) if self.owner else ()
+        return claimed[0][0] if claimed else self.floor
+
+    def skipped(self) -> list[list[int]]:
+        """Entries that the owner skipped and nobody settled, as [start, end] pairs."""
+        return self.unsettled_within(self.floor, self.acked) if self.owner else []
+
+    def first_to_read(self) -> int:
+        """The first offset that is not settled, of those that the owner does not skip."""
+        return self.holes.first_outside(max(self.floor, self.acked))
+
+    # -- settling -------------------------------------------------------------------------------------------------------
+    def settle(self, start: int, end: int) -> None:
+        """[start, end), which is not empty and lies at or above the floor. Settling twice is fine."""
+        undo = self._undo
+        if self._saved != undo.work:
+            self._save()
+        self.dirty = True
+        if start == self.floor and not self.holes.total:
+            self.floor = end
+            return
+        low, high, absorbed = self.holes.add(start, end)
+        for absorbed_start in absorbed:
+            undo.item(self.hole_changes, absorbed_start)
+            self.hole_changes[absorbed_start] = None
+        if low <= self.floor:
+            self.holes.subtract(low, high)
+            self.floor = high
+        else:
+            undo.item(self.hole_changes, low)
+            self.hole_changes[low] = high
+
+    # -- ownership (protocol S6) ----------------------------------------------------------------------------------------
+    def own(self, app_id: str, start: int) -> None:
+        """From now on claimed entries are needed until they are acked. The app skips what lies below ``start``: it stays as it is."""
+        if self._saved != self._undo.work:
+            self._save()
+        self.dirty = True
+        self.owner = app_id
+        self.acked = max(self.floor, start)
+
+    def claim(self, start: int, end: int) -> None:
+        """[start, end) is claimed by the owner: frozen."""
+        if self._saved != self._undo.work:
+            self._save()
+        self.dirty = True
+        self.acked = min(self.acked, max(start, self.floor))
+        self.claimed.add(max(start, self.acked), end)
+
+    def claimed_below(self, end: int) -> list[list[int]]:
+        """Claimed entries below ``end`` that are not settled, as [start, end] pairs."""
+        return [part for first, last in self.claimed.within(self.floor, end) for part in self.unsettled_within(first, last)]
+
+    def ack_to(self, offset: int) -> None:
+        """Claimed entries below ``offset`` are not needed."""
+        if self._saved != self._undo.work:
+            self._save()
+        self.dirty = True
+        self.acked = offset
+        self.claimed.drop_below(offset)
+
+    def unclaim(self) -> IntervalSet:
+        """Nothing is claimed; what was."""
+        self._undo.attribute(self, "claimed")
+        claimed, self.claimed = self.claimed, IntervalSet(undo=self._undo)
+        return claimed
+
+    def reclaim(self, ranges: Iterable[Sequence[int]]) -> None:
+        """After ``unclaim``: only these ranges are claimed still."""
+        if self._saved != self._undo.work:
+            self._save()
+        self.dirty = True
+        for start, end in ranges:
+            self.restore_claim(start, end)
+
+    def restore_claim(self, start: int, end: int) -> None:
+        """While loading, after the progress: a claim that the catalog names."""
+        self.claimed.add(max(start, self.acked), end)
+
+    def release(self) -> None:
+        """Nobody owns the queue."""
+        if self._saved != self._undo.work:
+            self._save()
+        self.dirty = True
+        self.owner = ""
+        self.acked = self.floor
+
+    # -- durable --------------------------------------------------------------------------------------------------------
+    def restore(self, progress: ProgressRecord, holes: list[HoleRecord]) -> None:
+        self.owner, self.floor, self.acked = progress.owner, progress.floor, progress.acked
+        for hole in holes:
+            self.holes.add(hole.start, hole.end)
+
+    def recorded(self) -> None:
+        """The record is about to be written."""
+        if self._saved != self._undo.work:
+            self._save()
+        self.dirty = False
+        if not self.owner:
+            self.acked = self.floor
+
+    def record_holes(self, change: Change, queue_id: int, *, written: bool, kept: bool) -> None:
+        """What changed of the holes. Of a queue that is not ``written`` nothing, of a deleted one, which is not ``kept``, what is gone."""
+        if written:
+            for start, end in self.hole_changes.items():
+                if end is None:
+                    change.drop(HoleRecord, (queue_id, start))
+                elif kept:
+                    change.put(HoleRecord(queue_id, start, end))
+        self._undo.attribute(self, "hole_changes")
+        self.hole_changes = {}

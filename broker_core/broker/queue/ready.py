@@ -1,0 +1,254 @@
+"""Which entry of a queue is next: first in, first out, or ranked by priority; and which ones are held.
+
+Not here: to whom entries go (``ring.py``, ``broker/dispatch.py``), what is settled (``progress.py``).
+Words: *held* is in the hands of a channel or of a prepared transaction. *ready* is neither settled, held nor claimed.
+Invariant: a ready entry lies at or above the cursor, or it is in ``_requeued``, or, of a ranked queue, in ``ranks``. What lies there may
+have been settled meanwhile, and is passed over then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker_core.broker.queue.deliveries import Deliveries
+from broker_core.broker.queue.interval import IntervalSet
+from broker_core.broker.queue.log import Log
+from broker_core.broker.queue.progress import Progress
+from broker_core.broker.queue.rank import Ranks
+from broker_core.broker.queue.room import Room
+from broker_core.broker.undo import Undo
+
+
+class Ready:
+    """``deliveries`` and ``ranks`` are None for a queue that counts no deliveries, or has no priorities."""
+
+    __slots__ = (
+        "_cursor", "_held_ahead", "_log", "_progress", "_requeued", "_room", "_saved", "_undo",
+        "deliveries", "dispatched_below", "held", "ranks", "sent",
+    )  # fmt: skip
+
+    def __init__(
+        self, log: Log, progress: Progress, room: Room, undo: Undo, *, max_priority: int | None, deliveries: Deliveries | None
+    ) -> None:
+        self._undo = undo
+        self._saved = 0  # the last work (``Undo.work``) in which the numbers were noted
+        self._log = log
+        self._progress = progress
+        self._room = room
+        self.held: set[int] = set()
+        self.dispatched_below = 0  # nothing at or above was ever handed out
+        self.deliveries = deliveries
+        self.ranks = Ranks(max_priority, log, progress, self.held, undo) if max_priority else None
+        self._cursor = 0
+        self._requeued = IntervalSet(undo=undo)  # all below the cursor
+        self._held_ahead = 0  # nothing at or above both this and the cursor is held
+        self.sent = IntervalSet(undo=undo)  # may have been handed out before
+
+    def _save(self) -> None:
+        self._saved = self._undo.work
+        self._undo.append((self._put_back, self._cursor, self.dispatched_below))
+
+    def _put_back(self, cursor: int, dispatched_below: int) -> None:
+        self._cursor, self.dispatched_below = cursor, dispatched_below
+
+    # -- next -----------------------------------------------------------------------------------------------------------
+    def head(self, end: int) -> int | None:
+        """The next ready offset below ``end``, requeued ones first, or by priority; it stays where it is. Raises CorruptSegment."""
+        progress = self._progress
+        start = progress.floor
+        if self.ranks is not None and not progress.owner:
+            offset = self.ranks.best()
+            return offset if offset is not None else self.first_ready(max(self._log.visible_end, start), end)
+        requeued = self._requeued
+        while requeued.total:
+            low, high = requeued.first()
+            offset = self.first_ready(max(low, start), min(high, end))
+            if offset is not None:
+                return offset
+            if high > end:
+                return None
+            requeued.drop_below(high)
+        return self.first_ready(max(self._cursor, start), end)
+
+    def first_ready(self, start: int, end: int) -> int | None:
+        """The first offset of [start, end) that is neither settled, held nor claimed."""
+        progress = self._progress
+        if start < progress.floor:
+            start = progress.floor
+        holes = progress.holes
+        while start < end:
+            after = holes.first_outside(start) if holes.total else start
+            if after == start and progress.owner:
+                after = progress.claimed.first_outside(start)
+            if after == start:
+                if start not in self.held:
+                    return start
+                after = start + 1
+            start = after
+        return None
+
+    def take_next(self, limit: int, end: int | None = None) -> Sequence[int]:
+        """At most ``limit`` of the next ready entries (below ``end``, or visible), taken out: hold them, or give them back (``untake``).
+
+        A range of consecutive offsets, or a list in order of priority; empty where nothing is ready.
+        """
+        progress = self._progress
+        end = self._log.visible_end if end is None else end
+        if self.ranks is not None and not progress.owner:
+            return self._take_ranked(self.ranks, limit, end)
+        first = self.head(end)
+        if first is None:
+            return ()
+        stop = min(end, first + limit)
+        if self._requeued.total and self._requeued.contains(first):
+            stop = min(stop, self._requeued.first()[1])
+        if progress.holes.total:
+            stop = min(stop, progress.holes.next_start(first, stop))
+        if progress.owner:
+            stop = min(stop, progress.claimed.next_start(first, stop))
+        if first < self._held_ahead:
+            stop = next((offset for offset in range(first, stop) if offset in self.held), stop)
+        self._pass(first, stop)
+        return range(first, stop)
+
+    def _take_ranked(self, ranks: Ranks, limit: int, end: int) -> Sequence[int]:
+        """Of what is not visible yet (of the commit in hand) the oldest, one at a time."""
+        taken = ranks.take(limit)
+        visible_end = self._log.visible_end
+        if not taken and end > visible_end:
+            first = self.first_ready(max(visible_end, self._progress.floor), end)
+            return () if first is None else [first]
+        return taken
+
+    def _pass(self, first: int, stop: int) -> None:
+        """[first, stop), which ``head`` has named the first of, is taken."""
+        if first < self._cursor:
+            self._requeued.drop_below(stop)
+        else:
+            if self._saved != self._undo.work:
+                self._save()
+            self._cursor = stop
+
+    def untake(self, offsets: Sequence[int]) -> None:
+        """Puts back the end of what was taken: these entries are next again."""
+        if not offsets:
+            return
+        if self.ranks is not None:
+            for offset in offsets:
+                if offset < self.ranks.below:
+                    self.ranks.push(offset)
+        elif offsets[-1] + 1 == self._cursor and offsets[-1] - offsets[0] + 1 == len(offsets):
+            if self._saved != self._undo.work:
+                self._save()
+            self._cursor = offsets[0]
+        else:
+            for offset in offsets:
+                self._requeued.add(offset, offset + 1)
+
+    def take_head(self, offset: int) -> None:
+        """Take out and hold the one that ``head`` has just named."""
+        if self.ranks is not None and not self._progress.owner:
+            self._take_ranked(self.ranks, 1, self._log.visible_end)
+        else:
+            self._pass(offset, offset + 1)
+        self.hold_all((offset,))
+
+    # -- held -----------------------------------------------------------------------------------------------------------
+    def hold(self, offset: int) -> None:
+        """An entry that may be anywhere (of a prepared transaction, while loading)."""
+        self.hold_all((offset,))
+        self._held_ahead = max(self._held_ahead, offset + 1)
+
+    def hold_all(self, offsets: Sequence[int]) -> None:
+        """What was taken is handed out."""
+        undo = self._undo
+        if self._saved != undo.work:
+            self._save()
+        undo.append((self.held.difference_update, offsets))
+        self.held.update(offsets)
+        if self._room.sizes is not None:
+            self._room.hold(offsets)
+        end = (offsets[-1] if self.ranks is None else max(offsets)) + 1
+        if end > self.dispatched_below:
+            self.dispatched_below = end
+
+    def let_go(self, start: int, end: int) -> None:
+        """What is held of [start, end) is not held any more."""
+        held, undo = self.held, self._undo
+        if end == start + 1:
+            if start in held:
+                undo.append((held.add, start))
+                held.discard(start)
+                if self._room.sizes is not None:
+                    self._room.let_go((start,))
+        elif held:
+            gone = held.intersection(range(start, end))
+            undo.append((held.update, gone))
+            held -= gone
+            if self._room.sizes is not None:
+                self._room.let_go(gone)
+
+    def put_back(self, start: int, end: int) -> None:
+        """[start, end), which is neither settled nor held, is ready again, at its old place; a later delivery says redelivered."""
+        self.sent.add(start, end)
+        if self.deliveries is not None:
+            self.deliveries.came_back(range(start, end))
+        if self.ranks is not None:
+            for offset in range(start, min(end, self.ranks.below)):
+                self.ranks.push(offset)
+        elif start < self._cursor:  # otherwise the cursor comes to it
+            self._requeued.add(start, min(end, self._cursor))
+
+    def put_back_all(self, claimed: IntervalSet) -> None:
+        """No entry is ``claimed`` any more: the cursor starts again."""
+        if self._saved != self._undo.work:
+            self._save()
+        self._undo.attribute(self, "_requeued")
+        for start, end in claimed:
+            self.sent.add(max(start, self._progress.floor), end)
+        self._cursor, self._requeued = self._progress.floor, IntervalSet(undo=self._undo)
+
+    def forget(self, start: int, end: int) -> None:
+        """These entries are settled."""
+        if self.deliveries is not None and self.deliveries.counts:
+            self.deliveries.forget(start, end)
+        if self.ranks is not None:
+            self.ranks.forget(start, end)
+
+    def purgeable(self) -> list[list[int]]:
+        """Visible entries that a purge takes: neither settled nor held."""
+        unsettled = self._progress.unsettled_within(self._progress.floor, self._log.visible_end)
+        if not self.held:
+            return unsettled
+        taken = IntervalSet((offset, offset + 1) for offset in self.held)
+        return [part for start, end in unsettled for part in taken.outside(start, end)]
+
+    # -- sent -----------------------------------------------------------------------------------------------------------
+    def was_sent(self, offset: int) -> bool:
+        """Whether a delivery of it has to say redelivered."""
+        return self.sent.total > 0 and self.sent.contains(offset)
+
+    def none_sent(self, start: int, end: int) -> bool:
+        """Whether no entry of [start, end) was ever handed out."""
+        return not self.sent.total or (self.sent.next_start(start, end) == end and not self.sent.contains(start))
+
+    def redelivered_within(self, start: int, end: int) -> list[list[int]]:
+        """Offsets of [start, end) that may have been handed out before, as [start, end] pairs."""
+        return self.sent.within(start, end)
+
+    def over_limit(self, offset: int) -> bool:
+        """Whether it was given back more often than x-delivery-limit allows."""
+        return self.deliveries is not None and self.deliveries.over_limit(offset)
+
+    def sent_below(self, end: int) -> None:
+        """Entries below ``end`` are as good as handed out."""
+        if self._saved != self._undo.work:
+            self._save()
+        self.dispatched_below = max(self.dispatched_below, end)
+
+    def loaded(self, *, clean: bool) -> None:
+        """All entries are restored: say what may have been sent before."""
+        end = self._log.next_offset
+        self._cursor = self._progress.floor
+        self.dispatched_below = min(self.dispatched_below, end) if clean else end
+        self.sent.add(min(self._progress.floor, self._progress.acked), self.dispatched_below)
