@@ -123,7 +123,6 @@ def imports(module: str) -> set[str]:
 
 # Folders whose modules still import each other in a circle, mostly for their annotations.
 CYCLES = {
-    "broker_core.broker": "queues, channels and consumers know each other until the state is composed",
     "broker_core.server": "the connection, its sessions and their commands name each other's types",
 }
 

@@ -1,6 +1,6 @@
 """Dispatch: ready entries go to consumers that have credit.
 
-Pure: called with the state lock held, by one thread. Not here: who consumes (``consumer.py``), what a channel holds
+Pure: called with the state lock held, by one thread. Not here: who consumes (``queue/ring.py``), what a channel holds
 (``channel.py``), bytes (the shell's ``send``). What has to be durable comes out in :class:`Dispatched`.
 
 Invariant: a queue with consumers that could be given something is in ``Agenda.runnable``: it is woken whenever entries become visible or

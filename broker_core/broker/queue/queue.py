@@ -15,12 +15,12 @@ from typing import Any
 from broker_core.broker.arguments import QueueArguments
 from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
-from broker_core.broker.consumer import Consumers
 from broker_core.broker.queue.deliveries import Deliveries
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import Progress
 from broker_core.broker.queue.ready import Ready
+from broker_core.broker.queue.ring import Consumers
 from broker_core.broker.queue.room import Room
 from broker_core.broker.records import DeliveryRecord, HoleRecord, ProgressRecord
 
@@ -61,7 +61,7 @@ class Queue:
         self.connection: object = None  # of an exclusive queue
         self.written = durable and not exclusive  # an exclusive queue ends with its connection: nothing of it is worth a record
         self.deleted = False
-        self.consumers = Consumers(name, undo, single=parsed.single_active_consumer)
+        self.consumers: Consumers[Any] = Consumers(name, undo, single=parsed.single_active_consumer)
         self.marks = Marks(parsed.ttl_ms)
         self.log = Log(queue_id, name, blocks)
         self.progress = Progress(undo)
