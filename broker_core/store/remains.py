@@ -214,7 +214,7 @@ class _Reader:
         rows: list[Row] = []
         try:
             for row in self.connection.execute(query, values):
-                rows.append(row)  # noqa: PERF402: what came before the error counts
+                rows.append(row)  # one by one: what came before the error counts
         except sqlite3.Error as error:
             return rows, error
         return rows, None
