@@ -31,7 +31,8 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.holder import open_store
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.handler import Handler
-from broker_core.server.amqp.server import AmqpOptions, AmqpServer
+from broker_core.server.amqp.options import AmqpOptions
+from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.flight.server import FlightServer, committed
 from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore

@@ -207,8 +207,8 @@ def _serve(options: argparse.Namespace) -> int:
     from broker_core.broker.transaction import Limits
     from broker_core.launcher import read_users, serve
     from broker_core.server.amqp.handler import Handler
+    from broker_core.server.amqp.options import AmqpOptions
     from broker_core.server.amqp.rate_limit import PublishRateLimit
-    from broker_core.server.amqp.server import AmqpOptions
     from broker_core.server.amqp.trace import Tracer
 
     handlers: list[Handler] = []

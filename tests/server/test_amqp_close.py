@@ -14,8 +14,8 @@ from pamqp import base, commands
 
 from broker_core.amqp.v0_9_1.events import Command, Event
 from broker_core.errors import NotAllowed
-from broker_core.server.amqp.connection import Connection as ServerConnection
 from broker_core.server.amqp.handler import Handler
+from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.session import Session
 from tests.amqp_in_process import Leader, Served, ended, serving
 from tests.amqp_peer import Closed, Peer, content, encoded, peer
@@ -29,7 +29,7 @@ class Looking(Handler):
     def __init__(self) -> None:
         self.seen: list[Event] = []
 
-    def connection_in(self, connection: ServerConnection, event: Event) -> Event | None:
+    def connection_in(self, connection: ClientConnection, event: Event) -> Event | None:
         self.seen.append(event)
         return event
 
@@ -260,7 +260,7 @@ class Refusing(Handler):
     def __init__(self, at: str) -> None:
         self._at = at
 
-    def connection_in(self, connection: ServerConnection, event: Event) -> Event | None:
+    def connection_in(self, connection: ClientConnection, event: Event) -> Event | None:
         if self._at == "connection_in":
             self._look(connection, event)
         return event
@@ -270,7 +270,7 @@ class Refusing(Handler):
             self._look(session.connection, command)
         return command
 
-    def _look(self, connection: ServerConnection, event: Event) -> None:
+    def _look(self, connection: ClientConnection, event: Event) -> None:
         if isinstance(event, Command) and event.method.NAME == "basic.get":
             connection.fail(event.channel, NotAllowed("no gets here"), event.method)
 

@@ -23,7 +23,8 @@ from broker_core.launcher import Broker
 from broker_core.node.local import LocalBroker
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp import connection as amqp_connection
-from broker_core.server.amqp.server import AmqpOptions, AmqpServer
+from broker_core.server.amqp.options import AmqpOptions
+from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import HEADER, AnyFrame, Closed, Peer, content, encoded, peer
 from tests.amqp_server import serving

@@ -20,10 +20,10 @@ from broker_core.amqp.v0_9_1.events import Command, Event, Heartbeat, ProtocolHe
 from broker_core.errors import ConnectionAccessRefused, NotAllowed, OptionError, PreconditionFailed
 from broker_core.launcher import Broker
 from broker_core.properties import Properties
-from broker_core.server.amqp.connection import Connection
 from broker_core.server.amqp.handler import Handler, Handlers
+from broker_core.server.amqp.options import AmqpOptions
+from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.rate_limit import PublishRateLimit
-from broker_core.server.amqp.server import AmqpOptions
 from broker_core.server.amqp.session import Session
 from broker_core.server.amqp.trace import Tracer
 from tests.amqp_peer import Peer, content, peer
@@ -54,7 +54,7 @@ class Recorder(Handler):
         self.inward: list[Command] = []
         self.outward: list[tuple[Command, str]] = []
 
-    def connection_in(self, connection: Connection, event: Event) -> Event | None:
+    def connection_in(self, connection: ClientConnection, event: Event) -> Event | None:
         self.events.append(event)
         return event
 
@@ -200,7 +200,7 @@ def test_a_handler_that_breaks_closes_its_connection_and_says_so_in_the_log(capl
 class Gate(Handler):
     """Lets nobody in."""
 
-    def connection_in(self, connection: Connection, event: Event) -> Event | None:
+    def connection_in(self, connection: ClientConnection, event: Event) -> Event | None:
         if isinstance(event, Command) and isinstance(event.method, m.ConnectionOpen):
             raise ConnectionAccessRefused(f"'{connection.name}' is not welcome")
         return event

@@ -6,7 +6,7 @@ import contextlib
 
 from broker_core.node.node import SPILL_BYTES
 from broker_core.server.alarm import AlarmLimits
-from broker_core.server.amqp.server import AmqpOptions
+from broker_core.server.amqp.options import AmqpOptions
 from tests.amqp_peer import Peer
 from tests.server.test_amqp_connection import MiB, c, eventually, peer, served
 

@@ -15,21 +15,21 @@ import ipaddress
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.events import ChannelFailed, CloseRequested, Command, ConnectionEvent, Failed
+from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server.amqp import handshake
+from broker_core.server.amqp.handler import Handler, Handlers
+from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.points import Points
+from broker_core.server.amqp.ports import Server
 from broker_core.server.amqp.session import as_amqp
 from broker_core.server.amqp.sessions import Sessions
-
-if TYPE_CHECKING:
-    from broker_core.server.amqp.handler import Handler
-    from broker_core.server.amqp.server import AmqpServer
 
 logger = logging.getLogger("txmq.amqp")
 
@@ -39,23 +39,35 @@ HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the client is not read any m
 FLUSH_BYTES = 256 * 1024  # gathered in a tick before it is written in the middle of it
 
 
+class Listener(Server, Protocol):
+    """The server, for its connections. ``unwritten``: flush the connection at the end of the tick."""
+
+    handlers: Handlers
+    options: AmqpOptions
+    offer: Offer
+
+    def opened(self, connection: Connection) -> None: ...
+
+    def closed(self, connection: Connection) -> None: ...
+
+    def unwritten(self, connection: Connection) -> None: ...
+
+
 class Connection(asyncio.Protocol):
-    """``attached`` is for handlers: what they keep as long as the connection lives.
+    """Implements ``ports.ClientConnection``; every method runs in the loop's thread."""
 
-    Everything is for the loop's thread.
-    """
-
-    def __init__(self, server: AmqpServer) -> None:
+    def __init__(self, server: Listener) -> None:
         self.server = server
         self.name = ""
         self.loopback = False
         self.user = ""
         self.attached: dict[Handler, Any] = {}
         self.writable = True
+        self.observed = bool(server.handlers)
         self.protocol = AmqpConnection(server.offer, time.monotonic())
         self._out = self.protocol.out
-        self.sessions = Sessions(self)
-        self.points = Points(self)
+        self.sessions = Sessions(self, server)
+        self.points = Points(self, server.handlers, self.sessions.by_number, server.options.frame_max)
         self._confirms = self.points.confirms
         self._transport: asyncio.Transport | None = None
         self._paused: set[object] = set()
@@ -164,8 +176,7 @@ class Connection(asyncio.Protocol):
         """
         session = self.sessions.by_number.get(number)
         if self.protocol.closing:
-            if session is not None:  # this channel will not get to its end by itself
-                self.sessions.close(session)
+            self.end_session(number)  # nothing else ends it
             return
         if not isinstance(error, TxmqError):
             logger.error("connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error)
@@ -176,6 +187,9 @@ class Connection(asyncio.Protocol):
             self._failed(number, self.protocol.close(closing, time.monotonic(), ids), late)
         elif session is not None:
             self._channel_failed(number, self.protocol.close_channel(number, shown, ids))
+
+    def end_session(self, number: int) -> None:
+        self.sessions.close(number)
 
     def _channel_failed(self, number: int, text: str) -> None:
         logger.info("connection %s: channel %d is closed: %s", self.name, number, text)

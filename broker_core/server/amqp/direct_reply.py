@@ -12,7 +12,6 @@ Invariant: a channel has at most one such consumer, ``session.replies`` names it
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.broker.broker import BrokerState
@@ -22,9 +21,7 @@ from broker_core.broker.queue import REPLIES
 from broker_core.broker.topology import not_found
 from broker_core.errors import NotAllowed, PreconditionFailed
 from broker_core.properties import Properties, with_reply_to
-
-if TYPE_CHECKING:
-    from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.session import Session
 
 NAME = REPLIES[:-1]
 RAW_NAME = NAME.encode()

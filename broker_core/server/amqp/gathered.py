@@ -12,20 +12,44 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from broker_core.amqp.v0_9_1.encoder import encode_ack, encode_nack
+from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.channel import Channel
 from broker_core.broker.commit import Committed
 from broker_core.broker.transaction import Transaction
+from broker_core.message import Message
 from broker_core.node.burial import is_worth_it
-
-if TYPE_CHECKING:
-    from broker_core.server.amqp.session import Session
+from broker_core.node.committer import Look
+from broker_core.node.local import LocalBroker
+from broker_core.server.amqp.ports import ClientConnection
+from broker_core.server.commit_queue import CommitQueue
 
 REJECTS = 512  # of one commit, where a client rejects a great many
 IN_FLIGHT = 8  # ticks whose publishes and acks are not durable, before the connection is not read
+
+
+class Gatherer(Protocol):
+    """The session whose publishes and acks are gathered. ``durable``: called when all of them are durable."""
+
+    connection: ClientConnection
+    number: int
+    broker: LocalBroker
+    commits: CommitQueue
+    look: Look
+    channel: Channel
+
+    @property
+    def ended(self) -> bool: ...
+
+    def durable(self) -> None: ...
+
+    def fail(self, error: BaseException, method: Method | None) -> None: ...
+
+    def give_back(self, message: Message) -> None: ...
 
 
 class Gathered:
@@ -36,7 +60,7 @@ class Gathered:
 
     __slots__ = ("_in_flight", "_session", "published", "waits")
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Gatherer) -> None:
         self._session = session
         self.waits = False
         self._in_flight = 0  # commits that are not durable

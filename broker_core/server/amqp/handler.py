@@ -9,13 +9,10 @@ Invariant: a point that no handler overrides is not on the path of a command at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from broker_core.amqp.v0_9_1.events import Command, Event
-
-if TYPE_CHECKING:
-    from broker_core.server.amqp.connection import Connection
-    from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.ports import ClientConnection
+from broker_core.server.amqp.session import Session
 
 
 class Handler:
@@ -27,7 +24,7 @@ class Handler:
     ``connection.attached[self]``: it goes with the connection.
     """
 
-    def connection_in(self, connection: Connection, event: Event) -> Event | None:
+    def connection_in(self, connection: ClientConnection, event: Event) -> Event | None:
         """All that comes in: the protocol header, heartbeats, whole commands of every channel (0 too), contents that are too large."""
         return event
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import hmac
 import logging
 import platform
-from typing import TYPE_CHECKING
 
 from broker_core.amqp.v0_9_1 import sasl
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.errors import CommandInvalid, ConnectionAccessRefused
-
-if TYPE_CHECKING:
-    from broker_core.server.amqp.server import AmqpOptions
+from broker_core.server.amqp.options import AmqpOptions
 
 logger = logging.getLogger("txmq.amqp")
 

@@ -6,29 +6,29 @@ Not here: the handlers (``handler.py``, ``trace.py``, ``rate_limit.py``), and wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.decoder import Decoder
 from broker_core.amqp.v0_9_1.events import Command, Event
 from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.server.amqp.handler import Handlers
+from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.session import Session
-
-if TYPE_CHECKING:
-    from broker_core.server.amqp.connection import Connection
 
 
 class Points:
     """``confirms`` decodes what ``write`` is given as bytes, where handlers look at what goes out."""
 
-    __slots__ = ("_blocked", "_connection", "_guards", "_handlers", "confirms")
+    __slots__ = ("_blocked", "_connection", "_guards", "_handlers", "_sessions", "confirms")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection, handlers: Handlers, sessions: Mapping[int, Session], frame_max: int) -> None:
         self._connection = connection
-        self._handlers = connection.server.handlers
+        self._handlers = handlers
+        self._sessions = sessions  # by channel
         self._guards = ""  # the reason of an alarm that is on
         self._blocked = False  # it was told so
-        self.confirms = Decoder(connection.server.options.frame_max, handshake=False) if self._handlers.session_out else None
+        self.confirms = Decoder(frame_max, handshake=False) if handlers.session_out else None
         self._watch()
 
     def _watch(self) -> None:
@@ -45,7 +45,7 @@ class Points:
                 if passed is None:
                     return None
                 event = passed
-            session = connection.sessions.by_number.get(event.channel) if isinstance(event, Command) else None
+            session = self._sessions.get(event.channel) if isinstance(event, Command) else None
             if session is None or not isinstance(event, Command) or connection.protocol.closing:
                 return event
             return self._come_to_session(session, event)

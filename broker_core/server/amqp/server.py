@@ -15,19 +15,18 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 from broker_core.address import bracketed
 from broker_core.errors import ConnectionForced, OptionError
-from broker_core.message import MAX_BODY_BYTES
 from broker_core.node.local import LocalBroker
-from broker_core.server.alarm import Alarm, AlarmLimits
+from broker_core.server.alarm import Alarm
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.connection import Connection
 from broker_core.server.amqp.handler import Handler, Handlers
+from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
 
 logger = logging.getLogger("txmq.amqp")
@@ -36,23 +35,6 @@ BACKLOG = 1024  # connections that wait for accept
 SWEEP_S = 0.5
 SPILL_S = 0.05  # for spilling within one sweep
 STOP_S = 1.0  # for clients to answer connection.close
-
-
-@dataclass(frozen=True, slots=True)
-class AmqpOptions:
-    """``users``: name -> password. ``loopback_users`` may only come from this host. ``heartbeat_s`` 0: none is asked for."""
-
-    users: Mapping[str, str] = field(default_factory=lambda: {"guest": "guest"}, repr=False)
-    loopback_users: frozenset[str] = frozenset({"guest"})
-    channel_max: int = 2047
-    frame_max: int = 131_072
-    heartbeat_s: int = 60
-    handshake_timeout_s: float = 10.0
-    close_timeout_s: float = 10.0  # for the answer to connection.close, and for the last bytes to leave
-    max_body_bytes: int = MAX_BODY_BYTES
-    max_pending_bytes: int = 2 * MAX_BODY_BYTES  # content in assembly on one connection
-    alarms: AlarmLimits = field(default_factory=AlarmLimits)
-    cluster_name: str = "txmq"
 
 
 class AmqpServer:

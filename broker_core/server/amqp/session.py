@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import DeliverEncoder
@@ -30,10 +30,7 @@ from broker_core.message import Message
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.backlog import Backlog
 from broker_core.server.amqp.gathered import Gathered
-
-if TYPE_CHECKING:
-    from broker_core.server.amqp.connection import Connection
-    from broker_core.server.amqp.server import AmqpServer
+from broker_core.server.amqp.ports import ClientConnection, Server
 
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
 
@@ -80,7 +77,7 @@ class Session:
     ``named``: what the open transaction will be called.
     """
 
-    def __init__(self, connection: Connection, number: int, server: AmqpServer) -> None:
+    def __init__(self, connection: ClientConnection, number: int, server: Server) -> None:
         self.connection = connection
         self.number = number
         self.broker = server.broker
@@ -189,7 +186,7 @@ class Session:
         It takes the short way where no handler looks at what goes out.
         """
         connection = self.connection
-        if not connection.server.handlers:
+        if not connection.observed:
             encode = DeliverEncoder(self.number, tag, connection.protocol.tuned.frame_max).encode
             write = connection.write
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import ChannelClose
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.amqp.session import Session
-
-if TYPE_CHECKING:
-    from broker_core.server.amqp.connection import Connection
 
 
 class Sessions:
@@ -28,28 +25,29 @@ class Sessions:
     Its channel is open, or the client has closed it and there is still work to do.
     """
 
-    __slots__ = ("_connection", "_ended", "_ending", "_finish", "by_number")
+    __slots__ = ("_connection", "_ended", "_ending", "_finish", "_server", "by_number")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection, server: Server) -> None:
         self._connection = connection
+        self._server = server
         self.by_number: dict[int, Session] = {}
         self._ending = 0  # whose end is not durable yet
         self._finish: Callable[[], None] | None = None  # the connection closes: what is left to do when all have ended
         self._ended = False
 
     def open(self, number: int) -> None:
-        self.by_number[number] = Session(self._connection, number, self._connection.server)
+        self.by_number[number] = Session(self._connection, number, self._server)
 
     def fail(self, number: int, text: str) -> None:
         """The broker has closed the channel."""
         self.by_number.pop(number).end(text)
 
-    def close(self, session: Session) -> None:
+    def close(self, number: int) -> None:
         """All that the client asked for before channel.close is done: answer that when the end is durable."""
-        if self.by_number.get(session.number) is session:
-            del self.by_number[session.number]
+        session = self.by_number.pop(number, None)
+        if session is not None:
             self._ending += 1
-            session.end("it was closed", partial(self._closed, session.number))
+            session.end("it was closed", partial(self._closed, number))
 
     def _closed(self, number: int) -> None:
         self._ending -= 1
@@ -65,7 +63,7 @@ class Sessions:
         self._finish = partial(self.end_all, why, then)
         for session in list(self.by_number.values()):
             if at_once(session):
-                self.close(session)
+                self.close(session.number)
             else:
                 session.handle(Command(session.number, ChannelClose()))
         self._finish_when_all_ended()
@@ -75,7 +73,7 @@ class Sessions:
             session.stop_deliveries()
 
     def resume_deliveries(self) -> None:
-        server = self._connection.server
+        server = self._server
         with server.broker.look as state:
             for session in self.by_number.values():
                 for consumer in session.channel.consumers.values():
@@ -97,7 +95,7 @@ class Sessions:
         self.by_number.clear()
         for session in sessions:
             session.end(why)
-        self._connection.server.commits.submit(self._delete_exclusive, lambda _answer, _error: then() if then is not None else None)
+        self._server.commits.submit(self._delete_exclusive, lambda _answer, _error: then() if then is not None else None)
 
     def _delete_exclusive(self, state: BrokerState, change: Change, _now: int) -> None:
         for queue in state.topology.exclusive_queues(self._connection):

@@ -22,7 +22,7 @@ from broker_core.field_table import Timestamp
 from broker_core.message import Message
 from broker_core.properties import NAMES, Properties
 from broker_core.server.amqp.handler import Handler
-from broker_core.server.amqp.server import AmqpServer
+from broker_core.server.amqp.ports import Server
 from broker_core.server.amqp.session import Session
 
 EXCHANGE = "amq.rabbitmq.trace"
@@ -45,7 +45,7 @@ class Tracer(Handler):
 
     def __init__(self, node: str = "txmq") -> None:
         self._node = node
-        self._server: AmqpServer | None = None
+        self._server: Server | None = None
         self._copies: list[_Copy] = []
 
     def session_in(self, session: Session, command: Command) -> Command | None:

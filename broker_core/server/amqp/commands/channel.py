@@ -19,4 +19,4 @@ def flow(session: Session, method: m.ChannelFlow, _: Command) -> None:
 @command
 def close(session: Session, method: m.ChannelClose, command: Command) -> None:
     if not session.wait_for_gathered(command):
-        session.connection.sessions.close(session)
+        session.connection.end_session(session.number)

@@ -1,0 +1,29 @@
+"""The options of an AMQP server. Not here: those of the broker (``launcher.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker_core.message import MAX_BODY_BYTES
+from broker_core.server.alarm import AlarmLimits
+
+
+@dataclass(frozen=True, slots=True)
+class AmqpOptions:
+    """``users``: name -> password. ``loopback_users`` may only connect from this host.
+
+    ``heartbeat_s`` 0: no heartbeats.
+    """
+
+    users: Mapping[str, str] = field(default_factory=lambda: {"guest": "guest"}, repr=False)
+    loopback_users: frozenset[str] = frozenset({"guest"})
+    channel_max: int = 2047
+    frame_max: int = 131_072
+    heartbeat_s: int = 60
+    handshake_timeout_s: float = 10.0
+    close_timeout_s: float = 10.0  # for the answer to connection.close, and for the last bytes to leave
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_pending_bytes: int = 2 * MAX_BODY_BYTES  # content in assembly on one connection
+    alarms: AlarmLimits = field(default_factory=AlarmLimits)
+    cluster_name: str = "txmq"

@@ -1,0 +1,92 @@
+"""What sessions, commands and handlers use of a connection and of the server.
+
+Not here: what implements it (``connection.py``, ``server.py``). Both import sessions and handlers, which import
+only this.
+Invariant: this module imports nothing else of the AMQP server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from broker_core.amqp.v0_9_1.connection import AmqpConnection
+from broker_core.amqp.v0_9_1.events import Command
+from broker_core.amqp.v0_9_1.methods import Method
+from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.node.local import LocalBroker
+from broker_core.server.commit_queue import CommitQueue
+
+
+class Server(Protocol):
+    """``commands``: the function of each method, called with session, method and command."""
+
+    broker: LocalBroker
+    commits: CommitQueue
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def commands(self) -> Mapping[type[Method], Callable[[Any, Any, Command], None]]: ...
+
+
+class ClientConnection(Protocol):
+    """The connection of one client.
+
+    ``name``: both addresses. ``user``: "" before the login. ``attached``: what handlers keep as long as the
+    connection lives. ``writable``: the client reads what it is sent. ``observed``: the server has handlers.
+    """
+
+    name: str
+    user: str
+    loopback: bool
+    attached: dict[Any, Any]
+    writable: bool
+    observed: bool
+    protocol: AmqpConnection
+
+    @property
+    def server(self) -> Server: ...
+
+    @property
+    def state(self) -> ConnectionState: ...
+
+    @property
+    def mute(self) -> bool:
+        """Nothing more can be sent on a channel."""
+        ...
+
+    def announces(self, capability: str) -> bool:
+        """Whether the client announced this capability."""
+        ...
+
+    def send(self, number: int, method: Method, properties: bytes = b"", body: bytes = b"", *, queue: str = "") -> None:
+        """Send a method with its content. ``queue``: the queue of a delivery, for handlers."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send encoded frames: whole commands of one open channel."""
+        ...
+
+    def flush_later(self) -> None:
+        """Write what the protocol has encoded, at the end of the tick."""
+        ...
+
+    def fail(self, number: int, error: BaseException, method: Method | None = None, *, late: bool = False) -> None:
+        """Close channel ``number``, or the connection, with ``error``; ``method`` caused it.
+
+        ``late``: the command waited, so commands that wait in other channels may have come after it.
+        """
+        ...
+
+    def end_session(self, number: int) -> None:
+        """End the session of channel ``number`` because the client closes the channel."""
+        ...
+
+    def pause(self, why: object) -> None:
+        """Read and carry out no more commands until each ``why`` has resumed."""
+        ...
+
+    def resume(self, why: object) -> None:
+        """Does nothing if the connection is not paused for ``why``."""
+        ...
