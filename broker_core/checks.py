@@ -16,7 +16,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from broker_core.errors import OptionError
 
@@ -37,6 +37,11 @@ Json = Annotated[Any, JSON]  # what is kept as JSON: no bytes, no objects
 
 _INT = range(-(1 << 63), 1 << 63)
 _WHOLE = range(1 << 64)
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """``typing.assert_never`` of Python 3.11: mypy refuses a branch that a value can reach."""
+    raise AssertionError(f"unexpected value: {value!r}")
 
 
 class Mismatch(Exception):

@@ -28,6 +28,7 @@ from broker_core.amqp.v0_9_1.events import (
     ContentTooLarge,
     Event,
     Failed,
+    Heartbeat,
     ProtocolHeader,
     TimedOut,
     Violation,
@@ -37,6 +38,7 @@ from broker_core.amqp.v0_9_1.negotiation import Negotiation, Offer
 from broker_core.amqp.v0_9_1.outgoing import Outgoing
 from broker_core.amqp.v0_9_1.states import WORK, ChannelState, ConnectionState, Step, connection_step
 from broker_core.amqp.v0_9_1.timers import Timers
+from broker_core.checks import assert_never
 from broker_core.errors import (
     ChannelError,
     ConnectionAccessRefused,
@@ -174,10 +176,14 @@ class AmqpConnection:
                     return self._of_channel(event)
                 case ProtocolHeader():
                     self._zero.header(event)
+                case Heartbeat():
+                    pass  # ``receive`` has noted the time
                 case ContentTooLarge():
                     return self._too_large(event)
                 case Violation():
                     return self._violated(event)
+                case _:
+                    assert_never(event)
         except ConnectionException as error:
             number = event.channel if isinstance(event, Command) else 0
             return self._fail(error, number, (blamed.CLASS_ID, blamed.METHOD_ID) if blamed is not None else (0, 0))

@@ -5,12 +5,13 @@ Not here: what follows from it. Invariant: every event is complete; a :class:`Co
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, final
 
 from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.errors import ConnectionException
 
 
+@final  # so that ``type(event) is Command`` narrows
 class Command(NamedTuple):
     """A method with its content, if it has one.
 

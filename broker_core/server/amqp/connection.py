@@ -22,6 +22,7 @@ from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.events import ChannelFailed, CloseRequested, Command, ConnectionEvent, Failed
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.checks import assert_never
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.handler import Handler, Handlers
@@ -158,7 +159,7 @@ class Connection(asyncio.Protocol):
                 self.user = handshake.login(method, self.server.options, self.name, self.loopback)
                 self.protocol.authenticated()
 
-    def _happened(self, event: ConnectionEvent) -> None:
+    def _happened(self, event: ChannelFailed | Failed | CloseRequested) -> None:
         match event:
             case ChannelFailed(number, text):
                 self._channel_failed(number, text)
@@ -167,6 +168,8 @@ class Connection(asyncio.Protocol):
             case CloseRequested():
                 self._read_on()
                 self.sessions.close_all("its connection was closed", self._say_close_ok)
+            case _:
+                assert_never(event)
 
     # -- closing --------------------------------------------------------------------------------------------------------
     def fail(self, number: int, error: BaseException, method: m.Method | None = None, *, late: bool = False) -> None:

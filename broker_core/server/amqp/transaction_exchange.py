@@ -16,19 +16,22 @@ A decision is durable when it is confirmed (confirm.select), or when any later c
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.arguments import check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.outcomes import NAMES
+from broker_core.checks import assert_never
 from broker_core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
 from broker_core.field_table import Timestamp
 from broker_core.properties import Properties
 
 NAME = "amq.transaction"
 QUEUE_PREFIX = "amq.transaction."
-_VERBS = ("token", "prepare", "commit", "rollback")
+Name: TypeAlias = Literal["token", "prepare"]
+Decision: TypeAlias = Literal["commit", "rollback"]
+_VERBS: dict[str, Name | Decision] = {"token": "token", "prepare": "prepare", "commit": "commit", "rollback": "rollback"}
 
 
 class Named(NamedTuple):
@@ -40,17 +43,25 @@ class Named(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.token or self.prepare)
 
-    def with_name(self, verb: str, xid: str) -> Named:
+    def with_name(self, verb: Name, xid: str) -> Named:
         """Raises PreconditionFailed where it has a name already."""
         if self:
             raise PreconditionFailed(f"the transaction is named '{self.token or self.prepare}' already, it cannot be named '{xid}'")
-        return Named(token=xid) if verb == "token" else Named(prepare=xid)
+        match verb:
+            case "token":
+                named = Named(token=xid)
+            case "prepare":
+                named = Named(prepare=xid)
+            case _:
+                assert_never(verb)
+        return named
 
 
-def parse(verb: str, body: bytes) -> tuple[str, str]:
-    """The verb and the xid. Raises PreconditionFailed."""
-    if verb not in _VERBS:
-        raise PreconditionFailed(f"unknown routing key '{verb}' for exchange '{NAME}'", f"use one of {', '.join(_VERBS)}")
+def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
+    """The verb, which is the routing key, and the xid. Raises PreconditionFailed."""
+    verb = _VERBS.get(routing_key)
+    if verb is None:
+        raise PreconditionFailed(f"unknown routing key '{routing_key}' for exchange '{NAME}'", f"use one of {', '.join(_VERBS)}")
     try:
         xid = body.decode()
         check_text("an xid", xid)
@@ -79,12 +90,17 @@ def asked(xid: str, state: BrokerState, _change: Change, _now_us: int) -> Answer
         return Answer(b"unknown", Properties(timestamp=Timestamp(horizon_s)).encode())
 
 
-def decide(verb: str, xid: str, state: BrokerState, change: Change, now_us: int) -> int:
+def decide(verb: Decision, xid: str, state: BrokerState, change: Change, now_us: int) -> int:
     """Commit or roll back what is prepared; twice is fine. How much came to nothing, because its queue is gone.
 
     Raises UnknownTransaction, TransactionState.
     """
-    if verb == "commit":
-        return state.prepared.commit(change, xid, now_us).dropped
-    state.prepared.rollback(change, xid, now_us)
-    return 0
+    dropped = 0
+    match verb:
+        case "commit":
+            dropped = state.prepared.commit(change, xid, now_us).dropped
+        case "rollback":
+            state.prepared.rollback(change, xid, now_us)
+        case _:
+            assert_never(verb)
+    return dropped

@@ -20,7 +20,7 @@ from broker_core.server.amqp.session import Session
 def publish_to_transaction(session: Session, method: m.BasicPublish, command: Command) -> None:
     channel, gathered = session.channel, session.gathered
     verb, xid = transaction_exchange.parse(method.routing_key, command.body)
-    if verb in ("prepare", "token"):
+    if verb == "prepare" or verb == "token":
         channel.check_transactional()
         session.named = session.named.with_name(verb, xid)
         return
