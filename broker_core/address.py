@@ -1,6 +1,7 @@
-"""Where a broker is, as a user says it: a url, a data directory, HOST:PORT.
+"""Where a broker is, as a user gives it: a url, a data directory, HOST:PORT.
 
-Not here: the file that tells where the broker of a data directory listens (``endpoint.py``), and starting it (``client/starter.py``).
+Not here: the file with the address of a data directory's broker (``endpoint.py``), and starting it
+(``client/starter.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NO_AMQP = "none"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A broker as the user names it: a host and port, or a data directory (absolute path)."""
+    """A broker: a host and port, or a data directory (absolute path)."""
 
     host: str = ""
     port: int = 0

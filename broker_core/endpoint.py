@@ -1,7 +1,7 @@
 """``DIR/endpoint.json``, which tells where the broker of a data directory listens, and ``DIR/id``.
 
-Not here: who writes them (``launcher.py``), and starting a broker (``client/starter.py``).
-Invariant: ``endpoint.json`` is a hint: whoever reads it asks the broker there for its id.
+Not here: writing them (``launcher.py``), and starting a broker (``client/starter.py``).
+Invariant: ``endpoint.json`` is a hint: a reader asks the broker there for its id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Endpoint:
 
 
 def read_endpoint(directory: str) -> Endpoint | None:
-    """None where there is none, or none that can be read."""
+    """None if there is none that can be read."""
     try:
         found = json.loads(Path(directory, ENDPOINT).read_text())
         return Endpoint(str(found["host"]), int(found["port"]), int(found["pid"]), str(found["id"]))
@@ -48,7 +48,7 @@ def remove_endpoint(directory: str, pid: int) -> None:
 
 
 def read_id(directory: str) -> str:
-    """The id of a data directory, "" where it has none."""
+    """The id of a data directory, "" if it has none."""
     try:
         return Path(directory, ID).read_text().strip()
     except OSError:

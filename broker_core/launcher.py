@@ -2,7 +2,8 @@
 
 Not here: finding or starting the broker of a data directory from outside (``client/starter.py``).
 
-Invariant: ``DIR/endpoint.json`` is there only while the broker that wrote it can take connections; it goes before the store is closed.
+Invariant: ``DIR/endpoint.json`` exists only while the broker that wrote it can take connections; it is
+deleted before the store is closed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LOOK_S = 0.25  # how often ``serve`` looks whether it should end
 
 
 class Broker:
-    """A broker in this process. It also listens on loopback, so that other processes (Spark's workers) reach it by its data directory.
+    """A broker in this process. It also listens on loopback, for other processes (Spark's workers).
 
     >>> with Broker.open("data") as broker, broker.channel() as channel:
     ...     channel.tx_select()
@@ -101,15 +102,18 @@ class Broker:
         outcomes: Kept | None = None,
         started: bool = False,
     ) -> Broker:
-        """The broker of a data directory, created if missing. ``limits`` are those of one transaction; ``outcomes``: how many are kept, and
-        for how long, for "was it committed?".
+        """The broker of a data directory, created if missing.
 
-        ``amqp``: HOST:PORT each where AMQP 0-9-1 clients are taken; ``handlers`` stand in their way (docs/handlers.md).
+        ``limits`` are those of one transaction; ``outcomes``: how many are kept, and for how long, for "was
+        it committed?". ``amqp``: HOST:PORT of each AMQP 0-9-1 listener; ``handlers`` intercept the commands
+        of AMQP clients (docs/handlers.md).
 
-        A broker that a client has started (``data=DIR``) gives the directory up if nobody is using it; ``txmq.connect`` works with whoever
-        holds it. ``started``: this is such a broker, and takes the directory from nobody.
+        A broker that a client has started (``data=DIR``) gives up an unused directory; ``txmq.connect`` works
+        with the broker that holds it. ``started``: this is such a broker, and takes no directory from
+        another.
 
-        Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog, ConnectionFailed (the port is taken).
+        Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog,
+        ConnectionFailed (the port is taken).
         """
         path = os.path.abspath(os.fspath(directory))
         return cls(
@@ -126,7 +130,7 @@ class Broker:
 
     @classmethod
     def memory(cls, *, amqp: Sequence[str] = (), amqp_options: AmqpOptions | None = None, handlers: Sequence[Handler] = ()) -> Broker:
-        """A broker that keeps nothing: for tests."""
+        """A broker without files, for tests."""
         return cls(MemoryStore(), amqp=amqp, amqp_options=amqp_options, handlers=handlers)
 
     @property
@@ -139,7 +143,7 @@ class Broker:
 
     @property
     def amqp_urls(self) -> list[str]:
-        """Where AMQP clients connect to."""
+        """The addresses for AMQP clients."""
         return [f"amqp://{address}" for address in (self._amqp.addresses if self._amqp is not None else ())]
 
     @property
@@ -148,12 +152,12 @@ class Broker:
 
     @property
     def idle_s(self) -> float:
-        """For how long nobody has asked for anything, by any door."""
+        """Seconds since the last Flight call and the last AMQP connection."""
         return min(self._server.idle_s(), self._amqp.idle_s() if self._amqp is not None else float("inf"))
 
     @property
     def failed(self) -> bool:
-        """Whether the store has failed: nothing is committed any more, open the broker again."""
+        """Whether the store has failed: nothing can be committed until the broker is opened again."""
         return self._local.committer.failure is not None
 
     def channel(self) -> LocalChannel:
@@ -167,8 +171,10 @@ class Broker:
         return self._local.prepared()
 
     def commit(self, xid: str) -> int:
-        """Commit a prepared transaction; how much of it came to nothing, because its queue is gone. Raises UnknownTransaction,
-        TransactionState."""
+        """Commit a prepared transaction; how much of it was dropped because its queue is gone.
+
+        Raises UnknownTransaction, TransactionState.
+        """
         return self._local.commit(xid)
 
     def rollback(self, xid: str) -> None:
@@ -182,22 +188,23 @@ class Broker:
     def outcome(self, xid: str, since: float | None = None) -> str:
         """How the transaction of this xid or token ended: prepared, committed or rolled_back.
 
-        Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is forgotten; with ``since``,
-        when it began at the earliest (seconds since the epoch), only where something later is forgotten.
+        Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is
+        forgotten. ``since``: the earliest time at which it began (seconds since the epoch); then
+        UnknownOutcome is raised only if something later is forgotten.
         """
         return self._local.outcome(xid, since)
 
     def close(self) -> None:
-        """Nobody new finds the broker, calls in progress end, channels are rolled back, the store is closed. Twice is fine."""
+        """End calls in progress, roll back channels and close the store. Twice is fine."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.ExitStack() as steps:  # all are done, also when Ctrl-C comes in one of them
+        with contextlib.ExitStack() as steps:  # all are done, also if Ctrl-C interrupts one
             steps.callback(self._local.close)  # 3. what is committed is on the disk; the lock is free
             steps.callback(self._server.stop)
             if self._amqp is not None:
-                steps.callback(self._amqp.stop)  # 2. nobody is served
-            if self._directory:  # 1. nobody new finds us
+                steps.callback(self._amqp.stop)  # 2. no client is served
+            if self._directory:  # 1. no new client finds the broker
                 endpoint.remove_endpoint(self._directory, os.getpid())
 
     def __enter__(self) -> Broker:
@@ -230,7 +237,7 @@ def read_users(path: str) -> dict[str, str]:
                 raise errors.OptionError(f"line {number} of the users file {path} is not NAME:PASSWORD")
             users[name] = password
     if not users:
-        raise errors.OptionError(f"the users file {path} names nobody: give a line NAME:PASSWORD for each user")
+        raise errors.OptionError(f"the users file {path} has no user: give a line NAME:PASSWORD for each")
     return users
 
 
@@ -239,7 +246,7 @@ def _reachable(host: str) -> str:
 
 
 def _data_id(directory: str) -> str:
-    """The id of a data directory, made once and durable before it is used; called by the owner of its lock."""
+    """The id of a data directory, durable before it is used; called by the owner of its lock."""
     known = endpoint.read_id(directory)
     if known:
         return known
@@ -266,8 +273,8 @@ def serve(
 ) -> int:
     """Run the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``; the exit code.
 
-    Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it takes connections. When the store has failed it ends with code 1, so
-    that whoever needs the broker starts it again, from what is on the disk.
+    Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it takes connections. If the store has failed it
+    ends with code 1, and must be started again.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     host, port = parse_listen(listen)
@@ -290,7 +297,7 @@ def serve(
         started=True,
     ) as broker:
         broker.server.gives_up = idle_timeout_s is not None
-        # thousands of messages in flight are thousands of objects that live for a moment: look for cycles among them less often
+        # messages in flight are thousands of short-lived objects: collect cycles less often
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         # the event loop gives the interpreter lock up at each socket and each sync, and has it back after this time at the latest:

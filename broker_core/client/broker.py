@@ -2,8 +2,9 @@
 
 Not here: connecting (``connection.py``), finding or starting the broker (``starter.py``), the contract (``contract.py``).
 
-Invariant: a call returns only what the broker has answered; a broken connection or a restarted broker is never visible except as
-time, until ``reconnect_s`` is over. Rows are read once each and staged once each, whatever breaks between.
+Invariant: a call returns only what the broker has answered. Until ``reconnect_s`` is over, a broken
+connection or a restarted broker only delays a call. Each row is read once and staged once, also if the
+connection breaks.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ os.register_at_fork(after_in_child=_after_fork)
 class BrokerClient:
     """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
 
-    ``url`` is ``txmq://host:port``; ``data`` a data directory, whose broker is started where none runs. Nothing connects before the
-    first call, and before it a process may be forked. ``connect_s``: how long to look for a broker at a url that never answered;
-    ``reconnect_s``: for one that did. ``map_files`` False: read and write over Flight also on the broker's host.
+    ``url`` is ``txmq://host:port``; ``data`` a directory, whose broker is started if none runs. Nothing
+    connects before the first call; until then a process may be forked. ``connect_s``: how long to look for a
+    broker that never answered; ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class BrokerClient:
         return found
 
     def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
-        """As the port says; the server keeps one call for at most WAIT_S, so a long wait is several."""
+        """As in the port; the server keeps one call for at most WAIT_S, so a long wait is several."""
         while True:
             grown: bool = self._call("wait", list(logs), dict(ends), min(timeout_s, contract.WAIT_S))
             timeout_s -= contract.WAIT_S
@@ -156,7 +157,7 @@ class BrokerClient:
         self._call("ack", app_id, end)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        """As the port says. On the broker's host the rows come from the mapped files, elsewhere over Flight: the same bytes."""
+        """As in the port: from mapped files on the broker's host, elsewhere over Flight."""
         plan_json, *rows = self._connection.call("read", contract.encode(ticket))
         if rows:
             return iter(contract.decode_rows(rows[0]))
@@ -215,9 +216,9 @@ class BrokerClient:
         return opened
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
-        """As the port says. On the broker's host many rows go by files, elsewhere over Flight.
+        """As in the port. On the broker's host many rows are staged by files, elsewhere over Flight.
 
-        At most WINDOW parts are in memory here; a part is let go when it is in a file, or when the broker has made it durable.
+        At most WINDOW parts are in memory; a part is freed when it is in a file or durable in the broker.
         """
         return stage(self._connection, header, rows, by_files=self._map_files)
 
@@ -251,7 +252,7 @@ class BrokerClient:
         return found
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """As the port says; after a broken connection it skips what was delivered (staged batches never change)."""
+        """As in the port; after a broken connection delivered batches, which never change, are skipped."""
         delivered = 0
         patience = self._connection.patience()
         while True:
@@ -310,8 +311,8 @@ class BrokerClient:
         return found
 
     def commit(self, xid: str) -> int:
-        """Commit a prepared transaction; how much of it came to nothing, because its queue is gone. Raises UnknownTransaction,
-        TransactionState."""
+        """Commit a prepared transaction; how much of it was dropped because its queue is gone. Raises
+        UnknownTransaction, TransactionState."""
         dropped: int = self._admin(int, "commit", xid=xid)
         return dropped
 
@@ -322,8 +323,8 @@ class BrokerClient:
     def committed(self, token: str, since: float | None = None) -> bool:
         """Whether a commit that was given this token took place (decision 21).
 
-        False: it did not. Raises UnknownOutcome where it may have taken place and is forgotten; with ``since``, when it began at the
-        earliest (seconds since the epoch, by the broker's clock), only where something later is forgotten.
+        False: it did not. Raises UnknownOutcome if it may have taken place and is forgotten. With ``since``,
+        the earliest time when it began (in s, by the broker's clock), only if something later is forgotten.
         """
         found: bool = self._admin(bool, "committed", token=token, since=since)
         return found

@@ -2,9 +2,9 @@
 
 Not here: what the words do (``node/local.py``), and the lease (``server/flight/channels.py``).
 
-Invariant: the calls of a channel are numbered and go one at a time, so one that is sent again after a lost reply is done once. A
-channel does not survive its broker: what it had not committed is rolled back there, and ConnectionFailed says so. A commit
-carries a token, so whether it happened has an answer even then.
+Invariant: the calls of a channel are numbered and sent one at a time, so a call that is sent again after a
+lost reply is done once. A channel does not survive its broker: what it had not committed is rolled back
+there, and ConnectionFailed is raised. A commit has a token, so its outcome is known even then.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class RemoteChannel:
         self._say("queue_unbind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments)
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """How many messages went with it."""
+        """How many messages were deleted with it."""
         messages: int = self._say("queue_delete", int, queue=queue, if_unused=if_unused, if_empty=if_empty)
         return messages
 
     def queue_purge(self, queue: str) -> int:
-        """How many messages were dropped; those that somebody holds stay."""
+        """How many messages were dropped; messages that a channel holds stay."""
         messages: int = self._say("queue_purge", int, queue=queue)
         return messages
 
@@ -110,10 +110,11 @@ class RemoteChannel:
     def publish(
         self, body: bytes, exchange: str = "", routing_key: str = "", properties: bytes | Properties = b"", *, mandatory: bool = False
     ) -> None:
-        """Outside a transaction the message is durable when this returns; mandatory ones that reach no queue are in ``returned``.
+        """Outside a transaction the message is durable when this returns.
 
-        In a transaction publishes are sent together, so an error may come with a later call. Then the transaction is rolled back and the
-        channel closed: what follows a message that failed is not committed without it.
+        Mandatory messages that reach no queue are in ``returned``. In a transaction publishes are sent
+        together, so an error may come with a later call. Then the transaction is rolled back and the channel
+        closed: messages after one that failed are not committed without it.
         """
         encoded = properties.encode() if isinstance(properties, Properties) else properties
         if not (type(body) is type(encoded) is bytes and type(exchange) is type(routing_key) is str and len(routing_key) < 64):
@@ -133,7 +134,7 @@ class RemoteChannel:
                 self._flush()
 
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
-        """The next message of ``queue``, None where it has none."""
+        """The next message of ``queue``, None if it has none."""
         delivery: Delivery | None = self._say("get", Delivery, queue=queue, no_ack=no_ack)
         return delivery
 
@@ -158,10 +159,11 @@ class RemoteChannel:
         self._transactional = True
 
     def tx_commit(self, token: str = "") -> None:
-        """Commit all of it, or nothing; ``token`` names the commit for others, who ask :meth:`BrokerClient.committed`.
+        """Commit all of it, or nothing; ``token`` names the commit for :meth:`BrokerClient.committed`.
 
-        When the broker was restarted meanwhile, the answer is found by the number of the call. ConnectionFailed means: not committed, or
-        still no broker to ask. UnknownOutcome: there is a broker, and it has forgotten what was committed at that time.
+        If the broker was restarted meanwhile, the answer is found by the number of the call.
+        ConnectionFailed: not committed, or still no broker to ask. UnknownOutcome: the broker has forgotten
+        the outcomes of that time.
         """
         try:
             self.returned += self._say("tx_commit", list[Message], token=token)
@@ -169,7 +171,7 @@ class RemoteChannel:
             if not self._took_place():
                 raise
         except (KeyboardInterrupt, SystemExit):
-            self.close()  # whether it was committed the token tells; nothing else may come into the same transaction
+            self.close()  # the token tells the outcome; nothing else may enter the same transaction
             raise
 
     def tx_rollback(self) -> None:
@@ -179,7 +181,7 @@ class RemoteChannel:
         self._say("tx_rollback", None)
 
     def prepare(self, xid: str) -> str:
-        """Make the transaction durable, invisible and transferable: ``prepared``, or ``read_only`` where there was nothing to do."""
+        """Make the transaction durable and transferable: ``prepared``, or ``read_only`` if it was empty."""
         try:
             answer: str = self._say("prepare", str, xid=xid)
         except errors.ConnectionFailed:
@@ -192,7 +194,7 @@ class RemoteChannel:
         return answer
 
     def _took_place(self) -> bool:
-        """Whether the last call, whose answer was lost with the broker, is durable: it committed or prepared. Raises UnknownOutcome."""
+        """Whether the last call, whose answer was lost, has committed or prepared. Raises UnknownOutcome."""
         arguments = {"channel": self._id, "number": self._number, "since_us": self._opened_us}
         (answer,) = self._connection.call("admin.call_took_place", contract.encode(arguments))
         return bool(contract.decode(bool, answer))
@@ -230,16 +232,16 @@ class RemoteChannel:
             raise errors.TransactionState("the channel is closed; open another")
 
     def _flush(self) -> None:
-        """Send the publishes that wait. One that fails ends the channel: what follows it must not be committed without it."""
+        """Send the publishes that wait. If one fails, the channel ends: later ones depend on it."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         try:
             self._numbered("publish_all", {"messages": waiting})
-        except BaseException:  # also where Ctrl-C interrupts it
+        except BaseException:  # also if Ctrl-C interrupts it
             self._end()
             raise
 
     def _numbered(self, word: str, arguments: dict[str, Any]) -> Any:
-        """The next call. One whose answer is lost for good ends the channel: nobody knows what it has done."""
+        """Make the next call. If its answer is lost for good, the channel ends: its effect is unknown."""
         call = contract.encode(contract.ChannelCall(self._id, self._number + 1, arguments))
         self._number += 1
         try:
@@ -248,7 +250,7 @@ class RemoteChannel:
             self._closed = True  # what the broker may still hold of it ends with its lease
             _open.discard(self)
             raise
-        except (KeyboardInterrupt, SystemExit):  # the broker may have got it, or not: it would not know the next number
+        except (KeyboardInterrupt, SystemExit):  # the broker may not have got this number
             self._end()
             raise
         return answer
@@ -272,5 +274,5 @@ def _keep_all() -> None:
     wait = threading.Event()
     while not wait.wait(KEEPALIVE_S):
         for channel in list(_open):
-            with contextlib.suppress(errors.TxmqError):  # the next call of the channel says what is wrong
+            with contextlib.suppress(errors.TxmqError):  # the next call of the channel raises it
                 channel.keepalive()

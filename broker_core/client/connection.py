@@ -1,9 +1,9 @@
-"""One client's connection to a broker: made when first needed, made again when it broke, shared by all threads of a process.
+"""One client's connection to a broker: made when needed, made again when it broke, shared by all threads.
 
 Not here: what the calls mean (``broker.py``).
 
-Invariant: a call that failed because the connection broke is sent again until an answer comes or ``reconnect_s`` has passed
-without any; a call that the broker answered, with a value or an error, is not.
+Invariant: a call that failed because the connection broke is sent again until an answer comes or
+``reconnect_s`` has passed. A call that the broker answered, with a value or an error, is not sent again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BROKEN = (arrow_flight.FlightUnavailableError, arrow_flight.FlightTimedOutError,
 # what pyarrow raises for a failed call: FlightError, or an ArrowException that is a ValueError or OSError as well
 FAILED = (arrow_flight.FlightError, pa.ArrowException, OSError)
 
-# gRPC writes its own lines to stderr when a port is taken or a peer is gone; what matters of it is in our errors
+# gRPC logs to stderr when a port is taken or a peer is gone; the errors of txmq report the same
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # a local pool: gRPC would share a failed channel's back-off with the next client of the same address
@@ -41,7 +41,7 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_
 
 _inherited: list[Any] = []  # clients from before a fork: neither usable nor safe to close in this process
 _used = False  # gRPC has threads in this process
-_forked_in_use = False  # ... and had them in the one that we were forked from: a call would hang
+_forked_in_use = False  # ... and had them in the parent before a fork: a call would hang
 
 
 def _after_fork() -> None:
@@ -53,7 +53,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Live:
-    """A connection that has answered. ``local`` is the data directory where it is on this host, else ""."""
+    """A connection that has answered. ``local`` is the data directory if it is on this host, else ""."""
 
     def __init__(self, client: arrow_flight.FlightClient, hello: contract.Hello) -> None:
         self.client = client
@@ -114,7 +114,7 @@ class Connection:
                 self.broken(live, error, patience)
 
     def broken(self, live: Live, error: Exception, patience: Patience) -> None:
-        """Raise what crossed as ``error``; or drop the connection and return when there is time to try again."""
+        """Raise the broker's error; or drop the connection, and return if there is time to try again."""
         crossed = contract.error_from(error)
         if crossed is not None:
             raise crossed from None
@@ -183,7 +183,7 @@ class Connection:
         )
 
     def _drop(self, live: Live) -> None:
-        """Other threads may still be using it, so the last one that lets go of it closes it."""
+        """Other threads may still use it, so it is closed with its last reference."""
         with self._locked():
             if self._live is live:
                 self._live = None
@@ -197,7 +197,7 @@ class Connection:
 
 
 def _try(host: str, port: int, directory_id: str) -> Live | None:
-    """A connection to the broker at ``host:port``; None where none answers, or that of another data directory."""
+    """A connection to the broker at ``host:port``; None if none answers, or one of another data directory."""
     global _used
     if _forked_in_use:
         raise errors.LocalProtocolError(

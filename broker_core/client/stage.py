@@ -2,7 +2,8 @@
 
 Not here: cutting rows into parts (``arrow/parts.py``), and what a branch is (``micro_batch/branch.py``).
 
-Invariant: a part is kept here until the broker has made it durable, and each part is staged once, whatever breaks in between.
+Invariant: a part is kept here until the broker has made it durable, and each part is staged once, also if the
+connection breaks.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from broker_core.client.connection import FAILED, Connection, Live
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.flight import contract
 
-FILE_BYTES = 64 * 1024 * 1024  # a file of parts is handed over when it has so many
+FILE_BYTES = 64 * 1024 * 1024  # a file of parts is handed over at this size
 WINDOW = 3  # parts that are sent and not acknowledged; the client keeps them
 
 
 def stage(connection: Connection, header: BranchHeader, rows: Iterable[pa.RecordBatch], *, by_files: bool) -> StagedBranch:
-    """``by_files`` allows files, where the broker is on this host and takes them. Raises what the broker answers, ConnectionFailed."""
+    """``by_files``: use files if the broker is on this host and takes them. Raises what the broker raises."""
     source = parts(rows, header)
     first = list(itertools.islice(source, 2))
     stream: _PartStream | _FileStream = _PartStream(connection, header)
@@ -53,7 +54,7 @@ def _stage_small(connection: Connection, header: BranchHeader, batch: pa.RecordB
 
 
 class _PartStream:
-    """The parts of one branch on their way: in order, at most WINDOW unacknowledged, resent when the connection broke."""
+    """Sends the parts of one branch in order, at most WINDOW unacknowledged; these again after a break."""
 
     def __init__(self, connection: Connection, header: BranchHeader, first: int = 0) -> None:
         self.receipts: list[contract.PartReceipt] = []
@@ -97,7 +98,7 @@ class _PartStream:
                 self._connection.broken(live, error, self._patience)
 
     def _reopen(self, live: Live) -> None:
-        """A new stream, and all unacknowledged parts again: those that the broker has are acknowledged at once."""
+        """Send all unacknowledged parts on a new stream; those that the broker has are acknowledged."""
         descriptor = arrow_flight.FlightDescriptor.for_command(self._command)
         writer, reader = live.client.do_put(descriptor, self._waiting[0][1].schema)
         self._open = (live, writer, reader)
@@ -127,14 +128,14 @@ class _PartStream:
 
 
 class _FileStream:
-    """The parts of one branch in files on the broker's host; over Flight from where on the broker, or this host, cannot."""
+    """The parts of one branch in files on the broker's host; over Flight after the first file that fails."""
 
     def __init__(self, connection: Connection, header: BranchHeader) -> None:
         self.receipts: list[contract.PartReceipt] = []
         self._connection = connection
         self._header = header
         self._file: PartWriter | None = None
-        self._rows: _PartStream | None = None  # what comes after a file that could not be had or handed over
+        self._rows: _PartStream | None = None  # parts after a file that could not be made or handed over
 
     def send(self, batch: pa.RecordBatch) -> None:
         if self._file is None and self._rows is None:
@@ -157,7 +158,7 @@ class _FileStream:
             self.receipts += self._rows.receipts
 
     def _hand_over(self, writer: PartWriter) -> None:
-        """The call may reach the broker twice, or two brokers of the directory one after the other: parts are staged once."""
+        """The call may reach the broker twice, also after a restart: parts are staged once."""
         file = writer.end()
         (answer,) = self._connection.call("adopt", contract.encode(contract.FileHeader(self._header, len(self.receipts), file)))
         receipts: list[contract.PartReceipt] = contract.decode(list[contract.PartReceipt], answer)

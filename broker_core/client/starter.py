@@ -2,8 +2,8 @@
 
 Not here: talking to a broker (``connection.py``), and being one (``launcher.py``).
 
-Invariant: however many processes ask for the broker of a data directory at once, at most one of them starts it, and all are
-given the same one.
+Invariant: if many processes ask for the broker of a data directory at once, at most one of them starts it,
+and all get the same one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find(directory: str, answers: Callable[[Endpoint], bool]) -> Endpoint | None
 
 
 def find_or_start(directory: str, answers: Callable[[Endpoint], bool], timeout_s: float = START_TIMEOUT_S) -> Endpoint:
-    """The running broker of ``directory``, started as a detached process where none runs.
+    """The running broker of ``directory``, started as a detached process if none runs.
 
     Raises the error with which the broker failed to start (DataDirectoryLocked, CorruptCatalog, ...), or ConnectionFailed with the
     last lines of its log.
@@ -51,7 +51,7 @@ def find_or_start(directory: str, answers: Callable[[Endpoint], bool], timeout_s
     except OSError as error:
         raise errors.DataDirectoryInvalid(f"cannot create the data directory {directory}: {error.strerror}; choose another one") from error
     with _start_lock(directory, deadline):
-        found = find(directory, answers)  # whoever held the lock before us may have started it
+        found = find(directory, answers)  # the last owner of the lock may have started it
         return found if found is not None else _start(directory, answers, deadline)
 
 
@@ -100,7 +100,7 @@ def _start(directory: str, answers: Callable[[Endpoint], bool], deadline: float)
 
 
 def _spawn(directory: str, log: str) -> int:
-    """Start the broker in a session of its own: it outlives us, and is not killed with us."""
+    """Start the broker in a session of its own: it outlives this process."""
     command = [
         sys.executable, "-m", "txmq", "serve", "--data", directory, "--listen", "127.0.0.1:0", "--amqp", NO_AMQP,
         "--idle-timeout", str(IDLE_TIMEOUT_S),
@@ -125,7 +125,7 @@ def _spawn(directory: str, log: str) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Ours; the child must find this package where we found it, also when it is not installed."""
+    """That of this process; the child must find this package, also if it is not installed."""
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parents[2])
     if Path(root).name not in ("site-packages", "dist-packages"):
@@ -135,12 +135,12 @@ def _environment() -> dict[str, str]:
 
 
 def _ended(pid: int) -> bool:
-    """Whether a broker that we started has ended; reaps it and all others that have."""
+    """Whether a broker that this process started has ended; reaps all that have."""
     for child in tuple(_started):
         try:
             if os.waitpid(child, os.WNOHANG)[0]:
                 _started.discard(child)
-        except ChildProcessError:  # started before a fork: not ours to wait for
+        except ChildProcessError:  # started before a fork: the parent waits for it
             _started.discard(child)
     return pid not in _started
 

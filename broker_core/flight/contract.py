@@ -1,4 +1,4 @@
-"""The Flight contract: what client and server say to each other, and nothing that listens or connects.
+"""The Flight contract: what client and server send to each other. Nothing here listens or connects.
 
 ====================  ==============================================================================================
 action                body -> results
@@ -7,7 +7,7 @@ action                body -> results
 ``engine.<method>``   arguments of the :class:`~broker_core.engine.Engine` method -> its answer
 ``read``              ReadTicket -> :class:`~broker_core.arrow.rows.ReadPlan`, then, where they are few, all rows (an Arrow IPC stream)
 ``stage``             :class:`PartHeader`, then one part (an Arrow IPC stream) -> :class:`PartReceipt`
-``adopt``             :class:`FileHeader` -> a list of PartReceipt; empty where the broker cannot have the file
+``adopt``             :class:`FileHeader` -> a list of PartReceipt; empty if the broker cannot take the file
 ``channel.<word>``    :class:`ChannelCall` -> the word's answer
 ``admin.<word>``      arguments -> the word's answer
 ====================  ==============================================================================================
@@ -17,10 +17,11 @@ carries its part number and is answered by one PartReceipt, once it is durable a
 
 Dataclasses cross as JSON, read back by their annotations. An error crosses as ``[CODE] text`` and is the same class there.
 
-Invariant: every call may be sent twice with the same effect as once; what makes it so:
-claim: the recorded claim of a start; ack, mark_applied, mark_mirrored: they only rise; open_batch, rollback_batch, commit_branches: the
-token; commit_batch: the ledger's entry; stage, adopt: (branch, part); read: the range that a batch has read; commit, rollback of an xid:
-its outcome; calls of a channel: their numbers. A second release of a queue is refused: nobody owns it (``test_flight_duplicates.py``).
+Invariant: every call may be sent twice with the same effect as once. claim: by the recorded claim of a
+start; ack, mark_applied, mark_mirrored: they only rise; open_batch, rollback_batch, commit_branches: the
+token; commit_batch: the ledger's entry; stage, adopt: (branch, part); read: the range that a batch has read;
+commit, rollback of an xid: its outcome; calls of a channel: their numbers. A second release of a queue is
+refused: it has no owner then (``test_flight_duplicates.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from broker_core import checks, errors
 from broker_core.arrow.part_file import PartFile
 from broker_core.engine import BranchHeader, Engine, ReadTicket
 
-VERSION = 1  # of this contract; a server refuses another one
+VERSION = 1  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
@@ -51,7 +52,7 @@ WAIT_S = 10.0  # the longest time that the server keeps a waiting call
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who answers: ``id`` is that of the data directory ("" for a broker in memory), which a client on the same host compares."""
+    """The broker. ``id``: of its data directory, for clients on the same host; "" for a broker in memory."""
 
     version: int
     id: str
@@ -94,7 +95,7 @@ class PartReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ChannelCall:
-    """A word said on a channel. ``number`` counts the calls of a channel from 1: the last one sent twice is done once."""
+    """A call of a channel. ``number`` counts them from 1: the last call is done once if it is sent twice."""
 
     channel: str
     number: int
@@ -120,7 +121,7 @@ def decode(kind: Any, data: bytes | pa.Buffer) -> Any:
 
 
 def decode_checked(kind: Any, data: bytes | pa.Buffer, call: str) -> Any:
-    """The same for what a client sends with ``call``: all of it is what its annotations say. Raises RemoteProtocolError."""
+    """The same for a value of ``call``, checked against its annotations. Raises RemoteProtocolError."""
     value = decode(kind, data)
     try:
         checks.check_of(kind)(value)
@@ -157,7 +158,7 @@ def _is_marked(value: dict[str, Any]) -> bool:
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    """What has another form than its annotation is left as it is: a checker names it."""
+    """A value of another form than its annotation is left as it is; the check reports it."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _typed(arguments[0], value)
@@ -220,7 +221,7 @@ def encode_arguments(method: str, positional: tuple[Any, ...], named: dict[str, 
 
 
 def decode_arguments(call: str, function: Any, data: bytes | pa.Buffer) -> dict[str, Any]:
-    """The arguments of ``function``, all of them as its annotations say. Raises RemoteProtocolError, OptionError."""
+    """The arguments of ``function``, checked by its annotations. Raises RemoteProtocolError, OptionError."""
     given = _object(call, data)
     hints = checks.hints_of(function)
     try:
@@ -284,17 +285,17 @@ def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.RecordBatch]:
 
 # -- errors ---------------------------------------------------------------------------------------------------------------
 
-# Flight appends its own remarks to a text; a line of its own keeps ours apart.
+# Flight appends remarks to a text; this separates them from ours.
 END = "\n"
 
 
 def error_text(error: BaseException) -> str:
-    """What crosses: the text of a TxmqError, or what a failure that is none looks like to the other side."""
+    """The text to send: of a TxmqError, or of one that describes another exception."""
     if isinstance(error, errors.TxmqError):
         return str(error).replace("\n", " ") + END
     return str(errors.TxmqError(f"the broker failed: {type(error).__name__}: {' '.join(str(error).split())}")) + END
 
 
 def error_from(error: BaseException) -> errors.TxmqError | None:
-    """The error that crossed as ``error``; None where the connection failed instead."""
+    """The error that the other side sent as ``error``; None if the connection failed."""
     return errors.from_text(str(error))

@@ -1,4 +1,4 @@
-"""Alarms: when the broker runs out of disk or memory, publishers are stopped, and told so if they understand it.
+"""Alarms: if the broker runs out of disk or memory, publishers are stopped, and notified if they support it.
 
 Not here: what happens to a connection then (``Points.guard``).
 Source: RabbitMQ's connection.blocked, also its reasons. Invariant: looking costs nothing that grows with messages.
@@ -37,7 +37,7 @@ class Alarm:
         self._limits = limits
 
     def reason(self) -> str:
-        """Why publishers have to wait, as RabbitMQ says it; "" where they need not."""
+        """Why publishers have to wait, in RabbitMQ's words; "" if they need not."""
         low = []
         if self._memory_low():
             low.append("memory")
@@ -53,7 +53,7 @@ class Alarm:
         try:
             found = os.statvfs(self._directory)
         except OSError:
-            return False  # the next commit finds out what is wrong with it
+            return False  # the next commit reports the error
         return found.f_bavail * found.f_frsize < self._limits.disk_free_bytes
 
     def _memory_low(self) -> bool:

@@ -4,11 +4,11 @@ Not here: how a group commits (``node/committer.py``), and what a session asks f
 
 A tick, in this order:
 1. gather: every session that gathered publishes or acks hands them over as one work
-2. commit: the loop's thread leads the group, unless another thread leads; then it goes on, and is called when the group is done
-3. answer: in the order of asking; a session goes on with the commands that came meanwhile
+2. commit: the loop's thread leads the group; if another thread leads, it is called when the group is done
+3. answer: in the order of asking; a session carries out the commands that came meanwhile
 4. dispatch: what became visible or free goes to consumers
 
-Invariant: everything here runs in the thread of the loop, but ``awaken``.
+Invariant: everything here except ``awaken`` runs in the thread of the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Then = Callable[[Any, BaseException | None], None]
 
 
 class Gathering(Protocol):
-    """What holds publishes or acks that are to be committed at the end of the tick."""
+    """Holds publishes or acks to commit at the end of the tick."""
 
     def hand_over(self) -> None: ...
 
@@ -73,7 +73,7 @@ class CommitQueue:
 
     # -- asking ---------------------------------------------------------------------------------------------------------
     def submit(self, work: Work[Any], then: Then) -> None:
-        """``then(answer, error)`` once all that ``work`` changed is durable, or it has failed."""
+        """Call ``then(answer, error)`` when all changes of ``work`` are durable, or it has failed."""
         self._group.append((work, then))
         if not self._scheduled:
             self._schedule()
@@ -85,13 +85,13 @@ class CommitQueue:
             self._schedule()
 
     def settle(self, settles: list[Settle]) -> None:
-        """Deliveries that count as acknowledged when they are sent."""
+        """Settle deliveries that need no ack."""
         self._settles += settles
         if not self._scheduled:
             self._schedule()
 
     def aside(self, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]) -> None:
-        """``work`` in another thread, which touches nothing of the loop's; then ``then(answer, error)`` in the loop."""
+        """Run ``work`` in another thread, without the loop's objects; then ``then(answer, error)`` here."""
         self._aside += 1
 
         def done(future: asyncio.Future[T]) -> None:
@@ -112,7 +112,7 @@ class CommitQueue:
         """The same, from any thread."""
         if threading.get_ident() != self._thread and not self._awakened:
             self._awakened = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be given anything
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no consumer is left
                 self._loop.call_soon_threadsafe(self.wake)
 
     @property
@@ -159,14 +159,14 @@ class CommitQueue:
         return _Gate(self._loop, self._opened, waiting)
 
     def _opened(self, waiting: Waiting) -> None:
-        """Another thread has committed it, or handed the lead to it."""
+        """Another thread has committed it, or handed over the lead."""
         if not waiting.done:
             self._broker.committer.lead(waiting)
         _answer(waiting, self._elsewhere.pop(waiting))
         self.wake()
 
     def dispatch(self, queue: str) -> None:
-        """At once, where consumers may take messages of this queue."""
+        """Dispatch at once if consumers may take messages of this queue."""
         found = self._state.topology.queues.get(queue)
         if found is not None and found.consumers and found in self._state.agenda.runnable:
             self._dispatch()
@@ -174,7 +174,7 @@ class CommitQueue:
     def _dispatch(self) -> None:
         with self._broker.look as state:
             dispatched = state.dispatch.send(self._broker.clock(), DISPATCH_BUDGET)
-            # a queue that cannot be read stays as it is for whoever repairs it; its consumers learn that they get nothing any more
+            # a queue that cannot be read is left for a repair; its consumers are cancelled
             cancelled, state.topology.cancelled = state.topology.cancelled, []
         for consumer in cancelled:
             consumer.cancelled(consumer)
@@ -190,7 +190,7 @@ class CommitQueue:
 
 
 def _answer(waiting: Waiting, then: Then) -> None:
-    """One answer that goes wrong does not keep the others from theirs."""
+    """An answer that raises does not stop the others."""
     try:
         then(waiting.answer, waiting.error)
     except Exception:
@@ -198,4 +198,4 @@ def _answer(waiting: Waiting, then: Then) -> None:
 
 
 def _ignore(_answer: object, _error: BaseException | None) -> None:
-    """A broker that has stopped tells so to everybody who asks for something."""
+    """If the broker has stopped, callers that wait for an answer get the error."""

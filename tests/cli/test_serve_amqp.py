@@ -67,7 +67,7 @@ def test_a_users_file_says_who_may_connect_and_guest_is_not_among_them(tmp_path:
     ("text", "said"),
     [
         ("ada", "line 1 of the users file"),
-        ("# nobody\n", "names nobody"),
+        ("# nobody\n", "has no user"),
         (":secret", "line 1 of the users file"),
         (None, "cannot be read"),
     ],

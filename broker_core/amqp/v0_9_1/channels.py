@@ -29,7 +29,7 @@ class Channels:
         return sum(state is ChannelState.open for state in self.states.values())
 
     def take(self, command: Command) -> bool:
-        """Whether a command that came is to be carried out; else it is done, or ignored.
+        """Whether a command is to be carried out; else it is done, or ignored.
 
         Raises ChannelNumberError, CommandInvalid.
         """
@@ -45,7 +45,7 @@ class Channels:
         return before is ChannelState.open or before is ChannelState.closed
 
     def close(self, number: int, error: ChannelError, ids: tuple[int, int]) -> str:
-        """Send channel.close. The reply text."""
+        """Send channel.close; returns the reply text."""
         before = self.states[number]
         self.states[number] = channel_step(before, Step.close)
         text = reply_text(error.reply_name, error.summary)

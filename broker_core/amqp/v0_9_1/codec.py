@@ -1,9 +1,9 @@
-"""Methods as payloads of method frames (specification 4.2.4, 4.2.5), the plain way: field by field along ``Method.LAYOUT``.
+"""Methods as payloads of method frames (specification 4.2.4, 4.2.5), field by field along ``Method.LAYOUT``.
 
-Not here: frames, and the fast paths of ``decoder.py`` and ``encoder.py``, which tests hold equal to this.
+Not here: frames, and the fast paths of ``decoder.py`` and ``encoder.py``; tests prove them equal to this.
 
-Invariant: ``decode_payload(encode_payload(m)) == m`` for every method whose values the wire can hold; bytes that are no method raise
-a ConnectionException, values that do not fit raise LocalProtocolError, and neither raises anything else.
+Invariant: ``decode_payload(encode_payload(m)) == m`` for every method whose values the wire can hold. Bytes
+that are no method raise only a ConnectionException, values that do not fit only LocalProtocolError.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def erlang_binary(raw: bytes) -> str:
 
 
 class _Cut(Exception):
-    """The fields end too early, or are not over where the layout is."""
+    """The fields end before the layout does, or after it."""
 
 
 def method_type(payload: bytes) -> type[Method]:
-    """The class of the method in a payload of at least 4 bytes. Raises CommandInvalid where there is none."""
+    """The class of the method in a payload of at least 4 bytes. Raises CommandInvalid if there is none."""
     ids = _IDS.unpack_from(payload)
     found = METHODS.get(ids)
     if found is None:
@@ -49,8 +49,8 @@ def method_type(payload: bytes) -> type[Method]:
 def decode_payload(payload: bytes) -> Method:
     """A payload of at least 4 bytes as its method.
 
-    Raises CommandInvalid (503) for an unknown method, FrameError (501, RabbitMQ's text) where the fields are cut short, left over or
-    no UTF-8, and MethodSyntaxError (502) where a field table is damaged.
+    Raises CommandInvalid (503) for an unknown method, FrameError (501, RabbitMQ's text) if the fields are cut
+    short, left over or no UTF-8, and MethodSyntaxError (502) if a field table is damaged.
     """
     kind = method_type(payload)
     try:
@@ -143,7 +143,7 @@ def encode_payload(method: Method) -> bytes:
 
 
 def _packed(bits: list[bool]) -> bytes:
-    """At most 8 bits, which is what every method keeps to; the first is the lowest."""
+    """At most 8 bits, as in every method; the first is the lowest."""
     return bytes((sum(1 << place for place, bit in enumerate(bits) if bit),))
 
 

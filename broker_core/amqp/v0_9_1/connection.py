@@ -7,9 +7,9 @@ connection.
 Not here: frames (``decoder.py``, ``encoder.py``), which method may come when (``states.py``), channel 0
 (``negotiation.py``), what a command of a channel does.
 
-Invariant: what is sent leaves in the order of the calls. Once either side has closed the connection, nothing
-that comes passes but close and close-ok; once it was this side, nothing else is said. Events depend on the
-bytes, not on how they are cut into pieces.
+Invariant: methods are sent in the order of the calls. After either side has closed the connection, only close
+and close-ok are received; after this side has, nothing else is sent. Events depend on the bytes, not on how
+they are cut into pieces.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class _Listener:
 class AmqpConnection:
     """``now`` is the time of each call, in seconds of any clock that never goes back.
 
-    ``out``: what waits for ``data_to_send``; it is mute once connection.close, or the last close-ok, is said.
-    ``state`` closed: all is said, and the sending half of the socket is to end behind it.
+    ``out``: what waits for ``data_to_send``; it is mute after connection.close or the last close-ok.
+    ``state`` closed: close the sending half of the socket after ``data_to_send``.
     """
 
     __slots__ = ("_decoder", "_held", "_life", "_listener", "_look", "_max_body_bytes", "_zero", "channels", "out")
@@ -81,8 +81,8 @@ class AmqpConnection:
         self._decoder = Decoder(offer.frame_max, offer.max_body_bytes, offer.max_pending_bytes)
         self._life = Lifecycle(self.out, Timers(now, offer.handshake_timeout_s), offer.close_timeout_s)
         self._zero = Negotiation(offer, self._life, self.out, self._decoder)
-        self._held: list[Event] | None = None  # decoded, while the caller holds events back
-        self._listener: _Listener | None = None  # what comes cannot be decoded
+        self._held: list[Event] | None = None  # decoded while the caller holds events back
+        self._listener: _Listener | None = None  # set when the bytes cannot be decoded
         self._look: Callable[[Event], Event | None] | None = None
 
     @property
@@ -96,7 +96,7 @@ class AmqpConnection:
 
     @property
     def tuned(self) -> m.ConnectionTuneOk:
-        """The limits that were agreed on."""
+        """The negotiated limits."""
         return self._zero.tuned
 
     @property
@@ -104,14 +104,14 @@ class AmqpConnection:
         return self._zero.client_properties
 
     def announces(self, capability: str) -> bool:
-        """Whether the client said that it can do this."""
+        """Whether the client announced this capability."""
         return self._zero.announces(capability)
 
     # -- in -----------------------------------------------------------------------------------------------
     def receive(self, data: bytes, now: float) -> Iterable[ConnectionEvent]:
-        """The events that ``data`` completes, in order. Each takes effect when it is reached: reach them all.
+        """The events that ``data`` completes, in order. Each takes effect when it is reached: take them all.
 
-        What the caller does with one of them, as ``close`` or ``hold``, holds for those behind it.
+        What the caller does with one of them, such as ``close`` or ``hold``, applies to the next ones.
         """
         life = self._life
         life.timers.heard_at = now
@@ -139,7 +139,7 @@ class AmqpConnection:
         return self._take(held or [], b"")
 
     def watch(self, look: Callable[[Event], Event | None] | None) -> None:
-        """``look`` is given all that comes, but violations, before it takes effect; what it gives back goes on in its place."""
+        """``look`` gets every event but violations before it takes effect, and returns the one to pass on."""
         self._look = look
         self._life.watch(look is not None)
 
@@ -208,7 +208,7 @@ class AmqpConnection:
         return ChannelFailed(number, self.close_channel(number, error, _PUBLISH))
 
     def _violated(self, event: Violation) -> ConnectionEvent | None:
-        """The client should hear why, but what follows cannot be understood: only close-ok is looked for."""
+        """Send the reason. Later bytes cannot be decoded: only close-ok is looked for."""
         failed = None if self.state is ConnectionState.closing else self._fail(event.error, 0, event.method)
         self._listener = _Listener()
         return failed
@@ -222,13 +222,13 @@ class AmqpConnection:
 
     # -- what the caller decides --------------------------------------------------------------------------
     def authenticated(self) -> None:
-        """The answer to a ConnectionStartOk, as ``close`` is."""
+        """Accept the login of a ConnectionStartOk; ``close`` refuses it."""
         self._zero.authenticated()
 
     def close_channel(self, number: int, error: ChannelError, ids: tuple[int, int] = (0, 0)) -> str:
-        """Send channel.close on an open channel, and ignore what comes on it until close-ok. The reply text.
+        """Send channel.close, and ignore what comes on the channel until close-ok. Returns the reply text.
 
-        ``ids``: class and method to blame.
+        ``ids``: class and method that caused it.
         """
         self._decoder.discard(number)
         return self.channels.close(number, error, ids)
@@ -238,7 +238,7 @@ class AmqpConnection:
         self.channels.ended(number)
 
     def close(self, error: ConnectionException, now: float, ids: tuple[int, int] = (0, 0)) -> str:
-        """Send connection.close, unless one side has closed the connection already. The reply text."""
+        """Send connection.close, unless one side has closed already. Returns the reply text."""
         text = reply_text(error.reply_name, error.summary)
         if self.closing:
             return text
@@ -272,7 +272,7 @@ class AmqpConnection:
 
     # -- out ----------------------------------------------------------------------------------------------
     def send(self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"") -> None:
-        """A method with its content. Raises LocalProtocolError for a value that its field cannot hold."""
+        """Send a method with its content. Raises LocalProtocolError for a value that does not fit."""
         if not self.out.mute:
             self.out.send(number, method, properties, body)
         elif number == 0 and self.state is ConnectionState.closing:
@@ -291,7 +291,7 @@ class AmqpConnection:
         return self._life.timers.next(listens=not self.holds())
 
     def tick(self, now: float) -> TimedOut | None:
-        """Send a heartbeat where one is due; TimedOut where the client was silent, or too slow, for too long."""
+        """Send a heartbeat if one is due; TimedOut if the client was silent, or too slow, for too long."""
         timers = self._life.timers
         why = timers.expired(now, listens=not self.holds())
         if why:

@@ -70,7 +70,7 @@ _KNOWN_PROPERTIES: set[bytes] = set()
 
 
 def _publish(payload: bytes) -> Method | None:
-    """The basic.publish of a payload without the detour over its layout, None where it is damaged."""
+    """The basic.publish of a payload, decoded without its layout; None if it is damaged."""
     try:
         routing_key = 7 + payload[6]
         end = routing_key + 1 + payload[routing_key]
@@ -226,8 +226,8 @@ class Decoder:
     def _fast(self, data: bytes, position: int, events: list[Event]) -> int:
         """Takes acks, methods seen before and whole publishes off ``data``; the position of the first other frame.
 
-        Nothing here refuses anything: what is not complete, not ordinary or wrong is left to the plain path, which ``test_fast_paths``
-        holds this equal to. One long loop without calls, because a call costs as much as all the rest of an ack.
+        Incomplete, unusual and wrong frames are left to the plain path; ``test_fast_paths`` proves both
+        equal. It is one long loop without calls, because a call costs as much as the rest of an ack.
         """
         assemblies = self._assemblies
         frame_max = self._frame_max

@@ -39,7 +39,7 @@ def encode_method(channel: int, method: Method) -> bytes:
 
 
 def encode_content(channel: int, method: Method, properties: bytes, body: bytes, frame_max: int) -> bytes:
-    """Method frame, content header and as many body frames as ``frame_max`` (0: 131072) asks for; none where ``body`` is empty.
+    """Method frame, content header, and body frames of at most ``frame_max`` (0: 131072); none if empty.
 
     ``properties`` are flags and list, ``b""`` for none. Raises LocalProtocolError as encode_method.
     """
@@ -66,7 +66,7 @@ class DeliverEncoder:
         self._channel = channel
         self._consumer_tag = consumer_tag
         self._frame_max = frame_max or _DEFAULT_FRAME_MAX
-        self._routes: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # what stands before the delivery tag, and behind redelivered
+        self._routes: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # bytes before and after the tag
 
     def encode(self, delivery_tag: int, redelivered: bool, exchange: str, routing_key: str, properties: bytes, body: bytes) -> bytes:
         """The frames of one delivery. Raises LocalProtocolError for a value that its field cannot hold."""
@@ -90,7 +90,7 @@ class DeliverEncoder:
 
     def _route(self, exchange: str, routing_key: str) -> tuple[bytes, bytes]:
         payload = encode_payload(BasicDeliver(self._consumer_tag, 0, False, exchange, routing_key))
-        tag = 5 + payload[4]  # behind class, method and the consumer tag
+        tag = 5 + payload[4]  # after class, method and the consumer tag
         before = _FRAME.pack(1, self._channel, len(payload)) + payload[:tag]
         route = before, payload[tag + 9 :] + b"\xce" + _KIND_AND_CHANNEL.pack(2, self._channel)
         if len(self._routes) >= _ROUTES:
@@ -137,7 +137,7 @@ def encode_get_ok(
 def encode_ack(channel: int, delivery_tag: int, multiple: bool) -> bytes:
     """A basic.ack frame (a confirm). Raises LocalProtocolError for a tag above 64 bits."""
     if not 0 <= delivery_tag < _TAG_END:
-        return encode_method(channel, BasicAck(delivery_tag, multiple))  # knows what to say
+        return encode_method(channel, BasicAck(delivery_tag, multiple))  # raises the error
     return _CONFIRM(1, channel, 13, 60, 80, delivery_tag, multiple, 0xCE)
 
 

@@ -1,4 +1,4 @@
-"""What a decoder says about the bytes it was given, and what a connection says about its state.
+"""Events: of a decoder about its bytes, and of a connection about its state.
 
 Not here: what follows from it. Invariant: every event is complete; a :class:`Command` has all of its content.
 """
@@ -15,7 +15,8 @@ from broker_core.errors import ConnectionException
 class Command(NamedTuple):
     """A method with its content, if it has one.
 
-    ``properties``: property flags and list as they came, ``b""`` where no property is set; they are known to decode. ``body``: whole.
+    ``properties``: property flags and list as they came, ``b""`` if no property is set; they decode.
+    ``body``: whole.
     """
 
     channel: int
@@ -25,7 +26,7 @@ class Command(NamedTuple):
 
 
 class ProtocolHeader(NamedTuple):
-    """The first 8 bytes of a client; not ``ok``: another protocol or version, and nothing follows from the decoder."""
+    """The first 8 bytes of a client; not ``ok``: another protocol or version, and no event follows."""
 
     ok: bool
     raw: bytes
@@ -43,9 +44,9 @@ class ContentTooLarge(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """The peer broke the protocol: the connection has to be closed with ``error``; it is the last event of a decoder.
+    """The peer broke the protocol: close the connection with ``error``. The last event of a decoder.
 
-    ``method``: class and method number that connection.close names, 0 and 0 where no method is to blame.
+    ``method``: class and method number for connection.close, 0 and 0 if no method caused it.
     """
 
     error: ConnectionException
@@ -57,25 +58,25 @@ Event: TypeAlias = Command | ProtocolHeader | Heartbeat | ContentTooLarge | Viol
 
 
 class ChannelFailed(NamedTuple):
-    """The connection has sent channel.close with ``text``: nothing more comes from this channel until it is opened again."""
+    """The connection has sent channel.close with ``text``: it has no events until it is opened again."""
 
     channel: int
     text: str
 
 
 class Failed(NamedTuple):
-    """The connection has sent connection.close with ``text`` because of ``channel`` (0: of none): no command comes any more."""
+    """The connection has sent connection.close with ``text`` because of ``channel`` (0: none)."""
 
     channel: int
     text: str
 
 
 class CloseRequested(NamedTuple):
-    """The client has sent connection.close: no command comes any more, and ``finish`` is to be called when all before it is done."""
+    """The client has sent connection.close: no command follows. Call ``finish`` when all others are done."""
 
 
 class TimedOut(NamedTuple):
-    """The socket is to be cut off."""
+    """The socket is to be closed at once."""
 
     why: str
 

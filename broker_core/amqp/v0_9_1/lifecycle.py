@@ -1,4 +1,4 @@
-"""The state of one connection, and what a change of it brings with it: time limits, heartbeats, silence.
+"""The state of one connection, and the effects of its changes: time limits, heartbeats, silence.
 
 Not here: the table (``states.py``), and the answers on channel 0 (``negotiation.py``).
 """
@@ -13,7 +13,7 @@ from broker_core.amqp.v0_9_1.timers import Timers
 
 
 class Lifecycle:
-    """``passes``: commands of open channels need no second look.
+    """``passes``: commands of open channels need no more checks.
 
     The connection is open then, and not ``watched``.
     """
@@ -37,7 +37,7 @@ class Lifecycle:
         self.passes = not watched and self.state is ConnectionState.open
 
     def go(self, cause: Cause) -> ConnectionState:
-        """Change the state; the one before. Raises ChannelNumberError."""
+        """Change the state; returns the one before. Raises ChannelNumberError."""
         before, self.state = self.state, connection_step(self.state, cause)
         self.watch(self.watched)
         if self.closing and before not in CONNECTION_IGNORES:
@@ -51,13 +51,13 @@ class Lifecycle:
         self.timers.heartbeat_s = heartbeat_s
 
     def end(self, step: Step) -> None:
-        """Nothing is said behind what is said already, and what comes is dropped."""
+        """Send nothing more, and drop what comes."""
         self.go(step)
         self._out.fall_silent()
         self.timers.limit = self.timers.heard_at + self._close_timeout_s
 
     def ignores(self, event: Event) -> bool:
-        """Whether the connection is closed by one side, and this is no part of closing it."""
+        """Whether one side has closed the connection, and ``event`` is not part of closing it."""
         if self.state is not ConnectionState.closing:
             return self.closing
         if isinstance(event, Command):

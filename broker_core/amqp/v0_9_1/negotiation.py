@@ -1,7 +1,7 @@
 """Channel 0: the handshake, the limits that both sides agree on, and the client's part of closing
 (specification 2.2.4).
 
-Not here: the order of the steps (``states.py``), and who may come in: the caller answers connection.start-ok.
+Not here: the order of the steps (``states.py``), and the login: the caller answers connection.start-ok.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Offer:
 
 
 class Negotiation:
-    """``tuned``: the limits that were agreed on, and before that those that are offered."""
+    """``tuned``: the negotiated limits, and before that the offered ones."""
 
     __slots__ = ("_decoder", "_life", "_offer", "_out", "client_properties", "tuned")
 
@@ -60,7 +60,7 @@ class Negotiation:
             self._life.go(Step.header)
             self._out.send(0, self._offer.start)
         else:
-            self._out.write(PROTOCOL_HEADER)  # specification 4.2.2: say what is spoken here, and close
+            self._out.write(PROTOCOL_HEADER)  # specification 4.2.2: send the supported version
             self._life.end(Step.end)
 
     def authenticated(self) -> None:
@@ -68,7 +68,7 @@ class Negotiation:
         self._out.send(0, m.ConnectionTune(offer.channel_max, offer.frame_max, offer.heartbeat_s))
 
     def take(self, command: Command) -> Command | CloseRequested | None:
-        """What the caller has to know of a command that came. Raises a ConnectionException."""
+        """The command or event that the caller has to carry out. Raises a ConnectionException."""
         method = command.method
         before = self._life.go(type(method))
         match method:
@@ -88,17 +88,17 @@ class Negotiation:
                     raise NotAllowed(f"vhost {method.virtual_host} not found", "there is one, '/'")
                 self._life.open(self.tuned.heartbeat)
                 self._out.send(0, m.ConnectionOpenOk())
-            case m.ConnectionUpdateSecret():  # a password does not end: the connection stays as it is, as in RabbitMQ
+            case m.ConnectionUpdateSecret():  # a password does not expire: nothing changes, as in RabbitMQ
                 self._out.send(0, m.ConnectionUpdateSecretOk())
         return None
 
     def announces(self, capability: str) -> bool:
-        """Whether the client said that it can do this."""
+        """Whether the client announced this capability."""
         capabilities = self.client_properties.get("capabilities")
         return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
     def _tune(self, method: m.ConnectionTuneOk) -> None:
-        """Raises NotAllowed for a limit that is not within what was offered, as RabbitMQ says it."""
+        """Raises NotAllowed, with RabbitMQ's text, for a limit that is not within the offered one."""
         _check_limit("frame_max", method.frame_max, self._offer.frame_max, FRAME_MIN)
         _check_limit("channel_max", method.channel_max, self._offer.channel_max, 1)
         self.tuned = method

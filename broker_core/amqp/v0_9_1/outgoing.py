@@ -1,6 +1,6 @@
 """What a connection is going to send: encoded frames in their order.
 
-Not here: when they leave. Invariant: behind ``fall_silent`` nothing leaves but what ``last_words`` adds.
+Not here: when they are sent. Invariant: after ``fall_silent`` only ``last_words`` adds to what is sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Outgoing:
         self._last: list[bytes] = []
 
     def send(self, number: int, method: Method, properties: bytes = b"", body: bytes = b"") -> None:
-        """A method with its content. Raises LocalProtocolError for a value that its field cannot hold."""
+        """Add a method with its content. Raises LocalProtocolError for a value that its field cannot hold."""
         if method.HAS_CONTENT:
             self.write(encode_content(number, method, properties, body, self.frame_max))
         else:
@@ -45,16 +45,16 @@ class Outgoing:
         return data
 
     def fall_silent(self) -> None:
-        """What has been written is the last."""
+        """Send nothing after the frames that were written."""
         if not self.mute:
             self.mute = True
             self._last = self.frames[:]
 
     def last_words(self, method: Method) -> None:
-        """On channel 0, behind the last."""
+        """Add ``method`` on channel 0 after the last frame."""
         self._last.append(encode_method(0, method))
 
     def drop(self) -> None:
-        """Nothing of it can leave."""
+        """Drop all frames: the socket is gone."""
         self.fall_silent()
         self._last.clear()

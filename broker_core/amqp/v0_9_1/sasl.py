@@ -1,6 +1,7 @@
 """SASL responses that hold a user and a password: PLAIN (RFC 4616) and AMQPLAIN (a field table without its length).
 
-Not here: who may come in. Invariant: a response is a user and a password or one MethodSyntaxError, whose text never holds either.
+Not here: the login. Invariant: a response is a user and a password or one MethodSyntaxError, whose text never
+has either.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _U32 = struct.Struct(">I")
 
 
 def plain(response: bytes) -> tuple[str, str]:
-    """User and password of ``NUL user NUL password``. Raises MethodSyntaxError; an authorization identity is refused, as by RabbitMQ."""
+    """User and password of ``NUL user NUL password``. Raises MethodSyntaxError, also for an authzid."""
     parts = response.split(b"\0")
     if len(parts) != 3 or parts[0]:
         raise MethodSyntaxError("PLAIN response invalid", "it must be a zero octet, the user, a zero octet, the password")

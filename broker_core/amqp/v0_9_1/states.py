@@ -32,7 +32,7 @@ from broker_core.errors import ChannelNumberError, CommandInvalid
 
 
 class ConnectionState(Enum):
-    """The value is RabbitMQ's name of the state, which its error texts hold.
+    """The value is RabbitMQ's name of the state, for its error texts.
 
     ``closing``: the broker has sent connection.close and waits for close-ok. ``ending``: the client has sent
     connection.close and waits for close-ok, which the broker sends when all that came before is done.
@@ -58,7 +58,7 @@ class ChannelState(Enum):
 
 
 class Step(Enum):
-    """What changes a state beside a method of the client."""
+    """What changes a state besides a method of the client."""
 
     header = "protocol header"
     close = "the broker sends close"
@@ -85,17 +85,15 @@ CONNECTION: Mapping[tuple[ConnectionState, Cause], ConnectionState] = {
     (_C.awaiting_tune_ok, Step.close): _C.closing,
     (_C.awaiting_open, Step.close): _C.closing,
     (_C.open, Step.close): _C.closing,
-    # Both closed at the same time: the close of the client is answered, and the answer to the broker's still
-    # comes.
+    # Both closed at once: the client's close is answered, and the answer to the broker's still comes.
     (_C.closing, ConnectionClose): _C.closing,
     (_C.closing, ConnectionCloseOk): _C.closed,
     (_C.ending, Step.close_ok): _C.closed,
     **{(state, Step.end): _C.closed for state in _C if state is not _C.closed},
 }
 
-# What a client may send on an open channel, beside channel.close. flow-ok and close-ok answer what the broker
-# has not sent: it never
-# sends channel.flow, and after its channel.close a channel is not open.
+# What a client may send on an open channel besides channel.close. flow-ok and close-ok are not in it: the
+# broker never sends channel.flow, and after its channel.close a channel is not open.
 WORK = frozenset(
     kind
     for kind in METHODS.values()
@@ -110,8 +108,7 @@ CHANNEL: Mapping[tuple[ChannelState, Cause], ChannelState] = {
     (_H.open, ChannelClose): _H.ending,
     (_H.open, Step.close): _H.closing,
     (_H.ending, Step.close_ok): _H.closed,
-    # It failed before the client's close was answered: both have closed, and the answer to the broker's still
-    # comes.
+    # It failed before the client's close was answered: the answer to the broker's close still comes.
     (_H.ending, Step.close): _H.closing,
     (_H.closing, ChannelClose): _H.closing,
     (_H.closing, ChannelCloseOk): _H.closed,

@@ -10,7 +10,7 @@ class Timers:
     """``limit``: when the step that is under way has to be over, None for no limit. ``heartbeat_s`` 0: no
     heartbeats.
 
-    ``listens`` False: the client is not read, so it cannot be heard.
+    ``listens`` False: the client is not read, so its silence does not count.
     """
 
     __slots__ = ("heard_at", "heartbeat_s", "limit", "said_at")
@@ -28,7 +28,7 @@ class Timers:
         return min(times, default=None)
 
     def expired(self, now: float, *, listens: bool) -> str:
-        """Why the socket is to be cut off; "" where it is not."""
+        """Why the socket is to be closed; "" if it is not."""
         if self.limit is not None and now >= self.limit:
             return "it took too long to open or to close"
         if self.heartbeat_s and listens and now >= self._miss_at:
@@ -40,7 +40,7 @@ class Timers:
 
     @property
     def _say_at(self) -> float:
-        """Where nothing else is sent, a heartbeat is sent twice in the interval that was negotiated."""
+        """If nothing else is sent, a heartbeat is sent twice in the negotiated interval."""
         return self.said_at + self.heartbeat_s / 2
 
     @property

@@ -9,12 +9,12 @@ from collections import deque
 
 from broker_core.amqp.v0_9_1.events import Command
 
-COMMANDS = 1_000  # that wait, before the connection is not read
+COMMANDS = 1_000  # waiting; then the connection is not read
 BYTES = 16 * 1024 * 1024  # of their bodies
 
 
 class Backlog:
-    """First in, first out. ``full`` is a hint to stop reading: what has been read still goes in."""
+    """First in, first out. ``full`` is a hint to stop reading; commands that were read still go in."""
 
     __slots__ = ("_commands", "_size")
 
@@ -34,7 +34,7 @@ class Backlog:
         self._size += len(command.body)
 
     def put_back(self, command: Command) -> None:
-        """It is the next one."""
+        """Make it the next one."""
         self._commands.appendleft(command)
         self._size += len(command.body)
 

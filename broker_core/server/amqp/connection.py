@@ -1,11 +1,11 @@
 """The socket of one AMQP connection: bytes in and out, flow control both ways, and the sweep of its timers.
 
-Not here: the protocol (``amqp/v0_9_1/connection.py``), who may come in (``handshake.py``), what a command does
-(``session.py``), how sessions end (``sessions.py``), handlers (``points.py``), listeners (``amqp.py``).
+Not here: the protocol (``amqp/v0_9_1/connection.py``), the login (``handshake.py``), what a command does
+(``session.py``), how sessions end (``sessions.py``), handlers (``points.py``), listeners (``server.py``).
 
-Flow control: a client that does not read makes ``writable`` False, and its consumers get nothing; if replies
-pile up all the same, it is not read either. ``pause`` stops reading for any other reason; what has been read
-and not carried out waits in the protocol.
+Flow control: while a client does not read, ``writable`` is False and its consumers get no messages. If
+replies still pile up, the broker stops reading from it. ``pause`` stops reading for any other reason; events
+that were read and not carried out wait in the protocol.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger("txmq.amqp")
 
 HIGH_BYTES = 1024 * 1024  # unsent above this: consumers stop, until it is below LOW_BYTES
 LOW_BYTES = 256 * 1024
-HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the client is not read any more
-FLUSH_BYTES = 256 * 1024  # gathered in a tick before it is written in the middle of it
+HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the broker stops reading from the client
+FLUSH_BYTES = 256 * 1024  # gathered above this: written before the tick ends
 
 
 class Listener(Server, Protocol):
@@ -79,12 +79,12 @@ class Connection(asyncio.Protocol):
         return self.protocol.state
 
     def announces(self, capability: str) -> bool:
-        """Whether the client said that it can do this."""
+        """Whether the client announced this capability."""
         return self.protocol.announces(capability)
 
     @property
     def mute(self) -> bool:
-        """Nothing more can be said on a channel."""
+        """Nothing more can be sent on a channel."""
         return self._out.mute
 
     # -- the transport --------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writable = True
-        self.server.loop.call_soon(self._go_on_writing)  # not here: who writes may hold the lock of the state
+        self.server.loop.call_soon(self._go_on_writing)  # not here: the caller may hold the lock
 
     def _go_on_writing(self) -> None:
         if self.writable and not self.mute:
@@ -173,9 +173,9 @@ class Connection(asyncio.Protocol):
 
     # -- closing --------------------------------------------------------------------------------------------------------
     def fail(self, number: int, error: BaseException, method: m.Method | None = None, *, late: bool = False) -> None:
-        """Close channel ``number``, or the connection, as ``error`` asks for; ``method`` is the one to blame.
+        """Close channel ``number``, or the connection, with ``error``; ``method`` caused it.
 
-        ``late``: the command waited, so what waits in other channels may have come behind it.
+        ``late``: the command waited, so commands that wait in other channels may have come after it.
         """
         session = self.sessions.by_number.get(number)
         if self.protocol.closing:
@@ -200,9 +200,9 @@ class Connection(asyncio.Protocol):
         self.sessions.fail(number, text)
 
     def _failed(self, number: int, text: str, late: bool) -> None:
-        """Connection.close is said because of channel ``number``.
+        """The broker has sent connection.close because of channel ``number``.
 
-        What came before is still done, but by transactional channels.
+        Earlier commands are still carried out, except on transactional channels.
         """
         logger.warning("connection %s is closed: %s", self.name, text)
         self.flush()
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
 
     # -- out ------------------------------------------------------------------------------------------------------------
     def send(self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"", *, queue: str = "") -> None:
-        """A method with its content. ``queue`` is where a delivery comes from: handlers want to know it."""
+        """Send a method with its content. ``queue``: the queue of a delivery, for handlers."""
         session = self.sessions.by_number.get(number) if self._confirms is not None and not self.mute else None
         if session is not None:
             passed = self.points.go(session, Command(number, method, properties, body), queue)
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
         self.flush_later()
 
     def write(self, data: bytes) -> None:
-        """Encoded frames, whole commands of one open channel."""
+        """Send encoded frames: whole commands of one open channel."""
         if self._confirms is not None:
             for event in self._confirms.feed(data):
                 assert isinstance(event, Command)
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
 
     # -- flow control ---------------------------------------------------------------------------------------------------
     def pause(self, why: object) -> None:
-        """Carry out and read nothing more, until every one that paused has resumed."""
+        """Read and carry out nothing more until each ``why`` has resumed."""
         if not self.protocol.holds():
             if self._transport is None or self.protocol.closing:
                 return
@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
         self._paused.add(why)
 
     def resume(self, why: object) -> None:
-        """Nothing happens where it was not paused for this reason."""
+        """Does nothing if the connection is not paused for ``why``."""
         if self._paused:
             self._paused.discard(why)
             if not self._paused:

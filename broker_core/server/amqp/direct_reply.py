@@ -1,12 +1,15 @@
-"""Direct reply-to (a RabbitMQ extension): a requester consumes ``amq.rabbitmq.reply-to`` and needs no queue of its own for answers.
+"""Direct reply-to (a RabbitMQ extension): a requester consumes ``amq.rabbitmq.reply-to`` and needs no
+queue for answers.
 
-Its publishes say ``reply_to=amq.rabbitmq.reply-to``; the broker puts a name in its place that only this consumer has, and whoever
-publishes to that name through the default exchange, by any door, reaches it. Errors and counts are those of RabbitMQ 3.10. Where they
-differ: in a transaction a reply is sent by its commit, not before.
+Its publishes have ``reply_to=amq.rabbitmq.reply-to``. The broker replaces it with a name that only this
+consumer has. A message to that name through the default exchange, from any client, reaches the consumer.
+Errors and counts are those of RabbitMQ 3.10, with one difference: in a transaction a reply is sent by its
+commit.
 
-Behind a name is a queue that is exclusive to the connection, lives in memory and goes with its consumer. Nobody else sees it: it is
-not listed, and cannot be bound, consumed, read, purged or deleted.
-Invariant: a channel has at most one such consumer, ``session.replies`` names its queue, and no two consumers ever have the same name.
+The name is that of a queue which is exclusive to the connection, lives in memory and is deleted with its
+consumer. It is not listed, and cannot be bound, consumed, read, purged or deleted.
+Invariant: a channel has at most one such consumer, ``session.replies`` names its queue, and no two consumers
+ever have the same name.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ RAW_NAME = NAME.encode()
 
 
 def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
-    """Raises NotAllowed (a tag that is in use), PreconditionFailed (it would acknowledge, or there is one already)."""
+    """Raises NotAllowed (the tag is in use), PreconditionFailed (without no_ack, or there is one already)."""
     if method.consumer_tag in session.channel.consumers:
         raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
     if not method.no_ack:
@@ -52,7 +55,7 @@ def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
 
 
 def declare(session: Session, method: m.QueueDeclare, name: str) -> None:
-    """To declare it, passively or not, only tells whether the requester is still there. Raises QueueNotFound."""
+    """A declare, passive or not, only checks that the requester exists. Raises QueueNotFound."""
 
     def work(state: BrokerState, _change: Change, _now: int) -> None:
         if name != NAME and (name not in state.topology.queues or not state.topology.queues[name].replies):
@@ -66,7 +69,7 @@ def declare(session: Session, method: m.QueueDeclare, name: str) -> None:
 
 
 def addressed(session: Session, properties: bytes) -> bytes:
-    """The properties with the name of this channel's consumer in place of the general one. Raises PreconditionFailed without one."""
+    """``properties`` with the name of this channel's consumer. Raises PreconditionFailed without one."""
     if Properties.decode(properties).reply_to != NAME:
         return properties
     if not session.replies:

@@ -1,7 +1,7 @@
 """What a channel publishes and acks outside a transaction: gathered in a tick of the loop, then one commit.
 
 Not here: the commit (``commit_queue.py``), and transactions (``commands/tx.py``). The parts of such a commit
-stand for themselves: one publish may be refused and the others not.
+succeed or fail separately.
 
 Invariant: a confirm is sent after its message is durable, and each publish of a channel that confirms gets
 one.
@@ -28,8 +28,8 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.commit_queue import CommitQueue
 
-REJECTS = 512  # of one commit, where a client rejects a great many
-IN_FLIGHT = 8  # ticks whose publishes and acks are not durable, before the connection is not read
+REJECTS = 512  # in one commit, if a client rejects very many
+IN_FLIGHT = 8  # ticks whose publishes and acks are not durable: then the client is not read
 
 
 class Gatherer(Protocol):
@@ -68,24 +68,24 @@ class Gathered:
 
     @property
     def durable(self) -> bool:
-        """All of it."""
+        """All that was gathered is durable."""
         return not (self.waits or self._in_flight)
 
     def gather(self) -> None:
-        """The channel's transaction has got something."""
+        """The channel's transaction is not empty: call ``hand_over`` at the end of the tick."""
         if not self.waits:
             self.waits = True
             self._session.commits.gather(self)
 
     def hand_over(self) -> None:
-        """The tick ends: what was gathered becomes one transaction, whose parts stand for themselves."""
-        if not self.waits:  # nothing was, or the session ended, and handed over then
+        """The tick ends: what was gathered becomes one transaction of separate parts."""
+        if not self.waits:  # nothing was gathered, or the session ended and handed it over
             return
         self.waits = False
         session = self._session
         transaction = session.channel.take()
         self._in_flight += 1
-        if self._in_flight == IN_FLIGHT:  # the commit of another thread takes its time
+        if self._in_flight == IN_FLIGHT:  # the commit of another thread is slow
             session.connection.pause(self)
         try:
             session.broker.spill_large(transaction)
@@ -100,7 +100,7 @@ class Gathered:
             session.commits.submit(partial(commit, transaction), then)
 
     def _commit_pieces(self, pieces: deque[Transaction], then: Callable[[Committed | None, BaseException | None], None]) -> None:
-        """A great many rejects become one commit after the other, so that others come between.
+        """Very many rejects become several commits, so that other commits come between.
 
         ``then`` is called at the end, with the answer of the first.
         """
@@ -139,7 +139,7 @@ class Gathered:
         self._in_flight -= 1
         if self._in_flight == IN_FLIGHT - 1:
             session.connection.resume(self)
-        if committed is None:  # what it acked is not this channel's any more, so nothing else would give it back
+        if committed is None:  # the channel no longer holds what it acked
             with session.look as state:
                 state.settlement.requeue((queue, offset) for queue, offset, _ in transaction.settles)
         if session.ended:

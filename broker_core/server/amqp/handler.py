@@ -1,9 +1,9 @@
-"""The insertion points of the AMQP server: where an ordered list of handlers may look at, change, answer or refuse what passes.
+"""Handlers: intercepting AMQP commands. An ordered list of handlers may see, change, answer or refuse them.
 
-Not here: the real handlers (``trace.py``, ``rate_limit.py``), and where the points stand (``points.py``). How to write a
-handler: ``docs/handlers.md``.
+Not here: the handlers themselves (``trace.py``, ``rate_limit.py``), and the calls of the points
+(``points.py``). How to write a handler: ``docs/handlers.md``.
 
-Invariant: a point that no handler overrides is not on the path of a command at all.
+Invariant: a point that no handler overrides is not on the path of a command.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from broker_core.server.amqp.session import Session
 class Handler:
     """Override the points that you need; everything runs in the thread of the server's loop and must not block.
 
-    Each point is given what passes and returns it, or another one in its place, to pass on; returns None where it has answered or
-    swallowed it; or raises a ChannelError (closes the channel) or a ConnectionException (closes the connection) to refuse it. Any
-    other exception closes the connection with 541 INTERNAL_ERROR. What a handler keeps of a connection belongs into
-    ``connection.attached[self]``: it goes with the connection.
+    A point gets an event or a command and returns it, or another one, to pass it on. It returns None if it
+    has answered or swallowed it. It raises a ChannelError (closes the channel) or a ConnectionException
+    (closes the connection) to refuse it. Any other exception closes the connection with 541 INTERNAL_ERROR. A
+    handler keeps data of a connection in ``connection.attached[self]``; it ends with the connection.
     """
 
     def connection_in(self, connection: ClientConnection, event: Event) -> Event | None:
-        """All that comes in: the protocol header, heartbeats, whole commands of every channel (0 too), contents that are too large."""
+        """Every event: protocol header, heartbeats, commands of all channels (0 too), too large contents."""
         return event
 
     def session_in(self, session: Session, command: Command) -> Command | None:
@@ -33,12 +33,12 @@ class Handler:
         return command
 
     def session_out(self, session: Session, command: Command, queue: str) -> Command | None:
-        """A reply, delivery, return or confirm to the client. ``queue``: where a delivery or get-ok comes from, else ""."""
+        """A reply, delivery, return or confirm. ``queue``: the queue of a delivery or get-ok, else ""."""
         return command
 
 
 class Handlers:
-    """An ordered list of handlers, as the three lists that are gone through. False where it is empty."""
+    """An ordered list of handlers, as one list for each point. False if it is empty."""
 
     __slots__ = ("all", "connection_in", "session_in", "session_out")
 

@@ -1,7 +1,7 @@
-"""What client and server say of themselves before a connection is open, and the login (specification 2.2.4).
+"""What the server offers before a connection is open, and the login (specification 2.2.4).
 
 Not here: the order of the steps (``amqp/v0_9_1/states.py``), the limits (``amqp/v0_9_1/negotiation.py``).
-Invariant: a client that is refused never learns which of user, password or address was wrong; the log does.
+Invariant: a refused client never learns which of user, password or address was wrong; only the log has it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker_core.server.amqp.options import AmqpOptions
 
 logger = logging.getLogger("txmq.amqp")
 
-VERSION = "3.12.0"  # clients look at it to know what a RabbitMQ can do
+VERSION = "3.12.0"  # clients infer the features of RabbitMQ from it
 CAPABILITIES = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -48,7 +48,7 @@ def offer(options: AmqpOptions) -> Offer:
 
 
 def _start(options: AmqpOptions) -> ConnectionStart:
-    """The first thing that a client hears."""
+    """The first method that a client gets."""
     properties = {
         "product": "txmq",
         "version": VERSION,
@@ -77,7 +77,7 @@ def login(method: ConnectionStartOk, options: AmqpOptions, connection: str, loop
 
 
 def _refusal(user: str, password: str, options: AmqpOptions, loopback: bool) -> str:
-    """Why the user may not come in; "" where it may."""
+    """Why the login is refused; "" if it is not."""
     known = options.users.get(user)
     same = hmac.compare_digest((known or "").encode(), password.encode(errors="surrogateescape"))
     if known is None or not same:

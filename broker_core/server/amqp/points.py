@@ -1,5 +1,4 @@
-"""The insertion points of one connection: what comes and what goes passes through the handlers of the server
-here.
+"""The insertion points of one connection: its events and commands pass through the handlers here.
 
 Not here: the handlers (``handler.py``, ``trace.py``, ``rate_limit.py``), and what an alarm is (``alarm.py``).
 """
@@ -18,7 +17,7 @@ from broker_core.server.amqp.session import Session
 
 
 class Points:
-    """``confirms`` decodes what ``write`` is given as bytes, where handlers look at what goes out."""
+    """``confirms`` decodes the bytes given to ``write`` if handlers see what is sent, else None."""
 
     __slots__ = ("_blocked", "_connection", "_guards", "_handlers", "_sessions", "confirms")
 
@@ -27,7 +26,7 @@ class Points:
         self._handlers = handlers
         self._sessions = sessions  # by channel
         self._guards = ""  # the reason of an alarm that is on
-        self._blocked = False  # it was told so
+        self._blocked = False  # it got connection.blocked, if it can, and is not read
         self.confirms = Decoder(frame_max, handshake=False) if handlers.session_out else None
         self._watch()
 
@@ -36,7 +35,7 @@ class Points:
         self._connection.protocol.watch(self._come if watched else None)
 
     def _come(self, event: Event) -> Event | None:
-        """What goes on in place of an event that came; None: nothing."""
+        """The event to pass on in place of ``event``; None: none."""
         connection = self._connection
         number, method = (event.channel, event.method) if isinstance(event, Command) else (0, None)
         try:
@@ -67,7 +66,7 @@ class Points:
         return command
 
     def go(self, session: Session, command: Command, queue: str) -> Command | None:
-        """What is sent in place of a command of the broker; None: nothing."""
+        """The command to send in place of ``command``; None: none."""
         for look in self._handlers.session_out:
             try:
                 passed = look(session, command, queue)
@@ -80,7 +79,7 @@ class Points:
         return command
 
     def guard(self, reason: str) -> None:
-        """An alarm is on: a client that publishes from now on is told so, and not read until it is off."""
+        """An alarm is on: a client that publishes from now on is blocked until it is off."""
         self._guards = reason
         self._watch()
 

@@ -1,7 +1,8 @@
 """A handler that limits how fast each connection publishes: a token bucket for messages and one for bytes of bodies.
 
-Not here: limits over several connections. Invariant: over any time t a connection publishes at most ``rate * (t + burst_s)``, and one
-message more; what is over the limit waits, or is refused, and is never lost silently.
+Not here: limits over several connections. Invariant: in any time t a connection publishes at most
+``rate * (t + burst_s)`` and one message more. A message over the limit waits or is refused; it is never lost
+silently.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class _Bucket:
         self._at = now
 
     def missing_s(self, tokens: int, now: float) -> float:
-        """Seconds until it has so many tokens; more than it can hold are taken from a full one."""
+        """Seconds until it has ``tokens``, or is full."""
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
         return max(0.0, (min(tokens, self._size) - self._level) / self._rate)
 
     def take(self, tokens: int) -> float:
-        """Take them, also where there are too few; how many seconds it takes until the debt is paid."""
+        """Take ``tokens``, also if there are too few; the seconds until the debt is paid."""
         self._level -= tokens
         return max(0.0, -self._level / self._rate)
 
@@ -41,8 +42,9 @@ class _Bucket:
 class PublishRateLimit(Handler):
     """``messages_per_s`` and ``bytes_per_s`` (of bodies) of each connection; None: no limit.
 
-    ``burst_s``: for how long a connection that is silent saves up. ``refuse`` False: a connection over its limit is not read until it
-    is below; True: its channel is closed with 406. Raises OptionError for a limit that is not above 0, and where there is none at all.
+    ``burst_s``: the longest time for which a silent connection saves up tokens. ``refuse`` False: a
+    connection over its limit is not read until it is below; True: its channel is closed with 406. Raises
+    OptionError for a limit that is not above 0, and without any limit.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""The AMQP 0-9-1 server: listeners, the event loop in its one thread, and what is done for all connections once in a while.
+"""The AMQP 0-9-1 server: listeners, the event loop in its one thread, and periodic work for all connections.
 
 Not here: one connection (``connection.py``), one channel (``session.py``), commits and dispatch (``commit_queue.py``).
 
-Invariant: connections, sessions and ``commits`` live in the loop's thread. Other threads call ``start``, ``stop``, ``idle_s`` and
-``addresses``, nothing else.
+Invariant: connections, sessions and ``commits`` belong to the loop's thread. Other threads use only
+``start``, ``stop``, ``idle_s`` and ``addresses``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ STOP_S = 1.0  # for clients to answer connection.close
 
 
 class AmqpServer:
-    """``listeners``: "HOST:PORT", IPv6 in brackets, port 0 for a free one. ``directory``: whose free disk is watched; "": none."""
+    """``listeners``: "HOST:PORT", IPv6 in brackets, port 0 for a free one.
+
+    ``directory``: its free disk space is watched; "": none.
+    """
 
     def __init__(
         self,
@@ -55,8 +58,8 @@ class AmqpServer:
         self.commands = COMMANDS
         self.offer = handshake.offer(self.options)
         self.connections: set[Connection] = set()
-        self.addresses: list[str] = []  # what is listened on, once started
-        self.alarm = ""  # why publishers have to wait
+        self.addresses: list[str] = []  # of the listeners, once started
+        self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
         self.loop: asyncio.AbstractEventLoop
         self.commits: CommitQueue
@@ -72,7 +75,7 @@ class AmqpServer:
 
     # -- from any thread ------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Listen and serve in a thread of its own. Raises OptionError where an address cannot be had."""
+        """Listen and serve in a thread of its own. Raises OptionError if an address cannot be used."""
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="txmq-amqp", daemon=True)
         self._thread.start()
@@ -84,7 +87,7 @@ class AmqpServer:
             raise
 
     def stop(self) -> None:
-        """Say connection.close 320 to every client, close, and end the thread. Twice is fine."""
+        """Send connection.close 320 to every client, close, and end the thread. Twice is fine."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -93,7 +96,7 @@ class AmqpServer:
         thread.join()
 
     def idle_s(self) -> float:
-        """Seconds since the last connection went; 0 while there is one."""
+        """Seconds since the last connection ended; 0 while there is one."""
         since = self._idle_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -152,7 +155,7 @@ class AmqpServer:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), timeout_s)
 
-    # -- what connections tell ------------------------------------------------------------------------------------------
+    # -- called by connections --------------------------------------------------------------------------
     def opened(self, connection: Connection) -> None:
         self.connections.add(connection)
         self._idle_since = None
@@ -167,7 +170,7 @@ class AmqpServer:
             self._empty.set()
 
     def unwritten(self, connection: Connection) -> None:
-        """It has something to write, which is done at the end of the tick."""
+        """Flush ``connection`` at the end of the tick."""
         if not self._flushes:
             self._flushes = True
             self.loop.call_soon(self._flush)
@@ -178,12 +181,12 @@ class AmqpServer:
         self.flush()
 
     def flush(self) -> None:
-        """Write what all connections have gathered. Also called when commits are answered: nobody then waits for another tick."""
+        """Write what all connections have gathered. Also called when commits are answered."""
         unwritten, self._unwritten = self._unwritten, []
         for connection in unwritten:
             connection.flush()
 
-    # -- once in a while ------------------------------------------------------------------------------------------------
+    # -- periodic work ----------------------------------------------------------------------------------
     def _sweep(self) -> None:
         if self.stopping:
             return
@@ -197,7 +200,7 @@ class AmqpServer:
             self.loop.call_later(SWEEP_S, self._sweep)
 
     def _spill_transactions(self) -> None:
-        """Many open transactions, each too small to spill by itself: they spill earlier from now on, and the largest ones at once."""
+        """If open transactions are large together, they spill earlier, and the largest ones at once."""
         large = self._alarm.transactions_large()
         self.broker.spill_early(large)
         if not large or self._spills:
@@ -262,7 +265,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _allow_many_sockets() -> None:
-    """Thousands of idle clients are ordinary, and a soft limit of 1,024 files is too."""
+    """Raise the soft limit of open files, often 1,024, for thousands of idle clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -6,9 +6,9 @@ outside a transaction (``gathered.py``), the rules (``broker/``), the order of a
 
 Commands are answered in the order in which they came. Publishes and acks outside a transaction are gathered
 and committed at the end of the loop's tick; every other command waits until that is done. While a command
-waits for its commit, those behind it wait in the backlog: a client may send on during a commit.
-Invariant: a confirm, a commit-ok and every other reply that speaks of the broker's state is sent after that
-state is durable.
+waits for its commit, later ones wait in the backlog, because a client may send more during a commit.
+Invariant: a confirm, a commit-ok and every other reply about the broker's state is sent after that state is
+durable.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Session:
     """``handle`` raises ChannelError and ConnectionException: the connection closes the channel, or itself,
     with them.
 
-    ``last_queue``: declared last. ``replies``: the queue of its direct reply-to, while it consumes that.
-    ``named``: what the open transaction will be called.
+    ``last_queue``: declared last. ``replies``: the queue of its direct reply-to consumer, "" without one.
+    ``named``: the name of the open transaction.
     """
 
     def __init__(self, connection: ClientConnection, number: int, server: Server) -> None:
@@ -105,7 +105,7 @@ class Session:
 
     @property
     def now(self) -> int:
-        """The time, where transactions have a limit of it."""
+        """The time if transactions have a time limit, else 0."""
         return self.clock() if self.timed else 0
 
     # -- commands in --------------------------------------------------------------------------------------
@@ -119,13 +119,13 @@ class Session:
         self._commands[type(method)](self, method, command)
 
     def go_on(self) -> None:
-        """The command in hand is answered: carry out those that came meanwhile."""
+        """The current command is answered: carry out the commands that came meanwhile."""
         self.move(Move.go_on)
         backlog = self._backlog
         while backlog and self._phase is Phase.ready:
             command = backlog.pop()
             if self.connection.mute and isinstance(command.method, _HANDS_OUT):
-                continue  # nobody would get what it hands out
+                continue  # its messages could not be sent
             try:
                 self.handle(command)
             except Exception as error:
@@ -150,11 +150,11 @@ class Session:
         return True
 
     def put_back(self, command: Command) -> None:
-        """It is carried out, once more or at last, when the session goes on."""
+        """Carry it out next, when the session goes on."""
         self._backlog.put_back(command)
 
     def submit(self, method: m.Method, work: Work[T], reply: Callable[[T], m.Method | None]) -> None:
-        """Carry out ``work``, and answer with what ``reply`` makes of its answer; None: no answer."""
+        """Carry out ``work`` and send ``reply(answer)``, if that is a method."""
         self.move(Move.submit)
         self.commits.submit(work, partial(self._submitted, method, reply))
 
@@ -176,14 +176,14 @@ class Session:
             self.connection.send(self.number, method)
 
     def give_back(self, message: Message) -> None:
-        """A mandatory message that reached no queue."""
+        """Return a mandatory message that reached no queue."""
         method = m.BasicReturn(312, "NO_ROUTE", message.exchange, message.routing_key)
         self.send(method, message.properties, message.body)
 
     def sender(self, tag: str, queue: str) -> Send:
-        """What a consumer of ``queue`` is given messages with.
+        """The function that sends messages of ``queue`` to a consumer.
 
-        It takes the short way where no handler looks at what goes out.
+        It takes the fast path if there are no handlers.
         """
         connection = self.connection
         if not connection.observed:
@@ -202,7 +202,7 @@ class Session:
         return observed
 
     def cancelled(self, consumer: Consumer) -> None:
-        """Its queue is deleted, or cannot be read."""
+        """The queue of ``consumer`` is deleted or cannot be read."""
         if not self.ended and self.connection.announces("consumer_cancel_notify"):
             self.send(m.BasicCancel(consumer.tag, True))
 
@@ -217,14 +217,14 @@ class Session:
     # -- the open transaction -----------------------------------------------------------------------------
     @property
     def spillable(self) -> bool:
-        """Whether its open transaction may go to a segment now.
+        """Whether its open transaction may be spilled to a segment now.
 
-        It has something in memory then, and no commit of it is under way.
+        It holds messages in memory then, and its commit has not begun.
         """
         return self._phase is Phase.ready and self.channel.transactional and bool(self.channel.transaction.publishes)
 
     def check_open_time(self) -> None:
-        """Once a second: a transaction that is open for too long closes its channel (semantics 18)."""
+        """Close the channel if its transaction is open for too long (semantics 18)."""
         if self.timed and self._phase is Phase.ready and self.channel.transactional:
             try:
                 self.channel.transaction.check_open_time(self.clock())
@@ -233,14 +233,14 @@ class Session:
 
     # -- ending -------------------------------------------------------------------------------------------
     def stop_deliveries(self) -> None:
-        """The client does not read: what goes to a consumer that does not ack would be lost."""
-        for consumer in tuple(self.channel.consumers.values()):  # a copy: this thread may, or may not, hold the lock of the state
+        """The client does not read: messages to a consumer without acks would be lost."""
+        for consumer in tuple(self.channel.consumers.values()):  # a copy: another thread may change it
             consumer.writable = False
 
     def end(self, why: str, then: Callable[[], None] | None = None) -> None:
-        """Commit what was gathered, roll back, requeue, and let go of the consumers; then call ``then``.
+        """Commit what was gathered, roll back, requeue and cancel the consumers; then call ``then``.
 
-        Once.
+        A second call only calls ``then``.
         """
         if self.ended:
             if then is not None:

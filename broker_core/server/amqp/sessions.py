@@ -2,8 +2,8 @@
 
 Not here: what a session does (``session.py``), and which channels are open (``amqp/v0_9_1/channels.py``).
 
-Invariant: every session ends exactly once; after all of them the exclusive queues of the connection go, and
-then what ``close`` was given is called.
+Invariant: every session ends exactly once. After all of them the exclusive queues of the connection are
+deleted; then the function given to ``close_all`` is called.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from broker_core.server.amqp.session import Session
 
 
 class Sessions:
-    """``by_number``: the sessions that have not ended, by their channel.
+    """``by_number``: the sessions that have not ended, by channel number.
 
-    Its channel is open, or the client has closed it and there is still work to do.
+    Their channels are open, or closed by the client with work left to do.
     """
 
     __slots__ = ("_connection", "_ended", "_ending", "_finish", "_server", "by_number")
@@ -31,8 +31,8 @@ class Sessions:
         self._connection = connection
         self._server = server
         self.by_number: dict[int, Session] = {}
-        self._ending = 0  # whose end is not durable yet
-        self._finish: Callable[[], None] | None = None  # the connection closes: what is left to do when all have ended
+        self._ending = 0  # sessions whose end is not durable yet
+        self._finish: Callable[[], None] | None = None  # called when all have ended
         self._ended = False
 
     def open(self, number: int) -> None:
@@ -43,7 +43,7 @@ class Sessions:
         self.by_number.pop(number).end(text)
 
     def close(self, number: int) -> None:
-        """All that the client asked for before channel.close is done: answer that when the end is durable."""
+        """All commands before channel.close are done: answer it when the end is durable."""
         session = self.by_number.pop(number, None)
         if session is not None:
             self._ending += 1
@@ -58,7 +58,7 @@ class Sessions:
     def close_all(self, why: str, then: Callable[[], None] | None, at_once: Callable[[Session], bool] = lambda _: False) -> None:
         """The connection closes.
 
-        Sessions end behind what they have still to do, or ``at_once``; then ``then``.
+        Sessions end after their commands that wait, or ``at_once``; then ``then`` is called.
         """
         self._finish = partial(self.end_all, why, then)
         for session in list(self.by_number.values()):
@@ -87,7 +87,7 @@ class Sessions:
             self.end_all("its connection was lost", None)
 
     def end_all(self, why: str, then: Callable[[], None] | None) -> None:
-        """At once; then what belongs to the connection goes."""
+        """End all sessions at once, then delete the exclusive queues of the connection."""
         if self._ended:
             return
         self._ended = True

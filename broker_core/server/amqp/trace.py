@@ -1,10 +1,11 @@
 """A handler that publishes a copy of every message that comes in or goes out: RabbitMQ's firehose.
 
-Copies go to the topic exchange ``amq.rabbitmq.trace``, with routing key ``publish.EXCHANGE`` or ``deliver.QUEUE``, the body as it is,
-and headers that say whose message it is (``_headers``). Bind a queue to see them. Not here: that exchange (``topology.py``).
+Copies go to the topic exchange ``amq.rabbitmq.trace``, with routing key ``publish.EXCHANGE`` or
+``deliver.QUEUE``, the same body, and headers that describe the message (``_publish``). Bind a queue to see
+them. Not here: that exchange (``topology.py``).
 
-Invariant: a copy is never traced itself, and tracing changes nothing of what it traces. A message that a session then refuses was
-traced all the same; copies are transient and are routed when the loop's tick ends.
+Invariant: a copy is never traced itself, and tracing does not change messages. A message that a session then
+refuses is traced too. Copies are transient and are routed at the end of the loop's tick.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EXCHANGE = "amq.rabbitmq.trace"
 
 
 class _Copy(NamedTuple):
-    """One traced message. ``published``: it came in."""
+    """One traced message. ``published``: by a client; else it was delivered."""
 
     routing_key: str
     published: bool
@@ -41,7 +42,7 @@ class _Copy(NamedTuple):
 
 
 class Tracer(Handler):
-    """Of one server. ``node``: what the header of this name says."""
+    """For one server. ``node``: the value of the header ``node``."""
 
     def __init__(self, node: str = "txmq") -> None:
         self._node = node
@@ -71,7 +72,7 @@ class Tracer(Handler):
         self._copies.append(copy)
 
     def hand_over(self) -> None:
-        """The tick ends, and nobody holds the lock of the state: route what was traced, and commit it."""
+        """The tick ends, and this thread does not hold the lock: route and commit the copies."""
         copies, self._copies = self._copies, []
         server = self._server
         assert server is not None
@@ -99,13 +100,13 @@ class Tracer(Handler):
             headers["routed_queues"] = [queue.name for queue in source.route(copy.original_key, copy.properties)]
         try:
             properties = Properties(headers=headers, delivery_mode=1).encode()
-        except LocalProtocolError:  # nested so deep that a table around them is too deep
+        except LocalProtocolError:  # too deep for one more table around them
             properties = Properties(headers={**headers, "properties": copy.properties}, delivery_mode=1).encode()
         transaction.publish(Message(copy.body, copy.routing_key, EXCHANGE, properties), queues, False)
 
 
 def _table(properties: bytes) -> dict[str, Any]:
-    """Those that a message has, by their names."""
+    """The properties that are set, by name."""
     try:
         decoded = Properties.decode(properties)
     except RemoteProtocolError:
@@ -121,4 +122,4 @@ def _commit(transaction: Transaction, state: BrokerState, change: Change, now_us
 
 
 def _ignore(_answer: object, _error: BaseException | None) -> None:
-    """A broker that has stopped tells so to those who wait for an answer."""
+    """If the broker has stopped, callers that wait for an answer get the error."""

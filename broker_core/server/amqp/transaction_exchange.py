@@ -1,4 +1,4 @@
-"""Named transactions for AMQP clients: what is published to ``amq.transaction`` speaks of a transaction, and is no message.
+"""Named transactions for AMQP clients: a publish to ``amq.transaction`` names or decides a transaction.
 
 AMQP 0-9-1 has no method for prepared transactions, and every client has ``basic.publish`` and ``basic.get``. So:
 
@@ -35,7 +35,7 @@ _VERBS: dict[str, Name | Decision] = {"token": "token", "prepare": "prepare", "c
 
 
 class Named(NamedTuple):
-    """What the open transaction of a channel will be called, at its commit or when it is prepared."""
+    """The name of the open transaction of a channel: of its commit, or of its prepare."""
 
     token: str = ""
     prepare: str = ""
@@ -44,7 +44,7 @@ class Named(NamedTuple):
         return bool(self.token or self.prepare)
 
     def with_name(self, verb: Name, xid: str) -> Named:
-        """Raises PreconditionFailed where it has a name already."""
+        """Raises PreconditionFailed if it has a name already."""
         if self:
             raise PreconditionFailed(f"the transaction is named '{self.token or self.prepare}' already, it cannot be named '{xid}'")
         match verb:
@@ -91,7 +91,7 @@ def asked(xid: str, state: BrokerState, _change: Change, _now_us: int) -> Answer
 
 
 def decide(verb: Decision, xid: str, state: BrokerState, change: Change, now_us: int) -> int:
-    """Commit or roll back what is prepared; twice is fine. How much came to nothing, because its queue is gone.
+    """Commit or roll back what is prepared; twice is fine. How much was dropped with its queues.
 
     Raises UnknownTransaction, TransactionState.
     """

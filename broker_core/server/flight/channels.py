@@ -1,10 +1,11 @@
-"""Channels that other processes hold: each lives here under an id, for as long as its client keeps its lease.
+"""Channels of other processes: each is kept here under an id while its client renews its lease.
 
 Not here: what a channel does (``node/``).
 
-Invariant: a call is done once, however often and however late it arrives. Calls are numbered without gaps: the last one keeps its
-answer, an older one is refused, and so is one behind a gap. The id of a channel that has ended opens no other.
-A client that says nothing for LEASE_S is gone, and its channel ends as an AMQP connection would: rolled back and requeued.
+Invariant: a call is done once, however often and however late it arrives. Calls are numbered without gaps.
+The answer of the last call is kept; an older call, and one after a gap, is refused. The id of a channel that
+has ended opens no other. The channel of a client that is silent for LEASE_S ends like an AMQP connection:
+rolled back and requeued.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
 
 LEASE_S = 60.0
-LOOK_S = 5.0  # how often leases are looked at
+LOOK_S = 5.0  # how often leases are checked
 ENDED = 100_000  # ids of ended channels that are known, for ENDED_S: a call cannot be on its way for longer
 ENDED_S = 3600.0
 
@@ -58,7 +59,7 @@ class Channels:
         return len(self._held)
 
     def call(self, word: str, call: contract.ChannelCall) -> Any:
-        """Say ``word``. Raises what the channel raises; ConnectionFailed where no such channel is held any more."""
+        """Carry out ``word``. Raises what the channel raises; ConnectionFailed if the channel is gone."""
         if word == "open":
             return self._open(call.channel)
         held = self._held.get(call.channel)
@@ -115,7 +116,7 @@ class Channels:
             return self._held[channel_id].opened_us
 
     def _end(self, channel_id: str) -> None:
-        """Who asks for the channel meanwhile waits: it is gone when its last call is answered, and not before."""
+        """The channel is removed after its last call is answered; callers wait meanwhile."""
         held = self._held.get(channel_id)
         if held is None:
             return
@@ -151,7 +152,7 @@ def _gone(channel_id: str) -> errors.ConnectionFailed:
 
 
 def _arguments(word: str, given: dict[str, Any]) -> dict[str, Any]:
-    """As the channel's method has them. Raises OptionError, and the call has not been made."""
+    """The checked arguments. Raises OptionError before the call is made."""
     call = f"channel.{word}"
     if word != "publish_all":
         checks.check_call(call, getattr(LocalChannel, word), given)

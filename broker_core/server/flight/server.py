@@ -1,6 +1,7 @@
 """The Flight server: decode, call the engine, encode. No rule of the broker is decided here.
 
-Invariant: rows pass batch by batch, never a whole result; a part is acknowledged only after the engine has made it durable.
+Invariant: rows are sent batch by batch, never as a whole result; a part is acknowledged only after the engine
+has made it durable.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.server.flight.channels import Channels
 
-# gRPC writes its own lines to stderr when a port is taken or a peer is gone; what matters of it is in our errors
+# gRPC logs to stderr when a port is taken or a peer is gone; the errors of txmq report the same
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 GRACE_S = 5.0  # for calls in progress when the server ends
@@ -36,7 +37,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def __init__(self, engine: EmbeddedEngine, broker: LocalBroker, hello: contract.Hello, host: str, port: int) -> None:
         self.failed = threading.Event()
-        self.gives_up = False  # a client has started this broker: it ends when another process wants the directory and nobody uses it
+        self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
         self.given_up = threading.Event()
         self._engine = engine
         self._broker = broker
@@ -136,7 +137,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         return committed(self._broker, token, since)
 
     def _give_up(self) -> bool:
-        """Whether this broker ends now, so that whoever asks can have its directory."""
+        """Whether this broker ends now, so that the caller can open its directory."""
         with self._lock:
             used = self._calls > 1 or self._channels.held
         if self.gives_up and not used:
@@ -193,7 +194,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     @contextlib.contextmanager
     def _call(self, name: str) -> Iterator[None]:
-        """Count the call, and let an error cross as its text."""
+        """Count the call, and send an error as its text."""
         with self._lock:
             self._calls += 1
         try:
@@ -222,7 +223,7 @@ def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iter
 
 
 def _chunks(reader: Any) -> Iterator[Any]:
-    """What a client streams. Raises RemoteProtocolError where that is no stream of batches."""
+    """The batches of a client's stream. Raises RemoteProtocolError if it is none."""
     try:
         for chunk in reader:
             if chunk.data is None:

@@ -24,8 +24,8 @@ _CONSUME_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")
 def qos(session: Session, method: m.BasicQos, _: Command) -> None:
     if method.prefetch_size:
         raise NotImplementedFeature(f"prefetch_size!=0 ({method.prefetch_size})")
-    # py-amqp, with kombu and Celery above it, means what the specification says, the whole channel, where the
-    # product is not RabbitMQ
+    # py-amqp (so kombu and Celery) means the whole channel, as in the specification, if the product is not
+    # RabbitMQ
     whole = method.global_ or session.connection.protocol.client_properties.get("product") == "py-amqp"
     with session.look:
         session.channel.qos(method.prefetch_count, whole)
@@ -100,7 +100,7 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
         return
     channel = session.channel
     if session.state.agenda.runnable:
-        session.commits.dispatch(name)  # what consumers can take is not there for a get
+        session.commits.dispatch(name)  # consumers come before a get
     with session.look as state:
         queue = state.topology.usable(name, session.connection)
         now = session.clock()
@@ -113,7 +113,7 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
                 unacked = channel.unacked.pop(delivery.tag)
                 session.commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
     if expired:
-        session.put_back(command)  # it looks again
+        session.put_back(command)  # carried out again after the expiry
         session.submit(method, lambda state, change, now: state.expiry.expire(change, now, [queue]), lambda _: None)
     elif delivery is None:
         session.send(m.BasicGetEmpty())

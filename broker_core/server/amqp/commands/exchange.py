@@ -1,6 +1,6 @@
 """Class exchange. Not here: the rules (``broker/topology.py``).
 
-Each is a work of the committer, answered when it is durable.
+Each command is a work of the committer, answered when it is durable.
 """
 
 from __future__ import annotations

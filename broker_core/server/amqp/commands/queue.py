@@ -1,7 +1,7 @@
 """Class queue. Not here: the rules (``broker/topology.py``).
 
-Each is a work of the committer, answered when it is durable. Those that speak of counts wait for what the
-channel published before.
+Each command is a work of the committer, answered when it is durable. Commands that return counts wait for
+earlier publishes of the channel.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ COMMANDS: dict[type[Method], Callable[[Session, Any, Command], None]] = {}
 def command(function: Callable[[Session, M, Command], None]) -> Callable[[Session, M, Command], None]:
     """Registers ``function(session, method, command)`` for the type of ``method``.
 
-    The command has the content, and may wait.
+    The command holds the content.
     """
     kind: type[Method] = get_type_hints(function)["method"]
     assert kind not in COMMANDS, f"two functions carry out {kind.NAME}"
