@@ -1,6 +1,6 @@
 //go:build ignore
 
-// Takes ten orders, sends an invoice for each, and settles both in one transaction: all or nothing, whatever dies in between.
+// Consumes ten orders, publishes an invoice for each, and commits both in one transaction.
 package main
 
 import (
@@ -65,7 +65,7 @@ func run(url string) error {
 			return err
 		}
 	}
-	if err := channel.TxCommit(); err != nil { // the orders are gone and the invoices are there; both, or neither
+	if err := channel.TxCommit(); err != nil { // the orders are consumed and the invoices published: both or neither
 		return err
 	}
 	invoices, err := channel.QueueDeclarePassive("invoices", true, false, false, false, nil)

@@ -4,7 +4,7 @@ import com.rabbitmq.client.ConnectionFactory;
 import com.rabbitmq.client.GetResponse;
 import com.rabbitmq.client.MessageProperties;
 
-/** Takes ten orders, sends an invoice for each, and settles both in one transaction: all or nothing, whatever dies in between. */
+/** Consumes ten orders, publishes an invoice for each, and commits both in one transaction. */
 public final class Example {
     public static void main(String[] arguments) throws Exception {
         ConnectionFactory factory = new ConnectionFactory();
@@ -25,7 +25,7 @@ public final class Example {
                 channel.basicPublish("", "invoices", MessageProperties.PERSISTENT_BASIC, invoice.getBytes());
                 channel.basicAck(order.getEnvelope().getDeliveryTag(), false);
             }
-            channel.txCommit(); // the orders are gone and the invoices are there; both, or neither
+            channel.txCommit(); // the orders are consumed and the invoices published: both or neither
             System.out.println(channel.messageCount("orders") + " orders, " + channel.messageCount("invoices") + " invoices");
         }
     }
