@@ -1,4 +1,5 @@
-"""Benchmarks: every figure beside its reference in the same run. Not tests: nothing here asserts.
+"""Benchmarks: each figure and its reference, measured in the same run.
 
-Invariant: a figure and its reference are measured warm, interleaved, on the same machine, disk and Spark session.
+Invariant: a figure and its reference are measured warm, in turns, on the same machine, disk and Spark
+session.
 """

@@ -36,11 +36,14 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench", description="Every figure beside its reference in the same run.")
+    parser = argparse.ArgumentParser(
+        prog="bench",
+        description="Measure each figure and its reference in the same run.",
+    )
     parser.add_argument("--only", action="append", choices=list(MEASURES), help="only this figure (may be repeated)")
     parser.add_argument("--dir", type=Path, help="measure the disk that holds this directory (default: that of the temporary files)")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that every broker ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that every broker ends too
     wanted = dict.fromkeys(MEASURES[name] for name in options.only or MEASURES)  # two figures may come from one measurement
     figures: list[Figure] = []
     skipped: dict[str, str] = {}

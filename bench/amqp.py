@@ -1,7 +1,7 @@
-"""amqp_*: txmq's AMQP endpoint beside RabbitMQ's, the same load against both, in turns; and what a large transaction costs.
+"""amqp_*: the same load on txmq and on RabbitMQ, in turns; and the cost of a large transaction.
 
-Not here: the loads themselves (perf_test.py, AmqpLoad.java), and the brokers (broker.py, rabbitmq.py).
-Invariant: both brokers run for the whole of a figure, and the one that is not measured is idle and empty.
+Not here: the loads (perf_test.py, AmqpLoad.java) and the brokers (broker.py, rabbitmq.py).
+Invariant: both brokers run during the whole figure; the one that is not measured is idle and empty.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Load = Callable[[str], float]
 
 @contextlib.contextmanager
 def brokers(folder: Path) -> Iterator[tuple[str, str]]:
-    """The AMQP URIs of a txmq and a RabbitMQ of their own. Raises Skipped where there is no RabbitMQ."""
+    """The AMQP URIs of a new txmq and a new RabbitMQ. Raises Skipped if RabbitMQ is not installed."""
     installed()
     perf_test.classpath()
     with serving(folder / "txmq", amqp=True) as txmq, rabbitmq(folder / "rabbitmq") as reference:
@@ -34,7 +34,7 @@ def brokers(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def compared(folder: Path, unit: str, **loads: Load) -> list[Figure]:
-    """One figure per load, named as it: medians of ``REPETITIONS`` turns of txmq, RabbitMQ, txmq, RabbitMQ ..."""
+    """One figure per load, with its name: the medians of ``REPETITIONS`` alternating runs."""
     figures = []
     with brokers(folder) as (txmq, reference):
         for name, load in loads.items():
@@ -59,13 +59,13 @@ def produced(*options: str) -> Load:
 
 
 def passed(*options: str) -> Load:
-    """Messages per second received by PerfTest's consumer, with its producer at work."""
+    """Messages per second received by PerfTest's consumer while its producer runs."""
 
     def load(uri: str) -> float:
         rates = perf_test.perf_test(uri, QUEUE, SECONDS, *options)
         perf_test.delete(uri, QUEUE)
         if not rates.received:
-            raise SystemExit(f"of {rates.sent:,.0f} messages per second, the consumer received none: {uri}")
+            raise SystemExit(f"the consumer received none of {rates.sent:,.0f} messages per second: {uri}")
         return rates.received
 
     return load
@@ -86,14 +86,14 @@ def amqp_tx_100(folder: Path) -> list[Figure]:
 def amqp_relay_100(folder: Path) -> list[Figure]:
     def load(uri: str) -> float:
         found = perf_test.relay(uri, 8, 100, "multiple", 2 * WARM_S, SECONDS - WARM_S)
-        note(f"{found.rate:,.0f} messages/s; the load itself used {found.cores:.2f} of a core")
+        note(f"{found.rate:,.0f} messages/s; the load used {found.cores:.2f} of a core")
         return found.rate
 
     return compared(folder, "msg/s", amqp_relay_100=load)
 
 
 def tx_open_100k(folder: Path) -> list[Figure]:
-    """One transaction of 100,000 messages beside one of 10,000, both against txmq: a publish costs the same however many came before."""
+    """One transaction of 100,000 messages and one of 10,000, both on txmq: a publish should cost the same."""
     perf_test.classpath()
     values, references = [], []
     with serving(folder / "txmq", amqp=True) as txmq:

@@ -1,4 +1,4 @@
-"""backlog_rss_mb, backlog_open_s: ten million messages that nobody reads."""
+"""backlog_rss_mb, backlog_open_s: ten million waiting messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker of its own for a benchmark, and how its queues are filled."""
+"""Starts a broker for a benchmark and fills its queues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILL_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Served:
-    """``amqp`` is the URI for guest, None where no AMQP endpoint was asked for."""
+    """``amqp``: the URI for guest, or None without an AMQP endpoint."""
 
     url: str
     pid: int
@@ -30,7 +30,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(data: Path, *, amqp: bool = False) -> Iterator[Served]:
-    """``txmq serve`` on free ports of loopback, ended cleanly; with ``amqp``, its AMQP endpoint too."""
+    """``txmq serve`` on free ports of loopback, with an AMQP endpoint if ``amqp``; ended cleanly."""
     command = [sys.executable, "-m", "txmq", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
     command += ["--amqp", "127.0.0.1:0" if amqp else "none"]
     with (data.parent / f"{data.name}.log").open("ab") as log:
@@ -52,7 +52,7 @@ def serving(data: Path, *, amqp: bool = False) -> Iterator[Served]:
 
 
 def _guest(ready: list[str]) -> str:
-    """The URI for guest, of the words of the line that says that the broker is ready."""
+    """The URI for guest, from the words of the ready line."""
     for word in ready:
         if word.startswith("amqp://"):
             return f"amqp://guest:guest@{word.removeprefix('amqp://').rstrip('/')}/%2f"

@@ -1,4 +1,4 @@
-"""commit_1, commit_16: ``tx.commit`` of one 100-byte message, beside what this disk's fdatasync allows."""
+"""commit_1, commit_16: ``tx.commit`` of one 100-byte message, compared with fdatasync of this disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BODY = os.urandom(100)
 SLICE_S = 0.7
 REPETITIONS = 9
 PAGE = 4096
-PREALLOCATED = 8192  # pages: the file does not grow while it is measured, the fastest that fdatasync can be
+PREALLOCATED = 8192  # pages: the file does not grow, so fdatasync is as fast as possible
 
 
 class Disk:
@@ -55,7 +55,7 @@ def commit_rate(broker: Broker, threads: int, seconds: float) -> float:
                     channel.publish(BODY, routing_key="orders")
                     channel.tx_commit()
                     counts[number] += 1
-        except BaseException as error:  # a thread's error must reach the caller
+        except BaseException as error:  # raised in the caller
             failures.append(error)
             barrier.abort()
 

@@ -1,8 +1,8 @@
-"""dead_letter_rate and longest_silence_ms: a client rejects 50,000 messages at once, and as many expire at once, into a dead-letter queue.
+"""dead_letter_rate, longest_silence_ms: 50,000 messages are rejected at once, and 50,000 expire at once.
 
-Not here: the brokers (broker.py, rabbitmq.py).
-Invariant: the same client program, the same messages and the same order against both brokers; what is silent is another client's
-confirmed publish, of a connection of its own, one after the other.
+Not here: the brokers (broker.py, rabbitmq.py). Both go to a dead-letter queue. Invariant: client, messages
+and order are the same for both brokers. The silence is the time that another client, on its own connection,
+waits for the confirm of one publish.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
 class _Asking(threading.Thread):
-    """Another client. ``longest_s`` is what it waited for an answer at most."""
+    """Another client. ``longest_s``: its longest wait for an answer."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(daemon=True)
@@ -93,7 +93,7 @@ def rejected(uri: str) -> tuple[float, float]:
     last = 0
     for method, _, _ in channel.consume("source", inactivity_timeout=60):
         if method is None:
-            raise SystemExit(f"{MESSAGES - last} messages did not come: {uri}")
+            raise SystemExit(f"{MESSAGES - last} messages were not delivered: {uri}")
         last = method.delivery_tag
         if last == MESSAGES:
             break
@@ -107,7 +107,7 @@ def rejected(uri: str) -> tuple[float, float]:
 
 
 def expired(uri: str) -> float:
-    """The longest silence in ms while as many expire."""
+    """The longest silence in ms while ``MESSAGES`` messages expire."""
     connection, channel = _declared(uri, **{"x-message-ttl": TTL_MS})
     with _asking(uri) as asking:
         for _ in range(MESSAGES):
@@ -128,7 +128,7 @@ def dead_letters(folder: Path) -> list[Figure]:
             for uri in (txmq, reference):
                 rate, silence = rejected(uri)
                 expiring = expired(uri)
-                note(f"{rate:,.0f} messages/s; silent for {silence:.0f} ms at rejects, {expiring:.0f} ms at expiry: {uri}")
+                note(f"{rate:,.0f} messages/s; silence {silence:.0f} ms, {expiring:.0f} ms at expiry: {uri}")
                 rates.setdefault(uri, []).append(rate)
                 silences.setdefault(uri, []).append(max(silence, expiring))
     return [

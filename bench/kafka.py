@@ -1,8 +1,8 @@
-"""``make bench-kafka``: Spark's own Kafka source and sink, and txmq's, in one session, on one machine, with the same rows.
+"""``make bench-kafka``: Spark's Kafka source and sink and those of txmq, in one session, with the same rows.
 
-Both sides: 100-byte bodies, two partitions or tasks, a stream to the noop sink and a Python-made stream to the sink, warm, interleaved
-medians of addBatch. Kafka runs with its defaults: it does not fsync before it answers, txmq does. Spark's Kafka sink is at least
-once, txmq's exactly once.
+Both: 100-byte bodies, two partitions or tasks, a stream to the noop sink and a stream of ready rows to the
+sink; medians of addBatch, warm, in turns. Kafka runs with its defaults: unlike txmq, it does not fsync before
+it answers. Spark's Kafka sink is at least once, that of txmq exactly once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def compare(folder: Path) -> list[Figure]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.kafka", description="Beside Spark's own Kafka source and sink, in one session.")
+    parser = argparse.ArgumentParser(
+        prog="bench.kafka",
+        description="Compare with Spark's Kafka source and sink, in one session.",
+    )
     parser.add_argument("--dir", type=Path, help="measure the disk that holds this directory")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=options.dir) as folder:

@@ -1,6 +1,6 @@
-"""A real Kafka for a benchmark: resolved by Maven coordinates with Spark's own Ivy, one KRaft node on loopback.
+"""Starts Kafka for a benchmark: jars by Maven coordinates with Spark's Ivy, one KRaft node on loopback.
 
-Not here: anything that is measured. Needs a JDK, nothing else.
+Not here: measurements. Needs only a JDK.
 Invariant: the server and its files end with the context.
 """
 
@@ -22,7 +22,7 @@ import pyspark
 
 KAFKA = "org.apache.kafka:kafka_2.13:4.3.1"
 TOKEN_PROVIDER = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
-TOKEN_PROVIDER_VERSION = "4.1.0-preview1"  # the source's own version of it was never published
+TOKEN_PROVIDER_VERSION = "4.1.0-preview1"  # the version that the source names was never published
 SPARK_KAFKA = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.kafka:kafka-clients:3.9.2",
@@ -42,7 +42,8 @@ spark.stop()
 
 
 def resolve(coordinates: Sequence[str], excludes: str = "") -> list[str]:
-    """Paths of the jars of ``coordinates`` and all they need, in the local Ivy cache. Takes a session of its own."""
+    """Paths of the jars of ``coordinates`` and their dependencies in the local Ivy cache. Starts a session.
+    """
     command = [sys.executable, "-c", RESOLVE, ",".join(coordinates), excludes]
     done = subprocess.run(command, capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if line.startswith("jars ")]
@@ -59,7 +60,7 @@ def spark_kafka_jars() -> list[str]:
 
 
 def _server_classpath() -> str:
-    """Kafka's jars; what Ivy leaves out because Spark brings it (Scala, logging) comes from Spark."""
+    """Kafka's jars, with Scala and logging from Spark, which Ivy leaves out."""
     own = resolve([KAFKA])
     spark = Path(pyspark.__path__[0]) / "jars"
     borrowed = [
@@ -99,7 +100,7 @@ def _properties(folder: Path, port: int, controller: int) -> Path:
 
 @contextlib.contextmanager
 def kafka(folder: Path) -> Iterator[str]:
-    """A running Kafka; its bootstrap address. Topics are created with two partitions when first used."""
+    """Run Kafka; the bootstrap address. Topics are created with two partitions at the first use."""
     classpath = _server_classpath()
     port, controller = free_ports(2)
     properties = _properties(folder, port, controller)

@@ -1,7 +1,7 @@
-"""The loads: RabbitMQ's PerfTest, and a small Java program (AmqpLoad.java) for what PerfTest cannot do. The same against both brokers.
+"""The loads: RabbitMQ's PerfTest, and a Java program (AmqpLoad.java) for loads that PerfTest does not have.
 
-Not here: which figures there are. Needs a JDK; the jars come from Maven Central by their coordinates.
-Invariant: a load that ends badly ends the benchmark with the load's own words, never with a figure.
+Not here: the list of figures. Needs a JDK; the jars come from Maven Central by their coordinates.
+Invariant: if a load fails, the benchmark ends with its output and without a figure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Relayed:
-    """``cores`` is what the load itself used of the processor."""
+    """``cores``: the processor time of the load per second."""
 
     rate: float
     cores: float
@@ -57,11 +57,11 @@ class CommitTimes:
 def classpath() -> str:
     """PerfTest's jars and the compiled program; once per process. Raises Skipped without a JDK."""
     if not shutil.which("javac"):
-        raise Skipped("there is no javac, so there is no load: install a JDK 17 or later")
+        raise Skipped("javac is not installed: install a JDK 17 or later")
     jars = os.pathsep.join(resolve([PERF_TEST]))
     classes = tempfile.TemporaryDirectory(prefix="txmq-bench-classes-")
     _KEPT.append(classes)
-    settings = "<configuration><root level='ERROR'/></configuration>"  # the client logs at DEBUG where nothing else is said
+    settings = "<configuration><root level='ERROR'/></configuration>"  # the default of the client is DEBUG
     (Path(classes.name) / "logback-test.xml").write_text(settings)
     compiled = subprocess.run(["javac", "-d", classes.name, "-cp", jars, str(PROGRAM)], capture_output=True, text=True)
     if compiled.returncode:
@@ -89,7 +89,9 @@ def _number(text: str | None) -> float:
 
 
 def rates(output: str) -> Rates:
-    """The mean rates of PerfTest's samples, one per second, after the first, its warm-up. Raises SystemExit where nothing was sent."""
+    """The mean rates of PerfTest's samples without the first (warm-up). Raises SystemExit if nothing was
+    sent.
+    """
     samples = [found for line in output.splitlines() if (found := SAMPLE.search(line))]
     total_s, sent, received = 0.0, 0.0, 0.0
     for before, sample in itertools.pairwise(samples):
@@ -103,7 +105,7 @@ def rates(output: str) -> Rates:
 
 
 def perf_test(uri: str, queue: str, seconds: int, *options: str) -> Rates:
-    """Runs PerfTest for so many seconds on one durable queue, which stays with what is in it until ``delete``."""
+    """Run PerfTest on one durable queue, which keeps its messages until ``delete``."""
     fixed = ["-h", uri, "-u", queue, "-ad", "false", "-f", "persistent", "-s", str(BODY_BYTES), "-z", str(seconds), "-dcr"]
     return rates(_run("com.rabbitmq.perf.PerfTest", *fixed, *options))
 
@@ -118,18 +120,19 @@ def _program(*arguments: str | int) -> dict[str, float]:
 
 
 def relay(uri: str, channels: int, batch: int, acks: str, warm_s: int, measured_s: int) -> Relayed:
-    """Messages per second that were consumed, published, acknowledged ("each" or "multiple") and committed, ``batch`` at a time."""
+    """Messages per second consumed, published, acknowledged ("each" or "multiple") and committed in batches.
+    """
     found = _program("relay", uri, channels, batch, acks, warm_s, measured_s)
     return Relayed(found["rate"], found["processor"])
 
 
 def open_transaction(uri: str, messages: int) -> Relayed:
-    """Messages per second of one transaction of so many, from its first publish to its commit-ok."""
+    """Messages per second of one transaction, from its first publish to its commit-ok."""
     found = _program("open", uri, messages)
     return Relayed(found["rate"], found["processor"])
 
 
 def commits(uri: str, channels: int, warm_s: int, measured_s: int) -> CommitTimes:
-    """How long a commit of one message takes under so many channels of one connection."""
+    """The duration of a commit of one message, with ``channels`` channels on one connection."""
     found = _program("commits", uri, channels, warm_s, measured_s)
     return CommitTimes(int(found["commits"]), found["p50"], found["p99"], found["processor"])

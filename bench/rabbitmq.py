@@ -1,7 +1,8 @@
-"""A real RabbitMQ for a benchmark: the server of the Debian package, one node on loopback, started by hand as whoever runs the benchmark.
+"""Starts RabbitMQ for a benchmark: the server of the Debian package, one node on loopback, as the current
+user.
 
-Not here: anything that is measured, and the service of the package, which is neither used nor touched.
-Invariant: the node, its port mapper (epmd) and its files are its own, and end with the context.
+Not here: measurements. The service of the package is not used.
+Invariant: the node has its own port mapper (epmd) and files, which end with the context.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from pathlib import Path
 from bench.kafka_server import free_ports
 from bench.report import Skipped
 
-SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the wrapper in /usr/sbin wants root and becomes the service's user
+SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the wrapper in /usr/sbin needs root
 START_S = 60.0
 GREETING = b"AMQP\x00\x00\x09\x01"
 
 
 def installed() -> None:
-    """Raises Skipped where the package is not there."""
+    """Raises Skipped if the package is not installed."""
     if not SERVER.exists():
-        raise Skipped("rabbitmq-server is not installed, so there is no reference: apt-get install rabbitmq-server")
+        raise Skipped("rabbitmq-server is not installed: apt-get install rabbitmq-server")
 
 
 def _environment(folder: Path, port: int, mapper: int, distribution: int) -> dict[str, str]:
@@ -35,7 +36,7 @@ def _environment(folder: Path, port: int, mapper: int, distribution: int) -> dic
     (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n")
     (folder / "enabled_plugins").write_text("[].\n")
     own = {
-        "HOME": folder / "home",  # of the cookie
+        "HOME": folder / "home",  # for the cookie
         "LANG": "C.UTF-8",
         "ERL_EPMD_PORT": mapper,
         "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -47,7 +48,7 @@ def _environment(folder: Path, port: int, mapper: int, distribution: int) -> dic
         "RABBITMQ_LOG_BASE": folder / "log",
         "RABBITMQ_DIST_PORT": distribution,
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-        "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that its process id is the server's
+        "RUNNING_UNDER_SYSTEMD": "true",  # the script replaces itself by the server and keeps its process id
     }
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_", "NOTIFY_"))}
     return inherited | {name: str(value) for name, value in own.items()}
@@ -62,13 +63,13 @@ def _answers(port: int) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # its data goes with it, so nothing need be written
+    process.kill()  # its data is deleted, so nothing must be written
     process.wait()
 
 
 @contextlib.contextmanager
 def rabbitmq(folder: Path) -> Iterator[str]:
-    """A running RabbitMQ; its AMQP URI for guest. Raises Skipped where the package is not installed."""
+    """Run RabbitMQ; its AMQP URI for guest. Raises Skipped if the package is not installed."""
     installed()
     port, mapper, distribution = free_ports(3)
     environment = _environment(folder, port, mapper, distribution)

@@ -1,6 +1,7 @@
-"""The references: a Python source that yields ready-made batches, and a Python Arrow sink that only counts.
+"""The references: a Python source that returns ready Arrow batches, and a Python Arrow sink that only counts
+rows.
 
-Nothing of txmq is in here. Both are as cheap as a Python source and sink of Spark can be.
+They do not use txmq, and do the least work that a Python source and sink of Spark can do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A figure, what it must reach, and how it is printed."""
+"""Figures, their goals, and their output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 
 
 class Skipped(Exception):
-    """A figure cannot be measured on this machine; the text says why."""
+    """A figure cannot be measured on this machine; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """``ratio`` is value to reference; both are None where a figure has no reference."""
+    """``ratio``: value divided by reference; both are None for a figure without reference."""
 
     figure: str
     value: float
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Goal:
-    """``of`` says what is compared: the ratio, the value, or value (overhead) where less is better."""
+    """``of``: the compared number, ``ratio`` or ``value``."""
 
     of: str
     at_least: float
@@ -58,7 +58,7 @@ GOALS = {
 
 
 def against(figure: str, values: Sequence[float], references: Sequence[float], unit: str) -> Figure:
-    """The medians of interleaved repetitions, and their ratio."""
+    """The medians of alternating repetitions, and their ratio."""
     value, reference = statistics.median(values), statistics.median(references)
     note(f"{figure}: {', '.join(f'{v:,.0f}' for v in values)}; reference {', '.join(f'{v:,.0f}' for v in references)}")
     return Figure(figure, round(value, 1), unit, round(reference, 1), round(value / reference, 3))
@@ -87,7 +87,7 @@ def reached(figure: Figure) -> str:
 
 
 def table(figures: Sequence[Figure], skipped: Mapping[str, str]) -> str:
-    """A line per figure; ``skipped`` maps a figure that could not be measured to the reason."""
+    """A line per figure; ``skipped`` maps a skipped figure to the reason."""
     lines = [f"{'figure':26}{'value':>14} {'unit':10}{'reference':>14}{'ratio':>8}{'target':>8}{'aim':>7}  reached"]
     for figure in figures:
         goal = GOALS.get(figure.figure)

@@ -1,4 +1,4 @@
-"""The Spark session of the benchmarks; run as a program it only resolves the jars, once, into the local Ivy cache."""
+"""The Spark session of the benchmarks; as a program, it only loads the jars into the local Ivy cache."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The figures that need Spark: source_rows, sink_rows, micro_batch_overhead_ms, small_commit_read.
 
-Each compares txmq with the reference in one session. Rates count the time of ``addBatch``, which is the work of a micro-batch.
+Each compares txmq with the reference in one session. Rates use the time of ``addBatch``, the work of a
+micro-batch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def open_spark() -> Any:
 
 
 def run(writer: Any, folder: Path, rows: int) -> list[dict[str, Any]]:
-    """Run a streaming query until it has read ``rows``; the progress of its micro-batches that had rows."""
+    """Run a streaming query until it has read ``rows``; return the progress of the micro-batches with rows.
+    """
     query = writer.option("checkpointLocation", str(folder / f"checkpoint-{next(_count)}")).start()
     deadline = time.monotonic() + LIMIT_S
     try:
@@ -96,7 +98,7 @@ def sink_rows(folder: Path) -> list[Figure]:
 
 
 def micro_batch_overhead_ms(folder: Path) -> list[Figure]:
-    """Both sides run one task per micro-batch; the time is that of the whole trigger, its median over the batches."""
+    """Both run one task per micro-batch; the figure is the median time of a whole trigger."""
 
     def trigger_ms(progress: list[dict[str, Any]]) -> list[float]:
         return [item["durationMs"]["triggerExecution"] for item in progress if item["numInputRows"] == 1][3:]
@@ -153,7 +155,7 @@ def _fill_by_small_commits(data: Path, queue: str) -> None:
 
 
 def small_commit_read(folder: Path) -> list[Figure]:
-    """Batch reads, which consume nothing and can be repeated, by Spark; and the same by a client, without Spark's own time."""
+    """Batch reads, which consume nothing, by Spark; and the same by a client, without Spark's time."""
     data = folder / "small"
     _fill_by_small_commits(data, "small-commits")
     with serving(data) as served, open_spark() as spark, BrokerClient(served.url) as client:

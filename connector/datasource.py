@@ -1,6 +1,6 @@
 """``format("txmq")``: the class that Spark finds. Its docstring is the manual.
 
-Not here: reading and writing. Invariant: built in many processes and pickled between them, so it holds nothing but options.
+Not here: reading and writing. Invariant: it is built in many processes and pickled, so it holds only options.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ class TxmqDataSource(DataSource):
     """
     A message queue for Structured Streaming: every micro-batch is one transaction.
 
-    Spark finds it by itself, with nothing registered; ``spark.dataSource.register(TxmqDataSource)`` works as well.
+    Spark finds it by itself. ``spark.dataSource.register(TxmqDataSource)`` registers it explicitly.
 
-    Reading
-    -------
-    A stream *consumes*: what a finished micro-batch has read is acknowledged and gone. A batch read only *looks*.
+    Reading ------- A stream *consumes*: the messages of a finished micro-batch are acknowledged and deleted.
+    A batch read changes nothing.
 
     >>> orders = spark.readStream.format("txmq").options(url="txmq://localhost:5673", queue="orders", appId="alerts").load()
     >>> orders.printSchema()
@@ -50,15 +49,13 @@ class TxmqDataSource(DataSource):
     |     0|first|
     +------+-----+
 
-    With ``includeProperties`` there is the column ``properties`` as well: a struct of content_type, content_encoding, headers,
-    delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and app_id; null where a
-    message has none.
+    ``includeProperties`` adds the column ``properties``: a struct of content_type, content_encoding, headers,
+    delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and
+    app_id. It is null for a message without properties.
 
-    Writing
-    -------
-    Columns: ``body`` (binary or string, required), and optionally ``exchange``, ``routing_key`` and ``properties`` (any of the fields
-    above). A column wins over the option of the same meaning. A stream's micro-batches arrive exactly once; a batch write is one
-    transaction too.
+    Writing ------- Columns: ``body`` (binary or string, required), optionally ``exchange``, ``routing_key``
+    and ``properties`` (any of the fields above). A column overrides the option of the same meaning. Each
+    micro-batch of a stream is published exactly once. A batch write is one transaction.
 
     >>> alerts.writeStream.format("txmq").options(url=url, exchange="alerts", appId="alerts", checkpointLocation="cp").start()
     >>> frame.write.format("txmq").options(url=url, queue="orders").mode("append").save()
@@ -67,23 +64,23 @@ class TxmqDataSource(DataSource):
     -------
     | option | default | for | meaning |
     |---|---|---|---|
-    | `url` |  | all | a broker that runs elsewhere: `txmq://host:5673` |
-    | `data` |  | all | the broker of this data directory, started when needed; one of `url`, `data` is required |
+    | `url` |  | all | a running broker: `txmq://host:5673` |
+    | `data` |  | all | the broker of this data directory, started if needed; one of `url`, `data` is required |
     | `queue` | required (reads) | all | read: one queue, or several separated by commas; write: default exchange and this routing key |
     | `appId` | required (streams) | streams | the stable name of the pipeline: owner of the claim and of the ledger entry |
-    | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; for a new query; what it skips stays |
+    | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay |
     | `startingTimestamp` |  | reads | first message committed at or after it (ms since the epoch, or ISO 8601) |
     | `endingOffsets` | `latest` | batch reads | `latest` or JSON `{"queue": offset}`, exclusive |
-    | `maxOffsetsPerTrigger` |  | stream reads | most messages of a micro-batch; a transaction is not split |
-    | `maxBytesPerTrigger` |  | stream reads | most bytes of a micro-batch (`10m`); a transaction is not split |
-    | `minOffsetsPerTrigger` |  | stream reads | wait until so many messages are there, over all queues |
-    | `maxTriggerDelay` | `15m` | stream reads | but no longer than this after the oldest came (`30s`) |
-    | `minPartitions` |  | reads | least number of tasks of a micro-batch; without it, the parallelism of the cluster |
-    | `maxRecordsPerPartition` |  | reads | most messages of a task |
+    | `maxOffsetsPerTrigger` |  | stream reads | maximum messages per micro-batch; a transaction is not split |
+    | `maxBytesPerTrigger` |  | stream reads | maximum bytes per micro-batch (`10m`); a transaction is not split |
+    | `minOffsetsPerTrigger` |  | stream reads | wait for this many messages in all queues together |
+    | `maxTriggerDelay` | `15m` | stream reads | maximum wait after the commit of the oldest message (`30s`) |
+    | `minPartitions` |  | reads | minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host |
+    | `maxRecordsPerPartition` |  | reads | maximum messages per task |
     | `includeProperties` | `false` | reads | adds the column `properties` |
-    | `failOnDataLoss` | `true` | stream reads | fail when a message that the offsets name is gone |
-    | `exchange` | `""` | writes | where to, when no column says it; empty: the default exchange |
-    | `routingKey` | `""` | writes | routing key, when no column says it |
+    | `failOnDataLoss` | `true` | stream reads | fail if messages of a claimed range no longer exist |
+    | `exchange` | `""` | writes | the exchange, unless a column gives it; empty: the default exchange |
+    | `routingKey` | `""` | writes | the routing key, unless a column gives it |
     | `onUnroutable` | `fail` | writes | a message that reaches no queue: `fail` the transaction, or `drop` it |
     | `onNewCheckpoint` | `fail` | streams | another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended |
     """
@@ -117,7 +114,7 @@ class TxmqDataSource(DataSource):
         return TxmqBatchReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """``overwrite`` is output mode complete: the whole result of every batch is published, as Spark's Kafka sink does."""
+        """``overwrite`` means output mode complete: every micro-batch publishes the whole result."""
         from connector.sink import TxmqStreamWriter
 
         options = write_options(self.options, "stream write")
@@ -129,6 +126,9 @@ class TxmqDataSource(DataSource):
 
         options = write_options(self.options, "batch write")
         if overwrite:
-            raise OptionError("mode 'overwrite' is not possible: messages are only added to queues; use .mode('append')")
+            raise OptionError(
+                "mode 'overwrite' is not possible, because messages can only be added to a queue",
+                "use .mode('append')",
+            )
         check_publish_columns(schema)
         return TxmqBatchWriter(options)

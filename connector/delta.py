@@ -1,10 +1,11 @@
-"""Appends to Delta tables that happen once, whoever repeats them.
+"""Appends to Delta tables that take effect once, also if they are repeated.
 
 Not here: what is appended and when (foreach_batch.py, ledger.py).
 
-Invariant: a commit carries (txnAppId, txnVersion); Delta skips a write whose version is not above the one stored for that
-app, so a repeated append changes nothing. The same rule would drop the rows of another batch silently: so the txnAppId names the
-data directory, the commit carries the batch's token, and after each append the log must show the commit of this very batch.
+Invariant: a commit carries (txnAppId, txnVersion). Delta skips a write whose version is not above the stored
+one of that app, so a repeated append changes nothing. The same rule could silently drop the rows of another
+batch. Therefore the txnAppId contains the id of the data directory, the commit carries the token of the
+batch, and after each append the log must contain the commit of this batch.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from connector.table import Table, is_path
 
 T = TypeVar("T")
 
-UNAPPLIED = "Stop the query; `txmq unapplied APP` lists what waits and `txmq skip APP SEQUENCE --to DIR` writes its rows to files"
+UNAPPLIED = (
+    "stop the query, list the waiting rows with `txmq unapplied APP`, "
+    "and write the rows to Parquet files with `txmq skip APP SEQUENCE --to DIR`"
+)
 
-# A transaction that loses a race against the same (txnAppId, txnVersion) is repeated and then finds itself done.
+# After a conflict with a transaction of the same (txnAppId, txnVersion), the repeated write is skipped.
 CONFLICT_ATTEMPTS = 5
 _CONFLICT = re.compile(
     r"DELTA_CONCURRENT|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|Concurrent\w*Exception|(Metadata|Protocol)ChangedException"
@@ -36,8 +40,8 @@ _CONFLICT = re.compile(
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 _REFUSED_OPTIONS = {
-    "txnappid": "txmq sets it, it is what makes the append happen once",
-    "txnversion": "txmq sets it, it is what makes the append happen once",
+    "txnappid": "txmq sets it to make the append take effect once",
+    "txnversion": "txmq sets it to make the append take effect once",
     "usermetadata": "txmq writes the offsets of the micro-batch there",
     "mode": "a micro-batch only appends",
     "path": "the table is the second argument of append",
@@ -53,7 +57,10 @@ def writer_options(table: str, options: Mapping[str, Any]) -> tuple[dict[str, st
     columns: list[str] = []
     for name, value in options.items():
         if name.lower() in _REFUSED_OPTIONS:
-            raise OptionError(f"option {name!r} of the append to {table!r} cannot be set: {_REFUSED_OPTIONS[name.lower()]}; leave it out")
+            raise OptionError(
+                f"option {name!r} of the append to {table!r} cannot be set: {_REFUSED_OPTIONS[name.lower()]}",
+                "leave it out",
+            )
         if name.lower() == "partitionby":
             columns = [value] if isinstance(value, str) else list(value)
         else:
@@ -62,7 +69,7 @@ def writer_options(table: str, options: Mapping[str, Any]) -> tuple[dict[str, st
 
 
 def retried(write: Callable[[], T]) -> T:
-    """``write``, repeated when another writer's commit came between."""
+    """Call ``write``, and repeat it after a conflict with the commit of another writer."""
     for attempt in range(1, CONFLICT_ATTEMPTS + 1):
         try:
             return write()
@@ -83,10 +90,12 @@ def append(
     options: Mapping[str, str] | None = None,
     partition_by: Sequence[str] = (),
 ) -> None:
-    """One Delta commit of ``rows``, or none where ``batch`` has its commit already. Creates the table.
+    """One Delta commit of ``rows``, or none if the table has that of ``batch``. Creates the table.
 
-    ``batch`` goes into the commit's userMetadata; its ``token`` is what the batch is known by. Raises LineageConflict where the table
-    holds ``txn_version`` from another batch, or its log was cleaned so far that nobody can tell.
+
+    ``batch`` is written to the commit's userMetadata; its ``token`` identifies the batch. Raises
+    LineageConflict if the table holds ``txn_version`` from another batch, or if too much of its log was
+    cleaned to know.
     """
     spark = rows.sparkSession
 
@@ -100,7 +109,7 @@ def append(
         if is_path(table.name):
             writer.save(table.name)
             return
-        spark.conf.set(_USER_METADATA, metadata)  # Delta forgets the option where saveAsTable creates the table
+        spark.conf.set(_USER_METADATA, metadata)  # Delta ignores the option if saveAsTable creates the table
         try:
             writer.saveAsTable(table.name)
         finally:
@@ -112,42 +121,49 @@ def append(
             return
         if known is None:
             raise LineageConflict(
-                f"table {table.name!r} forgets which batches it has (delta.setTransactionRetentionDuration), and its log was cleaned since "
-                f"batch {txn_version} of app {batch['app_id']!r} was decided: it is unknown whether the table has these rows. {UNAPPLIED}"
+                f"table {table.name!r} forgets which batches it has (delta.setTransactionRetentionDuration), "
+                f"and its log was cleaned after batch {txn_version} of app {batch['app_id']!r} was decided, "
+                "so it is unknown whether the table has the rows of this batch",
+                UNAPPLIED,
             )
     retried(write)
     require_held(spark, table, txn_app_id, batch, decided_at_us)
 
 
 def require_held(spark: SparkSession, table: Table, txn_app_id: str, batch: Mapping[str, Any], decided_at_us: int) -> None:
-    """Raises LineageConflict unless the table has the commit of this very batch."""
+    """Raises LineageConflict unless the table has the commit of this batch."""
     known = delta_log.held(delta_log.commits(spark, table, fresh=False), batch, decided_at_us)
     if known or (known is None and delta_log.stored_at_ms(spark, table, txn_app_id) >= decided_at_us // 1000):
         return
     raise LineageConflict(
-        f"Delta has skipped batch {batch['sequence']} of app {batch['app_id']!r}: table {table.name!r} holds another batch "
-        "with this number. An older copy of the broker's data directory was restored, or two copies of it are in use; its rows are kept. "
-        f"{UNAPPLIED}"
+        f"Delta has skipped batch {batch['sequence']} of app {batch['app_id']!r}, "
+        f"because table {table.name!r} holds another batch with this number: "
+        "an older copy of the broker's data directory was restored, "
+        "or two copies are in use (the broker keeps the rows)",
+        UNAPPLIED,
     )
 
 
 def refuse_a_restarted_sequence(spark: SparkSession, table: Table, txn_app_id: str, app_id: str, decided: Callable[[], int]) -> None:
-    """Raises LineageConflict where the table holds later batches of this data directory than it knows (``decided``)."""
+    """Raises LineageConflict if the table holds later batches of this data directory than ``decided()``."""
     stored = delta_log.stored_version(spark, table, txn_app_id) if table.exists else 0
-    if stored and stored > (known := decided()):  # asked behind the look at the table: another driver may decide meanwhile
+    # ``decided`` is called after the table was read: another driver may decide meanwhile
+    if stored and stored > (known := decided()):
         raise LineageConflict(
-            f"Delta table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only {known}: an older copy of "
-            "the broker's data directory was restored, and Delta would skip rows. Nothing was done; restore the newest data directory, or "
-            "go on with a new app_id, which appends what was decided since that copy once more"
+            f"Delta table {table.name!r} holds batch {stored} of app {app_id!r}, "
+            f"and the broker has decided only {known}: "
+            "an older copy of the data directory was restored (nothing was consumed)",
+            "restore the newest data directory, or use a new app_id, which appends later batches again",
         )
 
 
 def check_append(
     spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], partition_by: Sequence[str]
 ) -> Fit | None:
-    """What rows of ``schema`` must become, so that the append does not fail after the decision; None: what they are. Raises OptionError.
+    """How to convert rows of ``schema`` so that the append cannot fail after the decision; None: not at all.
 
-    After the decision a failing append stops the pipeline until somebody changes the table, so the check is worth its time.
+
+    After the decision, a failing append stops the pipeline until the table is changed. Raises OptionError.
     """
     check_columns(table.name, schema, partition_by)
     found = None
@@ -160,7 +176,7 @@ def check_append(
 
 
 def fitted(rows: DataFrame, found: Fit | None) -> DataFrame:
-    """The rows as the table has them; executing them fails where a value is none that the table takes."""
+    """The rows in the types of the table. Their execution fails if the table does not accept a value."""
     if found is None:
         return rows
     columns = [expr(expression).alias(name) for name, expression in found.columns.items()]

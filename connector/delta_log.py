@@ -1,8 +1,10 @@
-"""What the log of a Delta table tells: whose commits it holds, and what they said of themselves.
+"""The log of a Delta table: its commits and their userMetadata.
 
-Not here: writing (delta.py). Without Spark Connect the log is read through Delta's own classes, a few milliseconds each; there it is SQL.
+Not here: writing (delta.py). In classic sessions the log is read through Delta's classes, which takes a few
+milliseconds; on Spark Connect it is read with SQL.
 
-Invariant: ``held`` says True or False only where the log proves it; a log that was cleaned too far answers None.
+Invariant: ``held`` returns True or False only if the log proves it, and None if too much of the log was
+cleaned.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from connector.table import Table, in_sql, is_connect, log_at, resolve, snapshot_at
 
-# A commit is stamped by a driver's clock and a decision by the broker's: so far apart they may be.
+# The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000
 _PAGES = (1, 100, 10_000)
 _RETENTION = "delta.setTransactionRetentionDuration"
@@ -24,23 +26,23 @@ _RETENTION = "delta.setTransactionRetentionDuration"
 class Commit(NamedTuple):
     version: int
     timestamp_ms: int
-    metadata: dict[str, Any]  # what the writer left in userMetadata
+    metadata: dict[str, Any]  # from userMetadata
 
 
 def _location(spark: SparkSession, table: Table) -> str:
-    """Also of a table that was not there when it was looked up."""
+    """The location, also if the table did not exist when it was resolved."""
     return resolve(spark, table.name).location if table.location.startswith("name:") else table.location
 
 
 def snapshot(spark: SparkSession, table: Table) -> Any:
-    """Delta's snapshot of an existing table as it is now, whoever wrote it; not on Connect."""
+    """Delta's current snapshot of an existing table; not on Connect."""
     return snapshot_at(spark, _location(spark, table))
 
 
 def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterator[Commit]:
     """The commits of an existing table, newest first, as far back as its log goes.
 
-    ``fresh`` False spares a listing: enough for what this process has just written.
+    ``fresh=False`` saves a listing; use it to find a commit that this process has just made.
     """
     if is_connect(spark):
         yield from _told_history(spark, table)
@@ -53,7 +55,7 @@ def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterato
         path = jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
         try:
             lines = log.store().readAsIterator(path, configuration)
-        except Exception:  # cleaned, or kept elsewhere by a catalog that coordinates commits
+        except Exception:  # cleaned, or stored elsewhere by a catalog that coordinates commits
             yield from (commit for commit in _told_history(spark, table) if commit.version <= version)
             return
         try:
@@ -63,7 +65,7 @@ def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterato
 
 
 def _commit(version: int, lines: Any) -> Commit:
-    """What a commit says of itself; that line is among its first."""
+    """The commitInfo of a commit, which is among its first lines."""
     while lines.hasNext():
         told = _json_object(lines.next()).get("commitInfo")
         if told is not None:
@@ -84,13 +86,14 @@ def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
 
 
 def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int) -> bool | None:
-    """Whether ``history`` (newest first) has the commit of ``batch``; None where it was cleaned before one could tell."""
+    """Whether ``history`` (newest first) has the commit of ``batch``; None if it was cleaned too far to know.
+    """
     oldest = None
     for oldest in history:
         if is_of(oldest.metadata, batch):
             return True
         if oldest.timestamp_ms and oldest.timestamp_ms < decided_at_us // 1000 - CLOCKS_APART_MS:
-            return False  # an append never comes before its decision
+            return False  # an append is never older than its decision
     return False if oldest is None or oldest.version == 0 else None
 
 
@@ -102,7 +105,9 @@ def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:
 
 
 def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
-    """The last txnVersion that an existing table holds for this app, 0 for none; on Connect as far as its last 100 commits tell."""
+    """The last txnVersion that an existing table holds for this app, or 0; on Connect from its last 100
+    commits.
+    """
     if is_connect(spark):
         found = [0]
         for _, commit in zip(range(100), _told_history(spark, table), strict=False):
@@ -115,7 +120,7 @@ def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
 
 
 def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:
-    """When the table took the last txnVersion of this app; 0 where that is not known."""
+    """When the table stored the last txnVersion of this app; 0 if that is not known."""
     if is_connect(spark):
         return 0
     transactions = snapshot(spark, table).setTransactions().iterator()
@@ -127,7 +132,7 @@ def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:
 
 
 def forgets_transactions(spark: SparkSession, table: Table) -> bool:
-    """Whether an existing table forgets, after some time, which txnVersion it has seen."""
+    """Whether an existing table forgets txnVersions after some time."""
     if is_connect(spark):
         properties = spark.sql(f"DESCRIBE DETAIL {in_sql(table.name)}").collect()[0]["properties"]
         return _RETENTION in (properties or {})

@@ -1,8 +1,9 @@
-"""Whether rows of one schema can be appended to a Delta table, and what each of their values must be for it.
+"""Checks whether rows of a schema can be appended to a Delta table, and the conditions on their values.
 
-Not here: sessions, and the append (delta.py). Pure: what is known of the table comes as :class:`Known`.
+Not here: sessions, and the append (delta.py). No I/O: a :class:`Known` describes the table.
 
-Invariant: whatever is let through here and holds its conditions, Delta appends; what is not known to fit is refused before the decision.
+Invariant: Delta appends all rows that pass these checks and meet the conditions. Other rows are refused
+before the decision.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CHECK = "delta.constraints."
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an existing table."""
+    """The properties of an existing table that matter for an append."""
 
     schema: StructType
     partition_columns: tuple[str, ...] = ()
@@ -45,8 +46,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Fit:
-    """How rows become rows of the table: ``columns`` are SQL expressions, by name, of the rows as they are given; ``beside`` are the
-    table's other columns, for the conditions only; ``conditions`` are (SQL that must be true, what to say where it is not)."""
+    """How rows are converted to rows of the table.
+
+    ``columns``: SQL expressions over the given rows, by name. ``beside``: the other columns of the table,
+    only for the conditions. ``conditions``: (SQL that must be true, error text).
+    """
 
     columns: dict[str, str] = field(default_factory=dict)
     beside: dict[str, str] = field(default_factory=dict)
@@ -66,31 +70,41 @@ def literal(text: str) -> str:
 
 
 def check_columns(table: str, schema: StructType, partition_by: Sequence[str]) -> None:
-    """What holds of any table. Raises OptionError."""
+    """Checks for any table. Raises OptionError."""
     if not schema.fields:
-        raise OptionError(f"append to {table!r}: the DataFrame has no columns; select what the table shall hold")
+        raise OptionError(f"append to {table!r}: the DataFrame has no columns", "select its columns")
     for path, fields in _structs(schema, ""):
         names = [column.name.lower() for column in fields]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
-            raise OptionError(f"append to {table!r}: column {path + doubled[0]!r} stands twice in the DataFrame; name each column once")
+            raise OptionError(
+                f"append to {table!r}: column {path + doubled[0]!r} occurs twice",
+                "rename one of them",
+            )
     names = [name.lower() for name in schema.names]
     for name in partition_by:
         if name.lower() not in names:
-            raise OptionError(f"append to {table!r}: partitionBy names column {name!r}, and the DataFrame has {', '.join(schema.names)}")
+            raise OptionError(
+                f"append to {table!r}: partitionBy names column {name!r}, which the DataFrame does not have",
+                f"use columns of {', '.join(schema.names)}",
+            )
     for column in schema:
         if _has_void(column.dataType):
-            raise OptionError(f"append to {table!r}: column {column.name!r} has type void, which Delta cannot write; cast it")
+            raise OptionError(
+                f"append to {table!r}: column {column.name!r} has type void, which Delta cannot write",
+                "cast it",
+            )
 
 
 def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str], *, merges: bool) -> Fit:
-    """How rows of ``schema`` become rows of the table. Raises OptionError where they cannot."""
+    """How to convert rows of ``schema`` to rows of the table. Raises OptionError if that is impossible."""
     held = {column.name.lower(): column for column in known.schema}
     partitions = [name.lower() for name in known.partition_columns]
     if partition_by and [name.lower() for name in partition_by] != partitions:
         raise OptionError(
-            f"append to {table!r}: partitionBy is {', '.join(partition_by)}, and the table is partitioned by "
-            f"{', '.join(known.partition_columns) or 'nothing'}; leave partitionBy out"
+            f"append to {table!r}: partitionBy is {', '.join(partition_by)}, but the table is partitioned by "
+            f"{', '.join(known.partition_columns) or 'nothing'}",
+            "leave partitionBy out",
         )
     columns: dict[str, str] = {}
     conditions: list[tuple[str, str]] = []
@@ -98,16 +112,23 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
         there = held.get(column.name.lower())
         if there is None:
             if not merges:
-                raise OptionError(f"append to {table!r}: the table has no column {column.name!r}; drop it, or set mergeSchema=True")
+                raise OptionError(
+                    f"append to {table!r}: the table has no column {column.name!r}",
+                    "drop it, or set mergeSchema=True",
+                )
             columns[column.name] = quoted(column.name)
             continue
         if _IDENTITY in there.metadata and not there.metadata.get(_IDENTITY_EXPLICIT):
-            raise OptionError(f"append to {table!r}: column {column.name!r} is GENERATED ALWAYS AS IDENTITY; leave it out")
+            raise OptionError(
+                f"append to {table!r}: column {column.name!r} is GENERATED ALWAYS AS IDENTITY",
+                "leave it out",
+            )
         columns[there.name] = _value(table, column, there, merges=merges)
         conditions += _conditions(table, there)
     beside = _beside(table, known.schema, {name.lower() for name in columns})
     for name, expression in beside.items():
-        if _GENERATED in held[name.lower()].metadata:  # its evaluation may fail; the optimizer must not know that the comparison holds
+        if _GENERATED in held[name.lower()].metadata:
+            # forces the evaluation, which may fail; the optimizer cannot remove it
             conditions.append((f"xxhash64({expression}) <> 7046029254386353131", f"column {name} cannot be generated"))
     for name, expression in sorted(known.configuration.items()):
         if name.startswith(_CHECK):
@@ -130,13 +151,14 @@ def _value(table: str, given: StructField, held: StructField, *, merges: bool) -
         return f"CASE WHEN {name} IS NULL OR {name} BETWEEN {low}L AND {high}L THEN {cast} ELSE {_raise(told)} END"
     if not _same(have, want, merges=merges):
         raise OptionError(
-            f"append to {table!r}: column {given.name!r} is {have.simpleString()} and the table has {want.simpleString()}; cast it"
+            f"append to {table!r}: column {given.name!r} is {have.simpleString()}, not {want.simpleString()}",
+            "cast it to the type of the table",
         )
     return name
 
 
 def _same(given: DataType, held: DataType, *, merges: bool) -> bool:
-    """Whether a value can stand as it is. Nullability is a matter of the values; a nested field may be missing."""
+    """Whether a value needs no conversion. Nulls are checked per value; a nested field may be missing."""
     if isinstance(given, StructType) and isinstance(held, StructType):
         fields = {column.name.lower(): column.dataType for column in held}
         return all(
@@ -150,12 +172,12 @@ def _same(given: DataType, held: DataType, *, merges: bool) -> bool:
 
 
 def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
-    """On the values of a column that is given, under the table's name for it."""
+    """The conditions on the values of a given column, under its name in the table."""
     name = quoted(held.name)
     if not held.nullable:
         yield f"{name} IS NOT NULL", f"append to {table!r}: column {held.name!r} is NOT NULL and has a null"
     for sql in _not_null_within(name, held.dataType, 0):
-        yield sql, f"append to {table!r}: column {held.name!r} has a null within it where the table says NOT NULL"
+        yield sql, f"append to {table!r}: column {held.name!r} contains a null in a NOT NULL field"
     length = re.fullmatch(r"(?i)(?:var)?char\((\d+)\)", str(held.metadata.get(_CHAR, "")))
     if length:
         told = f"append to {table!r}: column {held.name!r} is {held.metadata[_CHAR]} and has a longer value"
@@ -172,7 +194,7 @@ def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
 
 
 def _not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
-    """SQL conditions: what the type says about nulls inside a value."""
+    """SQL conditions for NOT NULL fields and elements inside a value."""
     if isinstance(kind, StructType):
         for column in kind:
             inner = f"{value}.{quoted(column.name)}"
@@ -195,7 +217,7 @@ def _not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
 
 
 def _beside(table: str, schema: StructType, given: set[str]) -> dict[str, str]:
-    """The columns that are not given, as Delta will fill them."""
+    """The columns that are not given, with the values that Delta will use."""
     beside: dict[str, str] = {}
     for column in schema:
         if column.name.lower() in given:
@@ -205,7 +227,10 @@ def _beside(table: str, schema: StructType, given: set[str]) -> dict[str, str]:
             beside[column.name] = f"CAST(({column.metadata[_GENERATED]}) AS {kind})"
             continue
         if not column.nullable and _IDENTITY not in column.metadata and _DEFAULT not in column.metadata:
-            raise OptionError(f"append to {table!r}: column {column.name!r} of the table is NOT NULL and the DataFrame has none; add it")
+            raise OptionError(
+                f"append to {table!r}: NOT NULL column {column.name!r} is not in the DataFrame",
+                "add it",
+            )
         beside[column.name] = f"CAST(NULL AS {kind})"
     return beside
 
@@ -215,7 +240,7 @@ def _raise(told: str) -> str:
 
 
 def asserting(name: str, conditions: Sequence[tuple[str, str]]) -> str:
-    """The column, for rows that hold the conditions; an error that names the first which does not."""
+    """SQL for the column; it raises an error for the first condition that a row does not meet."""
     cases = " ".join(f"WHEN NOT coalesce(({sql}), false) THEN {_raise(told)}" for sql, told in conditions)
     return f"CASE {cases} ELSE {quoted(name)} END" if cases else quoted(name)
 
@@ -243,7 +268,7 @@ def _has_void(kind: DataType) -> bool:
 
 
 def nullable(schema: StructType) -> StructType:
-    """The schema without its NOT NULLs: rows that were staged do not carry them."""
+    """The schema without NOT NULL, which staged rows do not have."""
     return StructType([StructField(column.name, _nullable(column.dataType), True, column.metadata) for column in schema])
 
 

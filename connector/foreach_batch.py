@@ -1,15 +1,15 @@
-"""``transactional(fn)``: a foreachBatch function whose publishes, Delta appends and consumption are one transaction.
+"""``transactional(fn)``: a foreachBatch function whose effects are one transaction.
 
-Not here: what the tasks do (staging.py), how Delta is written (delta.py), the copy of the ledger in Delta (ledger.py).
+Not here: the tasks (staging.py), writing to Delta (delta.py), the copy of the ledger in Delta (ledger.py).
 
-Invariant: decide, then apply. Before ``commit_batch`` answers, nothing of a batch is visible anywhere; after it, everything
-follows from the engine's ledger entry and is repeated until it is done: rule by rule C1 to C6 of docs/transactions.md.
+Invariant: decide, then apply. Before ``commit_batch`` answers, no effect is visible. Afterwards, all
+effects follow from the ledger entry and are repeated until they are done (docs/transactions.md).
 
-1. C1 open: a token, or the entry of a batch that is decided already.
+1. C1 open: a token, or the entry of a decided batch.
 2. C2 stage: ``fn`` stages rows from the executors under the token.
 3. C3 execute: the batch is executed to its end at least once.
 4. C4 decide: one call, idempotent.
-5. C5 apply: Delta appends and functions, in the order of the app's batches, whatever is decided and not applied.
+5. C5 apply: Delta appends and functions of all decided batches that are not applied, in order.
 6. C6 mirror: the ledger in Delta, behind the commit (or within it: ``ledger_sync``).
 """
 
@@ -44,8 +44,7 @@ log = logging.getLogger("txmq")
 AfterCommit = Callable[[DataFrame, int], None]
 OnUnroutable = Literal["fail", "drop"]
 
-# Plan nodes that pass every row of their child on before they end, so a staging frame made of them executes the batch whole.
-# Not among them: limits, joins, user functions over whole partitions (which may stop early), caches.
+# Plan nodes that read every row of their child (not: limits, joins, caches, functions over partitions).
 _NARROW = {
     "ProjectExec",
     "FilterExec",
@@ -57,7 +56,7 @@ _NARROW = {
     "MapInArrowExec",
 }
 
-# the exceptions by which Spark tells that a query was stopped, in the text of an error from Python
+# exceptions that mean that a query was stopped, in the text of an error from Python
 _INTERRUPTIONS = (
     "java.lang.InterruptedException",
     "java.io.InterruptedIOException",
@@ -81,32 +80,31 @@ def transactional(
 ) -> Transactional:
     """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
 
-    ``url`` or ``data``: the broker. ``app_id``: the pipeline's stable name, the same as the source's ``appId`` where the
-    source is txmq. ``ledger``: a Delta table (path or name) that gets the offsets of every batch; ``ledger_sync`` waits for it
-    before the batch ends. ``after_commit``: the functions ``f(rows, sequence)`` that ``tx.after_commit`` names. ``persist``
-    caches the batch while ``fn`` runs. ``lineage``: on Spark Connect with another source than txmq, a string to change together
-    with the checkpoint.
+    ``url`` or ``data``: the broker. ``app_id``: the stable name of the pipeline, equal to the ``appId`` of a
+    txmq source. ``ledger``: a Delta table (path or name) for the offsets of every batch; ``ledger_sync``:
+    write it before the batch ends. ``after_commit``: the functions ``f(rows, sequence)`` for
+    ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs. ``lineage``: on Spark
+    Connect with a source that is not txmq, a string that you change together with the checkpoint.
 
-    Raises OptionError. What a batch raises is the :class:`TxmqError` of its step; ``fn``'s own exceptions pass unchanged,
-    after the batch is rolled back.
+    Raises OptionError. A batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
     """
     if not callable(fn):
-        raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}; pass the function itself")
+        raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
     given = {"url": url, "data": None if data is None else os.fspath(data), "appId": app_id}
     given |= {"onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
     options = write_options({name: value for name, value in given.items() if value is not None}, "stream write")
     functions = dict(after_commit or {})
     for name, function in functions.items():
         if not callable(function):
-            raise OptionError(f"after_commit[{name!r}] is {function!r}; give a function f(rows, sequence)")
+            raise OptionError(f"after_commit[{name!r}] is {function!r}", "give a function f(rows, sequence)")
     if ledger_sync and not ledger:
-        raise OptionError("ledger_sync=True without ledger; name the Delta table with ledger=")
+        raise OptionError("ledger_sync=True without ledger", "name the Delta table with ledger=")
     return Transactional(fn, options, functions, ledger=ledger, ledger_sync=ledger_sync, persist=persist, lineage=lineage)
 
 
 @dataclass
 class _Staged:
-    """What ``fn`` staged under one target: the target must be the same each time."""
+    """The first rows that ``fn`` staged for a target; later ones must have the same target."""
 
     target: dict[str, Any]
     schema: StructType | None
@@ -114,7 +112,7 @@ class _Staged:
 
 @dataclass
 class BatchTransaction:
-    """``tx``: what ``fn`` may do within the micro-batch. ``sequence`` counts the app's batches over all checkpoints, from 1."""
+    """``tx``: the operations of ``fn``. ``sequence`` counts the app's batches over all checkpoints."""
 
     app_id: str
     query_id: str
@@ -129,15 +127,17 @@ class BatchTransaction:
     _closed: bool = field(default=False, repr=False)
 
     def publish(self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None) -> None:
-        """Publish ``rows``: column ``body`` (string or binary), optionally ``exchange``, ``routing_key``, ``properties``.
+        """Publish ``rows``: ``body`` (string or binary), optionally ``exchange``, ``routing_key``,
+        ``properties``.
 
-        A column wins over the argument. ``queue`` is short for the default exchange and this routing key. Raises OptionError.
+        A column overrides the argument. ``queue`` means exchange "" and this routing key. Raises OptionError.
         """
         self._refuse_late_use("publish")
         if queue is not None:
             if exchange or routing_key:
                 raise OptionError(
-                    f"publish with queue={queue!r} and exchange or routing_key; queue is short for exchange='' and routing_key={queue!r}"
+                    f"publish has queue={queue!r} and also exchange or routing_key",
+                    f"queue means exchange='' and routing_key={queue!r}, so give one of them",
                 )
             routing_key = queue
         check_publish_columns(rows.schema)
@@ -146,20 +146,20 @@ class BatchTransaction:
     def append(self, rows: DataFrame, table: str, **options: Any) -> None:
         """Append ``rows`` to a Delta table (path or name), exactly once, after the decision.
 
-        ``options`` are the writer's (``mergeSchema=True``) and ``partitionBy`` (a column or a list). Several appends of a batch
-        to one table become one Delta commit and need the same options and columns. Raises OptionError.
+        ``options`` are writer options (``mergeSchema=True``) and ``partitionBy`` (a column or a list).
+        Appends to one table are one Delta commit and need the same options and columns. Raises OptionError.
         """
         self._refuse_late_use("append")
         if not isinstance(table, str) or not table:
-            raise OptionError(f"append to {table!r}; give the path or the name of a Delta table")
+            raise OptionError(f"append to {table!r}", "give the path or the name of a Delta table")
         spark = rows.sparkSession
         chosen, columns = delta.writer_options(table, options)
         found = resolve(spark, table)
         fit = self._owner.check_table(spark, found, nullable(rows.schema), chosen, columns)
         rows = delta.fitted(rows, fit)
         schema = nullable(rows.schema)
-        columns = [] if found.exists else columns  # they are the table's own
-        # what Delta will know the append by is decided with it: whatever follows, a repeated append is known by the same
+        columns = [] if found.exists else columns  # an existing table has its own
+        # stored with the decision, so that a repeated append has the same txnAppId
         txn = txn_app_id(self.app_id, self._owner.engine.identity(), found.location)
         target = {"options": chosen, "partition_by": columns, "schema": schema.json(), "txn_app_id": txn, "location": found.location}
         self._same_target("append", found.location, target, schema)
@@ -167,10 +167,7 @@ class BatchTransaction:
         self._stage(rows, "append", {**target, "table": found.name, "table_id": found.table_id})
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
-        """Hand ``rows`` to the function ``name`` of ``transactional(after_commit=...)`` after the decision: at least once, in order.
-
-        Raises OptionError where there is no such function.
-        """
+        """Call function ``name`` after the decision, in order, at least once. Raises OptionError."""
         self._refuse_late_use("after_commit")
         self._owner.function(name)
         schema = nullable(rows.schema)
@@ -190,15 +187,13 @@ class BatchTransaction:
             return
         what = "columns" if earlier.target["schema"] != target["schema"] else "options"
         raise OptionError(
-            f"two {kind}s to {name!r} in one micro-batch have different {what}, and they become one commit; "
-            f"give both the same {what}, or union them by name first"
+            f"two {kind}s to {name!r} in one micro-batch have different {what}, but they are one commit",
+            f"give both the same {what}, or union them by name first",
         )
 
     def _refuse_late_use(self, operation: str) -> None:
         if self._closed:
-            raise OptionError(
-                f"tx.{operation} after the function returned; the micro-batch is decided by then, call it within the function"
-            )
+            raise OptionError(f"tx.{operation} after the function returned", "call it within the function")
 
 
 class Transactional:
@@ -227,13 +222,13 @@ class Transactional:
         self._forget_process()
 
     def _forget_process(self) -> None:
-        """What belongs to this process and is not pickled."""
+        """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
         self._started = False
         self._checked: dict[tuple[str, ...], Fit | None] = {}
         self._guarded: set[tuple[str, str]] = set()
         self._ledger: DeltaLedger | None = None
-        self._session = SparkSession.getActiveSession()  # the user's: a batch only has a clone of it
+        self._session = SparkSession.getActiveSession()  # the user's session; a batch has a clone of it
 
     def __getstate__(self) -> dict[str, Any]:
         kept = dict(self.__dict__)
@@ -247,7 +242,7 @@ class Transactional:
 
     # -- one micro-batch ------------------------------------------------------------------------------------------------
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        with self._lock:  # two queries with one app_id are refused by the engine, not interleaved here
+        with self._lock:  # the engine refuses two queries with one app_id
             try:
                 self._run(batch, int(batch_id))
             except Exception as error:
@@ -259,7 +254,7 @@ class Transactional:
         spark = batch.sparkSession
         engine = staging.engine_at(self.address)
         query_id, consumes = self._identity(spark, engine)
-        if not self._started:  # C5 of an earlier process: before this batch is opened, so that the order holds
+        if not self._started:  # C5 of an earlier process, before this batch, to keep the order
             self._apply_decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
             self._started = True
@@ -267,7 +262,7 @@ class Transactional:
         opened = engine.open_batch(self.app_id, query_id, batch_id, self._options.on_new_checkpoint, consumes=consumes)
         failpoint.here("foreach.opened")
         if opened.entry is not None:
-            staging.execute(batch)  # a stateful query must write its state, and the engine compares the range that is read
+            staging.execute(batch)  # to write the state of the query and to compare the range
             failpoint.here("foreach.replayed")
             decided = opened.entry
         else:
@@ -310,28 +305,28 @@ class Transactional:
                 batch.unpersist()
 
     def _roll_back(self, engine: Engine, token: str, error: BaseException) -> None:
-        """Drop the attempt; a decided one refuses, and its replay answers ALREADY. ``error`` is what the user must see."""
+        """Drop the attempt, unless it is decided: then its replay is answered ALREADY."""
         if isinstance(error, ConnectionFailed):
-            return  # nobody answers; what is not named in a decision is dropped with a later one
+            return  # the broker does not answer; it drops the branches with a later decision
         try:
             engine.rollback_batch(token)
         except TxmqError as refused:
-            log.warning("micro-batch not rolled back after %s: %s", type(error).__name__, refused)
+            log.warning("the micro-batch was not rolled back after %s: %s", type(error).__name__, refused)
 
     def _identity(self, spark: SparkSession, engine: Engine) -> tuple[str, bool]:
-        """(query_id, whether the commit consumes what the batch has read)."""
+        """(query_id, whether the commit consumes the rows that the batch has read)."""
         if not is_connect(spark):
             query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
             if not query_id:
-                raise OptionError("transactional runs within foreachBatch of a streaming query, and this thread belongs to none")
+                raise OptionError("transactional was called outside a query", "use it in foreachBatch")
             return query_id, True
         if self._lineage:
             return self._lineage, False
         if any(app.app_id == self.app_id and app.queues for app in engine.apps()):
-            return "", False  # the claims of the txmq source tell one checkpoint from another
+            return "", False  # the claims of the txmq source distinguish checkpoints
         raise OptionError(
-            f"app {self.app_id!r} on Spark Connect reads another source than txmq, and nothing tells one checkpoint from another there; "
-            "pass lineage= with a string that you change together with the checkpoint"
+            f"app {self.app_id!r} on Spark Connect has no txmq source, so its checkpoints look the same",
+            "pass lineage= with a string that you change together with the checkpoint",
         )
 
     # -- C5 -------------------------------------------------------------------------------------------------------------
@@ -340,16 +335,14 @@ class Transactional:
             return self._functions[name]
         except KeyError:
             known = ", ".join(sorted(self._functions)) or "none"
-            raise OptionError(
-                f"no function {name!r} in transactional(after_commit=...) of app {self.app_id!r} (there: {known}); add it under this name"
-            ) from None
+            raise OptionError(f"no function {name!r} in after_commit (there: {known})", "add it") from None
 
     @property
     def engine(self) -> Engine:
         return staging.engine_at(self.address)
 
     def guard(self, spark: SparkSession, table: Table, txn: str) -> None:
-        """Once per process and table: would Delta skip this append?"""
+        """Check, once per process and table, that Delta would not skip this append."""
         if (table.table_id, txn) in self._guarded:
             return
 
@@ -363,17 +356,17 @@ class Transactional:
     def check_table(
         self, spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], columns: list[str]
     ) -> Fit | None:
-        """Once per process, shape of the rows and shape of the table: would this append fail after the decision?"""
+        """Check, once per process and shape, that this append would not fail after the decision."""
         shape = (*table.shape, schema.json(), repr(sorted(options.items())), *columns)
         if shape not in self._checked:
             self._checked[shape] = delta.check_append(spark, table, schema, options, columns)
         return self._checked[shape]
 
     def _apply_decided(self, spark: SparkSession, engine: Engine) -> None:
-        """Everything that is decided and not applied, in the order of the decisions."""
+        """Apply every decided batch that is not applied, in the order of the decisions."""
         for entry in engine.unapplied(self.app_id):
             tables, functions = _grouped(entry)
-            for name in functions:  # before the first effect of this batch
+            for name in functions:  # fails before the first effect of this batch
                 self.function(name)
             for number, parts in enumerate(tables.values()):
                 failpoint.here(f"foreach.applying.{number}")
@@ -387,13 +380,13 @@ class Transactional:
 
     def _append_to(self, spark: SparkSession, entry: LedgerEntry, parts: list[ToApply]) -> None:
         if not sum(part.rows for part in parts):
-            return  # a Delta commit costs as much empty as full
-        # a table that is spelled both ways and not there yet: by its name the catalog gets to know it
+            return  # an empty Delta commit costs as much as a full one
+        # a new table that is given as name and as path: the name creates it in the catalog
         table = resolve(spark, min((part.target["table"] for part in parts), key=is_path))
         if any(part.target.get("table_id") for part in parts) and not table.exists:
             raise OptionError(
-                f"table {table.name!r} was dropped after batch {entry.sequence} of app {self.app_id!r} was decided and not applied; "
-                f"create it again and start the query. {delta.UNAPPLIED}"
+                f"table {table.name!r} was dropped before app {self.app_id!r} wrote batch {entry.sequence}",
+                f"create it again and start the query, or {delta.UNAPPLIED}",
             )
         try:
             self._append(spark, table, entry, parts)
@@ -401,15 +394,16 @@ class Transactional:
             if cause(error) is not None or any(name in str(error) for name in _INTERRUPTIONS):
                 raise
             raise NotApplied(
-                f"batch {entry.sequence} of app {self.app_id!r} is decided and kept, but table {table.name!r} does not take its rows "
-                f"({_told(error)}). Mend the table and start the query again. Or: {delta.UNAPPLIED}"
+                f"table {table.name!r} does not take its rows of batch {entry.sequence}, app {self.app_id!r} "
+                f"({_told(error)}); the batch is decided, and the broker keeps the rows",
+                f"repair the table and start the query again, or {delta.UNAPPLIED}",
             ) from error
 
     def _append(self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]) -> None:
         delta.append(
             self._rows(spark, parts),
             table,
-            txn_app_id=parts[0].target.get("txn_app_id", self.app_id),  # an entry that an earlier version decided has none
+            txn_app_id=parts[0].target.get("txn_app_id", self.app_id),  # not in entries of old versions
             txn_version=entry.sequence,
             batch=offsets_of(entry),
             decided_at_us=entry.committed_at_us,
@@ -429,7 +423,7 @@ class Transactional:
         if is_connect(spark):
             self._ledger = DeltaLedger(spark, self._ledger_table, engine, self.app_id)
             return
-        # the user's session: the batch's is a clone of it, whose listeners hear nothing
+        # the user's session: listeners of its clone for the batch are not called
         owner = self._session or SparkSession._instantiatedSession or spark
         self._ledger = DeltaLedger(owner.newSession(), self._ledger_table, engine, self.app_id)
         if not self._ledger_sync:
@@ -439,14 +433,14 @@ class Transactional:
             owner.streams.addListener(FlushAtEnd(self._ledger, query_id))
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until the Delta ledger has every decided batch. Raises TimeoutError, or what its last write raised."""
+        """Wait until the Delta ledger has every decided batch. Raises TimeoutError, or the last error."""
         if self._ledger_table is None:
             return
         ledger = self._ledger
-        if ledger is None:  # Spark Connect, where the batches run in another process, or no batch yet
+        if ledger is None:  # no batch yet, or Spark Connect, where batches run in another process
             session = SparkSession.getActiveSession()
             if session is None:
-                raise OptionError("flush needs a Spark session in this thread; call it before spark.stop()")
+                raise OptionError("flush needs a Spark session in this thread", "call it before spark.stop()")
             ledger = DeltaLedger(session, self._ledger_table, staging.engine_at(self.address), self.app_id)
             ledger.write_missing(session)
             return
@@ -454,15 +448,15 @@ class Transactional:
 
 
 def txn_app_id(app_id: str, identity: str, location: str) -> str:
-    """What Delta knows an app's appends to a table by: batch numbers count within one data directory.
+    """The txnAppId of an app's appends to a table: batch numbers count within one data directory.
 
-    The location is in it for what nobody can tell to be one table, as ``s3://b/t`` and ``s3a://b/t``: two commits instead of one.
+    It contains the location: spellings that txmq cannot compare (``s3://t``, ``s3a://t``) make two commits.
     """
     return f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
 
 
 def _grouped(entry: LedgerEntry) -> tuple[dict[str, list[ToApply]], dict[str, list[ToApply]]]:
-    """What is to apply, by table (not its spelling) and by function name, each in the order of staging."""
+    """The parts to apply, by location of the table and by function name, each in the order of staging."""
     tables: dict[str, list[ToApply]] = {}
     functions: dict[str, list[ToApply]] = {}
     for part in entry.to_apply:
@@ -474,7 +468,7 @@ def _grouped(entry: LedgerEntry) -> tuple[dict[str, list[ToApply]], dict[str, li
 
 
 def _holds_java_trace(error: BaseException | None) -> bool:
-    """Whether Python would print a Java stack trace with this error."""
+    """Whether this error contains a Java stack trace."""
     while error is not None:
         if isinstance(error, Py4JJavaError):
             return True
@@ -485,8 +479,8 @@ def _holds_java_trace(error: BaseException | None) -> bool:
 def _shortened(error: BaseException) -> Exception:
     """The error without its Java stack trace.
 
-    Spark 4.2 searches the text of a failed foreachBatch for interruptions, with a regular expression that overflows the stack on
-    a long text; the query then ends as if nothing had happened.
+    Spark 4.2 searches the text of a failed foreachBatch for interruptions with a regular expression. A long
+    text overflows the stack, and the query then ends without an error.
     """
     found = cause(error)
     if found is not None:
@@ -505,15 +499,15 @@ def _told(error: BaseException) -> str:
 
 
 def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
-    """Whether executing ``frame`` executed every row of ``batch``. False wherever that is not certain: then it is executed once more."""
+    """Whether executing ``frame`` executes every row of ``batch``; False if that is not certain."""
     if is_connect(frame):
         return False
-    with suppress(Exception):  # the plan is Spark's private matter; not to understand it costs one execution, no more
+    with suppress(Exception):  # the plan is private to Spark; False executes the batch once more
         nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
         own = [node.rdd().id() for name, node in _plan_nodes(batch._jdf.queryExecution().executedPlan()) if name == "RDDScanExec"]
         leaves = [node for name, node in nodes if name == "RDDScanExec"]
         inner = [name for name, _ in nodes if name != "RDDScanExec"]
-        # one MapInArrowExec is the staging itself; another one is the user's
+        # one MapInArrowExec is the staging; another one belongs to the user
         return (
             len(own) == 1 and [leaf.rdd().id() for leaf in leaves] == own and set(inner) <= _NARROW and inner.count("MapInArrowExec") == 1
         )

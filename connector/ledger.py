@@ -1,10 +1,11 @@
-"""The Delta table of the offsets: a copy of the engine's ledger, for everybody who can read Delta.
+"""The Delta ledger: a copy of the engine's ledger in a Delta table.
 
-Not here: the ledger itself, which is the engine's; nothing is ever decided by this table.
+Not here: the ledger itself (the engine). This table decides nothing.
 
-Invariant: the table has exactly the rows of a prefix of the engine's entries of an app, in the order of their sequence. Every
-commit carries txnAppId ``txmq-ledger:<app>@<data directory>`` and the last sequence it holds as txnVersion, so of two writers one
-loses and finds the rows there. An entry is known by its token: what counts as written is looked at.
+Invariant: the table has exactly the rows of the first entries of an app, in the order of their sequence.
+Every commit carries txnAppId ``txmq-ledger:<app>@<data directory>`` and its last sequence as txnVersion, so
+the second of two writers is skipped. Entries are identified by their tokens, which are read back from the
+table.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ LEDGER_COLUMNS = (
     "messages bigint, published bigint, committed_at timestamp"
 )
 _KEY = ("app_id", "query_id", "batch_id", "token", "log")
-# A Delta commit costs the same for one row and a thousand; above this many waiting entries one MERGE is cheaper.
+# A Delta commit costs the same for one row and for a thousand. With more entries than this, one MERGE is
+# cheaper.
 APPENDED_ONE_BY_ONE = 2
 RETRY_PAUSE_S = 1.0
 
 
 def offsets_of(entry: LedgerEntry) -> dict[str, Any]:
-    """The batch in a Delta commit's userMetadata."""
+    """The userMetadata of the Delta commit of a batch."""
     return {
         "app_id": entry.app_id,
         "sequence": entry.sequence,
@@ -50,9 +52,10 @@ def offsets_of(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
-    """One row per log, or one with a null log. ``published`` is the whole batch's, the same on each of its rows.
+    """One row per log, or one with a null log. ``published`` counts the whole batch and is the same in each
+    row.
 
-    ``messages`` of a log is null where a batch over several logs skipped settled messages: only their sum is known then.
+    ``messages`` is null if a batch over several logs skipped settled messages, because only the sum is known.
     """
     committed_at = datetime.datetime.fromtimestamp(entry.committed_at_us / 1e6, datetime.timezone.utc)
     identity = (entry.app_id, entry.query_id, entry.batch_id, entry.token)
@@ -74,7 +77,7 @@ def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
 
 
 def held_tokens(spark: SparkSession, table: str, tokens: Sequence[str]) -> set[str]:
-    """Which of these batches the ledger table has."""
+    """The tokens of those of these batches that the ledger table has."""
     found = resolve(spark, table)
     if not found.exists:
         return set()
@@ -84,10 +87,10 @@ def held_tokens(spark: SparkSession, table: str, tokens: Sequence[str]) -> set[s
 
 
 class DeltaLedger:
-    """Keeps the Delta table behind the engine's ledger of one app.
+    """Copies the engine's ledger of one app to the Delta table.
 
-    ``spark`` should be a session of its own: a MERGE sets its Delta configuration. ``start`` makes a thread that writes what
-    ``notify`` announces; without it ``write_missing`` writes in the caller's thread.
+    ``spark`` should be a separate session, because a MERGE sets its Delta configuration. ``start`` creates a
+    thread that writes after ``notify``; ``write_missing`` writes in the caller's thread.
     """
 
     def __init__(self, spark: SparkSession, table: str, engine: Engine, app_id: str) -> None:
@@ -95,10 +98,10 @@ class DeltaLedger:
         self._table = table
         self._engine = engine
         self._app_id = app_id
-        self._txn_app_id = ""  # known with the first round
+        self._txn_app_id = ""  # set in the first round
         self._writing = threading.Lock()
         self._changed = threading.Condition()
-        self._asked = 1  # the first round repairs what an earlier process left
+        self._asked = 1  # the first round writes what an earlier process did not write
         self._done = 0
         self._error: BaseException | None = None
         self._closed = False
@@ -106,7 +109,7 @@ class DeltaLedger:
 
     # -- writing --------------------------------------------------------------------------------------------------------
     def write_missing(self, spark: SparkSession | None = None) -> None:
-        """Write every entry that the table lacks, in order, and tell the engine."""
+        """Write all missing entries in order, and mark them in the engine."""
         with self._writing:
             session = spark or self._spark
             while entries := self._engine.unmirrored(self._app_id):
@@ -119,7 +122,7 @@ class DeltaLedger:
                     self._merge(session, entries)
 
     def _started(self, spark: SparkSession, entries: list[LedgerEntry]) -> list[LedgerEntry]:
-        """What of ``entries`` an earlier process, maybe one of an earlier version, has not written before it could say so."""
+        """The rest of ``entries``, without those that an earlier process wrote and did not mark."""
         txn_app_id = f"txmq-ledger:{self._app_id}@{self._engine.identity()}"
 
         def decided() -> int:
@@ -146,15 +149,19 @@ class DeltaLedger:
                 decided_at_us=entry.committed_at_us,
             )
         except LineageConflict:
-            if entry.token not in held_tokens(spark, self._table, [entry.token]):  # else another writer's MERGE has it
+            # the MERGE of another writer may have written it
+            if entry.token not in held_tokens(spark, self._table, [entry.token]):
                 raise
         failpoint.here("ledger.appended")
         self._engine.mark_mirrored(self._app_id, entry.sequence)
         failpoint.here("ledger.marked")
 
     def _merge(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> None:
-        """Many entries in one commit. By key, because another writer may have appended some of them meanwhile; under the same
-        txnAppId, because Delta lets a blind append pass beside a MERGE, and refuses two commits of one app."""
+        """Write many entries in one commit.
+
+        By key, because another writer may have appended some of them. Under the same txnAppId, because Delta
+        allows a blind append concurrent with a MERGE, but not two commits of one app.
+        """
         last = entries[-1]
         if not resolve(spark, self._table).exists:
             self._append(spark, entries[0])
@@ -179,8 +186,10 @@ class DeltaLedger:
         missing = {entry.token for entry in entries} - held_tokens(spark, self._table, [entry.token for entry in entries])
         if missing:
             raise LineageConflict(
-                f"Delta has skipped batches of app {self._app_id!r}: ledger {self._table!r} holds others with these numbers. An older copy "
-                "of the broker's data directory was restored, or two copies of it are in use; use the newest one, or another ledger table"
+                f"Delta has skipped batches of app {self._app_id!r}, "
+                f"because ledger {self._table!r} holds others with these numbers: "
+                "an older copy of the broker's data directory was restored, or two copies are in use",
+                "use the newest data directory, or another ledger table",
             )
         failpoint.here("ledger.appended")
         self._engine.mark_mirrored(self._app_id, last.sequence)
@@ -188,19 +197,21 @@ class DeltaLedger:
 
     # -- in the background ----------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Write behind, in a thread that ends with the process or with ``close``."""
+        """Write in a background thread, which ends with the process or with ``close``."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name=f"txmq-ledger-{self._app_id}", daemon=True)
             self._thread.start()
 
     def notify(self) -> None:
-        """Something was decided."""
+        """A batch was decided."""
         with self._changed:
             self._asked += 1
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything decided before this call is in the table. Raises TimeoutError, or what the last write raised."""
+        """Wait until all batches decided before this call are in the table. Raises TimeoutError, or the last
+        error.
+        """
         if self._thread is None:
             self.write_missing()
             return
@@ -217,12 +228,12 @@ class DeltaLedger:
                 if left <= 0 or self._closed:
                     raise TimeoutError(
                         f"the Delta ledger {self._table!r} of app {self._app_id!r} is not complete after {timeout_s} s; "
-                        "flush again, or let the next start repair it"
+                        "call flush again; the next start also repairs it"
                     )
                 self._changed.wait(left)
 
     def close(self) -> None:
-        """End the thread after the write it is in; what is missing is written at the next start."""
+        """End the thread after its current write. The next start writes the missing rows."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -255,7 +266,7 @@ class DeltaLedger:
                     self._changed.wait_for(lambda: self._closed, RETRY_PAUSE_S)
 
     def _stopped(self) -> bool:
-        """Whether ``spark.stop()`` came first: then the next start repairs the table."""
+        """Whether ``spark.stop()`` was called; the next start then repairs the table."""
         if is_connect(self._spark):
             client: Any = self._spark
             return bool(client.is_stopped)

@@ -2,7 +2,7 @@
 
 Not here: the writing itself (ledger.py).
 
-Invariant: a listener only ever hurries a write that would be repaired at the next start anyway; nothing depends on it.
+Invariant: nothing depends on a listener. It only writes earlier what the next start would write.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ FLUSH_AT_END_S = 30.0
 
 
 class FlushAtEnd(StreamingQueryListener):
-    """Completes the ledger when the query with this id ends, or, without an id, any query; ``each_progress`` after each batch, too."""
+    """Completes the ledger when the query with this id ends (without an id: any query).
+
+    With ``each_progress`` it also writes after each micro-batch.
+    """
 
     def __init__(self, ledger: DeltaLedger, query_id: str | None = None, *, each_progress: bool = False) -> None:
         self._ledger = ledger
@@ -51,12 +54,13 @@ class FlushAtEnd(StreamingQueryListener):
         try:
             self._ledger.flush(FLUSH_AT_END_S)
         except Exception as error:
-            # the listener bus has nobody to tell; the table lags and the next start repairs it
-            log.warning("Delta ledger not complete at the end of the query: %s", (str(error).splitlines() or ["?"])[0])
+            # the listener bus reports no errors; the table lags and the next start repairs it
+            text = (str(error).splitlines() or ["?"])[0]
+            log.warning("the Delta ledger is not complete at the end of the query: %s", text)
 
 
 class Mirror:
-    """What ``mirror_offsets`` returns: ``flush`` waits for the table, ``close`` takes the listener away."""
+    """The result of ``mirror_offsets``: ``flush`` waits for the table, ``close`` removes the listener."""
 
     def __init__(self, spark: SparkSession, ledger: DeltaLedger, listener: StreamingQueryListener) -> None:
         self._spark = spark
@@ -64,11 +68,12 @@ class Mirror:
         self._listener = listener
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until the table has every decided batch. Raises TimeoutError, or what the last write raised."""
+        """Wait until the table has every decided batch. Raises TimeoutError, or the error of the last write.
+        """
         self._ledger.flush(timeout_s)
 
     def close(self) -> None:
-        """Stop mirroring; what is missing is written at the next start."""
+        """Stop mirroring; the next start writes the missing rows."""
         self._spark.streams.removeListener(self._listener)
         self._ledger.close()
 
@@ -80,12 +85,13 @@ class Mirror:
 
 
 def mirror_offsets(spark: SparkSession, *, ledger: str, app_id: str, url: str | None = None, data: str | None = None) -> Mirror:
-    """Keep the Delta table ``ledger`` (path or name) behind the micro-batches of ``app_id``, for native sinks and sources.
+    """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks and
+    sources.
 
-    Repairs what an earlier process left, then follows the query's progress. Raises OptionError.
+    Writes the rows that an earlier process did not write, then follows the query. Raises OptionError.
     """
     if not ledger:
-        raise OptionError("mirror_offsets without ledger; name the Delta table with ledger=")
+        raise OptionError("mirror_offsets without ledger", "name the Delta table with ledger=")
     given = {"url": url, "data": data, "appId": app_id}
     address = write_options({name: value for name, value in given.items() if value is not None}, "stream write").address
     engine = engine_at(address)

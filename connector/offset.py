@@ -1,12 +1,13 @@
-"""Offsets as Spark logs them: a JSON object from log to the next offset to read, or to ``"start"``.
+"""Offsets in Spark's offset log: a JSON object from log to the next offset to read, or to ``"start"``.
 
-Not here: what they mean to the broker (engine.py). Invariant: what leaves :func:`symbolic` and comes back from a checkpoint through
-:func:`vector` is a vector of exactly the queues of this query, or one clear error; a number is never made up (S1).
+Not here: their meaning in the broker (engine.py). Invariant: an offset from :func:`symbolic` that a
+checkpoint returns through :func:`vector` has exactly the queues of this query, or there is one error; no
+number is invented (S1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from broker_core.engine import START, Vector
@@ -14,7 +15,9 @@ from broker_core.errors import LineageConflict
 
 
 def symbolic(logs: Sequence[str]) -> Vector:
-    """S1: the offset that a new query starts from. Spark asks for it again when batch 0 is replayed, so it may not hold a number."""
+    """S1: the start of a new query. Spark asks for it again when batch 0 is replayed, so it must not hold a
+    number.
+    """
     return dict.fromkeys(logs, START)
 
 
@@ -23,17 +26,24 @@ def is_symbolic(vector: Mapping[str, int | str]) -> bool:
 
 
 def vector(logged: Any, logs: Sequence[str]) -> Vector:
-    """The offset that Spark hands back. Raises LineageConflict where it is not one of ``logs`` or not txmq's."""
+    """The offset that Spark passes back. Raises LineageConflict if it is not one of ``logs`` or not from
+    txmq.
+    """
     if not isinstance(logged, dict) or not all(_is_offset(offset) for offset in logged.values()):
         raise LineageConflict(
-            f"the checkpoint holds the offset {logged!r}, which no txmq source wrote; start the query with a checkpoint of its own"
+            f"the checkpoint holds the offset {logged!r}, which no txmq source wrote",
+            "start the query with another checkpoint",
         )
     if set(logged) != set(logs):
         raise LineageConflict(
-            f"the checkpoint holds offsets of {', '.join(sorted(logged))}, but the query reads {', '.join(sorted(logs))}; "
-            "keep the queues of a query, or start a new one with a new checkpoint and a new appId"
+            f"the checkpoint holds offsets of {_listed(logged)}, but the query reads {_listed(logs)}",
+            "read the same queues, or start a new query with a new checkpoint and a new appId",
         )
     return {log: logged[log] for log in logs}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def _is_offset(offset: Any) -> bool:

@@ -1,10 +1,10 @@
-"""The options of ``format("txmq")``: one table, from which they are parsed, checked and documented.
+"""The options of ``format("txmq")``: one table to parse, check and document them.
 
-Not here: what an option does. A reader or writer gets a :class:`ReadOptions` or :class:`WriteOptions` and never looks at a raw
-option again.
+Not here: the effect of an option. A reader or writer gets a :class:`ReadOptions` or :class:`WriteOptions`,
+never a raw option.
 
-Invariant: no option is silently ignored. One that is unknown, wrong, contradictory or of another direction raises one OptionError
-that names the option, the value, what is allowed and, for a near miss, the option probably meant.
+Invariant: no option is silently ignored. An unknown, wrong or contradictory option raises one OptionError,
+which names the option, the value, the allowed values and, for a typing error, the likely option.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ READ: tuple[Mode, ...] = ("stream read", "batch read")
 WRITE: tuple[Mode, ...] = ("stream write", "batch write")
 STREAM: tuple[Mode, ...] = ("stream read", "stream write")
 
-EARLIEST, LATEST = -2, -1  # in JSON offsets, as Spark's Kafka source has it
+EARLIEST, LATEST = -2, -1  # in JSON offsets, as in Spark's Kafka source
 
-# Spark puts these into the options of a sink; they are its own.
+# Spark adds these to the options of a sink.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
 _URL = re.compile(r"(txmqs?|kafka)://[^/\s]+/?")
@@ -41,7 +41,7 @@ _UNIT_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 class _Wrong(ValueError):
-    """A value is not allowed; the text says what is."""
+    """A value is not allowed; the text lists the allowed ones."""
 
 
 # -- parsers: text -> value, or _Wrong(what is allowed) ------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _offsets(value: str) -> str | dict[str, int]:
 
 
 def _timestamp_us(value: str) -> int:
-    """Milliseconds since the epoch, or ISO 8601 (UTC where no zone stands), as microseconds since the epoch."""
+    """Milliseconds since the epoch, or ISO 8601 (UTC without a zone), as microseconds since the epoch."""
     text = value.strip()
     if re.fullmatch(r"\d{1,15}", text):
         return int(text) * 1000
@@ -157,7 +157,9 @@ def _timestamp_us(value: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: ``default`` as text (None: no default), ``modes`` it applies to, ``required`` modes, ``excludes`` other options."""
+    """One row: ``default`` as text or None, the ``modes`` it applies to, ``required`` modes, other options it
+    ``excludes``.
+    """
 
     name: str
     default: str | None
@@ -170,27 +172,35 @@ class Option:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("url", None, _url, ALL, "a broker that runs elsewhere: `txmq://host:5673`", excludes=("data",)),
-    Option("data", None, _directory, ALL, "the broker of this data directory, started when needed; one of `url`, `data` is required"),
+    Option("url", None, _url, ALL, "a running broker: `txmq://host:5673`", excludes=("data",)),
+    Option("data", None, _directory, ALL,
+           "the broker of this data directory, started if needed; one of `url`, `data` is required"),
     Option("queue", None, _names, ALL, "read: one queue, or several separated by commas; write: default exchange and this routing key",
            required=READ, excludes=("exchange", "routingKey")),
     Option("appId", None, _name, STREAM, "the stable name of the pipeline: owner of the claim and of the ledger entry", required=STREAM),
     Option("startingOffsets", "earliest", _offsets, READ,
-           '`earliest`, `latest` or JSON `{"queue": offset}`; for a new query; what it skips stays',
+           '`earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay',
            excludes=("startingTimestamp",)),
     Option("startingTimestamp", None, _timestamp_us, READ, "first message committed at or after it (ms since the epoch, or ISO 8601)"),
     Option("endingOffsets", "latest", _offsets, ("batch read",), '`latest` or JSON `{"queue": offset}`, exclusive'),
-    Option("maxOffsetsPerTrigger", None, _positive, ("stream read",), "most messages of a micro-batch; a transaction is not split"),
-    Option("maxBytesPerTrigger", None, _size_bytes, ("stream read",), "most bytes of a micro-batch (`10m`); a transaction is not split"),
-    Option("minOffsetsPerTrigger", None, _positive, ("stream read",), "wait until so many messages are there, over all queues"),
-    Option("maxTriggerDelay", "15m", _duration_s, ("stream read",), "but no longer than this after the oldest came (`30s`)",
+    Option("maxOffsetsPerTrigger", None, _positive, ("stream read",),
+           "maximum messages per micro-batch; a transaction is not split"),
+    Option("maxBytesPerTrigger", None, _size_bytes, ("stream read",),
+           "maximum bytes per micro-batch (`10m`); a transaction is not split"),
+    Option("minOffsetsPerTrigger", None, _positive, ("stream read",),
+           "wait for this many messages in all queues together"),
+    Option("maxTriggerDelay", "15m", _duration_s, ("stream read",),
+           "maximum wait after the commit of the oldest message (`30s`)",
            needs="minOffsetsPerTrigger"),
-    Option("minPartitions", None, _positive, READ, "least number of tasks of a micro-batch; without it, the parallelism of the cluster"),
-    Option("maxRecordsPerPartition", None, _positive, READ, "most messages of a task"),
+    Option("minPartitions", None, _positive, READ,
+           "minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host"),
+    Option("maxRecordsPerPartition", None, _positive, READ, "maximum messages per task"),
     Option("includeProperties", "false", _boolean, READ, "adds the column `properties`"),
-    Option("failOnDataLoss", "true", _boolean, ("stream read",), "fail when a message that the offsets name is gone"),
-    Option("exchange", "", _text, WRITE, "where to, when no column says it; empty: the default exchange"),
-    Option("routingKey", "", _text, WRITE, "routing key, when no column says it"),
+    Option("failOnDataLoss", "true", _boolean, ("stream read",),
+           "fail if messages of a claimed range no longer exist"),
+    Option("exchange", "", _text, WRITE,
+           "the exchange, unless a column gives it; empty: the default exchange"),
+    Option("routingKey", "", _text, WRITE, "the routing key, unless a column gives it"),
     Option("onUnroutable", "fail", _choice("fail", "drop"), WRITE, "a message that reaches no queue: `fail` the transaction, or `drop` it"),
     Option("onNewCheckpoint", "fail", _choice("fail", "resume"), STREAM,
            "another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended"),
@@ -215,7 +225,7 @@ def table() -> str:
 
 
 def check_known(raw: Mapping[str, str], modes: tuple[Mode, ...]) -> None:
-    """Raises OptionError for the first name that is no option at all."""
+    """Raises OptionError for the first name that is not an option."""
     for key, value in raw.items():
         if key.lower() not in BY_KEY and key.lower() not in SPARKS_OWN:
             _refuse_unknown(key.lower(), value, modes)
@@ -232,7 +242,7 @@ def _refuse_unknown(key: str, value: str, modes: tuple[Mode, ...]) -> None:
 
 
 def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
-    """Option name -> value, defaults included, None where an option is absent and has none. Raises OptionError."""
+    """Option name -> value or default; None for an absent option without default. Raises OptionError."""
     given = {key.lower(): value for key, value in raw.items() if key.lower() not in SPARKS_OWN}
     check_known(given, (mode,))
     for key, value in given.items():
@@ -250,7 +260,7 @@ def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
         else:
             values[option.name] = option.parse(option.default) if option.default is not None and mode in option.modes else None
     if values["url"] is None and values["data"] is None:
-        raise OptionError("option 'url' or 'data' is missing; say which broker: url = txmq://host:port, or data = its data directory")
+        raise OptionError("option 'url' or 'data' is missing", "set url=txmq://host:port, or data=DIR")
     return values
 
 
@@ -270,12 +280,14 @@ def _parse_one(option: Option, given: Mapping[str, str]) -> Any:
 
 
 def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
-    """The options with ``data`` made absolute; called on the driver, since a task may run in another working directory."""
+    """The options with an absolute ``data``; called in the driver, because a task may have another working
+    directory.
+    """
     if "data" in raw:
         try:
             raw["data"] = _directory(raw["data"])
         except _Wrong:
-            pass  # refused with the other options, when it is known what they are for
+            pass  # refused later, with the other options
     return raw
 
 
@@ -290,7 +302,7 @@ class Address:
     data: str | None
 
     def engine(self) -> Engine:
-        """The connection of this process, which is made when it is first used."""
+        """The connection of this process, which is opened at the first use."""
         return connect(url=self.url, data=self.data)
 
 

@@ -1,8 +1,8 @@
-"""An append rehearsed on a table of its own: Delta itself says whether it would take rows of this schema with these options.
+"""A rehearsal of an append on a temporary table, to test whether Delta accepts the schema and the options.
 
 Not here: the values (fit.py). Not on Spark Connect, where a client cannot write the log of a table.
 
-Invariant: the real table is not touched, and nothing is left.
+Invariant: the real table is not changed, and the temporary table is deleted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from pyspark.sql.types import StructType
 from broker_core.errors import OptionError
 from connector.table import Table, is_connect, snapshot_at
 
-# Tables whose commits a catalog takes: a copy of their log is no table.
+# Tables whose commits go through a catalog: a copy of their log is not a table.
 _COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
 
 
 def rehearse(spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
-    """Append no rows to a new table with the protocol and the metadata of ``table``. Raises OptionError with what Delta says."""
+    """Append no rows to a new table with the protocol and metadata of ``table``. Raises OptionError with
+    Delta's error.
+    """
     if is_connect(spark):
         return
     log: list[str] = []

@@ -1,7 +1,8 @@
 """The columns that Spark sees, and the conversions between them and the batches of the engine.
 
-Not here: what is done with rows. Invariants: a batch for Spark has exactly the Arrow types that Spark derives from the declared schema (it
-checks the first and trusts the rest), and all columns but ``properties`` are the engine's own buffers, not copies.
+Not here: the use of the rows. Invariants: a batch for Spark has exactly the Arrow types that Spark derives
+from the declared schema (Spark checks only the first batch), and all columns except ``properties`` are the
+engine's buffers, not copies.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from broker_core.errors import OptionError, RemoteProtocolError
 from broker_core.message import READ_SCHEMA, TIMESTAMP
 from broker_core.properties import Properties
 
-_OCTET_MAX = 127  # Spark's tinyint; AMQP's octet goes to 255
+_OCTET_MAX = 127  # maximum of Spark's tinyint; AMQP's octet goes to 255
 
 _PROPERTY_TYPES: dict[str, DataType] = {
     "content_type": StringType(),
@@ -84,7 +85,7 @@ def read_schema(*, include_properties: bool) -> StructType:
 
 
 def check_read_schema(given: StructType, *, include_properties: bool) -> None:
-    """Raises OptionError where a user's ``.schema(...)`` is not the source's own."""
+    """Raises OptionError if a user's ``.schema(...)`` differs from that of the source."""
     own = read_schema(include_properties=include_properties)
     if [(field.name, field.dataType) for field in given.fields] != [(field.name, field.dataType) for field in own.fields]:
         raise OptionError(
@@ -94,7 +95,7 @@ def check_read_schema(given: StructType, *, include_properties: bool) -> None:
 
 
 def to_spark(batches: Iterator[pa.RecordBatch], *, include_properties: bool) -> Iterator[pa.RecordBatch]:
-    """READ_SCHEMA batches as Spark wants them; the buffers of the plain columns are passed on as they are."""
+    """READ_SCHEMA batches in Spark's types, with the same buffers for the plain columns."""
     for batch in batches:
         columns = batch.columns
         if include_properties:
@@ -104,9 +105,10 @@ def to_spark(batches: Iterator[pa.RecordBatch], *, include_properties: bool) -> 
 
 
 def properties_column(encoded: pa.Array) -> pa.Array:
-    """AMQP-encoded properties as a struct column; null where a message has none, or damaged ones, which no door lets in today.
+    """AMQP-encoded properties as a struct column; null for a message without properties or with damaged ones.
 
-    A header that is no string is given as its JSON text; a priority or delivery mode above 127 as 127.
+    Damaged properties are only in old data directories. A header that is not a string becomes JSON text; a
+    priority or delivery mode above 127 becomes 127.
     """
     if len(encoded) == 0 or (pc.max(pc.binary_length(encoded)).as_py() or 0) == 0:
         return pa.nulls(len(encoded), ARROW_PROPERTIES)
@@ -119,7 +121,7 @@ def _struct_of(data: bytes) -> dict[str, Any] | None:
     try:
         return _as_struct(Properties.decode(data))
     except RemoteProtocolError:
-        return None  # one such message must not stop a pipeline for ever
+        return None  # one such message must not stop a pipeline
 
 
 def _as_struct(properties: Properties) -> dict[str, Any]:
@@ -155,13 +157,14 @@ def _as_json(value: Any) -> Any:
 
 
 def check_publish_columns(schema: StructType) -> None:
-    """Raises OptionError where rows of ``schema`` cannot be published: names the column, its type and what is allowed."""
+    """Raises OptionError if rows of ``schema`` cannot be published: column, type and allowed types."""
     by_name = {field.name: field.dataType for field in schema.fields}
     for name in schema.names:
         if name not in _PUBLISH_COLUMNS:
-            raise OptionError(f"column {name!r} is not part of a message; allowed are {', '.join(_PUBLISH_COLUMNS)}: select only these")
+            allowed = ", ".join(_PUBLISH_COLUMNS)
+            raise OptionError(f"column {name!r} is not part of a message; allowed are {allowed}")
     if "body" not in by_name:
-        raise OptionError("the rows have no column 'body'; a message needs one, binary or string: select(... AS body)")
+        raise OptionError("the rows have no column 'body'; add it as binary or string")
     if not isinstance(by_name["body"], (BinaryType, StringType)):
         raise OptionError(f"column 'body' has the type {by_name['body'].simpleString()}; allowed: binary, string (cast it, or use to_json)")
     for name in ("exchange", "routing_key"):
@@ -185,9 +188,9 @@ def _check_properties(kind: DataType) -> None:
 
 
 def to_messages(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of a checked schema as the engine takes them: a properties struct becomes AMQP-encoded bytes, the rest stays as it is.
+    """Rows of a checked schema for the engine: a properties struct becomes AMQP-encoded bytes.
 
-    Raises LocalProtocolError for a property that AMQP cannot hold.
+    Raises LocalProtocolError for a property that AMQP cannot encode.
     """
     index = batch.schema.get_field_index("properties")
     if index < 0:

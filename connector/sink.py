@@ -1,10 +1,10 @@
-"""The native sink: every micro-batch, or every batch write, is one transaction of the broker.
+"""The native sink: every micro-batch and every batch write is one transaction of the broker.
 
-Not here: staging, the decision and its idempotence (the engine; rules C1, C2, C4 of the micro-batch protocol).
+Not here: staging, the decision and its idempotence (the engine; rules C1, C2, C4).
 
-Invariant: identity is (app_id, query_id, batch_id), which the tasks bring with their messages, because a commit runs in a process
-that knows neither the query nor the writer that staged. A token names one attempt: Spark builds the writer anew for every attempt of
-a batch, in the process that pickles it to the tasks.
+Invariant: the identity is (app_id, query_id, batch_id). The tasks send it with their messages, because a
+commit runs in a process that knows neither the query nor the writer that staged. A token names one attempt:
+for every attempt, Spark builds a new writer, in the process that pickles it to the tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from connector.source import task_identity
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What one task staged; the driver's commit knows nothing else."""
+    """The result of one task; the driver's commit gets nothing else."""
 
     query_id: str
     batch_id: int
@@ -55,8 +55,9 @@ def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) ->
     except BatchDecided:
         if not options.app_id:
             raise
-        # An earlier attempt of this micro-batch is committed, and Spark replays it. Nothing is staged, but all rows are taken: a stateful
-        # query must write its state. The commit is answered ALREADY.
+        # An earlier attempt of this micro-batch is committed, and Spark replays it. Nothing is staged, but
+        # all rows are
+        # read, because a stateful query must write its state. The commit is answered ALREADY.
         for _ in rows:
             pass
         branch = StagedBranch(header.branch, header.partition, header.attempt, rows=0, checksum=0)
@@ -65,10 +66,10 @@ def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) ->
 
 
 def _named(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    """The messages of the tasks that have one; all of one attempt."""
+    """The messages of the tasks, without None; all of one attempt."""
     staged = [message for message in messages if isinstance(message, Staged)]
     if len({message.token for message in staged}) > 1:
-        raise LocalProtocolError("the tasks of one batch bring messages of several attempts; restart the query")
+        raise LocalProtocolError("the tasks sent messages of several attempts", "restart the query")
     return staged
 
 
@@ -78,24 +79,25 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
         self._token = uuid.uuid4().hex  # reaches commit and abort only through the messages
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Raises LocalProtocolError where Spark does not tell the task its query: a batch without an identity is not staged."""
+        """Raises LocalProtocolError if the task does not know its query: the batch then has no identity."""
         if not task_identity()[0]:
-            raise LocalProtocolError("Spark did not tell this task which query it belongs to; run the stream on Spark 4.2 or newer")
+            raise LocalProtocolError("this task does not know its query", "use Spark 4.2 or newer")
         return _stage(self._options, self._token, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """C1, C4: decide the batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable."""
         staged = _named(messages)
         if not staged:
-            # No task ran, so nothing was read or staged, and nobody knows the query id: nothing to decide.
+            # No task ran, so nothing was read or staged, and there is nothing to decide.
             return
         options = self._options
         engine = options.address.engine()
         query_id, token = staged[0].query_id, staged[0].token
-        # 1. open the lineage, or find the batch decided by an earlier attempt whose answer was lost
+        # 1. open the batch; an earlier attempt whose answer was lost may have decided it
         engine.open_batch(options.app_id, query_id, batchId, options.on_new_checkpoint, token=token)
         here("connector.commit.opened")
-        # 2. decide; for a decided batch this checks that it consumed the same ranges, and answers ALREADY
+        # 2. decide; if it is already decided, this checks that it consumed the same ranges and answers
+        # ALREADY
         engine.commit_batch(
             options.app_id,
             query_id,
@@ -107,7 +109,8 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
         here("connector.commit.decided")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the attempt. Tasks may still write; what they stage is never named, and dropped when a later batch is decided."""
+        """Drop the attempt. The branches of tasks that still write are dropped when a later batch is decided.
+        """
         _roll_back(self._options, messages)
 
 
@@ -134,5 +137,6 @@ def _roll_back(options: WriteOptions, messages: Sequence[WriterCommitMessage | N
         try:
             options.address.engine().rollback_batch(token)
         except BatchDecided:
-            # commit raised though it had committed (its answer was lost): the decision stands, and the replay is answered ALREADY
+            # commit had committed, but its answer was lost: the decision is kept, and the replay is answered
+            # ALREADY
             pass

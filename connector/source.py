@@ -1,7 +1,7 @@
-"""The streaming and the batch reader: Spark's calls on the engine port, by the source rules S1 to S5 of the micro-batch protocol.
+"""The streaming reader and the batch reader: Spark's calls on the engine port, by the rules S1 to S5.
 
-Not here: what a claim is, and who may have it (the engine). Invariants: nothing connects in ``__init__``; a reader holds no state that a
-restart would miss; a number is never made up where the protocol asks for a symbolic start or a recorded end.
+Not here: claims and their owners (the engine). Invariants: ``__init__`` never connects; a reader has no state
+that is needed after a restart; a symbolic start or a recorded end is never replaced by a computed number.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from connector.options import LATEST, ReadOptions
 from connector.reader_lock import ReaderLock
 from connector.schema import to_spark
 
-# How long latestOffset may wait for news: Spark asks an idle source every 10 ms, but query.stop() and the other sources of a query
-# wait for the answer.
+# How long latestOffset may wait for new messages. Spark calls an idle source every 10 ms, but query.stop()
+# and the other
+# sources of a query wait for the answer.
 POLL_S = 0.1
-# Below this a further task costs more than it saves; minPartitions and maxRecordsPerPartition overrule it.
+# With fewer rows, another task costs more than it saves; minPartitions and maxRecordsPerPartition override
+# it.
 MIN_ROWS_PER_TASK = 1_000
 
 Slice = tuple[str, int, int]  # (log, start, end)
@@ -41,7 +43,7 @@ Slice = tuple[str, int, int]  # (log, start, end)
 
 @dataclass(frozen=True)
 class ClaimedSlice(InputPartition):
-    """A task's slice of a micro-batch, beside the whole range that the micro-batch covers (S3)."""
+    """A task's slice of a micro-batch, and the whole range of the micro-batch (S3)."""
 
     ranges: Ranges
     slices: tuple[Slice, ...]
@@ -56,9 +58,9 @@ class BrowsedSlice(InputPartition):
 
 
 def parallelism() -> int:
-    """Tasks that a micro-batch is split into where no option says it: the cores of the driver's machine.
+    """The default for the maximum number of tasks: the cores of the driver's machine.
 
-    A Python data source runs without a session, so the size of a cluster is not known here.
+    A Python data source runs without a session, so the size of the cluster is not known here.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -72,9 +74,10 @@ def task_count(rows: int, options: ReadOptions) -> int:
 
 
 def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]:
-    """The ranges in ``tasks`` parts of about equally many rows, each of one or more slices; together exactly the ranges.
+    """Splits the ranges into ``tasks`` parts of about the same number of rows, each of one or more slices.
 
-    Ranges without a row that a read would give go with their neighbours, so that they are read (and missed rows noticed) too.
+    Ranges without readable rows are added to a neighbour, so that they are read too and missing rows are
+    detected.
     """
     total = sum(one.rows for one in found.values())
     parts: list[list[Slice]] = [[] for _ in range(tasks)]
@@ -86,7 +89,7 @@ def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]
         first = min(before * tasks // total, tasks - 1) if total else 0
         last = min((before + one.rows - 1) * tasks // total, tasks - 1) if one.rows else first
         for part in range(first, last + 1):
-            # the rows of this log that belong to the parts up to and including this one, as a share of its offsets
+            # rows of this log in the parts up to this one, as a share of its offsets
             share = -(-total * (part + 1) // tasks) - before
             end = one.end if part == last else max(position, one.start + (one.end - one.start) * share // one.rows)
             if end > position:
@@ -100,14 +103,15 @@ def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]
 
 
 class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Built in two processes of the driver and unpickled in every task; connects where it is first used."""
+    """Built in two processes of the driver and unpickled in every task; connects at the first use."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._logs: list[str] = []
         self._lock = ReaderLock()
-        self._final: dict[str, int] | None = None  # Trigger.AvailableNow: nothing beyond is read
-        self._idle: tuple[Vector, dict[str, int]] | None = None  # a start with nothing new behind it, and how far the logs went then
+        self._final: dict[str, int] | None = None  # Trigger.AvailableNow: the end of all reads
+        # a start without new messages, and the ends of the logs at that time
+        self._idle: tuple[Vector, dict[str, int]] | None = None
 
     @property
     def _engine(self) -> Engine:
@@ -119,20 +123,24 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._logs
 
     def _require_only(self) -> None:
-        """Raises ResourceLocked where another source reads a queue of this one.
+        """Raises ResourceLocked if another source reads a queue of this one.
 
-        Asked within a trigger only: where ``prepareForTriggerAvailableNow`` raises, Spark forgets to end the sources that it has started.
+        Only within a trigger: if ``prepareForTriggerAvailableNow`` raises, Spark does not end the started
+        sources.
         """
         if not self._lock.taken:
             self._lock.take(self._engine.identity(), self._options.app_id, self._known_logs())
 
     def initialOffset(self) -> dict[str, Any]:
         self._require_only()
-        # S1: symbolic. Spark logs no start for batch 0 and asks again on replay; a number computed anew would skip messages.
+        # S1: symbolic. Spark logs no start for batch 0 and asks again on replay; a new number would skip
+        # messages.
         return offset.symbolic(self._known_logs())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """A limit other than ReadAllAvailable tells latestOffset that ours apply (Trigger.Once passes ReadAllAvailable)."""
+        """With a limit other than ReadAllAvailable, latestOffset applies the options (Trigger.Once passes
+        ReadAllAvailable).
+        """
         options = self._options
         if options.max_rows is not None:
             return ReadMaxRows(options.max_rows)
@@ -146,17 +154,19 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """S2: ack what is below ``start``, then the end of its claim; ``start`` itself where nothing is new."""
+        """S2: acknowledge all below ``start``; return the end of its claim, or ``start`` if nothing is new.
+        """
         here("connector.latest_offset.asked")
         vector = offset.vector(start, self._known_logs())
         self._require_only()
         limited = not isinstance(limit, ReadAllAvailable)
         idles = self._idle is not None and self._idle[0] == vector and not self._engine.wait(self._logs, self._idle[1], POLL_S)
-        if idles and self._options.min_rows is None:  # too few messages may be due without any news
+        # with min_rows, waiting messages may become due without new ones
+        if idles and self._options.min_rows is None:
             return vector
         end = self._claim(vector, limited=limited)
         if end == vector and self._final is None:
-            # What came between the claim and the look at the ends must not be waited past: claim once more, then wait.
+            # Messages may have arrived between the claim and ``_ends``: claim once more before waiting.
             ends = self._ends()
             end = self._claim(vector, limited=limited)
             self._idle = (vector, ends) if end == vector else None
@@ -184,15 +194,16 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """S3: the recorded range of a claim, on replay as well, split evenly over all logs."""
+        """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
         first, last = offset.vector(start, self._known_logs()), offset.vector(end, self._known_logs())
         if first == last:
-            # An empty batch 0. One task without rows: a sink learns the query and the batch only from its tasks.
+            # An empty batch 0 has one task without rows: a sink gets the query and the batch only from its
+            # tasks.
             return [ClaimedSlice({}, ())]
         ranges = self._engine.resolve(self._options.app_id, first, last)
         found = self._engine.count(self._options.app_id, ranges)
         tasks = task_count(sum(one.rows for one in found.values()), self._options)
-        # Never without a task: what no task reads is not consumed (S4).
+        # At least one task: rows that no task reads are not consumed (S4).
         return [ClaimedSlice(ranges, slices) for slices in split(found, tasks) or [()]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -213,7 +224,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def task_identity() -> tuple[str, int]:
-    """(query_id, batch_id) of the micro-batch of this task; ("", -1) where Spark does not say (foreachBatch on Connect, batch writes)."""
+    """(query_id, batch_id) of this task, or ("", -1) if not known (foreachBatch on Connect, batch writes)."""
     context = TaskContext.get()
     query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
     batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
@@ -226,7 +237,8 @@ def task_identity() -> tuple[str, int]:
 
 
 class TxmqBatchReader(DataSourceReader):
-    """A browser: it looks at what is not settled when the read is planned, claims nothing and changes nothing."""
+    """Reads the messages that are not settled when the read is planned; claims nothing and changes nothing.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options

@@ -1,9 +1,9 @@
-"""What runs on the executors for a micro-batch: rows into branches, and rows of branches back.
+"""The tasks of a micro-batch on the executors: rows into branches, and rows of branches back.
 
 Not here: the decision, and which branches belong to it (foreach_batch.py).
 
-Invariant: ``stage`` names exactly one branch per partition, also of an empty one, and it is the attempt whose result Spark
-kept; a branch is durable before its task returns it.
+Invariant: there is one branch per partition, also for an empty one: that of the attempt whose result Spark
+kept. A branch is durable before its task returns it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def engine_at(address: Address) -> Engine:
 def staging_frame(
     rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], *, token: str, identity: tuple[str, str, int], address: Address
 ) -> DataFrame:
-    """A frame whose execution stages ``rows`` and gives one row per branch; ``identity`` is (app_id, query_id, batch_id)."""
+    """A frame that stages ``rows`` and returns one row per branch; ``identity`` is (app_id, query_id,
+    batch_id).
+    """
     app_id, query_id, batch_id = identity
     wanted = dict(target)
 
@@ -47,7 +49,7 @@ def staging_frame(
 
         context = TaskContext.get()
         if context is None:
-            raise AssertionError("a branch is staged by a Spark task")
+            raise AssertionError("stage_task runs outside a Spark task")
         header = BranchHeader(
             token,
             uuid.uuid4().hex,
@@ -65,14 +67,16 @@ def staging_frame(
 
 
 def staged(frame: DataFrame) -> list[StagedBranch]:
-    """Execute a staging frame: the branches of the attempts whose result Spark kept. Raises what a task's engine raised."""
+    """Execute a staging frame; the branches of the attempts that Spark kept. Raises the engine's error of a
+    task.
+    """
     try:
         rows = frame.collect()
     except Exception as error:
         found = cause(error)
         if found is None:
             raise
-        raise found from None  # the one line that matters, out of Spark's many
+        raise found from None  # without Spark's stack trace
     return [StagedBranch(row["branch"], row["partition"], row["attempt"], row["rows"], row["checksum"]) for row in rows]
 
 
@@ -84,14 +88,14 @@ def described(branch: StagedBranch) -> pa.RecordBatch:
 
 
 def prepared(kind: BranchKind, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches as the engine takes them: messages in the message schema, table rows as they are."""
+    """The batches for the engine: messages in the message schema, table rows unchanged."""
     if kind == "publish":
         return map(to_messages, batches)
     return iter(batches)
 
 
 def execute(frame: DataFrame) -> None:
-    """Execute every partition to its end, without effect: state stores are written and the range that is read is recorded."""
+    """Execute every partition without effect: state stores are written, and the range is recorded as read."""
 
     def drained(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -102,7 +106,7 @@ def execute(frame: DataFrame) -> None:
 
 
 def rows_of(spark: SparkSession, branches: Sequence[str], rows: int, schema: StructType, address: Address) -> DataFrame:
-    """The rows of decided branches as a frame of ``schema``; few rows make one task, and so one file."""
+    """The rows of decided branches as a frame of ``schema``; few rows make one task and one file."""
     names = list(branches)
     tasks = max(1, min(len(names), -(-rows // ROWS_PER_READ_TASK)))
 

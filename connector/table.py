@@ -1,9 +1,9 @@
-"""Which table a spelling means: a name, a path, a url, a symbolic link, and where its Delta log is.
+"""Resolves a table from a name, a path, a URL or a symbolic link, and finds its Delta log.
 
-Not here: what the log says (delta_log.py), what fits into the table (fit.py).
+Not here: reading the log (delta_log.py), checking rows (fit.py).
 
-Invariant: two spellings of one table have one ``location``, as far as the catalog and the file system tell; an append depends on it for
-one commit instead of two, never for its rows.
+Invariant: two spellings of one table have one ``location``, if the catalog and the file system can tell. An
+append depends on this for one commit instead of two, never for its rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _HIGH_WATER_MARK = re.compile(r'delta\.identity\.highWaterMark\\":-?\d+')
 
 @dataclass(frozen=True)
 class Table:
-    """``name`` is what Spark is told: a qualified name or a path. ``table_id`` is Delta's, "" where there is no table yet.
+    """``name``: a qualified name or a path for Spark. ``table_id``: Delta's id, "" if there is no table yet.
 
-    ``metadata`` and ``protocol`` are the JSON of the log's actions; on Connect as much of the first as SQL tells.
+    ``metadata``, ``protocol``: the JSON of the log's actions; on Connect only the metadata that SQL returns.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Table:
 
     @property
     def shape(self) -> tuple[str, ...]:
-        """What an append depends on; not the last value of an identity column, which every append moves."""
+        """The properties that matter for an append, without the last value of an identity column."""
         return self.name, self.table_id, _HIGH_WATER_MARK.sub("", self.metadata), self.protocol
 
 
@@ -60,12 +60,12 @@ def is_path(table: str) -> bool:
 
 
 def in_sql(table: str) -> str:
-    """The table as SQL names it."""
+    """The name of the table in SQL."""
     return f"delta.`{table}`" if is_path(table) else table
 
 
 def path_of(spelling: str) -> str | None:
-    """The path that is spelled, plainly or as ``delta.`...```; None for a name."""
+    """The path that is given, plain or as ``delta.`...```; None for a name."""
     if is_path(spelling):
         return spelling
     found = _PATH.fullmatch(spelling)
@@ -87,16 +87,20 @@ def name_parts(spelling: str) -> list[str]:
         if spelling[at] != ".":
             break
         at += 1
-    raise OptionError(f"append to {spelling!r}: neither a path (it has no '/') nor the name of a table; set odd names in backticks")
+    raise OptionError(
+        f"append to {spelling!r}: neither a path (it has no '/') nor the name of a table",
+        "put a part with special characters in backticks",
+    )
 
 
 def quoted(parts: list[str]) -> str:
-    """Parts of a name as Spark reads them; plain ones stay plain."""
+    """A name from its parts, with backticks where needed."""
     return ".".join(part if re.fullmatch(r"\w+", part) else "`" + part.replace("`", "``") + "`" for part in parts)
 
 
 def plain_location(url: str) -> str:
-    """A url or path without what has no meaning: ``FILE:///a//b/`` is ``file:/a/b``; symbolic links on this host are followed."""
+    """A normalised URL or path: ``FILE:///a//b/`` is ``file:/a/b``. Symbolic links on this host are followed.
+    """
     scheme, colon, rest = url.partition(":")
     if not colon or "/" in scheme:
         scheme, rest = "", url
@@ -114,13 +118,15 @@ def plain_location(url: str) -> str:
 
 
 def resolve(spark: SparkSession, spelling: str) -> Table:
-    """The table that ``spelling`` means now. Raises OptionError for what Delta cannot append to: a view, another format, no database."""
+    """The table that ``spelling`` names now. Raises OptionError for a view, another format or a missing
+    database.
+    """
     path = path_of(spelling)
     if path is not None:
         return _at_path(spark, path)
     parts = name_parts(spelling)
     if len(parts) == 2 and parts[0].lower() in _FILE_FORMATS and "/" in parts[1]:
-        raise OptionError(f"append to {spelling!r}: files of format {parts[0]} are no Delta table; name a Delta table, or its path")
+        raise OptionError(f"append to {spelling!r}: files of format {parts[0]}", "name a Delta table")
     parts = _qualified(spark, parts)
     if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not is_connect(spark):
         return _in_session_catalog(spark, parts)
@@ -147,37 +153,42 @@ def _at_path(spark: SparkSession, path: str) -> Table:
         file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         qualified = str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
-        raise OptionError(f"append to {path!r}: {_first_line(error)}; give a path that Spark can write to") from error
+        raise OptionError(
+            f"append to {path!r}: {_first_line(error)}",
+            "give a path that Spark can write to",
+        ) from error
     return Table(qualified, plain_location(qualified), *_look(spark, qualified))
 
 
 def _is_delta(spark: SparkSession, path: str) -> bool:
     try:
         return spark.read.format("delta").load(path).schema is not None
-    except AnalysisException:  # Spark has an error class of its own for each way in which nothing is there
+    except AnalysisException:  # Spark has several error classes for a missing table
         return False
 
 
 def log_at(spark: SparkSession, location: str) -> Any:
-    """Delta's own object for the log at a path; not on Connect. Raises OptionError where the session has no Delta."""
+    """Delta's object for the log at a path; not on Connect. Raises OptionError if the session has no Delta.
+    """
     jvm: Any = spark._jvm
     try:
         return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, location)
-    except TypeError as error:  # py4j's answer for a class that is not there
+    except TypeError as error:  # py4j raises it for a missing class
         raise OptionError(
-            f"append to {location!r}: the Spark session has no Delta; build it with delta.configure_spark_with_delta_pip"
+            f"append to {location!r}: the Spark session has no Delta",
+            "build it with delta.configure_spark_with_delta_pip",
         ) from error
 
 
 def snapshot_at(spark: SparkSession, location: str) -> Any:
-    """Delta's snapshot of the table at a path as it is now, whoever wrote it; not on Connect."""
+    """Delta's current snapshot of the table at a path; not on Connect."""
     jvm: Any = spark._jvm
     nothing = jvm.scala.Option.empty()
     return log_at(spark, location).update(False, nothing, nothing)
 
 
 def _look(spark: SparkSession, location: str) -> tuple[str, str, str]:
-    """(id, metadata, protocol) of the table at a path; empty where there is none."""
+    """(id, metadata, protocol) of the table at a path; empty if there is none."""
     snapshot = snapshot_at(spark, location)
     if int(snapshot.version()) < 0:
         return "", "", ""
@@ -185,7 +196,7 @@ def _look(spark: SparkSession, location: str) -> tuple[str, str, str]:
 
 
 def _told(spark: SparkSession, name: str, detail: Any) -> str:
-    """The metadata action, as far as SQL tells it."""
+    """The metadata action, from SQL."""
     told = {
         "schemaString": spark.table(name).schema.json(),
         "partitionColumns": list(detail["partitionColumns"]),
@@ -195,19 +206,22 @@ def _told(spark: SparkSession, name: str, detail: Any) -> str:
 
 
 def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
-    """By the catalog itself: a few milliseconds, for each batch."""
+    """Uses the catalog directly: a few milliseconds for each batch."""
     jvm: Any = spark._jvm
     catalog = spark._jsparkSession.sessionState().catalog()
     identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(parts[2], jvm.scala.Option.apply(parts[1]))
     if not catalog.databaseExists(parts[1]):
-        raise OptionError(f"append to {quoted(parts)!r}: there is no database {parts[1]!r}; create it, or name another one")
+        raise OptionError(
+            f"append to {quoted(parts)!r}: there is no database {parts[1]!r}",
+            "create it, or name another one",
+        )
     if not catalog.tableExists(identifier):
         location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
         name = quoted(parts if spark.conf.get("spark.sql.caseSensitive", "false") == "true" else [part.lower() for part in parts])
-        if _look(spark, location)[0]:  # somebody appends to it by its path
+        if _look(spark, location)[0]:  # for example, written by its path
             raise OptionError(
-                f"append to {name!r}: the catalog has no such table, and a Delta table lies where it would be ({location}); "
-                f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'"
+                f"append to {name!r}: no such table in the catalog, but its location {location} has one",
+                f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'",
             )
         return Table(name, location, "")
     known = catalog.getTableMetadata(identifier)
@@ -215,11 +229,14 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
     provider = str(known.provider().get()).lower() if known.provider().isDefined() else ""
     if str(known.tableType().name()) == "VIEW" or provider != "delta":
         kind = "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
-        raise OptionError(f"append to {name!r}: it is {kind}, and only Delta tables are appended to; name a Delta table, or its path")
+        raise OptionError(f"append to {name!r}: it is {kind}", "name a Delta table, or its path")
     location = _decoded(spark, known.location())
     table_id, metadata, protocol = _look(spark, location)
     if not table_id:
-        raise OptionError(f"append to {name!r}: the catalog has the table, and no Delta log is at {location}; drop and create it again")
+        raise OptionError(
+            f"append to {name!r}: there is no Delta log at {location}",
+            "drop and create the table",
+        )
     return Table(name, plain_location(location), table_id, metadata, protocol)
 
 
@@ -234,11 +251,14 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
         exists = spark.catalog.tableExists(name)
         found = _detail(spark, name) if exists else None
     except Exception as error:
-        raise OptionError(f"append to {name!r}: {_first_line(error)}; name a Delta table, or its path") from error
+        raise OptionError(
+            f"append to {name!r}: {_first_line(error)}",
+            "name a Delta table, or its path",
+        ) from error
     if found is None:
         return Table(name, f"name:{name.lower()}", "")
     if str(found["format"]).lower() != "delta":
-        raise OptionError(f"append to {name!r}: it is a table of format {found['format']}, and only Delta tables are appended to")
+        raise OptionError(f"append to {name!r}: a table of format {found['format']}", "name a Delta table")
     return Table(name, plain_location(str(found["location"])), str(found["id"]), _told(spark, name, found))
 
 

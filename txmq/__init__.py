@@ -1,6 +1,6 @@
-"""txmq: a message queue for Spark Structured Streaming, where a micro-batch is one transaction.
+"""txmq: a message queue for Spark Structured Streaming in which a micro-batch is one transaction.
 
-The public door: everything that users import. What needs Spark is imported when it is first used, so that a broker does not need it.
+The public names. Names that need Spark are imported at their first use, so that a broker runs without Spark.
 """
 
 from __future__ import annotations

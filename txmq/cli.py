@@ -1,7 +1,7 @@
-"""The command line: ``txmq serve`` and what an operator asks of a broker.
+"""The command line: ``txmq serve`` and the commands for operators.
 
-Not here: any rule of the broker; each command is one or two calls. Lists are aligned tables, with ``--json`` JSON. An error is one
-line on stderr and exit code 1; a wrong command line is exit code 2.
+Not here: rules of the broker; each command makes one or two calls. Lists are aligned tables, or JSON with
+``--json``. An error is one line on stderr and exit code 1; a wrong command line is exit code 2.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command and return the exit code."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.command(options))
     except TxmqError as error:
         print(f"txmq: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader of our output (head) has seen enough
+    except BrokenPipeError:  # the reader of the output (head) has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
@@ -40,24 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="txmq", description="A message queue for Spark Structured Streaming: serve a broker, look into it, try it by hand."
-    )
+    parser = argparse.ArgumentParser(prog="txmq", description="Run, inspect and operate a txmq broker.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_lists(commands)
     _add_decisions(commands)
     _add_topology(commands)
     _add_messages(commands)
-    verify = _command(
-        commands, "verify", _verify, "read a whole data directory, read only, and say whether every checksum and reference holds"
-    )
+    verify = _command(commands, "verify", _verify, "check a data directory and change nothing")
     verify.add_argument("directory", metavar="DIR")
-    salvage = _command(
-        commands, "salvage", _salvage, "make a new data directory of all that is whole in a damaged one, and name what is lost"
-    )
-    salvage.add_argument("directory", metavar="DIR", help="only read; no broker may own it")
-    salvage.add_argument("--to", metavar="NEWDIR", required=True, help="made; must not exist, or be empty")
+    salvage = _command(commands, "salvage", _salvage, "copy the intact data to a new data directory")
+    salvage.add_argument("directory", metavar="DIR", help="only read; no broker may use it")
+    salvage.add_argument("--to", metavar="NEWDIR", required=True, help="created; must be absent or empty")
     return parser
 
 
@@ -69,8 +63,8 @@ def _command(
     parser.add_argument("--json", action="store_true", help="print JSON")
     if address:
         broker = parser.add_mutually_exclusive_group(required=True)
-        broker.add_argument("--url", help=f"a broker that runs elsewhere: txmq://host:{DEFAULT_PORT}")
-        broker.add_argument("--data", metavar="DIR", help="the broker of this data directory; it is started if none runs")
+        broker.add_argument("--url", help=f"a running broker: txmq://host:{DEFAULT_PORT}")
+        broker.add_argument("--data", metavar="DIR", help="the broker of this directory, started if needed")
     return parser
 
 
@@ -85,28 +79,24 @@ def _add_serve(commands: Any) -> None:
         metavar="HOST:PORT",
         action="append",
         default=[],
-        help=f"take AMQP 0-9-1 clients there; may be repeated; '{NO_AMQP}' takes none; default {DEFAULT_AMQP}",
+        help=f"address for AMQP 0-9-1 clients; may be repeated; '{NO_AMQP}' for none; default {DEFAULT_AMQP}",
     )
-    serve.add_argument(
-        "--users", metavar="FILE", help="who may connect by AMQP, one NAME:PASSWORD a line; default: guest:guest, from this host only"
-    )
+    serve.add_argument("--users", metavar="FILE", help="NAME:PASSWORD lines; default: guest:guest, locally")
     serve.add_argument("--trace", action="store_true", help="copy every message to the exchange amq.rabbitmq.trace")
     serve.add_argument("--publish-rate", metavar="N", type=_above_zero, help="messages a second that one AMQP connection may publish")
     serve.add_argument("--transaction-messages", metavar="N", type=_count, help="a larger transaction is refused; default 10 million")
     serve.add_argument("--transaction-bytes", metavar="N", type=_count, help="a larger transaction is refused; default 8 GiB")
     serve.add_argument("--transaction-time", metavar="SECONDS", type=_above_zero, help="a longer one is rolled back; default: never")
-    serve.add_argument("--outcomes", metavar="N", type=_count, help="how many are kept of named transactions; default 100 thousand")
+    serve.add_argument("--outcomes", metavar="N", type=_count, help="outcomes to keep; default 100 thousand")
     serve.add_argument("--outcome-hours", metavar="HOURS", type=_above_zero, help="for how long; default 24")
-    serve.add_argument(
-        "--idle-timeout", metavar="SECONDS", type=_above_zero, default=None, help="end when nothing was asked for so long; default: never"
-    )
+    serve.add_argument("--idle-timeout", metavar="SECONDS", type=_above_zero, help="end after this idle time")
 
 
 def _add_lists(commands: Any) -> None:
     _command(commands, "queues", _queues, "list the queues", address=True)
-    _command(commands, "apps", _apps, "list the pipelines, what they own and how far they are", address=True)
+    _command(commands, "apps", _apps, "list the pipelines with their queues and progress", address=True)
     _command(commands, "transactions", _transactions, "list the prepared transactions", address=True)
-    _command(commands, "attempts", _attempts, "list what Spark has staged for batches and batch writes that are not decided", address=True)
+    _command(commands, "attempts", _attempts, "list staged and undecided attempts", address=True)
 
 
 def _add_decisions(commands: Any) -> None:
@@ -115,20 +105,16 @@ def _add_decisions(commands: Any) -> None:
         ("rollback", _rollback, "roll back a prepared transaction"),
     ):
         _command(commands, name, command, text, address=True).add_argument("xid", metavar="XID")
-    unapplied = _command(
-        commands, "unapplied", _unapplied, "list what is decided and has not reached its tables and functions", address=True
-    )
+    unapplied = _command(commands, "unapplied", _unapplied, "list decided, unapplied rows", address=True)
     unapplied.add_argument("app", metavar="APP")
-    skip = _command(
-        commands, "skip", _skip, "write the rows of a decided batch to files, and never apply them; stop the query first", address=True
-    )
+    skip = _command(commands, "skip", _skip, "write unapplied rows to files (stop the query)", address=True)
     skip.add_argument("app", metavar="APP")
     skip.add_argument("sequence", metavar="SEQUENCE", type=_count, help="the batch, as `txmq unapplied` lists it")
     skip.add_argument("--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing")
-    skip.add_argument("--table", metavar="TABLE", help="only this table or function of the batch; default: all that waits")
-    discard = _command(commands, "discard", _discard, "drop what an attempt has staged whose driver will not come back", address=True)
+    skip.add_argument("--table", metavar="TABLE", help="only this table or function; default: all")
+    discard = _command(commands, "discard", _discard, "drop an attempt of a lost driver", address=True)
     discard.add_argument("token", metavar="TOKEN")
-    release = _command(commands, "release", _release, "take the claim on a queue from a pipeline that will not come back", address=True)
+    release = _command(commands, "release", _release, "release a queue from a pipeline", address=True)
     release.add_argument("app", metavar="APP")
     release.add_argument("queue", metavar="QUEUE")
 
@@ -138,7 +124,7 @@ def _add_topology(commands: Any) -> None:
     kinds = declare.add_subparsers(metavar="KIND", required=True)
     queue = _command(kinds, "queue", _declare_queue, "declare a queue", address=True)
     queue.add_argument("name", metavar="NAME")
-    queue.add_argument("--transient", action="store_true", help="gone after a restart")
+    queue.add_argument("--transient", action="store_true", help="not kept over a restart")
     queue.add_argument(
         "--argument",
         metavar="KEY=VALUE",
@@ -163,12 +149,12 @@ def _add_messages(commands: Any) -> None:
     publish = _command(commands, "publish", _publish, "publish messages, all in one transaction", address=True)
     publish.add_argument("--exchange", default="", help="default: the default exchange")
     publish.add_argument("--routing-key", default="")
-    publish.add_argument("--queue", help="short for the default exchange and this routing key")
+    publish.add_argument("--queue", help="the default exchange and this routing key")
     publish.add_argument("--transient", action="store_true", help="not written to the disk (delivery mode 1)")
-    publish.add_argument("body", metavar="BODY", nargs="+", help="one message each; a single - takes each line of the input")
+    publish.add_argument("body", metavar="BODY", nargs="+", help="one message each; - reads one per line")
     peek = _command(commands, "peek", _peek, "show messages of a queue; nothing is consumed", address=True)
     peek.add_argument("queue", metavar="QUEUE")
-    peek.add_argument("--limit", metavar="N", type=_count, default=10, help="at most so many; default %(default)s")
+    peek.add_argument("--limit", metavar="N", type=_count, default=10, help="maximum; default %(default)s")
     peek.add_argument(
         "--offset", metavar="N", type=_count, default=None, help="from this offset on; default: the oldest message not settled"
     )
@@ -202,7 +188,7 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    # the broker itself: no other command needs it
+    # imports the broker: no other command needs it
     from broker_core.broker.outcomes import Kept
     from broker_core.broker.transaction import Limits
     from broker_core.launcher import read_users, serve
@@ -233,7 +219,10 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _client(options: argparse.Namespace, *, create: bool = False) -> BrokerClient:
     if options.data is not None and not create and not os.path.isdir(options.data):
-        raise DataDirectoryInvalid(f"there is no data directory {options.data}; `txmq serve` or `txmq declare` creates one")
+        raise DataDirectoryInvalid(
+            f"there is no data directory {options.data}",
+            "create it with `txmq serve` or `txmq declare`",
+        )
     return connect(url=options.url, data=options.data)
 
 
@@ -256,14 +245,17 @@ def _attempts(options: argparse.Namespace) -> int:
 def _discard(options: argparse.Namespace) -> int:
     client = _client(options)
     if options.token not in {attempt.token for attempt in client.attempts()}:
-        raise UnknownTransaction(f"no attempt has the token '{options.token}'", "`txmq attempts` lists those that are open")
+        raise UnknownTransaction(
+            f"no attempt has the token '{options.token}'",
+            "list the open ones with `txmq attempts`",
+        )
     client.rollback_batch(options.token)
     return _done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
 
 
 def _commit(options: argparse.Namespace) -> int:
     dropped = _client(options).commit(options.xid)
-    lost = f"; {dropped} messages or acks of it named queues that are gone, and were dropped" if dropped else ""
+    lost = f"; dropped {dropped} messages or acks for queues that no longer exist" if dropped else ""
     return _done(options, f"committed {options.xid}{lost}", xid=options.xid, state="committed", dropped=dropped)
 
 
@@ -313,7 +305,8 @@ def _bind(options: argparse.Namespace) -> int:
 def _publish(options: argparse.Namespace) -> int:
     if options.queue is not None and (options.exchange or options.routing_key):
         raise OptionError(
-            "--queue is short for the default exchange and this routing key; give it or --exchange and --routing-key, not both"
+            "--queue was given with --exchange or --routing-key",
+            "use --queue alone, for the default exchange and this routing key",
         )
     routing_key = options.queue if options.queue is not None else options.routing_key
     bodies: Iterable[bytes] = (body.encode() for body in options.body)
@@ -330,7 +323,8 @@ def _publish(options: argparse.Namespace) -> int:
         returned = len(channel.returned)
     if returned:
         raise Unroutable(
-            f"{returned} of {count} messages reached no queue: none is bound to {options.exchange!r} for routing key {routing_key!r}"
+            f"{returned} of {count} messages reached no queue",
+            f"bind a queue to exchange {options.exchange!r} for routing key {routing_key!r}",
         )
     return _done(options, f"published {count}", published=count)
 
@@ -346,7 +340,7 @@ def _peek(options: argparse.Namespace) -> int:
 def _peeked(client: BrokerClient, log: str, start: int, end: int, limit: int, *, as_json: bool) -> list[Row]:
     rows: list[Row] = []
     while start < end and len(rows) < limit:
-        stop = min(end, start + max(limit, 100))  # settled offsets give no rows: look on until there are enough
+        stop = min(end, start + max(limit, 100))  # settled offsets have no rows
         for batch in client.browse([(log, start, stop)]):
             rows += batch.slice(0, limit - len(rows)).to_pylist()
         start = stop
@@ -357,7 +351,7 @@ def _shown(row: Row, *, as_json: bool) -> Row:
     encoded = row.pop("properties")
     try:
         properties = dataclasses.asdict(Properties.decode(encoded))
-    except RemoteProtocolError:  # as they came in
+    except RemoteProtocolError:  # damaged: show the bytes
         properties = {"damaged": {"base64": base64.b64encode(encoded).decode()}}
     given = {name: value for name, value in properties.items() if value is not None and value != {}}
     body = row.pop("body")
@@ -370,7 +364,7 @@ def _shown(row: Row, *, as_json: bool) -> Row:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from broker_core.store.verify import verify  # reads the files themselves
+    from broker_core.store.verify import verify  # reads the files directly
 
     found = verify(options.directory)
     if options.json:
@@ -383,13 +377,13 @@ def _verify(options: argparse.Namespace) -> int:
         for problem in found.problems:
             print(problem)
         for text in found.repairs:
-            print(f"opening it repairs: {text}")
+            print(f"the next start repairs: {text}")
         print("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
     return 0 if found.ok else 1
 
 
 def _salvage(options: argparse.Namespace) -> int:
-    from broker_core.store.salvage import salvage  # works on the files themselves
+    from broker_core.store.salvage import salvage  # reads the files directly
 
     found = salvage(options.directory, options.to)
     if options.json:
@@ -442,7 +436,7 @@ def _json_default(value: Any) -> Any:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    """Aligned columns: numbers to the right, text to the left."""
+    """Aligned columns: numbers right, text left."""
     names = list(rows[0])
     cells = [[_cell(row[name]) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[index]) for line in cells)) for index, name in enumerate(names)]

@@ -1,8 +1,8 @@
-"""What is decided and not applied: listed, and, where a table will never take it, written to files instead.
+"""Lists decided rows that are not applied, and writes rows that a table refuses to files.
 
-Not here: applying, which every start of the query does by itself.
+Not here: applying, which every start of the query does.
 
-Invariant: rows leave the broker only when the files that hold them are durable; the ledger keeps where they went.
+Invariant: rows leave the broker only after their files are durable; the ledger stores the directory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker_core.errors import OptionError, UnknownTransaction
 
 
 def goal(part: ToApply) -> str:
-    """The table or function that waits."""
+    """The table or function of a part."""
     return str(part.target["table"] if part.kind == "append" else part.target["name"])
 
 
@@ -34,12 +34,15 @@ def waiting(client: BrokerClient, app_id: str) -> list[dict[str, Any]]:
 
 
 def skip(client: BrokerClient, app_id: str, sequence: int, to: str, only: str | None) -> list[str]:
-    """Write the rows to Parquet files in ``to``, then take them out of what is to apply. Raises UnknownTransaction, OptionError."""
+    """Write the rows to Parquet files in ``to`` and drop them. Raises UnknownTransaction, OptionError."""
     entry = next((entry for entry in client.unapplied(app_id) if entry.sequence == sequence), None)
     parts = [part for part in entry.to_apply if only in (None, goal(part), part.target.get("location"))] if entry is not None else []
     if entry is None or not parts:
         what = f"nothing for {only!r}" if only else "nothing"
-        raise UnknownTransaction(f"batch {sequence} of app {app_id!r} has {what} to apply; `txmq unapplied {app_id}` lists what waits")
+        raise UnknownTransaction(
+            f"batch {sequence} of app {app_id!r} has {what} to apply",
+            f"list the waiting batches with `txmq unapplied {app_id}`",
+        )
     directory = Path(os.path.abspath(to))
     files: list[str] = []
     try:
@@ -52,13 +55,16 @@ def skip(client: BrokerClient, app_id: str, sequence: int, to: str, only: str | 
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise OptionError(f"the rows cannot be written to {directory}: {error}; nothing was skipped. Name another directory") from error
+        raise OptionError(
+            f"the rows cannot be written to {directory} ({error}), and nothing was skipped",
+            "name another directory",
+        ) from error
     client.skip(app_id, sequence, [branch for part in parts for branch in part.branches], str(directory))
     return files
 
 
 def _write(client: BrokerClient, path: Path, entry: LedgerEntry, part: ToApply) -> Path:
-    """One file, durable. What it is about stands in its schema's metadata."""
+    """Write one durable file; the metadata of its schema describes the batch."""
     about = {"app_id": entry.app_id, "sequence": entry.sequence, "batch_id": entry.batch_id, "token": entry.token, "kind": part.kind}
     about |= {"to": goal(part), "rows": part.rows}
     with path.open("xb") as file:

@@ -30,16 +30,20 @@ A, AB = schema(a=IntegerType()), schema(a=IntegerType(), b=IntegerType())
 @pytest.mark.parametrize(
     ("given", "held", "told"),
     [
-        (schema(v=StringType()), known(column("v", IntegerType())), "'v' is string and the table has int; cast it"),
-        (schema(v=IntegerType(), x=IntegerType()), known(column("v", IntegerType())), "no column 'x'; drop it, or set mergeSchema=True"),
+        (schema(v=StringType()), known(column("v", IntegerType())), "'v' is string, not int: cast it"),
+        (schema(v=IntegerType(), x=IntegerType()), known(column("v", IntegerType())), "no column 'x': drop it, or set mergeSchema=True"),
         (schema(s=AB), known(column("s", A)), "'s' is struct<a:int,b:int>"),
         (schema(s=ArrayType(AB)), known(column("s", ArrayType(A))), "cast it"),
         (schema(s=MapType(StringType(), LongType())), known(column("s", MapType(StringType(), IntegerType()))), "cast it"),
-        (schema(v=IntegerType()), known(column("v", IntegerType()), column("w", IntegerType(), False)), "'w' of the table is NOT NULL"),
+        (
+            schema(v=IntegerType()),
+            known(column("v", IntegerType()), column("w", IntegerType(), False)),
+            "NOT NULL column 'w' is not in the DataFrame",
+        ),
         (
             schema(v=LongType()),
             known(column("v", LongType(), **{"delta.identity.start": 1, "delta.identity.allowExplicitInsert": False})),
-            "GENERATED ALWAYS AS IDENTITY; leave it out",
+            "GENERATED ALWAYS AS IDENTITY: leave it out",
         ),
     ],
 )
@@ -54,13 +58,13 @@ def test_another_partitioning_than_the_tables_is_refused_and_its_own_is_not() ->
     for own in ([], ["p"], ["P"]):
         fit("t", given, held, own, merges=False)
     for other in (["v"], ["p", "v"]):
-        with pytest.raises(OptionError, match="the table is partitioned by p; leave partitionBy out"):
+        with pytest.raises(OptionError, match="the table is partitioned by p: leave partitionBy out"):
             fit("t", given, held, other, merges=False)
 
 
 def test_columns_that_delta_never_takes_are_refused() -> None:
     doubled = StructType([StructField("s", ArrayType(StructType([StructField("a", IntegerType()), StructField("A", IntegerType())])))])
-    with pytest.raises(OptionError, match=r"column 's\.a' stands twice"):
+    with pytest.raises(OptionError, match=r"column 's\.a' occurs twice"):
         check_columns("t", doubled, [])
     with pytest.raises(OptionError, match="'m' has type void"):
         check_columns("t", schema(m=MapType(StringType(), NullType())), [])
