@@ -1,4 +1,4 @@
-"""Spark looks for modules named ``pyspark_*`` and takes their ``DefaultSource``: so ``format("txmq")`` works with nothing registered."""
+"""Spark takes ``DefaultSource`` from modules named ``pyspark_*``: ``format("txmq")`` works at once."""
 
 from connector.datasource import TxmqDataSource as DefaultSource
 

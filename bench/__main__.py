@@ -1,4 +1,6 @@
-"""``python -m bench [--only FIGURE ...]``: one JSON line per figure on stdout, notes on stderr, a table at the end."""
+"""``python -m bench [--only FIGURE ...]``: one JSON line per figure on stdout, notes on stderr, a table at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,18 @@ def main() -> None:
         prog="bench",
         description="Measure each figure and its reference in the same run.",
     )
-    parser.add_argument("--only", action="append", choices=list(MEASURES), help="only this figure (may be repeated)")
-    parser.add_argument("--dir", type=Path, help="measure the disk that holds this directory (default: that of the temporary files)")
+    parser.add_argument(
+        "--only", action="append", choices=list(MEASURES), help="only this figure (may be repeated)"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        help="measure the disk that holds this directory (default: that of the temporary files)",
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that every broker ends too
-    wanted = dict.fromkeys(MEASURES[name] for name in options.only or MEASURES)  # two figures may come from one measurement
+    # two figures may come from one measurement
+    wanted = dict.fromkeys(MEASURES[name] for name in options.only or MEASURES)
     figures: list[Figure] = []
     skipped: dict[str, str] = {}
     for measure in wanted:

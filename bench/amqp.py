@@ -115,7 +115,10 @@ def amqp_plain(folder: Path) -> list[Figure]:
 def amqp_commit_p99(folder: Path) -> list[Figure]:
     def load(uri: str) -> float:
         times = perf_test.commits(uri, 32, WARM_S, SECONDS - WARM_S)
-        note(f"{times.commits:,} commits, p50 {times.p50_us:,.0f} us, p99 {times.p99_us:,.0f} us; load {times.cores:.2f} of a core")
+        note(
+            f"{times.commits:,} commits, p50 {times.p50_us:,.0f} us, p99 {times.p99_us:,.0f} us; load "
+            f"{times.cores:.2f} of a core"
+        )
         return times.p99_us
 
     return compared(folder, "us", amqp_commit_p99=load)

@@ -43,12 +43,17 @@ def backlog(folder: Path) -> list[Figure]:
         filled = rss_mb(served.pid)
     opened = []
     for _ in range(OPENS):
-        done = subprocess.run([sys.executable, "-c", OPEN, str(data)], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", OPEN, str(data)], check=True, capture_output=True, text=True
+        )
         opened.append(float(done.stdout))
     with serving(data) as served, BrokerClient(served.url) as client:
         assert next(queue.messages for queue in client.queues() if queue.name == "orders") == MESSAGES
         reopened = rss_mb(served.pid)
-    note(f"backlog: rss empty {idle:.0f} MB, after filling {filled:.0f} MB, opened again {reopened:.0f} MB; opens {opened}")
+    note(
+        f"backlog: rss empty {idle:.0f} MB, after filling {filled:.0f} MB, opened again {reopened:.0f} MB; "
+        f"opens {opened}"
+    )
     return [
         Figure("backlog_rss_mb", round(max(filled, reopened), 1), "MB"),
         Figure("backlog_open_s", round(statistics.median(opened), 3), "s"),

@@ -39,7 +39,9 @@ def serving(data: Path, *, amqp: bool = False) -> Iterator[Served]:
     try:
         line = process.stdout.readline().split()
         if not line or line[0] != "ready":
-            raise SystemExit(f"the broker did not start: {(data.parent / f'{data.name}.log').read_text()[-2000:]}")
+            raise SystemExit(
+                f"the broker did not start: {(data.parent / f'{data.name}.log').read_text()[-2000:]}"
+            )
         yield Served(line[1], process.pid, _guest(line) if amqp else None)
     finally:
         process.terminate()
@@ -70,7 +72,12 @@ def fill(client: BrokerClient, exchange: str, routing_key: str, rows: int) -> No
             yield pa.RecordBatch.from_arrays([bodies(count)], names=["body"])
             left -= count
 
-    header = BranchHeader(token=token, branch=uuid.uuid4().hex, kind="publish", target={"exchange": exchange, "routing_key": routing_key})
+    header = BranchHeader(
+        token=token,
+        branch=uuid.uuid4().hex,
+        kind="publish",
+        target={"exchange": exchange, "routing_key": routing_key},
+    )
     staged = client.stage(header, batches())
     published = client.commit_branches(token, [staged])
     assert published == rows, f"{published} of {rows} messages were published"

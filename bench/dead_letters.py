@@ -69,7 +69,9 @@ def _declared(uri: str, **arguments: Any) -> tuple[pika.BlockingConnection, Any]
     channel = connection.channel()
     channel.queue_declare("dead", durable=True)
     channel.queue_declare(
-        "source", durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", **arguments}
+        "source",
+        durable=True,
+        arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", **arguments},
     )
     return connection, channel
 

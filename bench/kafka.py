@@ -38,20 +38,34 @@ def compare(folder: Path) -> list[Figure]:
             with client.channel() as channel:
                 channel.queue_declare("sink")
         bodies = spark.range(ROWS).selectExpr("lpad(cast(id AS string), 100, 'x') AS value")
-        bodies.write.format("kafka").options(**{"kafka.bootstrap.servers": bootstrap, "topic": "orders"}).save()
+        bodies.write.format("kafka").options(
+            **{"kafka.bootstrap.servers": bootstrap, "topic": "orders"}
+        ).save()
         ours_read, theirs_read, ours_written, theirs_written = [], [], [], []
         for number, queue in enumerate(queues):
             source = spark.readStream.format("kafka").options(
                 **{"kafka.bootstrap.servers": bootstrap, "subscribe": "orders", "startingOffsets": "earliest"}
             )
             theirs_read.append(rate(run(source.load().writeStream.format("noop"), folder, ROWS)))
-            mine = spark.readStream.format("txmq").options(url=served.url, queue=queue, appId=f"read-{number}")
+            mine = spark.readStream.format("txmq").options(
+                url=served.url, queue=queue, appId=f"read-{number}"
+            )
             ours_read.append(rate(run(mine.load().writeStream.format("noop"), folder, ROWS)))
 
             rows = ready(spark, SINK_ROWS, SINK_ROWS, 2).select("body")
             sink = rows.withColumnRenamed("body", "value").writeStream.format("kafka")
-            theirs_written.append(rate(run(sink.options(**{"kafka.bootstrap.servers": bootstrap, "topic": "sink"}), folder, SINK_ROWS)))
-            target = rows.writeStream.format("txmq").options(url=served.url, queue="sink", appId=f"write-{number}")
+            theirs_written.append(
+                rate(
+                    run(
+                        sink.options(**{"kafka.bootstrap.servers": bootstrap, "topic": "sink"}),
+                        folder,
+                        SINK_ROWS,
+                    )
+                )
+            )
+            target = rows.writeStream.format("txmq").options(
+                url=served.url, queue="sink", appId=f"write-{number}"
+            )
             ours_written.append(rate(run(target, folder, SINK_ROWS)))
     return [
         against("source_rows_kafka", ours_read[1:], theirs_read[1:], "rows/s"),

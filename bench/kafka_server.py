@@ -32,7 +32,8 @@ START_S = 60.0
 RESOLVE = """
 import sys
 from pyspark.sql import SparkSession
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.jars.packages", sys.argv[1])
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.jars.packages", sys.argv[1])
 if sys.argv[2]:
     builder = builder.config("spark.jars.excludes", sys.argv[2])
 spark = builder.getOrCreate()
@@ -42,7 +43,8 @@ spark.stop()
 
 
 def resolve(coordinates: Sequence[str], excludes: str = "") -> list[str]:
-    """Paths of the jars of ``coordinates`` and their dependencies in the local Ivy cache. Starts a session.
+    """Paths of the jars of ``coordinates`` and their dependencies in the local Ivy cache. Starts a
+    session.
     """
     command = [sys.executable, "-c", RESOLVE, ",".join(coordinates), excludes]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -64,7 +66,9 @@ def _server_classpath() -> str:
     own = resolve([KAFKA])
     spark = Path(pyspark.__path__[0]) / "jars"
     borrowed = [
-        path for name in ("scala-library-2.13*", "slf4j-api-2*", "log4j-slf4j2-impl*") for path in glob.glob(str(spark / f"{name}.jar"))
+        path
+        for name in ("scala-library-2.13*", "slf4j-api-2*", "log4j-slf4j2-impl*")
+        for path in glob.glob(str(spark / f"{name}.jar"))
     ]
     return os.pathsep.join([path for path in own if "slf4j-api" not in path] + borrowed)
 
@@ -105,18 +109,26 @@ def kafka(folder: Path) -> Iterator[str]:
     port, controller = free_ports(2)
     properties = _properties(folder, port, controller)
     quiet = folder / "log4j2.properties"
-    quiet.write_text("rootLogger.level=error\nrootLogger.appenderRef.out.ref=out\nappender.out.type=Console\nappender.out.name=out\n")
-    quiet.write_text(quiet.read_text() + "appender.out.layout.type=PatternLayout\nappender.out.layout.pattern=%d %p %m%n\n")
+    quiet.write_text(
+        "rootLogger.level=error\nrootLogger.appenderRef.out.ref=out\nappender.out.type=Console\nappender.out.name=out\n"
+    )
+    quiet.write_text(
+        quiet.read_text() + "appender.out.layout.type=PatternLayout\nappender.out.layout.pattern=%d %p %m%n\n"
+    )
     java = ["java", "-Xmx1g", f"-Dlog4j2.configurationFile={quiet}", "-cp", classpath]
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
     formatted = subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)], capture_output=True, text=True
+        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)],
+        capture_output=True,
+        text=True,
     )
     if formatted.returncode:
         raise SystemExit(f"Kafka's storage cannot be formatted:\n{formatted.stdout}{formatted.stderr}")
     log = folder / "kafka.log"
     with log.open("wb") as out:
-        process = subprocess.Popen([*java, "kafka.Kafka", str(properties)], stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*java, "kafka.Kafka", str(properties)], stdout=out, stderr=subprocess.STDOUT
+        )
     try:
         deadline = time.monotonic() + START_S
         while True:

@@ -24,7 +24,10 @@ PROGRAM = Path(__file__).with_name("AmqpLoad.java")
 BODY_BYTES = 100
 LIMIT_S = 60.0  # more than any load takes
 JAVA = ("java", "-Xmx1g", "-XX:+UseParallelGC", "-Duser.language=en", "-Duser.country=US")
-SAMPLE = re.compile(r"time (?P<time>[\d.]+) s(?=(?:.* sent: (?P<sent>[\d.]+) msg/s)?)(?=(?:.* received: (?P<received>[\d.]+) msg/s)?)")
+SAMPLE = re.compile(
+    r"time (?P<time>[\d.]+) s(?=(?:.* sent: (?P<sent>[\d.]+) msg/s)?)(?=(?:.* received: "
+    r"(?P<received>[\d.]+) msg/s)?)"
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,9 @@ class Relayed:
 
 @dataclass(frozen=True)
 class CommitTimes:
-    """``p50_us`` and ``p99_us`` of the time from sending tx.commit to its commit-ok; ``cores`` as in Relayed."""
+    """``p50_us`` and ``p99_us`` of the time from sending tx.commit to its commit-ok; ``cores`` as in
+    Relayed.
+    """
 
     commits: int
     p50_us: float
@@ -63,7 +68,9 @@ def classpath() -> str:
     _KEPT.append(classes)
     settings = "<configuration><root level='ERROR'/></configuration>"  # the default of the client is DEBUG
     (Path(classes.name) / "logback-test.xml").write_text(settings)
-    compiled = subprocess.run(["javac", "-d", classes.name, "-cp", jars, str(PROGRAM)], capture_output=True, text=True)
+    compiled = subprocess.run(
+        ["javac", "-d", classes.name, "-cp", jars, str(PROGRAM)], capture_output=True, text=True
+    )
     if compiled.returncode:
         raise SystemExit(f"{PROGRAM.name} does not compile:\n{compiled.stderr}")
     return classes.name + os.pathsep + jars
@@ -78,9 +85,15 @@ def _run(*arguments: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired as error:
         said = error.stdout if isinstance(error.stdout, bytes) else b""
-        raise SystemExit(f"the load did not end in {LIMIT_S:g} s: {' '.join(arguments)}\n{said.decode(errors='replace')[-2000:]}") from None
+        raise SystemExit(
+            f"the load did not end in {LIMIT_S:g} s: "
+            f"{' '.join(arguments)}\n{said.decode(errors='replace')[-2000:]}"
+        ) from None
     if done.returncode:
-        raise SystemExit(f"the load ended with {done.returncode}: {' '.join(arguments)}\n{(done.stdout + done.stderr)[-3000:]}")
+        raise SystemExit(
+            f"the load ended with {done.returncode}: "
+            f"{' '.join(arguments)}\n{(done.stdout + done.stderr)[-3000:]}"
+        )
     return done.stdout
 
 
@@ -106,7 +119,21 @@ def rates(output: str) -> Rates:
 
 def perf_test(uri: str, queue: str, seconds: int, *options: str) -> Rates:
     """Run PerfTest on one durable queue, which keeps its messages until ``delete``."""
-    fixed = ["-h", uri, "-u", queue, "-ad", "false", "-f", "persistent", "-s", str(BODY_BYTES), "-z", str(seconds), "-dcr"]
+    fixed = [
+        "-h",
+        uri,
+        "-u",
+        queue,
+        "-ad",
+        "false",
+        "-f",
+        "persistent",
+        "-s",
+        str(BODY_BYTES),
+        "-z",
+        str(seconds),
+        "-dcr",
+    ]
     return rates(_run("com.rabbitmq.perf.PerfTest", *fixed, *options))
 
 
@@ -120,7 +147,8 @@ def _program(*arguments: str | int) -> dict[str, float]:
 
 
 def relay(uri: str, channels: int, batch: int, acks: str, warm_s: int, measured_s: int) -> Relayed:
-    """Messages per second consumed, published, acknowledged ("each" or "multiple") and committed in batches.
+    """Messages per second consumed, published, acknowledged ("each" or "multiple") and committed in
+    batches.
     """
     found = _program("relay", uri, channels, batch, acks, warm_s, measured_s)
     return Relayed(found["rate"], found["processor"])

@@ -50,7 +50,11 @@ def _environment(folder: Path, port: int, mapper: int, distribution: int) -> dic
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         "RUNNING_UNDER_SYSTEMD": "true",  # the script replaces itself by the server and keeps its process id
     }
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_", "NOTIFY_"))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RABBITMQ_", "ERL_", "NOTIFY_"))
+    }
     return inherited | {name: str(value) for name, value in own.items()}
 
 
@@ -78,7 +82,14 @@ def rabbitmq(folder: Path) -> Iterator[str]:
         out = stack.enter_context(output.open("wb"))
 
         def start(*command: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
             stack.callback(_end, process)
             return process
 

@@ -25,7 +25,10 @@ from pyspark.sql.types import StructType
 
 BODY_BYTES = 100
 BATCH_ROWS = 16_384
-READY_SCHEMA = "queue string, offset bigint, exchange string, routing_key string, body binary, timestamp timestamp, redelivered boolean"
+READY_SCHEMA = (
+    "queue string, offset bigint, exchange string, routing_key string, body binary, "
+    "timestamp timestamp, redelivered boolean"
+)
 
 
 def bodies(rows: int) -> pa.Array:

@@ -60,7 +60,10 @@ GOALS = {
 def against(figure: str, values: Sequence[float], references: Sequence[float], unit: str) -> Figure:
     """The medians of alternating repetitions, and their ratio."""
     value, reference = statistics.median(values), statistics.median(references)
-    note(f"{figure}: {', '.join(f'{v:,.0f}' for v in values)}; reference {', '.join(f'{v:,.0f}' for v in references)}")
+    note(
+        f"{figure}: {', '.join(f'{v:,.0f}' for v in values)}; reference "
+        f"{', '.join(f'{v:,.0f}' for v in references)}"
+    )
     return Figure(figure, round(value, 1), unit, round(reference, 1), round(value / reference, 3))
 
 
@@ -88,13 +91,16 @@ def reached(figure: Figure) -> str:
 
 def table(figures: Sequence[Figure], skipped: Mapping[str, str]) -> str:
     """A line per figure; ``skipped`` maps a skipped figure to the reason."""
-    lines = [f"{'figure':26}{'value':>14} {'unit':10}{'reference':>14}{'ratio':>8}{'target':>8}{'aim':>7}  reached"]
+    lines = [
+        f"{'figure':26}{'value':>14} {'unit':10}{'reference':>14}{'ratio':>8}{'target':>8}{'aim':>7}  reached"
+    ]
     for figure in figures:
         goal = GOALS.get(figure.figure)
         reference = "" if figure.reference is None else f"{figure.reference:,.1f}"
         ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
         target, aim = (f"{goal.at_least:g}", f"{goal.aim:g}") if goal else ("", "")
         lines.append(
-            f"{figure.figure:26}{figure.value:>14,.1f} {figure.unit:10}{reference:>14}{ratio:>8}{target:>8}{aim:>7}  {reached(figure)}"
+            f"{figure.figure:26}{figure.value:>14,.1f} "
+            f"{figure.unit:10}{reference:>14}{ratio:>8}{target:>8}{aim:>7}  {reached(figure)}"
         )
     return "\n".join(lines + [f"{name:26}       skipped  {why}" for name, why in skipped.items()])

@@ -24,7 +24,9 @@ BASE = {
 }
 
 
-def open_session(name: str, settings: Mapping[str, str] | None = None, packages: Sequence[str] = ()) -> SparkSession:
+def open_session(
+    name: str, settings: Mapping[str, str] | None = None, packages: Sequence[str] = ()
+) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName(name)
     for key, value in {**BASE, **(settings or {})}.items():
@@ -35,7 +37,9 @@ def open_session(name: str, settings: Mapping[str, str] | None = None, packages:
 
 
 @contextlib.contextmanager
-def session(name: str, settings: Mapping[str, str] | None = None, packages: Sequence[str] = ()) -> Iterator[SparkSession]:
+def session(
+    name: str, settings: Mapping[str, str] | None = None, packages: Sequence[str] = ()
+) -> Iterator[SparkSession]:
     spark = open_session(name, settings, packages)
     try:
         yield spark

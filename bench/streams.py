@@ -40,7 +40,8 @@ def open_spark() -> Any:
 
 
 def run(writer: Any, folder: Path, rows: int) -> list[dict[str, Any]]:
-    """Run a streaming query until it has read ``rows``; return the progress of the micro-batches with rows.
+    """Run a streaming query until it has read ``rows``; return the progress of the micro-batches with
+    rows.
     """
     query = writer.option("checkpointLocation", str(folder / f"checkpoint-{next(_count)}")).start()
     deadline = time.monotonic() + LIMIT_S
@@ -52,14 +53,20 @@ def run(writer: Any, folder: Path, rows: int) -> list[dict[str, Any]]:
             if not query.isActive:
                 raise query.exception() or RuntimeError("the query ended early")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{sum(item['numInputRows'] for item in progress)} of {rows} rows after {LIMIT_S} s")
+                raise TimeoutError(
+                    f"{sum(item['numInputRows'] for item in progress)} of {rows} rows after {LIMIT_S} s"
+                )
             time.sleep(0.05)
     finally:
         query.stop()
 
 
 def rate(progress: list[dict[str, Any]]) -> float:
-    return float(sum(item["numInputRows"] for item in progress) / sum(item["durationMs"]["addBatch"] for item in progress) * 1000)
+    return float(
+        sum(item["numInputRows"] for item in progress)
+        / sum(item["durationMs"]["addBatch"] for item in progress)
+        * 1000
+    )
 
 
 def ready(spark: SparkSession, total: int, step: int, tasks: int) -> DataFrame:
@@ -77,7 +84,11 @@ def source_rows(folder: Path) -> list[Figure]:
         for queue in queues:
             reference = ready(spark, SOURCE_ROWS, SOURCE_ROWS, 2)
             references.append(rate(run(reference.writeStream.format("noop"), folder, SOURCE_ROWS)))
-            source = spark.readStream.format("txmq").options(url=served.url, queue=queue, appId=f"bench-{queue}", minPartitions=2).load()
+            source = (
+                spark.readStream.format("txmq")
+                .options(url=served.url, queue=queue, appId=f"bench-{queue}", minPartitions=2)
+                .load()
+            )
             assert len(source.columns) == 7
             found.append(rate(run(source.writeStream.format("noop"), folder, SOURCE_ROWS)))
         return [against("source_rows", found[1:], references[1:], "rows/s")]
@@ -92,7 +103,9 @@ def sink_rows(folder: Path) -> list[Figure]:
         for repetition in range(REPETITIONS + 1):
             rows = ready(spark, SINK_ROWS, SINK_ROWS, 2).select("body")
             references.append(rate(run(rows.writeStream.format("counting"), folder, SINK_ROWS)))
-            writer = rows.writeStream.format("txmq").options(url=served.url, queue="orders", appId=f"bench-{repetition}")
+            writer = rows.writeStream.format("txmq").options(
+                url=served.url, queue="orders", appId=f"bench-{repetition}"
+            )
             found.append(rate(run(writer, folder, SINK_ROWS)))
         return [against("sink_rows", found[1:], references[1:], "rows/s")]
 
@@ -105,7 +118,9 @@ def micro_batch_overhead_ms(folder: Path) -> list[Figure]:
 
     def parts_ms(progress: list[dict[str, Any]]) -> dict[str, float]:
         names = sorted({name for item in progress for name in item["durationMs"]})
-        return {name: statistics.median(item["durationMs"].get(name, 0) for item in progress) for name in names}
+        return {
+            name: statistics.median(item["durationMs"].get(name, 0) for item in progress) for name in names
+        }
 
     found: list[float] = []
     references: list[float] = []
@@ -122,15 +137,31 @@ def micro_batch_overhead_ms(folder: Path) -> list[Figure]:
                     channel.tx_commit()
             reference = ready(spark, ONE_ROW_BATCHES, 1, 1).select("body").writeStream.format("counting")
             trivial = run(reference, folder, ONE_ROW_BATCHES)
-            source = spark.readStream.format("txmq").options(url=served.url, queue=incoming, appId=app, maxOffsetsPerTrigger=1).load()
-            writer = source.select("body").writeStream.format("txmq").options(url=served.url, queue=outgoing, appId=app)
+            source = (
+                spark.readStream.format("txmq")
+                .options(url=served.url, queue=incoming, appId=app, maxOffsetsPerTrigger=1)
+                .load()
+            )
+            writer = (
+                source.select("body")
+                .writeStream.format("txmq")
+                .options(url=served.url, queue=outgoing, appId=app)
+            )
             progress = run(writer, folder, ONE_ROW_BATCHES)
             if round_number:
                 references += trigger_ms(trivial)
                 found += trigger_ms(progress)
     note(f"micro_batch_overhead_ms: txmq {parts_ms(progress)}; reference {parts_ms(trivial)}")
     value, reference_ms = statistics.median(found), statistics.median(references)
-    return [Figure("micro_batch_overhead_ms", round(value - reference_ms, 1), "ms", round(reference_ms, 1), round(value / reference_ms, 3))]
+    return [
+        Figure(
+            "micro_batch_overhead_ms",
+            round(value - reference_ms, 1),
+            "ms",
+            round(reference_ms, 1),
+            round(value / reference_ms, 3),
+        )
+    ]
 
 
 def _fill_by_small_commits(data: Path, queue: str) -> None:
@@ -151,7 +182,10 @@ def _fill_by_small_commits(data: Path, queue: str) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        note(f"{SMALL_COMMITS:,} commits of one message by {SMALL_THREADS} threads: {time.perf_counter() - started:.1f} s")
+        note(
+            f"{SMALL_COMMITS:,} commits of one message by {SMALL_THREADS} threads: "
+            f"{time.perf_counter() - started:.1f} s"
+        )
 
 
 def small_commit_read(folder: Path) -> list[Figure]:
@@ -163,7 +197,9 @@ def small_commit_read(folder: Path) -> list[Figure]:
 
         def by_spark(queue: str) -> float:
             started = time.perf_counter()
-            spark.read.format("txmq").options(url=served.url, queue=queue).load().write.format("noop").mode("overwrite").save()
+            spark.read.format("txmq").options(url=served.url, queue=queue).load().write.format("noop").mode(
+                "overwrite"
+            ).save()
             return SMALL_COMMITS / (time.perf_counter() - started)
 
         def by_client(queue: str) -> float:

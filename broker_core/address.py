@@ -40,8 +40,14 @@ def bracketed(host: str) -> str:
 def parse_address(url: str | None = None, data: str | os.PathLike[str] | None = None) -> Address:
     """The address in ``url`` or ``data``. Raises OptionError unless exactly one is given and valid."""
     if (url is None) == (data is None):
-        wrong = "both options 'url' and 'data' are given" if url is not None else "neither option 'url' nor 'data' is given"
-        raise errors.OptionError(f"{wrong}; give one: url=txmq://host:{DEFAULT_PORT} for a broker that runs elsewhere, or data=DIR")
+        wrong = (
+            "both options 'url' and 'data' are given"
+            if url is not None
+            else "neither option 'url' nor 'data' is given"
+        )
+        raise errors.OptionError(
+            f"{wrong}; give one: url=txmq://host:{DEFAULT_PORT} for a broker that runs elsewhere, or data=DIR"
+        )
     if data is not None:
         text = os.fspath(data)
         if not text:
@@ -55,18 +61,32 @@ def _parse_url(url: str) -> Address:
     scheme = url.partition("://")[0].lower()
     if scheme == "txmqs":
         raise errors.OptionError(
-            f"option 'url' is {_shown(url)!r}, but TLS (txmqs://) is not supported by this version; use txmq://host:port"
+            f"option 'url' is {_shown(url)!r}, but TLS (txmqs://) is not supported by this version; use "
+            "txmq://host:port"
         )
     if scheme == "kafka":
-        raise errors.OptionError(f"option 'url' is {_shown(url)!r}, but the Kafka engine is not part of this version; use txmq://host:port")
+        raise errors.OptionError(
+            f"option 'url' is {_shown(url)!r}, but the Kafka engine is not part of this "
+            "version; use txmq://host:port"
+        )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise errors.OptionError(f"option 'url' is {_shown(url)!r}; its port must be a number from 1 to 65535") from None
-    if parts.scheme != "txmq" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment or port == 0:
         raise errors.OptionError(
-            f"option 'url' is {_shown(url)!r}; it must be txmq://[user:password@]host:port, for example txmq://localhost:{DEFAULT_PORT}"
+            f"option 'url' is {_shown(url)!r}; its port must be a number from 1 to 65535"
+        ) from None
+    if (
+        parts.scheme != "txmq"
+        or not parts.hostname
+        or parts.path not in ("", "/")
+        or parts.query
+        or parts.fragment
+        or port == 0
+    ):
+        raise errors.OptionError(
+            f"option 'url' is {_shown(url)!r}; it must be txmq://[user:password@]host:port, for example "
+            f"txmq://localhost:{DEFAULT_PORT}"
         )
     return Address(
         host=parts.hostname,
@@ -90,6 +110,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise errors.OptionError(
-            f"--listen is {listen!r}; it must be HOST:PORT, for example 127.0.0.1:{DEFAULT_PORT}, or port 0 for a free one"
+            f"--listen is {listen!r}; it must be HOST:PORT, for example 127.0.0.1:{DEFAULT_PORT}, or port 0 "
+            "for a free one"
         )
     return host.strip("[]"), int(port)

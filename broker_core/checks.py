@@ -1,10 +1,11 @@
-"""Arguments are what their annotations say: one checker for every call of every door, in process and over Flight.
+"""Arguments are what their annotations say: one checker for every call of every door, in process and over
+Flight.
 
-It looks into containers, unions, Literals, dataclasses and NamedTuples. A whole number has 64 bits (``True`` is none), a text can be
-encoded and is not longer than its place allows, a mapping has texts as keys.
+It looks into containers, unions, Literals, dataclasses and NamedTuples. A whole number has 64 bits (``True``
+is none), a text can be encoded and is not longer than its place allows, a mapping has texts as keys.
 
-Not here: what a value means (``broker/``). Invariant: a call whose arguments pass has no value of a type that its code does not
-expect; one that is refused has changed nothing.
+Not here: what a value means (``broker/``). Invariant: a call whose arguments pass has no value of a type that
+its code does not expect; one that is refused has changed nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from broker_core.errors import OptionError
 
@@ -60,7 +72,9 @@ class Mismatch(Exception):
 
 def refused(call: str, argument: str, wrong: Mismatch) -> OptionError:
     """Names the call, the argument, what it got and what it takes."""
-    return OptionError(f"{call}: argument '{argument}{wrong.path}' must be {wrong.allowed}, not {shown(wrong.value)}")
+    return OptionError(
+        f"{call}: argument '{argument}{wrong.path}' must be {wrong.allowed}, not {shown(wrong.value)}"
+    )
 
 
 def shown(value: object) -> str:
@@ -75,7 +89,7 @@ def shown(value: object) -> str:
     return kind if kind[:1].isupper() else f"a {kind}"
 
 
-# -- the annotations --------------------------------------------------------------------------------------------------------
+# -- the annotations -----------------------------------------------------------------------------------------
 
 
 def check_text(value: Any, limit: int = MAX_TEXT_BYTES) -> None:
@@ -127,7 +141,9 @@ def _check_none(value: Any) -> None:
 
 
 def _check_any(value: Any, depth: int = 0) -> None:
-    """A value of a table: its texts, numbers and keys are checked, objects of other classes are their caller's matter."""
+    """A value of a table: its texts, numbers and keys are checked, objects of other classes are their
+    caller's matter.
+    """
     if isinstance(value, str):
         check_text(value)
     elif type(value) is int:
@@ -178,7 +194,13 @@ def check_of(kind: Any) -> Check:
         return _SCALARS[kind]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _check_unsigned if UNSIGNED in arguments else _check_json if JSON in arguments else check_of(arguments[0])
+        return (
+            _check_unsigned
+            if UNSIGNED in arguments
+            else _check_json
+            if JSON in arguments
+            else check_of(arguments[0])
+        )
     if origin is Literal:
         return _literal(arguments)
     if origin in (Union, types.UnionType):
@@ -202,7 +224,9 @@ def _literal(options: tuple[Any, ...]) -> Check:
     allowed = " or ".join(map(repr, options))
 
     def check(value: Any) -> None:
-        if not any(value is option or (type(value) is type(option) and value == option) for option in options):
+        if not any(
+            value is option or (type(value) is type(option) and value == option) for option in options
+        ):
             raise Mismatch(allowed, value)
 
     return check
@@ -238,7 +262,9 @@ def _fixed(checks: tuple[Check, ...]) -> Check:
 
 def _sequence(item_check: Check) -> Check:
     def check(value: Any) -> None:
-        if not isinstance(value, collections.abc.Sequence) or isinstance(value, (str, bytes, bytearray, memoryview)):
+        if not isinstance(value, collections.abc.Sequence) or isinstance(
+            value, (str, bytes, bytearray, memoryview)
+        ):
             raise Mismatch("a list", value)
         for place, item in enumerate(value):
             _within(item_check, item, f"[{place}]")
@@ -309,7 +335,7 @@ def place_check(name: str, kind: Any) -> Check:
     return check_of(kind)
 
 
-# -- calls ------------------------------------------------------------------------------------------------------------------
+# -- calls ---------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -323,7 +349,11 @@ def checks_of(function: Callable[..., Any]) -> dict[str, Check]:
 @cache
 def _required(function: Callable[..., Any]) -> tuple[str, ...]:
     parameters = inspect.signature(function).parameters.values()
-    return tuple(parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.name != "self")
+    return tuple(
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.name != "self"
+    )
 
 
 def check_call(call: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
@@ -370,7 +400,9 @@ def checked(operation: Callable[P, T]) -> Callable[P, T]:
 
 
 def checked_calls(*, but: tuple[str, ...] = ()) -> Callable[[type[C]], type[C]]:
-    """All public methods of a class are :func:`checked`, ``but`` those that are called so often that they look for themselves."""
+    """All public methods of a class are :func:`checked`, ``but`` those that are called so often that they
+    look for themselves.
+    """
 
     def decorate(kind: type[C]) -> type[C]:
         for name, member in list(vars(kind).items()):

@@ -1,14 +1,15 @@
 """The port that the connector is written against: what a micro-batch needs of a broker, and nothing else.
 
-The embedded engine fills it in process (``EmbeddedEngine``) and over Flight (``BrokerClient``); a Kafka engine fills it with
-topics. No SQLite, Arrow file or socket shows through. ``docs/transactions.md`` tells the protocol; the rule numbers (S1, C4)
-are those of its headings.
+The embedded engine fills it in process (``EmbeddedEngine``) and over Flight (``BrokerClient``); a Kafka
+engine fills it with topics. No SQLite, Arrow file or socket shows through. ``docs/transactions.md`` tells the
+protocol; the rule numbers (S1, C4) are those of its headings.
 
-What the port does not promise: ``read`` and ``stage`` may block for as long as a broker needs to come back; every other
-call fails with ConnectionFailed once the client's time for reconnecting is over. Every call is idempotent.
+What the port does not promise: ``read`` and ``stage`` may block for as long as a broker needs to come back;
+every other call fails with ConnectionFailed once the client's time for reconnecting is over. Every call is
+idempotent.
 
-Words: a *log* is what offsets count in (here a queue; on Kafka a topic partition). A *vector* is a dict from log to the next
-offset to read, where ``START`` stands for the symbolic start. Offsets are end-exclusive.
+Words: a *log* is what offsets count in (here a queue; on Kafka a topic partition). A *vector* is a dict from
+log to the next offset to read, where ``START`` stands for the symbolic start. Offsets are end-exclusive.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ BranchKind = Literal["publish", "append", "after_commit"]
 class Limit:
     """How much ``claim`` may take. None: no limit. ``end`` caps the answer (Trigger.AvailableNow).
 
-    Below ``min_rows`` it takes nothing, until the oldest message that waits was committed ``max_delay_s`` ago; over all logs.
+    Below ``min_rows`` it takes nothing, until the oldest message that waits was committed ``max_delay_s``
+    ago; over all logs.
     """
 
     max_rows: int | None = None
@@ -54,7 +56,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Messages of a log between two offsets: ``rows`` counts what a read would give, ``size_bytes`` their bodies (about)."""
+    """Messages of a log between two offsets: ``rows`` counts what a read would give, ``size_bytes`` their
+    bodies (about).
+    """
 
     start: int
     end: int
@@ -66,8 +70,8 @@ class Available:
 class ReadTicket:
     """One task's slice of a claimed range.
 
-    ``ranges`` is the whole range of the micro-batch, over all logs; ``query_id``/``batch_id`` come from the TaskContext
-    (empty and -1 on Spark Connect: then nothing is recorded, and the commit consumes nothing).
+    ``ranges`` is the whole range of the micro-batch, over all logs; ``query_id``/``batch_id`` come from the
+    TaskContext (empty and -1 on Spark Connect: then nothing is recorded, and the commit consumes nothing).
     """
 
     app_id: str
@@ -80,7 +84,9 @@ class ReadTicket:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Answer to ``open_batch``: a token to stage under, or the ledger entry of a batch that is decided already."""
+    """Answer to ``open_batch``: a token to stage under, or the ledger entry of a batch that is decided
+    already.
+    """
 
     sequence: int
     token: str  # "" when already decided
@@ -93,10 +99,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class BranchHeader:
-    """What one task stages: rows for the broker (publish), for a table (append) or for a function (after_commit).
+    """What one task stages: rows for the broker (publish), for a table (append) or for a function
+    (after_commit).
 
-    ``target``: for publish ``{"exchange": str, "routing_key": str}`` (defaults where the rows have no such column); for
-    append ``{"table": str, "options": {...}}``; for after_commit ``{"name": str}``.
+    ``target``: for publish ``{"exchange": str, "routing_key": str}`` (defaults where the rows have no such
+    column); for append ``{"table": str, "options": {...}}``; for after_commit ``{"name": str}``.
     """
 
     token: str
@@ -171,7 +178,9 @@ class AppInfo:
 
 @dataclass(frozen=True, slots=True)
 class AttemptInfo:
-    """One row of ``txmq attempts``: what was staged for a micro-batch or a batch write that is not decided."""
+    """One row of ``txmq attempts``: what was staged for a micro-batch or a batch write that is not
+    decided.
+    """
 
     token: str
     app_id: str  # "" for a batch write
@@ -185,9 +194,11 @@ class AttemptInfo:
 
 class Engine(Protocol):
     def identity(self) -> str:
-        """Which data directory answers: another one, also one made anew at the same place, has another identity; a copy has the same."""
+        """Which data directory answers: another one, also one made anew at the same place, has another
+        identity; a copy has the same.
+        """
 
-    # -- logs -----------------------------------------------------------------------------------------------------------
+    # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
         """The logs of these queues, in order. Raises QueueNotFound."""
 
@@ -200,37 +211,55 @@ class Engine(Protocol):
     def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         """Wait until a log has grown past ``ends``, at most ``timeout_s``; True if one has."""
 
-    # -- source ---------------------------------------------------------------------------------------------------------
-    def claim(self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint) -> Vector:
-        """S2: ack everything below ``start``, then the end vector for it: the recorded one, or a new claim; ``start`` if nothing is new.
+    # -- source ----------------------------------------------------------------------------------------------
+    def claim(
+        self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
+    ) -> Vector:
+        """S2: ack everything below ``start``, then the end vector for it: the recorded one, or a new claim;
+        ``start`` if nothing is new.
 
-        The logs are the keys of ``start``. Raises QueueNotFound, ResourceLocked (another app or a channel holds a queue), LineageConflict.
+        The logs are the keys of ``start``. Raises QueueNotFound, ResourceLocked (another app or a channel
+        holds a queue), LineageConflict.
         """
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
-        """S3: the concrete ranges of a claim. A settled range does not make it fail. Raises LineageConflict if there is no such claim."""
+        """S3: the concrete ranges of a claim. A settled range does not make it fail. Raises LineageConflict
+        if there is no such claim.
+        """
 
     def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
         """Rows and bytes that reading the claimed ranges would give, for splitting them evenly."""
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        """S4: the rows of the slices, as READ_SCHEMA, the same on every replay until acked. Goes on after a reconnect.
+        """S4: the rows of the slices, as READ_SCHEMA, the same on every replay until acked. Goes on after a
+        reconnect.
 
-        Records durably, before the first row, that (query, batch) reads ``ranges``. Raises LineageConflict when that batch has read
-        other ranges of these logs; DataLoss (``fail_on_data_loss``) when rows are gone.
+        Records durably, before the first row, that (query, batch) reads ``ranges``. Raises LineageConflict
+        when that batch has read other ranges of these logs; DataLoss (``fail_on_data_loss``) when rows are
+        gone.
         """
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
         """Unsettled rows of the slices, as READ_SCHEMA; claims nothing, changes nothing (batch reads)."""
 
     def ack(self, app_id: str, end: Vector) -> None:
-        """S5: everything below ``end`` may be deleted. Raises LineageConflict where ``end`` is not the end of a claim."""
+        """S5: everything below ``end`` may be deleted. Raises LineageConflict where ``end`` is not the end of
+        a claim.
+        """
 
-    # -- sink -----------------------------------------------------------------------------------------------------------
+    # -- sink ------------------------------------------------------------------------------------------------
     def open_batch(
-        self, app_id: str, query_id: str, batch_id: int, on_new_checkpoint: OnNewCheckpoint, *, token: str = "", consumes: bool = True
+        self,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        on_new_checkpoint: OnNewCheckpoint,
+        *,
+        token: str = "",
+        consumes: bool = True,
     ) -> Opened:
-        """C1: a token for a new attempt (``token``, where the caller made one), or the entry of a decided batch.
+        """C1: a token for a new attempt (``token``, where the caller made one), or the entry of a decided
+        batch.
 
         ``consumes`` False: Spark Connect, where no range is known. Raises LineageConflict, BatchGap.
         """
@@ -238,8 +267,9 @@ class Engine(Protocol):
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         """C2: make rows durable and invisible under the header's token; goes on after a reconnect.
 
-        publish takes rows with the columns of MESSAGE_SCHEMA; ``exchange`` and ``routing_key`` may be missing, ``properties`` too.
-        append and after_commit take any schema. Raises TransactionTooLarge, ExchangeNotFound.
+        publish takes rows with the columns of MESSAGE_SCHEMA; ``exchange`` and ``routing_key`` may be
+        missing, ``properties`` too. append and after_commit take any schema. Raises TransactionTooLarge,
+        ExchangeNotFound.
         """
 
     def commit_batch(
@@ -255,24 +285,33 @@ class Engine(Protocol):
     ) -> Committed:
         """C4: decide. Raises MissingBranch, LineageConflict, BatchGap, Unroutable."""
 
-    def commit_branches(self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail") -> int:
-        """A batch write: publish what is staged under ``token`` in one transaction; the number of messages. Idempotent by token."""
+    def commit_branches(
+        self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
+    ) -> int:
+        """A batch write: publish what is staged under ``token`` in one transaction; the number of messages.
+        Idempotent by token.
+        """
 
     def rollback_batch(self, token: str) -> None:
-        """Drop the attempt and its branches. Raises BatchDecided when the token was committed; an unknown token is fine."""
+        """Drop the attempt and its branches. Raises BatchDecided when the token was committed; an unknown
+        token is fine.
+        """
 
-    # -- apply, mirror --------------------------------------------------------------------------------------------------
+    # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
         """C5: decided batches with rows that are not applied, in sequence order."""
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of decided append or after_commit branches. Raises MissingBranch where they are applied and freed."""
+        """The rows of decided append or after_commit branches. Raises MissingBranch where they are applied
+        and freed.
+        """
 
     def mark_applied(self, app_id: str, sequence: int) -> None:
         """The rows of this batch reached their tables; they are freed. Idempotent."""
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        """An operator has written the rows of these branches of a decided batch to ``to``: nothing applies them any more. Idempotent.
+        """An operator has written the rows of these branches of a decided batch to ``to``: nothing applies
+        them any more. Idempotent.
 
         The ledger keeps ``to``. Raises UnknownTransaction where there is no such batch or branch to apply.
         """
@@ -291,7 +330,9 @@ class Engine(Protocol):
         """Open attempts, oldest first. ``rollback_batch`` drops one whose driver will not come back."""
 
     def release(self, app_id: str, queue: str) -> None:
-        """Take the claim on a queue from a pipeline that will not come back. Raises QueueNotFound, PreconditionFailed."""
+        """Take the claim on a queue from a pipeline that will not come back. Raises QueueNotFound,
+        PreconditionFailed.
+        """
 
     def close(self) -> None: ...
 

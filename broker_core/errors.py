@@ -5,7 +5,8 @@ TxmqError
 ├── ProtocolError            LocalProtocolError (we sent nonsense), RemoteProtocolError (they did)
 │   └── ConnectionException  AMQP connection exceptions: reply_code and reply_name of the specification
 │       ├── ConnectionForced (320), InvalidPath (402), ConnectionAccessRefused (403)
-│       ├── FrameError, MethodSyntaxError, CommandInvalid, ChannelNumberError, UnexpectedFrame, ResourceExhausted (501 to 506)
+│       ├── FrameError, MethodSyntaxError, CommandInvalid, ChannelNumberError, UnexpectedFrame,
+│       │   ResourceExhausted (501 to 506)
 │       └── NotAllowed (530), NotImplementedFeature (540), InternalFault (541)
 ├── ConnectionFailed         nothing listens, or the connection broke; retriable
 ├── ChannelError             AMQP channel exceptions: reply_code and reply_name of the specification
@@ -33,7 +34,9 @@ _BY_CODE: dict[str, type[TxmqError]] = {}
 
 
 class TxmqError(Exception):
-    """Root of the tree. ``message`` says what happened, to which thing, and what to do; ``str()`` adds the code."""
+    """Root of the tree. ``message`` says what happened, to which thing, and what to do; ``str()`` adds the
+    code.
+    """
 
     code: ClassVar[str] = "TXMQ_ERROR"
     retriable: ClassVar[bool] = False
@@ -44,7 +47,9 @@ class TxmqError(Exception):
             _BY_CODE[cls.code] = cls
 
     def __init__(self, message: str, advice: str = "") -> None:
-        """``message`` says what happened to which thing, ``advice`` what to do, where that is not part of it already."""
+        """``message`` says what happened to which thing, ``advice`` what to do, where that is not part of it
+        already.
+        """
         self.summary = message
         self.message = f"{message}: {advice}" if advice else message
         super().__init__(self.message)
@@ -222,7 +227,9 @@ class BatchDecided(TransactionError):
 
 
 class NotApplied(TransactionError):
-    """A decided batch whose rows a table does not take; they are kept until it does, or until somebody skips them."""
+    """A decided batch whose rows a table does not take; they are kept until it does, or until somebody skips
+    them.
+    """
 
     code = "TXMQ_NOT_APPLIED"
 
@@ -298,7 +305,9 @@ def from_text(text: str) -> TxmqError | None:
 
 
 def cause(exception: BaseException) -> TxmqError | None:
-    """The :class:`TxmqError` behind a Spark, py4j or Flight exception; None where another error is behind it."""
+    """The :class:`TxmqError` behind a Spark, py4j or Flight exception; None where another error is behind
+    it.
+    """
     seen: set[int] = set()
     pending: list[BaseException | None] = [exception]
     while pending:

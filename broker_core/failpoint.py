@@ -1,9 +1,9 @@
 """Named places where a test kills the process, or makes the disk fail, at exactly one step.
 
-``TXMQ_FAILPOINTS="store.commit.synced=kill"`` kills with SIGKILL at the first hit; ``name@3=kill`` at the third;
-``name=raise`` raises OSError(EIO); ``name=enospc`` raises OSError(ENOSPC); ``name=drop`` raises ConnectionResetError, as a lost reply does.
-``name=killgroup`` kills the whole process group, a Spark driver with its JVM.
-In one process a test calls ``arm``. Unset, a failpoint costs one look at an empty dict.
+``TXMQ_FAILPOINTS="store.commit.synced=kill"`` kills with SIGKILL at the first hit; ``name@3=kill`` at the
+third; ``name=raise`` raises OSError(EIO); ``name=enospc`` raises OSError(ENOSPC); ``name=drop`` raises
+ConnectionResetError, as a lost reply does. ``name=killgroup`` kills the whole process group, a Spark driver
+with its JVM. In one process a test calls ``arm``. Unset, a failpoint costs one look at an empty dict.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ def _drop(name: str) -> None:
     raise ConnectionResetError(errno.ECONNRESET, f"failpoint {name}")
 
 
-ACTIONS: dict[str, Action] = {"kill": _kill, "killgroup": _kill_group, "raise": _raise, "enospc": _enospc, "drop": _drop}
+ACTIONS: dict[str, Action] = {
+    "kill": _kill,
+    "killgroup": _kill_group,
+    "raise": _raise,
+    "enospc": _enospc,
+    "drop": _drop,
+}
 
 
 def arm(name: str, action: str | Action, *, hit: int = 1) -> None:

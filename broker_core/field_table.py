@@ -1,12 +1,12 @@
 """Field tables of AMQP 0-9-1 (specification 4.2.5.5) as bytes and as Python values.
 
-Not here: the properties of a message, one of which is a table (``properties.py``).
-Invariant: ``decode_table(encode_table(t)) == t``. Bytes that are damaged (cut short, left over, unknown types, lengths that are
-wrong) raise RemoteProtocolError and nothing else.
+Not here: the properties of a message, one of which is a table (``properties.py``). Invariant:
+``decode_table(encode_table(t)) == t``. Bytes that are damaged (cut short, left over, unknown types, lengths
+that are wrong) raise RemoteProtocolError and nothing else.
 
-Values, by RabbitMQ's letters: ``t`` bool, ``b B s u I i l L`` int, ``f d`` float, ``D`` Decimal, ``S`` str (bytes where it is no
-UTF-8), ``x`` bytes, ``A`` list, ``T`` :class:`Timestamp`, ``F`` dict, ``V`` None. An int is encoded as ``I``, or as ``l`` where it
-needs 64 bits.
+Values, by RabbitMQ's letters: ``t`` bool, ``b B s u I i l L`` int, ``f d`` float, ``D`` Decimal, ``S`` str
+(bytes where it is no UTF-8), ``x`` bytes, ``A`` list, ``T`` :class:`Timestamp`, ``F`` dict, ``V`` None. An
+int is encoded as ``I``, or as ``l`` where it needs 64 bits.
 """
 
 from __future__ import annotations
@@ -47,16 +47,20 @@ class Timestamp(int):
 
 
 class Long(int):
-    """A header value that is encoded as ``l``, whatever its size: RabbitMQ's counts are, and Java clients tell the types apart."""
+    """A header value that is encoded as ``l``, whatever its size: RabbitMQ's counts are, and Java clients
+    tell the types apart.
+    """
 
     __slots__ = ()
 
 
 def damaged(what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"message properties are damaged: {what}; the sender must encode them as AMQP 0-9-1 4.2.6.1 says")
+    return RemoteProtocolError(
+        f"message properties are damaged: {what}; the sender must encode them as AMQP 0-9-1 4.2.6.1 says"
+    )
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -78,7 +82,9 @@ class Reader:
     def take(self, length: int) -> bytes:
         end = self.position + length
         if end > len(self.data):
-            raise damaged(f"a length of {length} at byte {self.position} goes beyond their end at {len(self.data)}")
+            raise damaged(
+                f"a length of {length} at byte {self.position} goes beyond their end at {len(self.data)}"
+            )
         taken = self.data[self.position : end]
         self.position = end
         return taken
@@ -99,7 +105,9 @@ class Reader:
             name = self.short_string()
             table[name] = self.value(depth)
         if self.position != end:
-            raise damaged(f"a table that ends at byte {end} holds a value that goes on to byte {self.position}")
+            raise damaged(
+                f"a table that ends at byte {end} holds a value that goes on to byte {self.position}"
+            )
         return table
 
     def array(self, depth: int) -> list[Any]:
@@ -110,14 +118,18 @@ class Reader:
         while self.position < end:
             values.append(self.value(depth))
         if self.position != end:
-            raise damaged(f"an array that ends at byte {end} holds a value that goes on to byte {self.position}")
+            raise damaged(
+                f"an array that ends at byte {end} holds a value that goes on to byte {self.position}"
+            )
         return values
 
     def end_of_length(self) -> int:
         length: int = self.number(U32)
         end = self.position + length
         if end > len(self.data):
-            raise damaged(f"a length of {length} at byte {self.position - 4} goes beyond their end at {len(self.data)}")
+            raise damaged(
+                f"a length of {length} at byte {self.position - 4} goes beyond their end at {len(self.data)}"
+            )
         return end
 
     def value(self, depth: int) -> Any:
@@ -155,12 +167,14 @@ _OTHERS: dict[int, Callable[[Reader, int], Any]] = {
 }
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------
 
 
 def encode_short_string(value: object, name: str) -> bytes:
     if not isinstance(value, str):
-        raise LocalProtocolError(f"property or header name {name!r} must be a str, not {type(value).__name__}")
+        raise LocalProtocolError(
+            f"property or header name {name!r} must be a str, not {type(value).__name__}"
+        )
     raw = value.encode()
     if len(raw) > 255:
         raise LocalProtocolError(f"{name!r} has {len(raw)} bytes, at most 255 fit into an AMQP short string")
@@ -176,10 +190,15 @@ def check_integer(value: object, name: str, bits: int) -> int:
 
 
 def encode_table(table: Mapping[str, Any], depth: int = 0) -> bytes:
-    """A field table with its length in front. Raises LocalProtocolError for a value that AMQP has no type for."""
+    """A field table with its length in front. Raises LocalProtocolError for a value that AMQP has no type
+    for.
+    """
     if depth > MAX_NESTING:
         raise LocalProtocolError(f"headers are nested deeper than {MAX_NESTING}")
-    parts = [encode_short_string(name, str(name)) + encode_value(value, name, depth + 1) for name, value in table.items()]
+    parts = [
+        encode_short_string(name, str(name)) + encode_value(value, name, depth + 1)
+        for name, value in table.items()
+    ]
     return sized(b"".join(parts))
 
 
@@ -238,7 +257,9 @@ def _encode_decimal(value: Decimal, name: str) -> bytes:
     sign, digits, exponent = value.as_tuple()
     unscaled = int("".join(map(str, digits)) or "0") * (-1 if sign else 1)
     if not isinstance(exponent, int) or not -255 <= exponent <= 0 or not -(1 << 31) <= unscaled < 1 << 31:
-        raise LocalProtocolError(f"header {name!r} is the decimal {value}, which does not fit into AMQP's 32 bits and 255 digits")
+        raise LocalProtocolError(
+            f"header {name!r} is the decimal {value}, which does not fit into AMQP's 32 bits and 255 digits"
+        )
     return b"D" + _DECIMAL.pack(-exponent, unscaled)
 
 
@@ -247,9 +268,14 @@ def expect_end(reader: Reader) -> None:
         raise damaged(f"{len(reader.data) - reader.position} bytes are left over at byte {reader.position}")
 
 
-# -- skipping ----------------------------------------------------------------------------------------------------------
+# -- skipping ------------------------------------------------------------------------------------------------
 
-_SIZES = {kind: shape.size for kind, shape in _NUMBERS.items()} | {ord("t"): 1, ord("D"): _DECIMAL.size, ord("T"): 8, ord("V"): 0}
+_SIZES = {kind: shape.size for kind, shape in _NUMBERS.items()} | {
+    ord("t"): 1,
+    ord("D"): _DECIMAL.size,
+    ord("T"): 8,
+    ord("V"): 0,
+}
 _LONG_STRING, _BYTES = ord("S"), ord("x")
 
 

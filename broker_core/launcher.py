@@ -74,18 +74,26 @@ class Broker:
             self._local = LocalBroker(store, limits=limits, outcomes=outcomes, identity=self._id)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
-            self._engine = EmbeddedEngine(self._local, store.adopt if isinstance(store, DurableStore) else None, identity=self._id)
+            self._engine = EmbeddedEngine(
+                self._local, store.adopt if isinstance(store, DurableStore) else None, identity=self._id
+            )
             hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
             self._server = _listen(self._engine, self._local, hello, host, port)
             self.host, self.port = host, self._server.port
             undo.callback(self._server.stop)
-            self._amqp = AmqpServer(self._local, amqp, handlers=handlers, options=amqp_options, directory=directory) if amqp else None
+            self._amqp = (
+                AmqpServer(self._local, amqp, handlers=handlers, options=amqp_options, directory=directory)
+                if amqp
+                else None
+            )
             if self._amqp is not None:
                 self._amqp.start()
                 undo.callback(self._amqp.stop)
             failpoint.here("launcher.open.listening")
             if directory:
-                endpoint.write_endpoint(directory, Endpoint(_reachable(host), self.port, os.getpid(), self._id))
+                endpoint.write_endpoint(
+                    directory, Endpoint(_reachable(host), self.port, os.getpid(), self._id)
+                )
             undo.pop_all()
 
     @classmethod
@@ -129,7 +137,13 @@ class Broker:
         )
 
     @classmethod
-    def memory(cls, *, amqp: Sequence[str] = (), amqp_options: AmqpOptions | None = None, handlers: Sequence[Handler] = ()) -> Broker:
+    def memory(
+        cls,
+        *,
+        amqp: Sequence[str] = (),
+        amqp_options: AmqpOptions | None = None,
+        handlers: Sequence[Handler] = (),
+    ) -> Broker:
         """A broker without files, for tests."""
         return cls(MemoryStore(), amqp=amqp, amqp_options=amqp_options, handlers=handlers)
 
@@ -182,7 +196,9 @@ class Broker:
         self._local.rollback(xid)
 
     def committed(self, token: str, since: float | None = None) -> bool:
-        """Whether a commit that was given this token took place (decision 21). Raises UnknownOutcome: see ``outcome``."""
+        """Whether a commit that was given this token took place (decision 21). Raises UnknownOutcome: see
+        ``outcome``.
+        """
         return committed(self._local, token, since)
 
     def outcome(self, xid: str, since: float | None = None) -> str:
@@ -214,12 +230,15 @@ class Broker:
         self.close()
 
 
-def _listen(engine: EmbeddedEngine, local: LocalBroker, hello: contract.Hello, host: str, port: int) -> FlightServer:
+def _listen(
+    engine: EmbeddedEngine, local: LocalBroker, hello: contract.Hello, host: str, port: int
+) -> FlightServer:
     try:
         return FlightServer(engine, local, hello, host, port)
     except Exception as error:
         raise errors.ConnectionFailed(
-            f"cannot listen on {bracketed(host)}:{port}; if another process uses the port, choose another one, or 0 for a free one"
+            f"cannot listen on {bracketed(host)}:{port}; if another process uses the port, choose another "
+            "one, or 0 for a free one"
         ) from error
 
 
@@ -271,7 +290,8 @@ def serve(
     outcomes: Kept | None = None,
     idle_timeout_s: float | None = None,
 ) -> int:
-    """Run the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``; the exit code.
+    """Run the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``;
+    the exit code.
 
     Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it takes connections. If the store has failed it
     ends with code 1, and must be started again.
@@ -300,15 +320,22 @@ def serve(
         # messages in flight are thousands of short-lived objects: collect cycles less often
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
-        # the event loop gives the interpreter lock up at each socket and each sync, and has it back after this time at the latest:
-        # with the usual 5 ms an answer took 100 ms while the upkeep expired or sealed many messages
+        # the event loop gives the interpreter lock up at each socket and each sync, and has it back after
+        # this time at the latest: with the usual 5 ms an answer took 100 ms while the upkeep expired or
+        # sealed many messages
         sys.setswitchinterval(SWITCH_S)
         print("ready", f"txmq://{bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
         while not ending.wait(LOOK_S):
             if broker.server.failed.is_set() or broker.failed:
-                print("the store has failed; the broker ends and must be started again", file=sys.stderr, flush=True)
+                print(
+                    "the store has failed; the broker ends and must be started again",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 return 1
-            if broker.server.given_up.is_set() or (idle_timeout_s is not None and broker.idle_s > idle_timeout_s):
+            if broker.server.given_up.is_set() or (
+                idle_timeout_s is not None and broker.idle_s > idle_timeout_s
+            ):
                 break
     return 0
 

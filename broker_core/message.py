@@ -2,8 +2,8 @@
 
 Not here: the encoding of properties (``properties.py``) and anything about queues.
 
-Invariant: ``MESSAGE_SCHEMA`` is the one shape in which messages enter a segment; ``MERGED_SCHEMA`` adds, row by row, the
-commit sequence and commit time of blocks that were merged out of many small commits.
+Invariant: ``MESSAGE_SCHEMA`` is the one shape in which messages enter a segment; ``MERGED_SCHEMA`` adds, row
+by row, the commit sequence and commit time of blocks that were merged out of many small commits.
 """
 
 from __future__ import annotations

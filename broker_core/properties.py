@@ -1,10 +1,12 @@
-"""The properties of a message: AMQP 0-9-1 property flags and list (specification 4.2.6.1) as bytes, and as :class:`Properties`.
+"""The properties of a message: AMQP 0-9-1 property flags and list (specification 4.2.6.1) as bytes, and as
+:class:`Properties`.
 
-Not here: what a property means to a queue or an exchange. A message keeps its properties as the bytes it came with; they are
-decoded only where a rule needs one, and :func:`delivery_mode` and :func:`expiration` look at one without decoding the rest.
+Not here: what a property means to a queue or an exchange. A message keeps its properties as the bytes it came
+with; they are decoded only where a rule needs one, and :func:`delivery_mode` and :func:`expiration` look at
+one without decoding the rest.
 
-Invariant: ``Properties.decode(p.encode()) == p``; no properties are ``b""``. Bytes that are damaged (cut short, left over,
-unknown flags or types, lengths that are wrong) raise RemoteProtocolError and nothing else.
+Invariant: ``Properties.decode(p.encode()) == p``; no properties are ``b""``. Bytes that are damaged (cut
+short, left over, unknown flags or types, lengths that are wrong) raise RemoteProtocolError and nothing else.
 """
 
 from __future__ import annotations
@@ -48,19 +50,20 @@ NAMES = (
     "cluster_id",
 )
 _FLAG = {name: 1 << (15 - index) for index, name in enumerate(NAMES)}
-_UNKNOWN_FLAGS = 0b11  # bit 0 announces a second flag word, which no property of 0-9-1 needs; bit 1 names none
+# bit 0 announces a second flag word, which no property of 0-9-1 needs; bit 1 names none
+_UNKNOWN_FLAGS = 0b11
 _OCTETS = frozenset({"delivery_mode", "priority"})
 
-# -- the whole list ----------------------------------------------------------------------------------------------------
+# -- the whole list ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Properties:
     """The basic properties of AMQP 0-9-1; None where a message does not have one. ``headers`` empty: none.
 
-    ``delivery_mode`` 1 transient, 2 persistent; ``priority`` 0 to 255; ``timestamp`` in seconds since the epoch; ``expiration`` in
-    milliseconds as text, as the specification has it; ``cluster_id`` is reserved and kept only so that nothing of a foreign message
-    is lost.
+    ``delivery_mode`` 1 transient, 2 persistent; ``priority`` 0 to 255; ``timestamp`` in seconds since the
+    epoch; ``expiration`` in milliseconds as text, as the specification has it; ``cluster_id`` is reserved and
+    kept only so that nothing of a foreign message is lost.
     """
 
     content_type: str | None = None
@@ -79,7 +82,9 @@ class Properties:
     cluster_id: str | None = None
 
     def encode(self) -> bytes:
-        """Flags and list; ``b""`` where there is nothing. Raises LocalProtocolError for a value that does not fit."""
+        """Flags and list; ``b""`` where there is nothing. Raises LocalProtocolError for a value that does not
+        fit.
+        """
         flags = 0
         parts: list[bytes] = []
         for name in NAMES:
@@ -129,12 +134,14 @@ def _property(reader: Reader, name: str) -> Any:
     return reader.short_string()
 
 
-# -- checking ----------------------------------------------------------------------------------------------------------
+# -- checking ------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
 def _plan(flags: int) -> tuple[int, ...]:
-    """For each property that ``flags`` announce: its size in bytes, 0 for a short string, -1 for the headers."""
+    """For each property that ``flags`` announce: its size in bytes, 0 for a short string, -1 for the
+    headers.
+    """
     sizes = {"headers": -1, "delivery_mode": 1, "priority": 1, "timestamp": 8}
     return tuple(sizes.get(name, 0) for name in NAMES if flags & _FLAG[name])
 
@@ -164,11 +171,13 @@ def _end_of_list(data: bytes) -> int:
     return position
 
 
-# -- one property ------------------------------------------------------------------------------------------------------
+# -- one property --------------------------------------------------------------------------------------------
 
 
 def _one(data: bytes, wanted: str) -> Any:
-    """One property; what stands before it is skipped by its length, what stands behind it is not looked at."""
+    """One property; what stands before it is skipped by its length, what stands behind it is not looked
+    at.
+    """
     if not data:
         return None
     reader = Reader(data)
@@ -192,7 +201,9 @@ def delivery_mode(data: bytes) -> int | None:
     """1 transient, 2 persistent, None where the encoded properties do not say. Raises RemoteProtocolError."""
     if not data or not data[0] & 0x10:
         return None
-    try:  # every publish comes by here: content type, encoding and headers are skipped by their lengths, as ``_one`` does
+    # every publish comes by here: content type, encoding and headers are skipped by their lengths, as
+    # ``_one`` does
+    try:
         flags, position = data[0], 2
         if flags & 0x80:
             position += 1 + data[position]
@@ -206,7 +217,9 @@ def delivery_mode(data: bytes) -> int | None:
 
 
 def expiration(data: bytes) -> str | None:
-    """The time to live in milliseconds as the sender's text, not checked to be a number; None: none. Raises RemoteProtocolError."""
+    """The time to live in milliseconds as the sender's text, not checked to be a number; None: none. Raises
+    RemoteProtocolError.
+    """
     if not data or not data[0] & 0x01:
         return None
     text: str | None = _one(data, "expiration")
@@ -220,7 +233,9 @@ def priority(data: bytes) -> int | None:
 
 
 def with_reply_to(data: bytes, reply_to: str) -> bytes:
-    """Encoded properties that have a reply_to, with this one in its place; the rest stays byte for byte. Raises RemoteProtocolError."""
+    """Encoded properties that have a reply_to, with this one in its place; the rest stays byte for byte.
+    Raises RemoteProtocolError.
+    """
     reader = Reader(data)
     flags = _flags(reader)
     for name in NAMES[: NAMES.index("reply_to")]:
@@ -235,28 +250,37 @@ def with_reply_to(data: bytes, reply_to: str) -> bytes:
 
 
 def rewrite(data: bytes, headers: Mapping[str, Any], without: Collection[str] = ()) -> bytes:
-    """Encoded properties with some headers put in place of their old values (None: taken out), and some properties left out.
+    """Encoded properties with some headers put in place of their old values (None: taken out), and some
+    properties left out.
 
-    Everything else stays byte for byte, so that header values keep their types. Raises RemoteProtocolError, LocalProtocolError.
+    Everything else stays byte for byte, so that header values keep their types. Raises RemoteProtocolError,
+    LocalProtocolError.
     """
     found = _raw_properties(data) if data else {}
     return _rewritten(found, _raw_headers(found.get("headers")), headers, without)
 
 
 def rewrite_of(
-    data: bytes, headers: Callable[[dict[str, Any]], Mapping[str, Any]], read: Collection[str], without: Collection[str] = ()
+    data: bytes,
+    headers: Callable[[dict[str, Any]], Mapping[str, Any]],
+    read: Collection[str],
+    without: Collection[str] = (),
 ) -> bytes:
     """As :func:`rewrite`, where the new headers depend on those in ``read``, which alone are decoded."""
     found = _raw_properties(data) if data else {}
     kept = _raw_headers(found.get("headers"))
-    return _rewritten(found, kept, headers({name: _decoded(kept[name]) for name in read if name in kept}), without)
+    return _rewritten(
+        found, kept, headers({name: _decoded(kept[name]) for name in read if name in kept}), without
+    )
 
 
 def _decoded(raw: bytes) -> Any:
     return Reader(raw).value(0)
 
 
-def _rewritten(found: dict[str, bytes], kept: dict[str, bytes], headers: Mapping[str, Any], without: Collection[str]) -> bytes:
+def _rewritten(
+    found: dict[str, bytes], kept: dict[str, bytes], headers: Mapping[str, Any], without: Collection[str]
+) -> bytes:
     for name, value in headers.items():
         kept.pop(name, None)
         if value is not None:
@@ -264,7 +288,9 @@ def _rewritten(found: dict[str, bytes], kept: dict[str, bytes], headers: Mapping
     flags = 0
     parts: list[bytes] = []
     if kept:
-        found["headers"] = sized(b"".join(encode_short_string(name, name) + raw for name, raw in kept.items()))
+        found["headers"] = sized(
+            b"".join(encode_short_string(name, name) + raw for name, raw in kept.items())
+        )
     else:
         found.pop("headers", None)
     for name in NAMES:
@@ -280,7 +306,8 @@ def encode_headers(headers: Mapping[str, Any]) -> bytes:
 
 
 def append_headers(data: bytes, entries: bytes) -> bytes:
-    """Encoded properties with more headers behind those they have, of other names, and without expiration. Raises RemoteProtocolError.
+    """Encoded properties with more headers behind those they have, of other names, and without expiration.
+    Raises RemoteProtocolError.
 
     Many times as fast as :func:`rewrite`: no header is looked at.
     """

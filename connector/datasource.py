@@ -27,10 +27,13 @@ class TxmqDataSource(DataSource):
 
     Spark finds it by itself. ``spark.dataSource.register(TxmqDataSource)`` registers it explicitly.
 
-    Reading ------- A stream *consumes*: the messages of a finished micro-batch are acknowledged and deleted.
-    A batch read changes nothing.
+    Reading
+    -------
+    A stream *consumes*: the messages of a finished micro-batch are acknowledged and deleted. A batch read
+    changes nothing.
 
-    >>> orders = spark.readStream.format("txmq").options(url="txmq://localhost:5673", queue="orders", appId="alerts").load()
+    >>> reader = spark.readStream.format("txmq").options(url="txmq://localhost:5673")
+    >>> orders = reader.options(queue="orders", appId="alerts").load()
     >>> orders.printSchema()
     root
      |-- queue: string (nullable = true)
@@ -53,11 +56,14 @@ class TxmqDataSource(DataSource):
     delivery_mode, priority, correlation_id, reply_to, expiration, message_id, timestamp, type, user_id and
     app_id. It is null for a message without properties.
 
-    Writing ------- Columns: ``body`` (binary or string, required), optionally ``exchange``, ``routing_key``
-    and ``properties`` (any of the fields above). A column overrides the option of the same meaning. Each
+    Writing
+    -------
+    Columns: ``body`` (binary or string, required), optionally ``exchange``, ``routing_key`` and
+    ``properties`` (any of the fields above). A column overrides the option of the same meaning. Each
     micro-batch of a stream is published exactly once. A batch write is one transaction.
 
-    >>> alerts.writeStream.format("txmq").options(url=url, exchange="alerts", appId="alerts", checkpointLocation="cp").start()
+    >>> writer = alerts.writeStream.format("txmq").options(url=url, exchange="alerts")
+    >>> writer.options(appId="alerts", checkpointLocation="cp").start()
     >>> frame.write.format("txmq").options(url=url, queue="orders").mode("append").save()
 
     Options
@@ -83,7 +89,7 @@ class TxmqDataSource(DataSource):
     | `routingKey` | `""` | writes | the routing key, unless a column gives it |
     | `onUnroutable` | `fail` | writes | a message that reaches no queue: `fail` the transaction, or `drop` it |
     | `onNewCheckpoint` | `fail` | streams | another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended |
-    """
+    """  # noqa: E501
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(absolute_data(options))

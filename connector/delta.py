@@ -103,7 +103,11 @@ def append(
 
     def write() -> None:
         writer = rows.write.format("delta").mode("append").options(**dict(options or {}))
-        writer = writer.option("txnAppId", txn_app_id).option("txnVersion", str(txn_version)).option("userMetadata", metadata)
+        writer = (
+            writer.option("txnAppId", txn_app_id)
+            .option("txnVersion", str(txn_version))
+            .option("userMetadata", metadata)
+        )
         if partition_by:
             writer = writer.partitionBy(*partition_by)
         if is_path(table.name):
@@ -130,7 +134,9 @@ def append(
     require_held(spark, table, txn_app_id, batch, decided_at_us)
 
 
-def require_held(spark: SparkSession, table: Table, txn_app_id: str, batch: Mapping[str, Any], decided_at_us: int) -> None:
+def require_held(
+    spark: SparkSession, table: Table, txn_app_id: str, batch: Mapping[str, Any], decided_at_us: int
+) -> None:
     """Raises LineageConflict unless the table has the commit of this batch."""
     known = delta_log.held(delta_log.commits(spark, table, fresh=False), batch, decided_at_us)
     if known or (known is None and delta_log.stored_at_ms(spark, table, txn_app_id) >= decided_at_us // 1000):
@@ -144,7 +150,9 @@ def require_held(spark: SparkSession, table: Table, txn_app_id: str, batch: Mapp
     )
 
 
-def refuse_a_restarted_sequence(spark: SparkSession, table: Table, txn_app_id: str, app_id: str, decided: Callable[[], int]) -> None:
+def refuse_a_restarted_sequence(
+    spark: SparkSession, table: Table, txn_app_id: str, app_id: str, decided: Callable[[], int]
+) -> None:
     """Raises LineageConflict if the table holds later batches of this data directory than ``decided()``."""
     stored = delta_log.stored_version(spark, table, txn_app_id) if table.exists else 0
     # ``decided`` is called after the table was read: another driver may decide meanwhile
@@ -158,7 +166,11 @@ def refuse_a_restarted_sequence(spark: SparkSession, table: Table, txn_app_id: s
 
 
 def check_append(
-    spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], partition_by: Sequence[str]
+    spark: SparkSession,
+    table: Table,
+    schema: StructType,
+    options: Mapping[str, str],
+    partition_by: Sequence[str],
 ) -> Fit | None:
     """How to convert rows of ``schema`` so that the append cannot fail after the decision; None: not at all.
 
@@ -171,7 +183,9 @@ def check_append(
         asked = next((value for name, value in options.items() if name.lower() == "mergeschema"), None)
         merges = (asked if asked is not None else str(spark.conf.get(_AUTO_MERGE, "false"))).lower() == "true"
         found = fit(table.name, schema, Known.of(table.metadata), partition_by, merges=merges)
-    rehearse(spark, table, nullable(fitted(spark.createDataFrame([], schema), found).schema), options, partition_by)
+    rehearse(
+        spark, table, nullable(fitted(spark.createDataFrame([], schema), found).schema), options, partition_by
+    )
     return found
 
 

@@ -76,17 +76,24 @@ def _commit(version: int, lines: Any) -> Commit:
 def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
     below = None
     for limit in _PAGES:
-        rows = spark.sql(f"DESCRIBE HISTORY {in_sql(table.name)} LIMIT {limit}").select("version", "timestamp", "userMetadata").collect()
+        rows = (
+            spark.sql(f"DESCRIBE HISTORY {in_sql(table.name)} LIMIT {limit}")
+            .select("version", "timestamp", "userMetadata")
+            .collect()
+        )
         for row in rows:
             if below is None or row["version"] < below:
                 below = int(row["version"])
-                yield Commit(below, int(row["timestamp"].timestamp() * 1000), _json_object(row["userMetadata"]))
+                yield Commit(
+                    below, int(row["timestamp"].timestamp() * 1000), _json_object(row["userMetadata"])
+                )
         if len(rows) < limit:
             return
 
 
 def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int) -> bool | None:
-    """Whether ``history`` (newest first) has the commit of ``batch``; None if it was cleaned too far to know.
+    """Whether ``history`` (newest first) has the commit of ``batch``; None if it was cleaned too far to
+    know.
     """
     oldest = None
     for oldest in history:

@@ -14,7 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql.types import ArrayType, ByteType, DataType, IntegerType, LongType, MapType, NullType, ShortType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StructField,
+    StructType,
+)
 
 from broker_core.errors import OptionError
 
@@ -58,7 +69,9 @@ class Fit:
 
     @property
     def plain(self) -> bool:
-        return not self.conditions and all(expression == quoted(name) for name, expression in self.columns.items())
+        return not self.conditions and all(
+            expression == quoted(name) for name, expression in self.columns.items()
+        )
 
 
 def quoted(name: str) -> str:
@@ -129,10 +142,14 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
     for name, expression in beside.items():
         if _GENERATED in held[name.lower()].metadata:
             # forces the evaluation, which may fail; the optimizer cannot remove it
-            conditions.append((f"xxhash64({expression}) <> 7046029254386353131", f"column {name} cannot be generated"))
+            conditions.append(
+                (f"xxhash64({expression}) <> 7046029254386353131", f"column {name} cannot be generated")
+            )
     for name, expression in sorted(known.configuration.items()):
         if name.startswith(_CHECK):
-            told = f"append to {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
+            told = (
+                f"append to {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
+            )
             conditions.append((expression, told))
     return Fit(columns, beside, tuple(conditions))
 
@@ -146,9 +163,11 @@ def _value(table: str, given: StructField, held: StructField, *, merges: bool) -
         cast = f"CAST({name} AS {kind})"
         if bits < limit:
             return cast
-        told = f"append to {table!r}: column {given.name!r} has a value that does not fit into {kind}; cast it, or widen the column"
+        told = f"append to {table!r}: column {given.name!r} has a value that does not fit into {kind}"
+        told += "; cast it, or widen the column"
         low, high = -(1 << limit), (1 << limit) - 1
-        return f"CASE WHEN {name} IS NULL OR {name} BETWEEN {low}L AND {high}L THEN {cast} ELSE {_raise(told)} END"
+        fits = f"{name} IS NULL OR {name} BETWEEN {low}L AND {high}L"
+        return f"CASE WHEN {fits} THEN {cast} ELSE {_raise(told)} END"
     if not _same(have, want, merges=merges):
         raise OptionError(
             f"append to {table!r}: column {given.name!r} is {have.simpleString()}, not {want.simpleString()}",
@@ -162,12 +181,17 @@ def _same(given: DataType, held: DataType, *, merges: bool) -> bool:
     if isinstance(given, StructType) and isinstance(held, StructType):
         fields = {column.name.lower(): column.dataType for column in held}
         return all(
-            merges if (kind := fields.get(column.name.lower())) is None else _same(column.dataType, kind, merges=merges) for column in given
+            merges
+            if (kind := fields.get(column.name.lower())) is None
+            else _same(column.dataType, kind, merges=merges)
+            for column in given
         )
     if isinstance(given, ArrayType) and isinstance(held, ArrayType):
         return _same(given.elementType, held.elementType, merges=merges)
     if isinstance(given, MapType) and isinstance(held, MapType):
-        return _same(given.keyType, held.keyType, merges=merges) and _same(given.valueType, held.valueType, merges=merges)
+        return _same(given.keyType, held.keyType, merges=merges) and _same(
+            given.valueType, held.valueType, merges=merges
+        )
     return given == held
 
 
@@ -186,7 +210,8 @@ def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
         expression = held.metadata[_GENERATED]
         yield (
             f"{name} <=> ({expression})",
-            f"append to {table!r}: column {held.name!r} is generated as {expression}, and a row has another value",
+            f"append to {table!r}: column {held.name!r} is generated as {expression}, and a row has another "
+            "value",
         )
     if _INVARIANT in held.metadata:
         expression = str(json.loads(held.metadata[_INVARIANT])["expression"]["expression"])
@@ -206,7 +231,10 @@ def _not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
     if isinstance(kind, ArrayType):
         parts = [(value, kind.elementType, kind.containsNull)]
     if isinstance(kind, MapType):
-        parts = [(f"map_keys({value})", kind.keyType, True), (f"map_values({value})", kind.valueType, kind.valueContainsNull)]
+        parts = [
+            (f"map_keys({value})", kind.keyType, True),
+            (f"map_values({value})", kind.valueType, kind.valueContainsNull),
+        ]
     for array, element, nullable in parts:
         item = f"item{depth}"
         within = list(_not_null_within(item, element, depth + 1))
@@ -269,7 +297,9 @@ def _has_void(kind: DataType) -> bool:
 
 def nullable(schema: StructType) -> StructType:
     """The schema without NOT NULL, which staged rows do not have."""
-    return StructType([StructField(column.name, _nullable(column.dataType), True, column.metadata) for column in schema])
+    return StructType(
+        [StructField(column.name, _nullable(column.dataType), True, column.metadata) for column in schema]
+    )
 
 
 def _nullable(kind: DataType) -> Any:

@@ -92,14 +92,18 @@ def transactional(
         raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
     given = {"url": url, "data": None if data is None else os.fspath(data), "appId": app_id}
     given |= {"onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
-    options = write_options({name: value for name, value in given.items() if value is not None}, "stream write")
+    options = write_options(
+        {name: value for name, value in given.items() if value is not None}, "stream write"
+    )
     functions = dict(after_commit or {})
     for name, function in functions.items():
         if not callable(function):
             raise OptionError(f"after_commit[{name!r}] is {function!r}", "give a function f(rows, sequence)")
     if ledger_sync and not ledger:
         raise OptionError("ledger_sync=True without ledger", "name the Delta table with ledger=")
-    return Transactional(fn, options, functions, ledger=ledger, ledger_sync=ledger_sync, persist=persist, lineage=lineage)
+    return Transactional(
+        fn, options, functions, ledger=ledger, ledger_sync=ledger_sync, persist=persist, lineage=lineage
+    )
 
 
 @dataclass
@@ -126,7 +130,9 @@ class BatchTransaction:
     _executed: bool = field(default=False, repr=False)
     _closed: bool = field(default=False, repr=False)
 
-    def publish(self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None) -> None:
+    def publish(
+        self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None
+    ) -> None:
         """Publish ``rows``: ``body`` (string or binary), optionally ``exchange``, ``routing_key``,
         ``properties``.
 
@@ -161,7 +167,13 @@ class BatchTransaction:
         columns = [] if found.exists else columns  # an existing table has its own
         # stored with the decision, so that a repeated append has the same txnAppId
         txn = txn_app_id(self.app_id, self._owner.engine.identity(), found.location)
-        target = {"options": chosen, "partition_by": columns, "schema": schema.json(), "txn_app_id": txn, "location": found.location}
+        target = {
+            "options": chosen,
+            "partition_by": columns,
+            "schema": schema.json(),
+            "txn_app_id": txn,
+            "location": found.location,
+        }
         self._same_target("append", found.location, target, schema)
         self._owner.guard(spark, found, txn)
         self._stage(rows, "append", {**target, "table": found.name, "table_id": found.table_id})
@@ -177,7 +189,9 @@ class BatchTransaction:
 
     def _stage(self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any]) -> None:
         identity = (self.app_id, self.query_id, self.batch_id)
-        frame = staging.staging_frame(rows, kind, target, token=self._token, identity=identity, address=self._owner.address)
+        frame = staging.staging_frame(
+            rows, kind, target, token=self._token, identity=identity, address=self._owner.address
+        )
         self._branches += staging.staged(frame)
         self._executed = self._executed or executed_whole(frame, self._batch)
 
@@ -197,7 +211,9 @@ class BatchTransaction:
 
 
 class Transactional:
-    """The callable object for ``foreachBatch``; see :func:`transactional`. It can be pickled, for Spark Connect."""
+    """The callable object for ``foreachBatch``; see :func:`transactional`. It can be pickled, for Spark
+    Connect.
+    """
 
     def __init__(
         self,
@@ -240,7 +256,7 @@ class Transactional:
         self.__dict__.update(state)
         self._forget_process()
 
-    # -- one micro-batch ------------------------------------------------------------------------------------------------
+    # -- one micro-batch -------------------------------------------------------------------------------------
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         with self._lock:  # the engine refuses two queries with one app_id
             try:
@@ -259,14 +275,18 @@ class Transactional:
             self._start_ledger(spark, engine, query_id)
             self._started = True
         # C1
-        opened = engine.open_batch(self.app_id, query_id, batch_id, self._options.on_new_checkpoint, consumes=consumes)
+        opened = engine.open_batch(
+            self.app_id, query_id, batch_id, self._options.on_new_checkpoint, consumes=consumes
+        )
         failpoint.here("foreach.opened")
         if opened.entry is not None:
             staging.execute(batch)  # to write the state of the query and to compare the range
             failpoint.here("foreach.replayed")
             decided = opened.entry
         else:
-            decided = self._decide(batch, engine, (query_id, batch_id, opened.sequence, opened.token), consumes)
+            decided = self._decide(
+                batch, engine, (query_id, batch_id, opened.sequence, opened.token), consumes
+            )
         # C5
         if not decided.applied:
             self._apply_decided(spark, engine)
@@ -277,7 +297,9 @@ class Transactional:
                 self._ledger.write_missing(spark)
         failpoint.here("foreach.mirrored")
 
-    def _decide(self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str], consumes: bool) -> LedgerEntry:
+    def _decide(
+        self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str], consumes: bool
+    ) -> LedgerEntry:
         query_id, batch_id, sequence, token = opened
         if self._persist:
             batch.persist()
@@ -293,7 +315,13 @@ class Transactional:
             failpoint.here("foreach.executed")
             # C4
             committed = engine.commit_batch(
-                self.app_id, query_id, batch_id, token, tx._branches, on_unroutable=self._options.on_unroutable, consumes=consumes
+                self.app_id,
+                query_id,
+                batch_id,
+                token,
+                tx._branches,
+                on_unroutable=self._options.on_unroutable,
+                consumes=consumes,
             )
             failpoint.here("foreach.decided")
             return committed.entry
@@ -329,7 +357,7 @@ class Transactional:
             "pass lineage= with a string that you change together with the checkpoint",
         )
 
-    # -- C5 -------------------------------------------------------------------------------------------------------------
+    # -- C5 --------------------------------------------------------------------------------------------------
     def function(self, name: str) -> AfterCommit:
         try:
             return self._functions[name]
@@ -354,7 +382,12 @@ class Transactional:
         self._guarded.add((table.table_id, txn))
 
     def check_table(
-        self, spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], columns: list[str]
+        self,
+        spark: SparkSession,
+        table: Table,
+        schema: StructType,
+        options: Mapping[str, str],
+        columns: list[str],
     ) -> Fit | None:
         """Check, once per process and shape, that this append would not fail after the decision."""
         shape = (*table.shape, schema.json(), repr(sorted(options.items())), *columns)
@@ -416,7 +449,7 @@ class Transactional:
         branches = [branch for part in parts for branch in part.branches]
         return staging.rows_of(spark, branches, sum(part.rows for part in parts), schema, self.address)
 
-    # -- C6 -------------------------------------------------------------------------------------------------------------
+    # -- C6 --------------------------------------------------------------------------------------------------
     def _start_ledger(self, spark: SparkSession, engine: Engine, query_id: str) -> None:
         if self._ledger_table is None:
             return
@@ -489,12 +522,18 @@ def _shortened(error: BaseException) -> Exception:
     told = _told(error)
     interrupted = next((name for name in _INTERRUPTIONS if name in text), None)
     if interrupted is not None:  # query.stop(): in the form that Spark recognises
-        return RuntimeError(f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {interrupted}")
+        return RuntimeError(
+            f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {interrupted}"
+        )
     return RuntimeError(f"{type(error).__name__}: {told}")
 
 
 def _told(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith(("at ", "... "))]
+    lines = [
+        line.strip()
+        for line in str(error).splitlines()
+        if line.strip() and not line.strip().startswith(("at ", "... "))
+    ]
     return " ".join(lines)[:1000]
 
 
@@ -504,12 +543,19 @@ def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
         return False
     with suppress(Exception):  # the plan is private to Spark; False executes the batch once more
         nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
-        own = [node.rdd().id() for name, node in _plan_nodes(batch._jdf.queryExecution().executedPlan()) if name == "RDDScanExec"]
+        own = [
+            node.rdd().id()
+            for name, node in _plan_nodes(batch._jdf.queryExecution().executedPlan())
+            if name == "RDDScanExec"
+        ]
         leaves = [node for name, node in nodes if name == "RDDScanExec"]
         inner = [name for name, _ in nodes if name != "RDDScanExec"]
         # one MapInArrowExec is the staging; another one belongs to the user
         return (
-            len(own) == 1 and [leaf.rdd().id() for leaf in leaves] == own and set(inner) <= _NARROW and inner.count("MapInArrowExec") == 1
+            len(own) == 1
+            and [leaf.rdd().id() for leaf in leaves] == own
+            and set(inner) <= _NARROW
+            and inner.count("MapInArrowExec") == 1
         )
     return False
 

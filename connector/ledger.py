@@ -29,7 +29,8 @@ from connector.table import in_sql, is_connect, resolve
 log = logging.getLogger("txmq")
 
 LEDGER_COLUMNS = (
-    "app_id string, query_id string, batch_id bigint, token string, log string, start_offset bigint, end_offset bigint, "
+    "app_id string, query_id string, batch_id bigint, token string, log string, start_offset bigint, "
+    "end_offset bigint, "
     "messages bigint, published bigint, committed_at timestamp"
 )
 _KEY = ("app_id", "query_id", "batch_id", "token", "log")
@@ -82,7 +83,13 @@ def held_tokens(spark: SparkSession, table: str, tokens: Sequence[str]) -> set[s
     if not found.exists:
         return set()
     wanted = spark.createDataFrame([(token,) for token in tokens], "token string")
-    rows = spark.table(in_sql(found.name)).select("token").join(wanted, "token", "left_semi").distinct().collect()
+    rows = (
+        spark.table(in_sql(found.name))
+        .select("token")
+        .join(wanted, "token", "left_semi")
+        .distinct()
+        .collect()
+    )
     return {str(row["token"]) for row in rows}
 
 
@@ -107,7 +114,7 @@ class DeltaLedger:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    # -- writing --------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
     def write_missing(self, spark: SparkSession | None = None) -> None:
         """Write all missing entries in order, and mark them in the engine."""
         with self._writing:
@@ -166,7 +173,9 @@ class DeltaLedger:
         if not resolve(spark, self._table).exists:
             self._append(spark, entries[0])
             entries = entries[1:]
-        rows = spark.createDataFrame([row for entry in entries for row in ledger_rows(entry)], LEDGER_COLUMNS).coalesce(1)
+        rows = spark.createDataFrame(
+            [row for entry in entries for row in ledger_rows(entry)], LEDGER_COLUMNS
+        ).coalesce(1)
         view = f"txmq_ledger_{uuid.uuid4().hex}"
         match = " AND ".join(f"held.{name} <=> new.{name}" for name in _KEY)
         table = in_sql(resolve(spark, self._table).name)
@@ -176,14 +185,19 @@ class DeltaLedger:
             spark.conf.set("spark.databricks.delta.write.txnAppId", self._txn_app_id)
             spark.conf.set("spark.databricks.delta.write.txnVersion", str(last.sequence))
             try:
-                spark.sql(f"MERGE INTO {table} AS held USING {view} AS new ON {match} WHEN NOT MATCHED THEN INSERT *").collect()
+                spark.sql(
+                    f"MERGE INTO {table} AS held USING {view} AS new ON {match} WHEN NOT MATCHED THEN "
+                    "INSERT *"
+                ).collect()
             finally:
                 spark.conf.unset("spark.databricks.delta.write.txnAppId")
                 spark.conf.unset("spark.databricks.delta.write.txnVersion")
                 spark.catalog.dropTempView(view)
 
         delta.retried(write)
-        missing = {entry.token for entry in entries} - held_tokens(spark, self._table, [entry.token for entry in entries])
+        missing = {entry.token for entry in entries} - held_tokens(
+            spark, self._table, [entry.token for entry in entries]
+        )
         if missing:
             raise LineageConflict(
                 f"Delta has skipped batches of app {self._app_id!r}, "
@@ -195,11 +209,13 @@ class DeltaLedger:
         self._engine.mark_mirrored(self._app_id, last.sequence)
         failpoint.here("ledger.marked")
 
-    # -- in the background ----------------------------------------------------------------------------------------------
+    # -- in the background -----------------------------------------------------------------------------------
     def start(self) -> None:
         """Write in a background thread, which ends with the process or with ``close``."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name=f"txmq-ledger-{self._app_id}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._loop, name=f"txmq-ledger-{self._app_id}", daemon=True
+            )
             self._thread.start()
 
     def notify(self) -> None:
@@ -227,7 +243,8 @@ class DeltaLedger:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._closed:
                     raise TimeoutError(
-                        f"the Delta ledger {self._table!r} of app {self._app_id!r} is not complete after {timeout_s} s; "
+                        f"the Delta ledger {self._table!r} of app {self._app_id!r} is not complete after "
+                        f"{timeout_s} s; "
                         "call flush again; the next start also repairs it"
                     )
                 self._changed.wait(left)
@@ -261,7 +278,11 @@ class DeltaLedger:
                     if self._stopped():
                         return
                     log.warning(
-                        "Delta ledger %r of app %r lags, next try in %s s: %s", self._table, self._app_id, RETRY_PAUSE_S, _one_line(error)
+                        "Delta ledger %r of app %r lags, next try in %s s: %s",
+                        self._table,
+                        self._app_id,
+                        RETRY_PAUSE_S,
+                        _one_line(error),
                     )
                     self._changed.wait_for(lambda: self._closed, RETRY_PAUSE_S)
 
@@ -275,4 +296,6 @@ class DeltaLedger:
 
 
 def _one_line(error: BaseException) -> str:
-    return str(error) if isinstance(error, TxmqError) else (str(error).splitlines() or [type(error).__name__])[0]
+    return (
+        str(error) if isinstance(error, TxmqError) else (str(error).splitlines() or [type(error).__name__])[0]
+    )

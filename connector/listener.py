@@ -33,7 +33,9 @@ class FlushAtEnd(StreamingQueryListener):
     With ``each_progress`` it also writes after each micro-batch.
     """
 
-    def __init__(self, ledger: DeltaLedger, query_id: str | None = None, *, each_progress: bool = False) -> None:
+    def __init__(
+        self, ledger: DeltaLedger, query_id: str | None = None, *, each_progress: bool = False
+    ) -> None:
         self._ledger = ledger
         self._query_id = query_id
         self._each_progress = each_progress
@@ -68,7 +70,8 @@ class Mirror:
         self._listener = listener
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until the table has every decided batch. Raises TimeoutError, or the error of the last write.
+        """Wait until the table has every decided batch. Raises TimeoutError, or the error of the last
+        write.
         """
         self._ledger.flush(timeout_s)
 
@@ -84,7 +87,9 @@ class Mirror:
         self.close()
 
 
-def mirror_offsets(spark: SparkSession, *, ledger: str, app_id: str, url: str | None = None, data: str | None = None) -> Mirror:
+def mirror_offsets(
+    spark: SparkSession, *, ledger: str, app_id: str, url: str | None = None, data: str | None = None
+) -> Mirror:
     """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks and
     sources.
 
@@ -93,7 +98,9 @@ def mirror_offsets(spark: SparkSession, *, ledger: str, app_id: str, url: str | 
     if not ledger:
         raise OptionError("mirror_offsets without ledger", "name the Delta table with ledger=")
     given = {"url": url, "data": data, "appId": app_id}
-    address = write_options({name: value for name, value in given.items() if value is not None}, "stream write").address
+    address = write_options(
+        {name: value for name, value in given.items() if value is not None}, "stream write"
+    ).address
     engine = engine_at(address)
     session = spark if is_connect(spark) else spark.newSession()
     table = DeltaLedger(session, ledger, engine, app_id)

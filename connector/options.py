@@ -44,7 +44,7 @@ class _Wrong(ValueError):
     """A value is not allowed; the text lists the allowed ones."""
 
 
-# -- parsers: text -> value, or _Wrong(what is allowed) ------------------------------------------------------------------
+# -- parsers: text -> value, or _Wrong(what is allowed) ------------------------------------------------------
 
 
 def _text(value: str) -> str:
@@ -67,7 +67,9 @@ def _directory(value: str) -> str:
     if not value.strip():
         raise _Wrong("the path of a data directory")
     if "://" in value:
-        raise _Wrong("the path of a data directory on this machine; the address of a broker goes into option 'url'")
+        raise _Wrong(
+            "the path of a data directory on this machine; the address of a broker goes into option 'url'"
+        )
     return os.path.abspath(os.path.expanduser(value.strip()))
 
 
@@ -123,7 +125,10 @@ def _json_offsets(value: str) -> dict[str, int] | None:
         return None
     if not isinstance(offsets, dict) or not offsets:
         return None
-    if not all(isinstance(offset, int) and not isinstance(offset, bool) and offset >= EARLIEST for offset in offsets.values()):
+    if not all(
+        isinstance(offset, int) and not isinstance(offset, bool) and offset >= EARLIEST
+        for offset in offsets.values()
+    ):
         return None
     return offsets
 
@@ -134,7 +139,9 @@ def _offsets(value: str) -> str | dict[str, int]:
         return text.lower()
     offsets = _json_offsets(text)
     if offsets is None:
-        raise _Wrong('earliest, latest, or JSON from queue to offset such as {"orders": 1200} (-2 earliest, -1 latest)')
+        raise _Wrong(
+            'earliest, latest, or JSON from queue to offset such as {"orders": 1200} (-2 earliest, -1 latest)'
+        )
     return offsets
 
 
@@ -152,7 +159,7 @@ def _timestamp_us(value: str) -> int:
     return int(moment.timestamp() * 1_000_000)
 
 
-# -- the table -----------------------------------------------------------------------------------------------------------
+# -- the table -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +182,18 @@ OPTIONS: tuple[Option, ...] = (
     Option("url", None, _url, ALL, "a running broker: `txmq://host:5673`", excludes=("data",)),
     Option("data", None, _directory, ALL,
            "the broker of this data directory, started if needed; one of `url`, `data` is required"),
-    Option("queue", None, _names, ALL, "read: one queue, or several separated by commas; write: default exchange and this routing key",
+    Option("queue", None, _names, ALL, "read: one queue, or several separated by commas; write: default "
+                                       "exchange and this routing key",
            required=READ, excludes=("exchange", "routingKey")),
-    Option("appId", None, _name, STREAM, "the stable name of the pipeline: owner of the claim and of the ledger entry", required=STREAM),
+    Option("appId", None, _name, STREAM, "the stable name of the pipeline: owner of the claim and of the "
+                                         "ledger entry", required=STREAM),
     Option("startingOffsets", "earliest", _offsets, READ,
            '`earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay',
            excludes=("startingTimestamp",)),
-    Option("startingTimestamp", None, _timestamp_us, READ, "first message committed at or after it (ms since the epoch, or ISO 8601)"),
-    Option("endingOffsets", "latest", _offsets, ("batch read",), '`latest` or JSON `{"queue": offset}`, exclusive'),
+    Option("startingTimestamp", None, _timestamp_us, READ, "first message committed at or after it (ms since "
+                                                           "the epoch, or ISO 8601)"),
+    Option("endingOffsets", "latest", _offsets, ("batch read",), '`latest` or JSON `{"queue": offset}`, '
+                                                                 'exclusive'),
     Option("maxOffsetsPerTrigger", None, _positive, ("stream read",),
            "maximum messages per micro-batch; a transaction is not split"),
     Option("maxBytesPerTrigger", None, _size_bytes, ("stream read",),
@@ -201,15 +212,18 @@ OPTIONS: tuple[Option, ...] = (
     Option("exchange", "", _text, WRITE,
            "the exchange, unless a column gives it; empty: the default exchange"),
     Option("routingKey", "", _text, WRITE, "the routing key, unless a column gives it"),
-    Option("onUnroutable", "fail", _choice("fail", "drop"), WRITE, "a message that reaches no queue: `fail` the transaction, or `drop` it"),
+    Option("onUnroutable", "fail", _choice("fail", "drop"), WRITE, "a message that reaches no queue: `fail` "
+                                                                   "the transaction, or `drop` it"),
     Option("onNewCheckpoint", "fail", _choice("fail", "resume"), STREAM,
            "another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended"),
 )  # fmt: skip
 BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
 _PATH_HINT = {
-    "read": ".load() takes no path: name the queue by .option('queue', ...) and the broker by .option('url', ...) or .option('data', ...)",
-    "write": ".save(), .start() and toTable() take no path or table: name the target by .option('queue', ...) or .option('exchange', ...)",
+    "read": ".load() takes no path: name the queue by .option('queue', ...) and the broker by .option('url', "
+    "...) or .option('data', ...)",
+    "write": ".save(), .start() and toTable() take no path or table: name the target by .option('queue', "
+    "...) or .option('exchange', ...)",
 }
 
 
@@ -217,9 +231,17 @@ def table() -> str:
     """The options as the rows of a Markdown table."""
     rows = ["| option | default | for | meaning |", "|---|---|---|---|"]
     for option in OPTIONS:
-        where = {ALL: "all", READ: "reads", WRITE: "writes", STREAM: "streams"}.get(option.modes, ", ".join(option.modes) + "s")
+        where = {ALL: "all", READ: "reads", WRITE: "writes", STREAM: "streams"}.get(
+            option.modes, ", ".join(option.modes) + "s"
+        )
         required = {(): "", READ: "reads", STREAM: "streams"}[option.required]
-        default = f"`{option.default}`" if option.default else '`""`' if option.default == "" else f"required ({required})" * bool(required)
+        default = (
+            f"`{option.default}`"
+            if option.default
+            else '`""`'
+            if option.default == ""
+            else f"required ({required})" * bool(required)
+        )
         rows.append(f"| `{option.name}` | {default} | {where} | {option.meaning} |")
     return "\n".join(rows)
 
@@ -234,11 +256,16 @@ def check_known(raw: Mapping[str, str], modes: tuple[Mode, ...]) -> None:
 def _refuse_unknown(key: str, value: str, modes: tuple[Mode, ...]) -> None:
     direction = "read" if modes[0] in READ else "write"
     if key in ("path", "paths"):
-        raise OptionError(f"option {key!r} ({value!r}) is not an option of format txmq; {_PATH_HINT[direction]}")
+        raise OptionError(
+            f"option {key!r} ({value!r}) is not an option of format txmq; {_PATH_HINT[direction]}"
+        )
     allowed = [option.name for option in OPTIONS if set(modes) & set(option.modes)]
     near = difflib.get_close_matches(key, [name.lower() for name in allowed], n=1, cutoff=0.6)
     meant = f"did you mean {BY_KEY[near[0]].name!r}? " if near else ""
-    raise OptionError(f"unknown option {key!r} (value {value!r}) for a {' or '.join(modes)}; {meant}allowed are {', '.join(allowed)}")
+    raise OptionError(
+        f"unknown option {key!r} (value {value!r}) for a {' or '.join(modes)}; {meant}allowed "
+        f"are {', '.join(allowed)}"
+    )
 
 
 def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
@@ -249,16 +276,21 @@ def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
         option = BY_KEY[key]
         if mode not in option.modes:
             raise OptionError(
-                f"option {option.name!r} (value {value!r}) is for {' and '.join(option.modes)}, not for a {mode}; leave it out"
+                f"option {option.name!r} (value {value!r}) is for {' and '.join(option.modes)}, not for a "
+                f"{mode}; leave it out"
             )
     values: dict[str, Any] = {}
     for key, option in BY_KEY.items():
         if key in given:
             values[option.name] = _parse_one(option, given)
         elif mode in option.required:
-            raise OptionError(f"option {option.name!r} is missing; a {mode} of format txmq needs it: {option.meaning}")
+            raise OptionError(
+                f"option {option.name!r} is missing; a {mode} of format txmq needs it: {option.meaning}"
+            )
         else:
-            values[option.name] = option.parse(option.default) if option.default is not None and mode in option.modes else None
+            values[option.name] = (
+                option.parse(option.default) if option.default is not None and mode in option.modes else None
+            )
     if values["url"] is None and values["data"] is None:
         raise OptionError("option 'url' or 'data' is missing", "set url=txmq://host:port, or data=DIR")
     return values
@@ -269,10 +301,14 @@ def _parse_one(option: Option, given: Mapping[str, str]) -> Any:
     for other in option.excludes:
         if other.lower() in given:
             raise OptionError(
-                f"options {option.name!r} ({value!r}) and {other!r} ({given[other.lower()]!r}) exclude each other; give one of them"
+                f"options {option.name!r} ({value!r}) and {other!r} ({given[other.lower()]!r}) exclude each "
+                "other; give one of them"
             )
     if option.needs and option.needs.lower() not in given:
-        raise OptionError(f"option {option.name!r} (value {value!r}) has no meaning without {option.needs!r}; give both or none")
+        raise OptionError(
+            f"option {option.name!r} (value {value!r}) has no meaning without "
+            f"{option.needs!r}; give both or none"
+        )
     try:
         return option.parse(value)
     except _Wrong as wrong:
@@ -291,7 +327,7 @@ def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
     return raw
 
 
-# -- what readers and writers get ----------------------------------------------------------------------------------------
+# -- what readers and writers get ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +390,8 @@ def _origin(values: Mapping[str, Any], queues: tuple[str, ...]) -> Origin:
 def _check_logs(name: str, offsets: Mapping[str, int], queues: tuple[str, ...]) -> None:
     if set(offsets) != set(queues):
         raise OptionError(
-            f"option {name!r} names {', '.join(sorted(offsets))}, option 'queue' names {', '.join(sorted(queues))}; "
+            f"option {name!r} names {', '.join(sorted(offsets))}, option 'queue' names "
+            f"{', '.join(sorted(queues))}; "
             "give an offset for every queue and for no other"
         )
 
@@ -366,14 +403,22 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
     starting, ending = values["startingOffsets"], _or(values["endingOffsets"], "latest")
     if mode == "batch read":
         if starting == "latest" or (isinstance(starting, dict) and LATEST in starting.values()):
-            raise OptionError("option 'startingOffsets' cannot be latest (-1) for a batch read, which would read nothing; leave it out")
+            raise OptionError(
+                "option 'startingOffsets' cannot be latest (-1) for a batch read, which would "
+                "read nothing; leave it out"
+            )
         if ending == "earliest" or (isinstance(ending, dict) and EARLIEST in ending.values()):
-            raise OptionError("option 'endingOffsets' cannot be earliest (-2), which would read nothing; leave it out")
+            raise OptionError(
+                "option 'endingOffsets' cannot be earliest (-2), which would read nothing; leave it out"
+            )
         if isinstance(ending, dict):
             _check_logs("endingOffsets", ending, queues)
     least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
     if least is not None and most is not None and least > most:
-        raise OptionError(f"option 'minOffsetsPerTrigger' ({least}) is above 'maxOffsetsPerTrigger' ({most}); make it smaller")
+        raise OptionError(
+            f"option 'minOffsetsPerTrigger' ({least}) is above 'maxOffsetsPerTrigger' "
+            f"({most}); make it smaller"
+        )
     return ReadOptions(
         address=Address(values["url"], values["data"]),
         queues=queues,
@@ -399,7 +444,8 @@ def write_options(raw: Mapping[str, str], mode: Literal["stream write", "batch w
     if values["queue"] is not None:
         if len(values["queue"]) > 1:
             raise OptionError(
-                f"option 'queue' has the wrong value {','.join(values['queue'])!r}; allowed: one queue to write to; "
+                f"option 'queue' has the wrong value {','.join(values['queue'])!r}; allowed: one queue to "
+                "write to; "
                 "bind several to an exchange and write there"
             )
         routing_key = values["queue"][0]

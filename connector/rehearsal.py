@@ -24,7 +24,13 @@ from connector.table import Table, is_connect, snapshot_at
 _COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
 
 
-def rehearse(spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
+def rehearse(
+    spark: SparkSession,
+    table: Table,
+    schema: StructType,
+    options: Mapping[str, str],
+    partition_by: Sequence[str],
+) -> None:
     """Append no rows to a new table with the protocol and metadata of ``table``. Raises OptionError with
     Delta's error.
     """
@@ -43,17 +49,26 @@ def rehearse(spark: SparkSession, table: Table, schema: StructType, options: Map
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
     try:
         if log:
-            told = json.dumps({"commitInfo": {"timestamp": 0, "operation": "REHEARSAL", "operationParameters": {}}})
+            told = json.dumps(
+                {"commitInfo": {"timestamp": 0, "operation": "REHEARSAL", "operationParameters": {}}}
+            )
             (place / "_delta_log").mkdir()
             (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([told, *log]) + "\n")
-        writer = spark.createDataFrame([], schema).write.format("delta").mode("append").options(**dict(options))
+        writer = (
+            spark.createDataFrame([], schema).write.format("delta").mode("append").options(**dict(options))
+        )
         if partition_by:
             writer = writer.partitionBy(*partition_by)
         writer.save(f"file:{place}")
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = next((line for line in lines if "[" in line and "]" in line), lines[0] if lines else type(error).__name__)
+        told = next(
+            (line for line in lines if "[" in line and "]" in line),
+            lines[0] if lines else type(error).__name__,
+        )
         told = told.replace(f"file:{place}", table.name).replace(str(place), table.name)
-        raise OptionError(f"append to {table.name!r}: Delta would refuse it after the decision: {told[:500]}") from error
+        raise OptionError(
+            f"append to {table.name!r}: Delta would refuse it after the decision: {told[:500]}"
+        ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)

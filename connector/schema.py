@@ -76,21 +76,29 @@ _WITH_PROPERTIES = _PLAIN_SCHEMA.append(pa.field("properties", ARROW_PROPERTIES)
 _PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
 
 
-# -- reading -------------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 def read_schema(*, include_properties: bool) -> StructType:
     """The columns of ``load()``."""
-    return StructType([*_COLUMNS.fields, StructField("properties", PROPERTIES_TYPE)]) if include_properties else _COLUMNS
+    return (
+        StructType([*_COLUMNS.fields, StructField("properties", PROPERTIES_TYPE)])
+        if include_properties
+        else _COLUMNS
+    )
 
 
 def check_read_schema(given: StructType, *, include_properties: bool) -> None:
     """Raises OptionError if a user's ``.schema(...)`` differs from that of the source."""
     own = read_schema(include_properties=include_properties)
-    if [(field.name, field.dataType) for field in given.fields] != [(field.name, field.dataType) for field in own.fields]:
+    if [(field.name, field.dataType) for field in given.fields] != [
+        (field.name, field.dataType) for field in own.fields
+    ]:
         raise OptionError(
-            f"the schema given by .schema() is {given.simpleString()}, but format txmq has the columns {own.simpleString()}; "
-            "leave .schema() out and select columns afterwards (option 'includeProperties' adds the column properties)"
+            f"the schema given by .schema() is {given.simpleString()}, but format txmq has the columns "
+            f"{own.simpleString()}; "
+            "leave .schema() out and select columns afterwards (option 'includeProperties' adds the column "
+            "properties)"
         )
 
 
@@ -99,7 +107,9 @@ def to_spark(batches: Iterator[pa.RecordBatch], *, include_properties: bool) -> 
     for batch in batches:
         columns = batch.columns
         if include_properties:
-            yield pa.RecordBatch.from_arrays([*columns[:_PLAIN], properties_column(columns[_PLAIN])], schema=_WITH_PROPERTIES)
+            yield pa.RecordBatch.from_arrays(
+                [*columns[:_PLAIN], properties_column(columns[_PLAIN])], schema=_WITH_PROPERTIES
+            )
         else:
             yield pa.RecordBatch.from_arrays(columns[:_PLAIN], schema=_PLAIN_SCHEMA)
 
@@ -153,7 +163,7 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-# -- writing -------------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------
 
 
 def check_publish_columns(schema: StructType) -> None:
@@ -166,7 +176,10 @@ def check_publish_columns(schema: StructType) -> None:
     if "body" not in by_name:
         raise OptionError("the rows have no column 'body'; add it as binary or string")
     if not isinstance(by_name["body"], (BinaryType, StringType)):
-        raise OptionError(f"column 'body' has the type {by_name['body'].simpleString()}; allowed: binary, string (cast it, or use to_json)")
+        raise OptionError(
+            f"column 'body' has the type {by_name['body'].simpleString()}; allowed: binary, "
+            "string (cast it, or use to_json)"
+        )
     for name in ("exchange", "routing_key"):
         if not isinstance(by_name.get(name, StringType()), StringType):
             raise OptionError(f"column {name!r} has the type {by_name[name].simpleString()}; allowed: string")
@@ -176,15 +189,23 @@ def check_publish_columns(schema: StructType) -> None:
 
 def _check_properties(kind: DataType) -> None:
     if not isinstance(kind, StructType):
-        raise OptionError(f"column 'properties' has the type {kind.simpleString()}; allowed: a struct of {', '.join(_PROPERTY_TYPES)}")
+        raise OptionError(
+            f"column 'properties' has the type {kind.simpleString()}; allowed: a struct of "
+            f"{', '.join(_PROPERTY_TYPES)}"
+        )
     for field in kind.fields:
         wanted = _PROPERTY_TYPES.get(field.name)
         if wanted is None:
-            raise OptionError(f"field {field.name!r} of column 'properties' is unknown; allowed are {', '.join(_PROPERTY_TYPES)}")
+            raise OptionError(
+                f"field {field.name!r} of column 'properties' is unknown; allowed are "
+                f"{', '.join(_PROPERTY_TYPES)}"
+            )
         # nullability inside a map does not matter
         if field.dataType.simpleString() != wanted.simpleString():
             given, allowed = field.dataType.simpleString(), wanted.simpleString()
-            raise OptionError(f"field {field.name!r} of column 'properties' has the type {given}; allowed: {allowed}")
+            raise OptionError(
+                f"field {field.name!r} of column 'properties' has the type {given}; allowed: {allowed}"
+            )
 
 
 def to_messages(batch: pa.RecordBatch) -> pa.RecordBatch:

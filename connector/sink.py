@@ -109,7 +109,8 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
         here("connector.commit.decided")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the attempt. The branches of tasks that still write are dropped when a later batch is decided.
+        """Drop the attempt. The branches of tasks that still write are dropped when a later batch is
+        decided.
         """
         _roll_back(self._options, messages)
 
@@ -126,7 +127,9 @@ class TxmqBatchWriter(DataSourceArrowWriter):
         staged = _named(messages)
         if staged:
             branches = [message.branch for message in staged]
-            self._options.address.engine().commit_branches(staged[0].token, branches, on_unroutable=self._options.on_unroutable)
+            self._options.address.engine().commit_branches(
+                staged[0].token, branches, on_unroutable=self._options.on_unroutable
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _roll_back(self._options, messages)

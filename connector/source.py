@@ -54,7 +54,7 @@ class BrowsedSlice(InputPartition):
     slices: tuple[Slice, ...]
 
 
-# -- splitting -----------------------------------------------------------------------------------------------------------
+# -- splitting -----------------------------------------------------------------------------------------------
 
 
 def parallelism() -> int:
@@ -91,7 +91,11 @@ def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]
         for part in range(first, last + 1):
             # rows of this log in the parts up to this one, as a share of its offsets
             share = -(-total * (part + 1) // tasks) - before
-            end = one.end if part == last else max(position, one.start + (one.end - one.start) * share // one.rows)
+            end = (
+                one.end
+                if part == last
+                else max(position, one.start + (one.end - one.start) * share // one.rows)
+            )
             if end > position:
                 parts[part].append((log, position, end))
                 position = end
@@ -99,7 +103,7 @@ def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]
     return [tuple(slices) for slices in parts if slices]
 
 
-# -- streams -------------------------------------------------------------------------------------------------------------
+# -- streams -------------------------------------------------------------------------------------------------
 
 
 class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -154,13 +158,18 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """S2: acknowledge all below ``start``; return the end of its claim, or ``start`` if nothing is new.
+        """S2: acknowledge all below ``start``; return the end of its claim, or ``start`` if nothing is
+        new.
         """
         here("connector.latest_offset.asked")
         vector = offset.vector(start, self._known_logs())
         self._require_only()
         limited = not isinstance(limit, ReadAllAvailable)
-        idles = self._idle is not None and self._idle[0] == vector and not self._engine.wait(self._logs, self._idle[1], POLL_S)
+        idles = (
+            self._idle is not None
+            and self._idle[0] == vector
+            and not self._engine.wait(self._logs, self._idle[1], POLL_S)
+        )
         # with min_rows, waiting messages may become due without new ones
         if idles and self._options.min_rows is None:
             return vector
@@ -213,7 +222,9 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return iter(())
         options = self._options
         query_id, batch_id = task_identity()
-        ticket = ReadTicket(options.app_id, query_id, batch_id, partition.ranges, partition.slices, options.fail_on_data_loss)
+        ticket = ReadTicket(
+            options.app_id, query_id, batch_id, partition.ranges, partition.slices, options.fail_on_data_loss
+        )
         return to_spark(self._engine.read(ticket), include_properties=options.include_properties)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -233,11 +244,12 @@ def task_identity() -> tuple[str, int]:
     return query_id, int(batch_id)
 
 
-# -- batches -------------------------------------------------------------------------------------------------------------
+# -- batches -------------------------------------------------------------------------------------------------
 
 
 class TxmqBatchReader(DataSourceReader):
-    """Reads the messages that are not settled when the read is planned; claims nothing and changes nothing.
+    """Reads the messages that are not settled when the read is planned; claims nothing and changes
+    nothing.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -268,4 +280,9 @@ def _cut(found: Available, end: int) -> Available:
         return found
     end = max(end, found.start)
     whole = found.end - found.start
-    return Available(found.start, end, -(-found.rows * (end - found.start) // whole), found.size_bytes * (end - found.start) // whole)
+    return Available(
+        found.start,
+        end,
+        -(-found.rows * (end - found.start) // whole),
+        found.size_bytes * (end - found.start) // whole,
+    )

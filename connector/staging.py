@@ -25,7 +25,13 @@ from connector.schema import to_messages
 
 _STAGED_COLUMNS = "branch string, partition int, attempt int, rows bigint, checksum bigint"
 _STAGED_SCHEMA = pa.schema(
-    [("branch", pa.string()), ("partition", pa.int32()), ("attempt", pa.int32()), ("rows", pa.int64()), ("checksum", pa.int64())]
+    [
+        ("branch", pa.string()),
+        ("partition", pa.int32()),
+        ("attempt", pa.int32()),
+        ("rows", pa.int64()),
+        ("checksum", pa.int64()),
+    ]
 )
 ROWS_PER_READ_TASK = 200_000
 
@@ -36,7 +42,13 @@ def engine_at(address: Address) -> Engine:
 
 
 def staging_frame(
-    rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], *, token: str, identity: tuple[str, str, int], address: Address
+    rows: DataFrame,
+    kind: BranchKind,
+    target: Mapping[str, Any],
+    *,
+    token: str,
+    identity: tuple[str, str, int],
+    address: Address,
 ) -> DataFrame:
     """A frame that stages ``rows`` and returns one row per branch; ``identity`` is (app_id, query_id,
     batch_id).
@@ -77,13 +89,17 @@ def staged(frame: DataFrame) -> list[StagedBranch]:
         if found is None:
             raise
         raise found from None  # without Spark's stack trace
-    return [StagedBranch(row["branch"], row["partition"], row["attempt"], row["rows"], row["checksum"]) for row in rows]
+    return [
+        StagedBranch(row["branch"], row["partition"], row["attempt"], row["rows"], row["checksum"])
+        for row in rows
+    ]
 
 
 def described(branch: StagedBranch) -> pa.RecordBatch:
     columns = [[branch.branch], [branch.partition], [branch.attempt], [branch.rows], [branch.checksum]]
     return pa.RecordBatch.from_arrays(
-        [pa.array(values, kind.type) for values, kind in zip(columns, _STAGED_SCHEMA, strict=True)], schema=_STAGED_SCHEMA
+        [pa.array(values, kind.type) for values, kind in zip(columns, _STAGED_SCHEMA, strict=True)],
+        schema=_STAGED_SCHEMA,
     )
 
 
@@ -105,7 +121,9 @@ def execute(frame: DataFrame) -> None:
     frame.mapInArrow(drained, "nothing int").collect()
 
 
-def rows_of(spark: SparkSession, branches: Sequence[str], rows: int, schema: StructType, address: Address) -> DataFrame:
+def rows_of(
+    spark: SparkSession, branches: Sequence[str], rows: int, schema: StructType, address: Address
+) -> DataFrame:
     """The rows of decided branches as a frame of ``schema``; few rows make one task and one file."""
     names = list(branches)
     tasks = max(1, min(len(names), -(-rows // ROWS_PER_READ_TASK)))

@@ -55,7 +55,9 @@ def is_connect(session_or_frame: object) -> bool:
 
 
 def is_path(table: str) -> bool:
-    """``lake/flights``, ``/lake/flights`` and ``s3://...`` are paths; ``flights``, ``db.flights`` and ``delta.`/x``` are names."""
+    """``lake/flights``, ``/lake/flights`` and ``s3://...`` are paths; ``flights``, ``db.flights`` and
+    ``delta.`/x``` are names.
+    """
     return "/" in table and "`" not in table
 
 
@@ -95,11 +97,14 @@ def name_parts(spelling: str) -> list[str]:
 
 def quoted(parts: list[str]) -> str:
     """A name from its parts, with backticks where needed."""
-    return ".".join(part if re.fullmatch(r"\w+", part) else "`" + part.replace("`", "``") + "`" for part in parts)
+    return ".".join(
+        part if re.fullmatch(r"\w+", part) else "`" + part.replace("`", "``") + "`" for part in parts
+    )
 
 
 def plain_location(url: str) -> str:
-    """A normalised URL or path: ``FILE:///a//b/`` is ``file:/a/b``. Symbolic links on this host are followed.
+    """A normalised URL or path: ``FILE:///a//b/`` is ``file:/a/b``. Symbolic links on this host are
+    followed.
     """
     scheme, colon, rest = url.partition(":")
     if not colon or "/" in scheme:
@@ -146,7 +151,12 @@ def _at_path(spark: SparkSession, path: str) -> Table:
         found = _detail(spark, in_sql(path)) if _is_delta(spark, path) else None
         if found is None:
             return Table(path.rstrip("/") or "/", plain_location(path), "")
-        return Table(path.rstrip("/") or "/", plain_location(str(found["location"])), str(found["id"]), _told(spark, in_sql(path), found))
+        return Table(
+            path.rstrip("/") or "/",
+            plain_location(str(found["location"])),
+            str(found["id"]),
+            _told(spark, in_sql(path), found),
+        )
     jvm: Any = spark._jvm
     try:
         hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
@@ -168,7 +178,8 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
 
 
 def log_at(spark: SparkSession, location: str) -> Any:
-    """Delta's object for the log at a path; not on Connect. Raises OptionError if the session has no Delta.
+    """Delta's object for the log at a path; not on Connect. Raises OptionError if the session has no
+    Delta.
     """
     jvm: Any = spark._jvm
     try:
@@ -217,7 +228,11 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
         )
     if not catalog.tableExists(identifier):
         location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
-        name = quoted(parts if spark.conf.get("spark.sql.caseSensitive", "false") == "true" else [part.lower() for part in parts])
+        name = quoted(
+            parts
+            if spark.conf.get("spark.sql.caseSensitive", "false") == "true"
+            else [part.lower() for part in parts]
+        )
         if _look(spark, location)[0]:  # for example, written by its path
             raise OptionError(
                 f"append to {name!r}: no such table in the catalog, but its location {location} has one",
@@ -225,10 +240,14 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
             )
         return Table(name, location, "")
     known = catalog.getTableMetadata(identifier)
-    name = quoted([_SESSION_CATALOG, str(known.identifier().database().get()), str(known.identifier().table())])
+    name = quoted(
+        [_SESSION_CATALOG, str(known.identifier().database().get()), str(known.identifier().table())]
+    )
     provider = str(known.provider().get()).lower() if known.provider().isDefined() else ""
     if str(known.tableType().name()) == "VIEW" or provider != "delta":
-        kind = "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
+        kind = (
+            "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
+        )
         raise OptionError(f"append to {name!r}: it is {kind}", "name a Delta table, or its path")
     location = _decoded(spark, known.location())
     table_id, metadata, protocol = _look(spark, location)

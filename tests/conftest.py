@@ -1,8 +1,10 @@
-"""What every test shares: the seed, the soak switch, the Spark session, and the check that no process outlives the run.
+"""What every test shares: the seed, the soak switch, the Spark session, and the check that no process
+outlives the run.
 
-Not here: brokers or data; each folder brings its own. A process has one Spark context, and a second fixture that starts a session
-would get the same one, and stop it under the tests of the first: so it is here, once, for all folders.
-Invariant: every process that a test starts inherits ``TXMQ_TEST_RUN``, so what is left at the end can be found and fails the run.
+Not here: brokers or data; each folder brings its own. A process has one Spark context, and a second fixture
+that starts a session would get the same one, and stop it under the tests of the first: so it is here, once,
+for all folders. Invariant: every process that a test starts inherits ``TXMQ_TEST_RUN``, so what is left at
+the end can be found and fails the run.
 """
 
 from __future__ import annotations
@@ -47,8 +49,12 @@ os.environ.setdefault("TXMQ_TEST_RUN", uuid.uuid4().hex)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, default=None, help="repeat a run with random choices (printed with every failure)")
-    parser.addoption("--soak-rounds", type=int, default=0, help="run the tests marked soak with so many rounds")
+    parser.addoption(
+        "--seed", type=int, default=None, help="repeat a run with random choices (printed with every failure)"
+    )
+    parser.addoption(
+        "--soak-rounds", type=int, default=0, help="run the tests marked soak with so many rounds"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,8 +72,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first, so that the short ones keep all workers busy to the end (with xdist's ``--no-loadscope-reorder``)."""
-    longest = {item.path for item in items if item.get_closest_marker("spark") or item.get_closest_marker("crash")}
+    """The longest files first, so that the short ones keep all workers busy to the end (with xdist's
+    ``--no-loadscope-reorder``).
+    """
+    longest = {
+        item.path for item in items if item.get_closest_marker("spark") or item.get_closest_marker("crash")
+    }
     items.sort(key=lambda item: item.path not in longest)
     if config.getoption("--soak-rounds"):
         return
@@ -121,7 +131,10 @@ def _leftovers() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.status() == psutil.STATUS_ZOMBIE or process.environ().get("TXMQ_TEST_RUN") != os.environ["TXMQ_TEST_RUN"]:
+            if (
+                process.status() == psutil.STATUS_ZOMBIE
+                or process.environ().get("TXMQ_TEST_RUN") != os.environ["TXMQ_TEST_RUN"]
+            ):
                 continue
             command = process.cmdline()
             if process.pid not in mine or ("serve" in command and any("txmq" in word for word in command)):
@@ -141,6 +154,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not left:
         return
     for process in left:
-        print(f"\nleft behind by the tests: pid {process.pid}: {' '.join(process.cmdline())[:200]}", file=sys.stderr)
+        print(
+            f"\nleft behind by the tests: pid {process.pid}: {' '.join(process.cmdline())[:200]}",
+            file=sys.stderr,
+        )
         process.kill()
     session.exitstatus = pytest.ExitCode.TESTS_FAILED

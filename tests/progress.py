@@ -1,7 +1,8 @@
 """Waiting by progress: a test gives up when nothing moves any more, not when a clock says so.
 
-What moves is the CPU time of this process and all that it has started. On a machine that is busy with something else that takes longer,
-and is no reason to fail. ``GUARD_S`` is for waits within one process that end at once or never.
+What moves is the CPU time of this process and all that it has started. On a machine that is busy with
+something else that takes longer, and is no reason to fail. ``GUARD_S`` is for waits within one process that
+end at once or never.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Meter:
         assert now - self._begun < LIVELOCK_S, f"not within {LIVELOCK_S} s: {what}"
 
 
-def wait_until(condition: Callable[[], Any], what: str = "the condition came true", *, poll_s: float = 0.02) -> Any:
+def wait_until(
+    condition: Callable[[], Any], what: str = "the condition came true", *, poll_s: float = 0.02
+) -> Any:
     """What the condition gives, once that is true."""
     meter = Meter()
     while not (found := condition()):
@@ -56,7 +59,9 @@ def wait_for_end(process: subprocess.Popen[Any], what: str) -> int:
 
 
 def run_to_end(command: Sequence[str], folder: Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run`` with its output captured; what it prints goes to files beside ``folder``, so that no pipe fills."""
+    """As ``subprocess.run`` with its output captured; what it prints goes to files beside ``folder``, so that
+    no pipe fills.
+    """
     with (folder / "stdout").open("w+") as out, (folder / "stderr").open("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, text=True, **more)
         try:

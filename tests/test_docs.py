@@ -1,4 +1,6 @@
-"""The documentation is true: options, test names, rules, code blocks and links are compared with what is there."""
+"""The documentation is true: options, test names, rules, code blocks and links are compared with what is
+there.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_every_recommended_setting_is_explained() -> None:
     assert [name for name in recommended_conf() if f"`{name}`" not in text] == []
 
 
-# -- guarantees -------------------------------------------------------------------------------------------------------------
+# -- guarantees ----------------------------------------------------------------------------------------------
 
 _GUARANTEE = re.compile(r"^\| ([^|]+) \| `(tests/[\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
 
@@ -57,7 +59,9 @@ def _guarantees(page: str) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("page", ["README.md", "docs/guarantees.md"])
 def test_every_guarantee_names_a_test_that_exists(page: str) -> None:
     guarantees = _guarantees(page)
-    assert len(guarantees) == (ROOT / page).read_text().count("`tests/"), "a line names no test, or more than one"
+    assert len(guarantees) == (ROOT / page).read_text().count("`tests/"), (
+        "a line names no test, or more than one"
+    )
     assert [f"{path}::{name}" for _, path, name in guarantees if name not in _tests_of(ROOT / path)] == []
 
 
@@ -82,14 +86,18 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
 def _tests_of(path: Path) -> frozenset[str]:
     if not path.exists():
         return frozenset()
-    return frozenset(node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    return frozenset(
+        node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
+    )
 
 
-# -- numbered rules -----------------------------------------------------------------------------------------------------------
+# -- numbered rules ------------------------------------------------------------------------------------------
 
 
 def _rules() -> dict[str, list[str]]:
-    """The numbers that docs/transactions.md gives: rules of a micro-batch, decisions and rows of the crash table."""
+    """The numbers that docs/transactions.md gives: rules of a micro-batch, decisions and rows of the crash
+    table.
+    """
     text = (ROOT / "docs" / "transactions.md").read_text()
     crashes = text.split("## Crash table", 1)[1].split("\n## ", 1)[0]
     decisions = text.split("## Decisions", 1)[1].split("\n## ", 1)[0]
@@ -103,7 +111,11 @@ def _rules() -> dict[str, list[str]]:
 _NUMBERS = r"(\d+(?:(?:, | and |, and | to )\d+)*)"
 _CITATIONS = {
     "rule": (r"\b([SC]\d)\b(?![\"'])", r"(?:test_|\")([sc]\d)_", r"_and_([sc]\d)_"),
-    "row": (rf"\b[Rr]ows? {_NUMBERS} of the crash table", rf"Crash rows? {_NUMBERS}", r"test_rows?_(\d+(?:_and_\d+)*)_"),
+    "row": (
+        rf"\b[Rr]ows? {_NUMBERS} of the crash table",
+        rf"Crash rows? {_NUMBERS}",
+        r"test_rows?_(\d+(?:_and_\d+)*)_",
+    ),
     "decision": (rf"\b(?:semantics|decisions?) {_NUMBERS}\b", r"def test_(\d\d)_"),
 }
 
@@ -118,7 +130,11 @@ def _cited(kind: str) -> dict[str, str]:
         text = path.read_text()
         for pattern in _CITATIONS[kind]:
             for cited in re.findall(pattern, text):
-                numbers = [cited.upper()] if kind == "rule" else [str(int(number)) for number in re.findall(r"\d+", cited)]
+                numbers = (
+                    [cited.upper()]
+                    if kind == "rule"
+                    else [str(int(number)) for number in re.findall(r"\d+", cited)]
+                )
                 found |= dict.fromkeys(numbers, str(path.relative_to(ROOT)))
     return found
 
@@ -133,7 +149,9 @@ def test_every_rule_that_is_cited_is_a_rule_of_the_page(kind: str) -> None:
 
 
 def test_every_rule_has_a_test() -> None:
-    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
+    tests = "\n".join(
+        path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)
+    )
     rules, page = _rules(), (ROOT / "docs" / "transactions.md").read_text()
     assert [rule for rule in rules["rule"] if not re.search(rf"(?:test_|\"){rule.lower()}_", tests)] == []
     # a decision or a row whose tests have another name says so in the page
@@ -142,12 +160,13 @@ def test_every_rule_has_a_test() -> None:
         untested = [
             number
             for number in rules[kind]
-            if not re.search(name.format(int(number)), tests) and not re.search(line.format(number), page, re.MULTILINE)
+            if not re.search(name.format(int(number)), tests)
+            and not re.search(line.format(number), page, re.MULTILINE)
         ]
         assert untested == []
 
 
-# -- code blocks, links, paths ------------------------------------------------------------------------------------------------
+# -- code blocks, links, paths -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
@@ -185,13 +204,19 @@ def test_the_architecture_stays_one_read() -> None:
 
 
 def test_every_path_that_the_architecture_names_exists() -> None:
-    named = re.findall(r"`((?:broker_core|connector|txmq|tests|docs)/[\w/.]+)`", (ROOT / "ARCHITECTURE.md").read_text())
+    named = re.findall(
+        r"`((?:broker_core|connector|txmq|tests|docs)/[\w/.]+)`", (ROOT / "ARCHITECTURE.md").read_text()
+    )
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_every_error_stands_in_the_tree_of_its_module() -> None:
     tree = errors.__doc__ or ""
-    classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.TxmqError)]
+    classes = [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, errors.TxmqError)
+    ]
     assert [found.__name__ for found in classes if found.__name__ not in tree] == []
 
 

@@ -1,4 +1,6 @@
-"""The notebooks are real: each is in Databricks' source format and runs from its first to its last cell as a plain script."""
+"""The notebooks are real: each is in Databricks' source format and runs from its first to its last cell as a
+plain script.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_as_a_plain_script(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_as_a_plain_script(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = run_to_end([sys.executable, str(notebook)], tmp_path, cwd=tmp_path)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"

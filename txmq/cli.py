@@ -9,19 +9,24 @@ from __future__ import annotations
 import argparse
 import base64
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import timezone
 from typing import Any
 
 from broker_core.address import DEFAULT_AMQP, DEFAULT_PORT, NO_AMQP
 from broker_core.client.broker import BrokerClient, connect
-from broker_core.errors import DataDirectoryInvalid, OptionError, RemoteProtocolError, TxmqError, UnknownTransaction, Unroutable
+from broker_core.errors import (
+    DataDirectoryInvalid,
+    OptionError,
+    RemoteProtocolError,
+    TxmqError,
+    UnknownTransaction,
+    Unroutable,
+)
 from broker_core.properties import Properties
-
-Row = dict[str, Any]
+from txmq.output import Row, done, print_json, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,9 +61,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, *, address: bool = False
+    commands: Any,
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    text: str,
+    *,
+    address: bool = False,
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + "."
+    )
     parser.set_defaults(command=command)
     parser.add_argument("--json", action="store_true", help="print JSON")
     if address:
@@ -72,7 +84,10 @@ def _add_serve(commands: Any) -> None:
     serve = _command(commands, "serve", _serve, "run the broker of a data directory until SIGTERM")
     serve.add_argument("--data", metavar="DIR", required=True, help="created if missing")
     serve.add_argument(
-        "--listen", metavar="HOST:PORT", default=f"127.0.0.1:{DEFAULT_PORT}", help="port 0 takes a free one; default %(default)s"
+        "--listen",
+        metavar="HOST:PORT",
+        default=f"127.0.0.1:{DEFAULT_PORT}",
+        help="port 0 takes a free one; default %(default)s",
     )
     serve.add_argument(
         "--amqp",
@@ -82,11 +97,30 @@ def _add_serve(commands: Any) -> None:
         help=f"address for AMQP 0-9-1 clients; may be repeated; '{NO_AMQP}' for none; default {DEFAULT_AMQP}",
     )
     serve.add_argument("--users", metavar="FILE", help="NAME:PASSWORD lines; default: guest:guest, locally")
-    serve.add_argument("--trace", action="store_true", help="copy every message to the exchange amq.rabbitmq.trace")
-    serve.add_argument("--publish-rate", metavar="N", type=_above_zero, help="messages a second that one AMQP connection may publish")
-    serve.add_argument("--transaction-messages", metavar="N", type=_count, help="a larger transaction is refused; default 10 million")
-    serve.add_argument("--transaction-bytes", metavar="N", type=_count, help="a larger transaction is refused; default 8 GiB")
-    serve.add_argument("--transaction-time", metavar="SECONDS", type=_above_zero, help="a longer one is rolled back; default: never")
+    serve.add_argument(
+        "--trace", action="store_true", help="copy every message to the exchange amq.rabbitmq.trace"
+    )
+    serve.add_argument(
+        "--publish-rate",
+        metavar="N",
+        type=_above_zero,
+        help="messages a second that one AMQP connection may publish",
+    )
+    serve.add_argument(
+        "--transaction-messages",
+        metavar="N",
+        type=_count,
+        help="a larger transaction is refused; default 10 million",
+    )
+    serve.add_argument(
+        "--transaction-bytes", metavar="N", type=_count, help="a larger transaction is refused; default 8 GiB"
+    )
+    serve.add_argument(
+        "--transaction-time",
+        metavar="SECONDS",
+        type=_above_zero,
+        help="a longer one is rolled back; default: never",
+    )
     serve.add_argument("--outcomes", metavar="N", type=_count, help="outcomes to keep; default 100 thousand")
     serve.add_argument("--outcome-hours", metavar="HOURS", type=_above_zero, help="for how long; default 24")
     serve.add_argument("--idle-timeout", metavar="SECONDS", type=_above_zero, help="end after this idle time")
@@ -109,8 +143,12 @@ def _add_decisions(commands: Any) -> None:
     unapplied.add_argument("app", metavar="APP")
     skip = _command(commands, "skip", _skip, "write unapplied rows to files (stop the query)", address=True)
     skip.add_argument("app", metavar="APP")
-    skip.add_argument("sequence", metavar="SEQUENCE", type=_count, help="the batch, as `txmq unapplied` lists it")
-    skip.add_argument("--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing")
+    skip.add_argument(
+        "sequence", metavar="SEQUENCE", type=_count, help="the batch, as `txmq unapplied` lists it"
+    )
+    skip.add_argument(
+        "--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing"
+    )
     skip.add_argument("--table", metavar="TABLE", help="only this table or function; default: all")
     discard = _command(commands, "discard", _discard, "drop an attempt of a lost driver", address=True)
     discard.add_argument("token", metavar="TOKEN")
@@ -120,7 +158,9 @@ def _add_decisions(commands: Any) -> None:
 
 
 def _add_topology(commands: Any) -> None:
-    declare = commands.add_parser("declare", help="declare a queue or an exchange", description="Declare a queue or an exchange.")
+    declare = commands.add_parser(
+        "declare", help="declare a queue or an exchange", description="Declare a queue or an exchange."
+    )
     kinds = declare.add_subparsers(metavar="KIND", required=True)
     queue = _command(kinds, "queue", _declare_queue, "declare a queue", address=True)
     queue.add_argument("name", metavar="NAME")
@@ -141,12 +181,19 @@ def _add_topology(commands: Any) -> None:
     bind.add_argument("queue", metavar="QUEUE")
     bind.add_argument("key", metavar="KEY", nargs="?", default="")
     bind.add_argument(
-        "--argument", metavar="KEY=VALUE", type=_argument, action="append", default=[], help="for a headers exchange; may be repeated"
+        "--argument",
+        metavar="KEY=VALUE",
+        type=_argument,
+        action="append",
+        default=[],
+        help="for a headers exchange; may be repeated",
     )
 
 
 def _add_messages(commands: Any) -> None:
-    publish = _command(commands, "publish", _publish, "publish messages, all in one transaction", address=True)
+    publish = _command(
+        commands, "publish", _publish, "publish messages, all in one transaction", address=True
+    )
     publish.add_argument("--exchange", default="", help="default: the default exchange")
     publish.add_argument("--routing-key", default="")
     publish.add_argument("--queue", help="the default exchange and this routing key")
@@ -156,7 +203,11 @@ def _add_messages(commands: Any) -> None:
     peek.add_argument("queue", metavar="QUEUE")
     peek.add_argument("--limit", metavar="N", type=_count, default=10, help="maximum; default %(default)s")
     peek.add_argument(
-        "--offset", metavar="N", type=_count, default=None, help="from this offset on; default: the oldest message not settled"
+        "--offset",
+        metavar="N",
+        type=_count,
+        default=None,
+        help="from this offset on; default: the oldest message not settled",
     )
 
 
@@ -184,7 +235,7 @@ def _argument(text: str) -> tuple[str, Any]:
         return key, value
 
 
-# -- commands -------------------------------------------------------------------------------------------------------------
+# -- commands ------------------------------------------------------------------------------------------------
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -204,7 +255,11 @@ def _serve(options: argparse.Namespace) -> int:
         handlers.append(PublishRateLimit(options.publish_rate))
     hours = options.outcome_hours
     outcomes = {"count": options.outcomes, "age_s": hours * 3600 if hours is not None else None}
-    limits = {"messages": options.transaction_messages, "size_bytes": options.transaction_bytes, "open_s": options.transaction_time}
+    limits = {
+        "messages": options.transaction_messages,
+        "size_bytes": options.transaction_bytes,
+        "open_s": options.transaction_time,
+    }
     return serve(
         options.data,
         listen=options.listen,
@@ -227,19 +282,19 @@ def _client(options: argparse.Namespace, *, create: bool = False) -> BrokerClien
 
 
 def _queues(options: argparse.Namespace) -> int:
-    return _show(options, (dataclasses.asdict(queue) for queue in _client(options).queues()))
+    return show(options, (dataclasses.asdict(queue) for queue in _client(options).queues()))
 
 
 def _apps(options: argparse.Namespace) -> int:
-    return _show(options, (dataclasses.asdict(app) for app in _client(options).apps()))
+    return show(options, (dataclasses.asdict(app) for app in _client(options).apps()))
 
 
 def _transactions(options: argparse.Namespace) -> int:
-    return _show(options, (dataclasses.asdict(prepared) for prepared in _client(options).prepared()))
+    return show(options, (dataclasses.asdict(prepared) for prepared in _client(options).prepared()))
 
 
 def _attempts(options: argparse.Namespace) -> int:
-    return _show(options, (dataclasses.asdict(attempt) for attempt in _client(options).attempts()))
+    return show(options, (dataclasses.asdict(attempt) for attempt in _client(options).attempts()))
 
 
 def _discard(options: argparse.Namespace) -> int:
@@ -250,24 +305,26 @@ def _discard(options: argparse.Namespace) -> int:
             "list the open ones with `txmq attempts`",
         )
     client.rollback_batch(options.token)
-    return _done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
+    return done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
 
 
 def _commit(options: argparse.Namespace) -> int:
     dropped = _client(options).commit(options.xid)
     lost = f"; dropped {dropped} messages or acks for queues that no longer exist" if dropped else ""
-    return _done(options, f"committed {options.xid}{lost}", xid=options.xid, state="committed", dropped=dropped)
+    return done(
+        options, f"committed {options.xid}{lost}", xid=options.xid, state="committed", dropped=dropped
+    )
 
 
 def _rollback(options: argparse.Namespace) -> int:
     _client(options).rollback(options.xid)
-    return _done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
+    return done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
 
 
 def _unapplied(options: argparse.Namespace) -> int:
     from txmq.skip import waiting  # Arrow's Parquet only here
 
-    return _show(options, waiting(_client(options), options.app))
+    return show(options, waiting(_client(options), options.app))
 
 
 def _skip(options: argparse.Namespace) -> int:
@@ -275,31 +332,38 @@ def _skip(options: argparse.Namespace) -> int:
 
     files = skip(_client(options), options.app, options.sequence, options.to, options.table)
     text = f"skipped batch {options.sequence} of app {options.app}: {', '.join(files)}"
-    return _done(options, text, app=options.app, sequence=options.sequence, files=files)
+    return done(options, text, app=options.app, sequence=options.sequence, files=files)
 
 
 def _release(options: argparse.Namespace) -> int:
     _client(options).release(options.app, options.queue)
-    return _done(options, f"released queue {options.queue} from app {options.app}", app=options.app, queue=options.queue)
+    return done(
+        options,
+        f"released queue {options.queue} from app {options.app}",
+        app=options.app,
+        queue=options.queue,
+    )
 
 
 def _declare_queue(options: argparse.Namespace) -> int:
     with _client(options, create=True).channel() as channel:
         channel.queue_declare(options.name, durable=not options.transient, arguments=dict(options.argument))
-    return _done(options, f"queue {options.name}", queue=options.name)
+    return done(options, f"queue {options.name}", queue=options.name)
 
 
 def _declare_exchange(options: argparse.Namespace) -> int:
     with _client(options, create=True).channel() as channel:
         channel.exchange_declare(options.name, options.type)
-    return _done(options, f"exchange {options.name} of type {options.type}", exchange=options.name, type=options.type)
+    return done(
+        options, f"exchange {options.name} of type {options.type}", exchange=options.name, type=options.type
+    )
 
 
 def _bind(options: argparse.Namespace) -> int:
     with _client(options).channel() as channel:
         channel.queue_bind(options.queue, options.exchange, options.key, arguments=dict(options.argument))
     text = f"bound {options.exchange} to {options.queue} by {options.key!r}"
-    return _done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
+    return done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
 
 
 def _publish(options: argparse.Namespace) -> int:
@@ -317,7 +381,13 @@ def _publish(options: argparse.Namespace) -> int:
     with _client(options).channel() as channel:
         channel.tx_select()
         for body in bodies:
-            channel.publish(body, exchange=options.exchange, routing_key=routing_key, properties=properties, mandatory=True)
+            channel.publish(
+                body,
+                exchange=options.exchange,
+                routing_key=routing_key,
+                properties=properties,
+                mandatory=True,
+            )
             count += 1
         channel.tx_commit()
         returned = len(channel.returned)
@@ -326,7 +396,7 @@ def _publish(options: argparse.Namespace) -> int:
             f"{returned} of {count} messages reached no queue",
             f"bind a queue to exchange {options.exchange!r} for routing key {routing_key!r}",
         )
-    return _done(options, f"published {count}", published=count)
+    return done(options, f"published {count}", published=count)
 
 
 def _peek(options: argparse.Namespace) -> int:
@@ -334,7 +404,7 @@ def _peek(options: argparse.Namespace) -> int:
     (log,) = client.logs([options.queue])
     starts = {log: options.offset} if options.offset is not None else None
     found = client.available([log], starts)[log]
-    return _show(options, _peeked(client, log, found.start, found.end, options.limit, as_json=options.json))
+    return show(options, _peeked(client, log, found.start, found.end, options.limit, as_json=options.json))
 
 
 def _peeked(client: BrokerClient, log: str, start: int, end: int, limit: int, *, as_json: bool) -> list[Row]:
@@ -368,7 +438,7 @@ def _verify(options: argparse.Namespace) -> int:
 
     found = verify(options.directory)
     if options.json:
-        _print_json({**dataclasses.asdict(found), "ok": found.ok})
+        print_json({**dataclasses.asdict(found), "ok": found.ok})
     else:
         print(
             f"{found.path}: {found.segments} segments with {found.blocks} blocks of {found.rows} rows, "
@@ -387,76 +457,26 @@ def _salvage(options: argparse.Namespace) -> int:
 
     found = salvage(options.directory, options.to)
     if options.json:
-        _print_json({**dataclasses.asdict(found), "whole": found.whole})
+        print_json({**dataclasses.asdict(found), "whole": found.whole})
         return 0
     messages = ", ".join(f"{count} in '{queue}'" for queue, count in found.messages.items()) or "no queues"
-    print(f"{found.to}: {found.blocks} blocks of {found.rows} rows, {found.inbox_rows} rows in the catalog; messages: {messages}")
+    print(
+        f"{found.to}: {found.blocks} blocks of {found.rows} rows, {found.inbox_rows} rows in the catalog; "
+        f"messages: {messages}"
+    )
     for lost in found.lost:
         count = lost.end - lost.start
-        print(f"lost: queue '{lost.queue}', offsets {lost.start} to {lost.end - 1} ({count} messages): {lost.where}: {lost.why}")
+        print(
+            f"lost: queue '{lost.queue}', offsets {lost.start} to {lost.end - 1} ({count} messages): "
+            f"{lost.where}: {lost.why}"
+        )
     for text in found.losses:
         print(f"lost: {text}")
     if found.doubtful:
-        print(f"{found.doubtful} of these rows can be parsed and may be wrong: {os.path.join(found.to, 'doubtful.arrow')}")
+        print(
+            f"{found.doubtful} of these rows can be parsed and may be wrong: "
+            f"{os.path.join(found.to, 'doubtful.arrow')}"
+        )
     if found.whole:
         print("nothing was lost")
     return 0
-
-
-# -- output ---------------------------------------------------------------------------------------------------------------
-
-
-def _show(options: argparse.Namespace, rows: Iterable[Row]) -> int:
-    listed = list(rows)
-    if options.json:
-        _print_json(listed)
-    elif listed:
-        print("\n".join(_table(listed)))
-    return 0
-
-
-def _done(options: argparse.Namespace, text: str, **result: Any) -> int:
-    if options.json:
-        _print_json(result)
-    else:
-        print(text)
-    return 0
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, default=_json_default))
-
-
-def _json_default(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value)
-
-
-def _table(rows: Sequence[Row]) -> list[str]:
-    """Aligned columns: numbers right, text left."""
-    names = list(rows[0])
-    cells = [[_cell(row[name]) for name in names] for row in rows]
-    widths = [max(len(name), *(len(line[index]) for line in cells)) for index, name in enumerate(names)]
-    right = [all(isinstance(row[name], (int, float)) and not isinstance(row[name], bool) for row in rows) for name in names]
-
-    def aligned(line: Sequence[str]) -> str:
-        return "  ".join(
-            text.rjust(width) if to_right else text.ljust(width) for text, width, to_right in zip(line, widths, right, strict=True)
-        ).rstrip()
-
-    return [aligned(names), *(aligned(line) for line in cells)]
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    if isinstance(value, (tuple, list)):
-        return ",".join(_cell(item) for item in value)
-    if isinstance(value, dict):
-        return ",".join(f"{key}={_cell(item)}" for key, item in value.items())
-    return " ".join(str(value).split())

@@ -27,7 +27,13 @@ def goal(part: ToApply) -> str:
 def waiting(client: BrokerClient, app_id: str) -> list[dict[str, Any]]:
     """A row for each batch and table or function, in the order in which they will be applied."""
     return [
-        {"sequence": entry.sequence, "batch_id": entry.batch_id, "kind": part.kind, "to": goal(part), "rows": part.rows}
+        {
+            "sequence": entry.sequence,
+            "batch_id": entry.batch_id,
+            "kind": part.kind,
+            "to": goal(part),
+            "rows": part.rows,
+        }
         for entry in client.unapplied(app_id)
         for part in entry.to_apply
     ]
@@ -36,7 +42,11 @@ def waiting(client: BrokerClient, app_id: str) -> list[dict[str, Any]]:
 def skip(client: BrokerClient, app_id: str, sequence: int, to: str, only: str | None) -> list[str]:
     """Write the rows to Parquet files in ``to`` and drop them. Raises UnknownTransaction, OptionError."""
     entry = next((entry for entry in client.unapplied(app_id) if entry.sequence == sequence), None)
-    parts = [part for part in entry.to_apply if only in (None, goal(part), part.target.get("location"))] if entry is not None else []
+    parts = (
+        [part for part in entry.to_apply if only in (None, goal(part), part.target.get("location"))]
+        if entry is not None
+        else []
+    )
     if entry is None or not parts:
         what = f"nothing for {only!r}" if only else "nothing"
         raise UnknownTransaction(
@@ -48,7 +58,9 @@ def skip(client: BrokerClient, app_id: str, sequence: int, to: str, only: str | 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for number, part in enumerate(parts):
-            files.append(str(_write(client, directory / f"{_safe(app_id)}.{sequence}.{number}.parquet", entry, part)))
+            files.append(
+                str(_write(client, directory / f"{_safe(app_id)}.{sequence}.{number}.parquet", entry, part))
+            )
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -65,7 +77,13 @@ def skip(client: BrokerClient, app_id: str, sequence: int, to: str, only: str | 
 
 def _write(client: BrokerClient, path: Path, entry: LedgerEntry, part: ToApply) -> Path:
     """Write one durable file; the metadata of its schema describes the batch."""
-    about = {"app_id": entry.app_id, "sequence": entry.sequence, "batch_id": entry.batch_id, "token": entry.token, "kind": part.kind}
+    about = {
+        "app_id": entry.app_id,
+        "sequence": entry.sequence,
+        "batch_id": entry.batch_id,
+        "token": entry.token,
+        "kind": part.kind,
+    }
     about |= {"to": goal(part), "rows": part.rows}
     with path.open("xb") as file:
         writer: pq.ParquetWriter | None = None

@@ -1,12 +1,16 @@
-"""Parts that a writer on the broker's host hands over as a file: written once, by the writer, where the broker keeps its segments.
+"""Parts that a writer on the broker's host hands over as a file: written once, by the writer, where the
+broker keeps its segments.
 
-The file has no name until the broker gives it one (``O_TMPFILE``, then a link to the writer's descriptor), so a writer that dies leaves
-nothing behind. It has the form of a closed segment: the schema message, one encapsulated message for each part, the end mark.
+The file has no name until the broker gives it one (``O_TMPFILE``, then a link to the writer's descriptor), so
+a writer that dies leaves nothing behind. It has the form of a closed segment: the schema message, one
+encapsulated message for each part, the end mark.
 
-Not here: naming, syncing and committing it (``store``), and sending rows where files cannot be handed over (``client/broker.py``).
+Not here: naming, syncing and committing it (``store``), and sending rows where files cannot be handed over
+(``client/broker.py``).
 
-Invariant: nothing in the file counts before the broker has compared its inode and every checksum, synced it and committed its parts. It is
-compared and named while a lease says that no process can write to it, so what was compared stays; then it is as safe as any other segment.
+Invariant: nothing in the file counts before the broker has compared its inode and every checksum, synced it
+and committed its parts. It is compared and named while a lease says that no process can write to it, so what
+was compared stays; then it is as safe as any other segment.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from broker_core.errors import DiskFull, StoreFailed
 from broker_core.message import MESSAGE_SCHEMA
 
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0
-EARLY_BYTES = 16 * 1024 * 1024  # written since the last sync: enough that its flush of the disk does not count
+# written since the last sync: enough that its flush of the disk does not count
+EARLY_BYTES = 16 * 1024 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -45,7 +50,9 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """An ended file, held open by process ``pid``; ``device`` and ``inode`` tell it from another one under the same numbers."""
+    """An ended file, held open by process ``pid``; ``device`` and ``inode`` tell it from another one under
+    the same numbers.
+    """
 
     pid: int
     descriptor: int
@@ -55,11 +62,14 @@ class PartFile:
     parts: tuple[FilePart, ...]
 
     def open(self) -> int:
-        """A descriptor of this process for reading. Raises OSError where this file cannot be had, as between containers; ValueError.
+        """A descriptor of this process for reading. Raises OSError where this file cannot be had, as between
+        containers; ValueError.
 
-        Only a file is opened that has no name, so that it is nobody's but its writers', and that belongs to this process's user.
+        Only a file is opened that has no name, so that it is nobody's but its writers', and that belongs to
+        this process's user.
         """
-        seen = os.open(f"/proc/{self.pid:d}/fd/{self.descriptor:d}", os.O_PATH)  # opens nothing: a pipe or a device is left alone
+        # opens nothing: a pipe or a device is left alone
+        seen = os.open(f"/proc/{self.pid:d}/fd/{self.descriptor:d}", os.O_PATH)
         try:
             found = os.fstat(seen)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink or found.st_uid != os.geteuid():
@@ -71,9 +81,11 @@ class PartFile:
             os.close(seen)
 
     def batches(self, descriptor: int) -> Iterator[pa.RecordBatch]:
-        """The parts, mapped from ``descriptor``, each verified. Raises ValueError (ArrowInvalid is one), OSError.
+        """The parts, mapped from ``descriptor``, each verified. Raises ValueError (ArrowInvalid is one),
+        OSError.
 
-        The broker holds :func:`unwritable` meanwhile: a mapped file that is cut off ends the process that looks at it.
+        The broker holds :func:`unwritable` meanwhile: a mapped file that is cut off ends the process that
+        looks at it.
         """
         schema_bytes = memoryview(MESSAGE_SCHEMA.serialize())
         end = len(schema_bytes)
@@ -82,14 +94,19 @@ class PartFile:
                 raise ValueError("a file of parts must have the schema of messages")
             for part in self.parts:
                 if part.position != end or part.length <= 0:
-                    raise ValueError(f"the part at position {part.position} does not follow the one that ends at {end}")
+                    raise ValueError(
+                        f"the part at position {part.position} does not follow the one that ends at {end}"
+                    )
                 end += part.length
                 data = file.read_buffer(part.length)
                 if len(data) != part.length or xxhash.xxh3_64_intdigest(data) != part.checksum:
                     raise ValueError(f"the part at position {part.position} is not what its checksum says")
                 batch = pa.ipc.read_record_batch(data, MESSAGE_SCHEMA)
                 if batch.num_rows != part.rows:
-                    raise ValueError(f"the part at position {part.position} has {batch.num_rows} rows instead of {part.rows}")
+                    raise ValueError(
+                        f"the part at position {part.position} has {batch.num_rows} rows "
+                        f"instead of {part.rows}"
+                    )
                 yield batch
             if bytes(file.read_buffer(len(END_MARK) + 1)) != END_MARK:
                 raise ValueError(f"the file of parts does not end at {end}")
@@ -97,13 +114,16 @@ class PartFile:
 
 @contextlib.contextmanager
 def unwritable(descriptor: int) -> Iterator[None]:
-    """While this lasts, no process has the file open or mapped for writing, and none can open it so or cut it off.
+    """While this lasts, no process has the file open or mapped for writing, and none can open it so or cut it
+    off.
 
-    Raises OSError where one has, or where the file system has no leases. Whoever wants to write meanwhile waits for the end.
+    Raises OSError where one has, or where the file system has no leases. Whoever wants to write meanwhile
+    waits for the end.
     """
     import fcntl  # not on every platform; nor are files without a name
 
-    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)  # ignored by default: the news that somebody waits would end the process
+    # ignored by default: the news that somebody waits would end the process
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     try:
         yield
@@ -128,7 +148,9 @@ class _Pieces:
 
 
 def encapsulated(batch: pa.RecordBatch) -> list[pa.Buffer | bytes]:
-    """The bytes of ``batch.serialize()`` in order, without a copy of the batch: what is large are its own buffers."""
+    """The bytes of ``batch.serialize()`` in order, without a copy of the batch: what is large are its own
+    buffers.
+    """
     pieces = _Pieces()
     schema_bytes = batch.schema.serialize().size
     with pa.ipc.new_stream(pa.PythonFile(pieces, "w"), batch.schema) as writer:
@@ -140,7 +162,9 @@ def encapsulated(batch: pa.RecordBatch) -> list[pa.Buffer | bytes]:
 
 
 class PartWriter:
-    """Writes parts of MESSAGE_SCHEMA to a new file without a name in a data directory. Its pages go to the disk while the next are made."""
+    """Writes parts of MESSAGE_SCHEMA to a new file without a name in a data directory. Its pages go to the
+    disk while the next are made.
+    """
 
     def __init__(self, directory: str) -> None:
         """Raises OSError where this system, file system or user cannot."""
@@ -162,10 +186,13 @@ class PartWriter:
         for piece in encapsulated(batch):
             checksum.update(piece)
             self._write(piece)
-        self._parts.append(FilePart(position, self.size_bytes - position, batch.num_rows, checksum.intdigest()))
+        self._parts.append(
+            FilePart(position, self.size_bytes - position, batch.num_rows, checksum.intdigest())
+        )
         if self.size_bytes - self._early_bytes >= EARLY_BYTES:
             self._synced()
-            # only to be early: the broker syncs before it commits, and an error that is met here is raised here
+            # only to be early: the broker syncs before it commits, and an error that is met here is raised
+            # here
             self._syncing = self._disk.submit(os.fdatasync, self._descriptor)
             self._early_bytes = self.size_bytes
 
@@ -174,13 +201,18 @@ class PartWriter:
         self._write(END_MARK)
         self._synced()
         try:
-            written, self._descriptor = self._descriptor, os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY)
+            written, self._descriptor = (
+                self._descriptor,
+                os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY),
+            )
         except OSError as error:
             raise self._failed(error) from error
         os.close(written)
         failpoint.here("client.file.written")
         found = os.fstat(self._descriptor)
-        return PartFile(os.getpid(), self._descriptor, found.st_dev, found.st_ino, self.size_bytes, tuple(self._parts))
+        return PartFile(
+            os.getpid(), self._descriptor, found.st_dev, found.st_ino, self.size_bytes, tuple(self._parts)
+        )
 
     def close(self) -> None:
         """A file that the broker has not named is gone with it."""
@@ -204,7 +236,9 @@ class PartWriter:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> DiskFull | StoreFailed:
-        what = f"rows could not be written to {self._directory}: {error.strerror}; nothing of them was published"
+        what = (
+            f"rows could not be written to {self._directory}: {error.strerror}; nothing of them was published"
+        )
         if error.errno in _FULL:
             return DiskFull(f"{what}: free some space, then write them again")
         return StoreFailed(f"{what}: check the disk, then write them again")

@@ -2,8 +2,8 @@
 
 Not here: where parts are kept, and how they are routed.
 
-Invariant: a part has at most PART_ROWS rows and PART_BYTES bytes, except a single row that alone is larger. A branch without
-rows has no parts.
+Invariant: a part has at most PART_ROWS rows and PART_BYTES bytes, except a single row that alone is larger. A
+branch without rows has no parts.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def branch_checksum(parts: Iterable[int]) -> int:
 def parts(rows: Iterable[pa.RecordBatch], header: BranchHeader) -> Iterator[pa.RecordBatch]:
     """The rows of a branch, cut into parts; publish rows come as MESSAGE_SCHEMA.
 
-    Raises OptionError (missing or wrong column, null body: names the row, counted over the branch from 0) and TransactionTooLarge
-    (a body over MAX_BODY_BYTES).
+    Raises OptionError (missing or wrong column, null body: names the row, counted over the branch from 0) and
+    TransactionTooLarge (a body over MAX_BODY_BYTES).
     """
     if header.kind == "publish":
         yield from _cut(_normalised(rows, header.target))
@@ -55,16 +55,21 @@ def parts(rows: Iterable[pa.RecordBatch], header: BranchHeader) -> Iterator[pa.R
 def check_part(header: BranchHeader, part: int, batch: pa.RecordBatch) -> None:
     """A part has a number and so many rows, and Arrow can read them. Raises OptionError.
 
-    Arrow trusts what comes from elsewhere: an offset beyond its buffer would be found by whoever looks at the row. Rows of messages
-    are looked at as such (``broker/content.py``).
+    Arrow trusts what comes from elsewhere: an offset beyond its buffer would be found by whoever looks at the
+    row. Rows of messages are looked at as such (``broker/content.py``).
     """
     if part < 0 or batch.num_rows > MAX_PART_ROWS:
-        raise OptionError(f"part {part} of branch {header.branch!a} has {batch.num_rows} rows; a part has at most {MAX_PART_ROWS}")
+        raise OptionError(
+            f"part {part} of branch {header.branch!a} has {batch.num_rows} rows; a part has at "
+            f"most {MAX_PART_ROWS}"
+        )
     if header.kind != "publish":
         try:
             batch.validate(full=True)
         except (pa.ArrowException, ValueError) as error:
-            raise OptionError(f"part {part} of branch {header.branch!a} is damaged: {' '.join(str(error).split())[:200]}") from error
+            raise OptionError(
+                f"part {part} of branch {header.branch!a} is damaged: {' '.join(str(error).split())[:200]}"
+            ) from error
 
 
 def _cut(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,11 +119,16 @@ def _normalised(rows: Iterable[pa.RecordBatch], target: Any) -> Iterator[pa.Reco
 
 
 def normalise(batch: pa.RecordBatch, exchange: str, routing_key: str, first_row: int = 0) -> pa.RecordBatch:
-    """``batch`` as MESSAGE_SCHEMA: defaults for a missing or null exchange and routing key, no properties where there are none."""
+    """``batch`` as MESSAGE_SCHEMA: defaults for a missing or null exchange and routing key, no properties
+    where there are none.
+    """
     names = batch.schema.names
     for name in names:
         if name not in MESSAGE_SCHEMA.names:
-            raise OptionError(f"column {name!r} is not part of a message; publish takes the columns {', '.join(MESSAGE_SCHEMA.names)}")
+            raise OptionError(
+                f"column {name!r} is not part of a message; publish takes the columns "
+                f"{', '.join(MESSAGE_SCHEMA.names)}"
+            )
     if "body" not in names:
         raise OptionError("the rows to publish have no column 'body'; give one of type binary or string")
     columns = [
@@ -136,7 +146,11 @@ def _text(batch: pa.RecordBatch, name: str, default: str) -> pa.Array:
     column = batch.column(name)
     if pa.types.is_null(column.type):
         return pa.repeat(pa.scalar(default, pa.string()), batch.num_rows)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)):
+    if not (
+        pa.types.is_string(column.type)
+        or pa.types.is_large_string(column.type)
+        or pa.types.is_string_view(column.type)
+    ):
         raise OptionError(f"column {name!r} has type {column.type}; it must be a string")
     column = column.cast(pa.string())
     return column.fill_null(default) if column.null_count else column
@@ -147,12 +161,21 @@ def _properties(batch: pa.RecordBatch) -> pa.Array:
         return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
     column = batch.column("properties")
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-        raise OptionError(f"column 'properties' has type {column.type}; here it must be binary (AMQP-encoded)")
+        raise OptionError(
+            f"column 'properties' has type {column.type}; here it must be binary (AMQP-encoded)"
+        )
     column = column.cast(pa.binary())
     return column.fill_null(b"") if column.null_count else column
 
 
-_BODY_TYPES = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.binary_view(), pa.string_view())
+_BODY_TYPES = (
+    pa.binary(),
+    pa.large_binary(),
+    pa.string(),
+    pa.large_string(),
+    pa.binary_view(),
+    pa.string_view(),
+)
 
 
 def _body(column: pa.Array, first_row: int) -> pa.Array:
@@ -160,7 +183,10 @@ def _body(column: pa.Array, first_row: int) -> pa.Array:
         raise OptionError(f"column 'body' has type {column.type}; it must be binary or string")
     if column.null_count:
         row = first_row + column.is_null().index(True).as_py()
-        raise OptionError(f"row {row} has no body (null); it may be empty but not null: filter such rows or use coalesce(body, '')")
+        raise OptionError(
+            f"row {row} has no body (null); it may be empty but not null: filter such rows or "
+            "use coalesce(body, '')"
+        )
     if len(column) and column.nbytes > MAX_BODY_BYTES:
         import pyarrow.compute as pc  # takes long to import, and is needed for this error only
 
@@ -169,6 +195,7 @@ def _body(column: pa.Array, first_row: int) -> pa.Array:
         if largest > MAX_BODY_BYTES:
             row = first_row + sizes.index(largest).as_py()
             raise TransactionTooLarge(
-                f"the body of row {row} has {largest} bytes; the limit is {MAX_BODY_BYTES}. Store it elsewhere and publish a reference"
+                f"the body of row {row} has {largest} bytes; the limit is {MAX_BODY_BYTES}. Store it "
+                "elsewhere and publish a reference"
             )
     return column.cast(pa.binary())

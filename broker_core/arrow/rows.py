@@ -1,10 +1,10 @@
 """How a piece of a log becomes rows: a stored block, plus what the log knows about it, as READ_SCHEMA.
 
-Server and client share it, so a reader that maps a segment itself and one that is served over Flight get the same bytes. Not
-here: where blocks are kept, and how a plan is made.
+Server and client share it, so a reader that maps a segment itself and one that is served over Flight get the
+same bytes. Not here: where blocks are kept, and how a plan is made.
 
-Invariant: ``assemble`` is a pure function of (piece, block); exchange, routing key and body are never copied where the rows of a
-piece are adjacent.
+Invariant: ``assemble`` is a pure function of (piece, block); exchange, routing key and body are never copied
+where the rows of a piece are adjacent.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Interval = tuple[int, int]  # offsets, end-exclusive
 class Piece:
     """The offsets ``first .. first+count`` of a log, which are rows of one block, in the same order.
 
-    The rows are ``row .. row+count``, or, where ``bitmap`` is not empty, its set bits (bit i of byte i//8, least significant first,
-    counted from row ``row``). ``before`` of these selected rows stand before ``first`` (a slice that begins inside a run).
-    ``sequence`` 0: commit time stands in the block, row by row. ``location`` None: no file holds the block yet.
+    The rows are ``row .. row+count``, or, where ``bitmap`` is not empty, its set bits (bit i of byte i//8,
+    least significant first, counted from row ``row``). ``before`` of these selected rows stand before
+    ``first`` (a slice that begins inside a run). ``sequence`` 0: commit time stands in the block, row by row.
+    ``location`` None: no file holds the block yet.
     """
 
     log: str
@@ -58,7 +59,9 @@ class ReadPlan:
 
 
 def assemble(piece: Piece, block: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of ``piece`` as READ_SCHEMA; ``block`` is the whole stored block (MESSAGE_SCHEMA or MERGED_SCHEMA)."""
+    """The rows of ``piece`` as READ_SCHEMA; ``block`` is the whole stored block (MESSAGE_SCHEMA or
+    MERGED_SCHEMA).
+    """
     first, count = piece.first, piece.count
     skipped = _within(piece.skipped, first, first + count)
     if not piece.bitmap and not skipped:
@@ -106,7 +109,9 @@ def _marks(intervals: Sequence[Interval], first: int, count: int) -> npt.NDArray
     return marks
 
 
-def _redelivered(intervals: Sequence[Interval], first: int, count: int, offsets: npt.NDArray[np.int64]) -> pa.Array:
+def _redelivered(
+    intervals: Sequence[Interval], first: int, count: int, offsets: npt.NDArray[np.int64]
+) -> pa.Array:
     size = len(offsets)
     if not intervals:
         return _constants.booleans(False, size)
@@ -122,7 +127,9 @@ def _column(numbers: npt.NDArray[np.int64]) -> pa.Array:
 
 
 class _Constants:
-    """Constant columns, made once per size and sliced. A race between threads makes one twice, nothing worse."""
+    """Constant columns, made once per size and sliced. A race between threads makes one twice, nothing
+    worse.
+    """
 
     LOGS = 256
 

@@ -2,8 +2,8 @@
 
 Not here: deciding whether we are on that host (``client/broker.py``), and writing (``store/segment.py``).
 
-Invariant: a block is handed out only after its checksum was verified; whatever is wrong with a file is answered by None, and the
-broker is asked instead (it names the fault).
+Invariant: a block is handed out only after its checksum was verified; whatever is wrong with a file is
+answered by None, and the broker is asked instead (it names the fault).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ KEPT_FILES = 16
 
 
 class SegmentFiles:
-    """Maps files and keeps the last ones mapped; a removed file stays readable while it is. Not thread-safe: one for each reader."""
+    """Maps files and keeps the last ones mapped; a removed file stays readable while it is. Not thread-safe:
+    one for each reader.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -31,7 +33,10 @@ class SegmentFiles:
             file, schema = self._open(location)
             file.seek(location.position)
             message = file.read_buffer(location.length)
-            if len(message) != location.length or xxhash.xxh3_64_intdigest(memoryview(message)) != location.checksum:
+            if (
+                len(message) != location.length
+                or xxhash.xxh3_64_intdigest(memoryview(message)) != location.checksum
+            ):
                 return None
             block = pa.ipc.read_record_batch(pa.ipc.read_message(message), schema)
         except (OSError, pa.ArrowException):

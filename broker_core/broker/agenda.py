@@ -1,7 +1,7 @@
 """The agenda: which queues have to be looked at, and when.
 
-A mark that stands for too long only causes one more look. So undoing a work leaves marks where they are, except ``overfull``: a queue
-that is on it is cut, or the mark is gone.
+A mark that stands for too long only causes one more look. So undoing a work leaves marks where they are,
+except ``overfull``: a queue that is on it is cut, or the mark is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ NEVER = 1 << 62
 
 class Agenda:
     def __init__(self, undo: Undo) -> None:
-        self.touched: set[Queue] = set()  # the commits in hand added entries to these: they become visible with the commits
+        # the commits in hand added entries to these: they become visible with the commits
+        self.touched: set[Queue] = set()
         self.runnable: dict[Queue, None] = {}  # consumers of these may be given something
         self.next_deadline = NEVER  # when the head of some queue expires, in microseconds since the epoch
         self.overfull: dict[Queue, None] = {}  # longer than they may be: one commit could not take out enough

@@ -1,8 +1,10 @@
-"""Arguments of queues, exchanges and bindings: which there are, what values they take, when two declarations are the same.
+"""Arguments of queues, exchanges and bindings: which there are, what values they take, when two declarations
+are the same.
 
-Not here: acting on them (``overflow.py``, ``expiry.py``, ``dispatch.py``, ``topology.py``). Texts are RabbitMQ's, with our advice behind.
-Invariant: no queue and no exchange has an argument whose name starts with ``x-`` and that has no effect, but for those that only
-choose how RabbitMQ stores a queue (x-queue-type, -mode, -version). Other names are the client's own and are kept as they are.
+Not here: acting on them (``overflow.py``, ``expiry.py``, ``dispatch.py``, ``topology.py``). Texts are
+RabbitMQ's, with our advice behind. Invariant: no queue and no exchange has an argument whose name starts with
+``x-`` and that has no effect, but for those that only choose how RabbitMQ stores a queue (x-queue-type,
+-mode, -version). Other names are the client's own and are kept as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ MAX_TIME_MS = 315_360_000_000  # ten years, RabbitMQ's limit
 MAX_PRIORITY = 255
 
 _TIMES = ("x-expires", "x-message-ttl")
-_INTEGERS = (*_TIMES, "x-max-length", "x-max-length-bytes", "x-max-priority", "x-queue-version", "x-delivery-limit")
+_INTEGERS = (
+    *_TIMES,
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-priority",
+    "x-queue-version",
+    "x-delivery-limit",
+)
 _CHOICES = {
     "x-overflow": ("drop-head", "reject-publish", "reject-publish-dlx"),
     "x-queue-mode": ("default", "lazy"),
@@ -48,13 +57,17 @@ _SIGNED_32 = range(-(1 << 31), 1 << 31)
 
 
 def check_text(kind: str, text: object) -> None:
-    """A name, a routing key or an xid: AMQP's short string, which is UTF-8 of at most 255 bytes. Raises OptionError."""
+    """A name, a routing key or an xid: AMQP's short string, which is UTF-8 of at most 255 bytes. Raises
+    OptionError.
+    """
     if not isinstance(text, str):
         raise OptionError(f"{kind} must be a str, not {type(text).__name__}")
     try:
         length = len(text.encode())
     except UnicodeEncodeError:
-        raise OptionError(f"{kind} {text!r} cannot be encoded as UTF-8: give it without lone surrogates") from None
+        raise OptionError(
+            f"{kind} {text!r} cannot be encoded as UTF-8: give it without lone surrogates"
+        ) from None
     if length > MAX_TEXT_BYTES:
         raise OptionError(f"{kind} {text[:40]!r}... has {length} bytes, allowed are {MAX_TEXT_BYTES}")
 
@@ -104,7 +117,9 @@ def _check_kept(what: str, arguments: Mapping[str, Any]) -> None:
 
 def _is_kept(value: object) -> bool:
     if isinstance(value, Mapping):
-        return all(isinstance(name, str) and name[:1] != "\0" and _is_kept(item) for name, item in value.items())
+        return all(
+            isinstance(name, str) and name[:1] != "\0" and _is_kept(item) for name, item in value.items()
+        )
     if isinstance(value, (list, tuple)):
         return all(map(_is_kept, value))
     if isinstance(value, (float, Decimal)):
@@ -113,11 +128,13 @@ def _is_kept(value: object) -> bool:
 
 
 def check_binding(destination: str, arguments: Mapping[str, Any]) -> None:
-    """``destination`` with its kind: "queue 'q'". Raises PreconditionFailed for a value that cannot be kept."""
+    """``destination`` with its kind: "queue 'q'". Raises PreconditionFailed for a value that cannot be
+    kept.
+    """
     _check_kept(f"a binding of {destination}", arguments)
 
 
-# -- queues ---------------------------------------------------------------------------------------------------------------
+# -- queues --------------------------------------------------------------------------------------------------
 
 
 def check_known(queue: str, arguments: Mapping[str, Any]) -> None:
@@ -128,9 +145,16 @@ def check_known(queue: str, arguments: Mapping[str, Any]) -> None:
 
 
 def check_arguments(
-    queue: str, arguments: Mapping[str, Any], *, durable: bool = True, exclusive: bool = False, auto_delete: bool = False
+    queue: str,
+    arguments: Mapping[str, Any],
+    *,
+    durable: bool = True,
+    exclusive: bool = False,
+    auto_delete: bool = False,
 ) -> None:
-    """Of a new queue. Raises PreconditionFailed that names the argument, or the property that a quorum queue cannot have."""
+    """Of a new queue. Raises PreconditionFailed that names the argument, or the property that a quorum queue
+    cannot have.
+    """
     check_known(queue, arguments)
     _check_kept(f"queue '{queue}'", arguments)
     if "x-queue-type" in arguments:
@@ -144,21 +168,28 @@ def check_arguments(
             _check_choice(queue, name, value)
         elif name == "x-dead-letter-exchange":
             if not isinstance(value, str):
-                raise PreconditionFailed(f"invalid type '{type_name(value)}' for arg '{name}' in queue '{queue}' in vhost '/'", "give text")
+                raise PreconditionFailed(
+                    f"invalid type '{type_name(value)}' for arg '{name}' in queue '{queue}' in vhost '/'",
+                    "give text",
+                )
             _check_short(queue, name, value)
         elif name == "x-dead-letter-routing-key":
             if not isinstance(value, str):
                 raise _unacceptable(queue, name, value, "give text")
             _check_short(queue, name, value)
             if "x-dead-letter-exchange" not in arguments:
-                raise _invalid(queue, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too")
+                raise _invalid(
+                    queue, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too"
+                )
         elif name == "x-single-active-consumer" and not isinstance(value, bool):
             raise _unacceptable(queue, name, value, "give true or false")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueArguments:
-    """Arguments of one queue, parsed once. ``declared`` is what the client gave: it is recorded, and compared when declared again."""
+    """Arguments of one queue, parsed once. ``declared`` is what the client gave: it is recorded, and compared
+    when declared again.
+    """
 
     declared: dict[str, Any] = field(default_factory=dict)
     expires_ms: int | None = None
@@ -206,7 +237,9 @@ def _check_short(queue: str, name: str, value: str) -> None:
     try:
         check_text(f"arg '{name}'", value)
     except OptionError as error:
-        raise PreconditionFailed(f"invalid arg '{name}' for queue '{queue}' in vhost '/'", error.message) from None
+        raise PreconditionFailed(
+            f"invalid arg '{name}' for queue '{queue}' in vhost '/'", error.message
+        ) from None
 
 
 def _check_integer(queue: str, name: str, value: object) -> None:
@@ -220,7 +253,9 @@ def _check_integer(queue: str, name: str, value: object) -> None:
     elif value == 0 and name == "x-expires":
         raise _invalid(queue, name, "{value_zero,0}", "give 1 or more milliseconds")
     elif name in _TIMES and value > MAX_TIME_MS:
-        raise _invalid(queue, name, f"{{value_too_large,{value}}}", f"give at most {MAX_TIME_MS} milliseconds")
+        raise _invalid(
+            queue, name, f"{{value_too_large,{value}}}", f"give at most {MAX_TIME_MS} milliseconds"
+        )
     elif name == "x-max-priority" and value > MAX_PRIORITY:
         raise _invalid(queue, name, f"{{max_value_exceeded,{value}}}", f"give at most {MAX_PRIORITY}")
 
@@ -236,14 +271,21 @@ def _check_choice(queue: str, name: str, value: object) -> None:
         raise _invalid(queue, name, what, advice)
 
 
-def _check_quorum(queue: str, arguments: Mapping[str, Any], durable: bool, exclusive: bool, auto_delete: bool) -> None:
+def _check_quorum(
+    queue: str, arguments: Mapping[str, Any], durable: bool, exclusive: bool, auto_delete: bool
+) -> None:
     for name in _NOT_QUORUM:
         if name in arguments:
             raise PreconditionFailed(_not_of_type(queue, name, arguments))
-    for name, wrong in (("non-durable", not durable), ("auto-delete", auto_delete), ("exclusive-owner", exclusive)):
+    for name, wrong in (
+        ("non-durable", not durable),
+        ("auto-delete", auto_delete),
+        ("exclusive-owner", exclusive),
+    ):
         if wrong:
             raise PreconditionFailed(
-                f"invalid property '{name}' for queue '{queue}' in vhost '/'", "a quorum queue is durable, not exclusive, not auto-delete"
+                f"invalid property '{name}' for queue '{queue}' in vhost '/'",
+                "a quorum queue is durable, not exclusive, not auto-delete",
             )
 
 
@@ -260,7 +302,7 @@ def _unacceptable(queue: str, name: str, value: object, advice: str) -> Precondi
     return _invalid(queue, name, f"{{unacceptable_type,{type_name(value)}}}", advice)
 
 
-# -- exchanges ------------------------------------------------------------------------------------------------------------
+# -- exchanges -----------------------------------------------------------------------------------------------
 
 
 def check_exchange_arguments(exchange: str, arguments: Mapping[str, Any]) -> None:
@@ -270,7 +312,8 @@ def check_exchange_arguments(exchange: str, arguments: Mapping[str, Any]) -> Non
         if name in EXCHANGE_ARGUMENTS:
             if not isinstance(value, str):
                 raise PreconditionFailed(
-                    f"invalid type '{type_name(value)}' for arg '{name}' in exchange '{exchange}' in vhost '/'",
+                    f"invalid type '{type_name(value)}' for arg '{name}' in exchange '{exchange}' in vhost "
+                    "'/'",
                     "give the name of an exchange",
                 )
         elif name.startswith("x-"):
@@ -280,18 +323,24 @@ def check_exchange_arguments(exchange: str, arguments: Mapping[str, Any]) -> Non
             )
 
 
-# -- declared again -------------------------------------------------------------------------------------------------------
+# -- declared again ------------------------------------------------------------------------------------------
 
 
 def inequivalent(kind: str, name: str, wanted: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Properties. Raises PreconditionFailed where a declaration differs from what exists."""
     for argument, value in wanted.items():
         if value != current[argument]:
-            raise _inequivalent(kind, name, argument, f"'{_shown(value)}' but current is '{_shown(current[argument])}'")
+            raise _inequivalent(
+                kind, name, argument, f"'{_shown(value)}' but current is '{_shown(current[argument])}'"
+            )
 
 
 def inequivalent_arguments(
-    kind: str, name: str, wanted: Mapping[str, Any], current: Mapping[str, Any], compared: Sequence[str] = ALLOWED
+    kind: str,
+    name: str,
+    wanted: Mapping[str, Any],
+    current: Mapping[str, Any],
+    compared: Sequence[str] = ALLOWED,
 ) -> None:
     """Of ``compared`` each has to be the same in both, or in neither. Raises PreconditionFailed."""
     for argument in compared:
@@ -309,7 +358,9 @@ def inequivalent_arguments(
 
 
 def _inequivalent(kind: str, name: str, argument: str, text: str) -> PreconditionFailed:
-    return PreconditionFailed(f"inequivalent arg '{argument}' for {kind} '{name}' in vhost '/': received {text}")
+    return PreconditionFailed(
+        f"inequivalent arg '{argument}' for {kind} '{name}' in vhost '/': received {text}"
+    )
 
 
 def _shown(value: object) -> str:

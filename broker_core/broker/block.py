@@ -1,8 +1,9 @@
-"""Blocks of messages and what keeps them alive: the open block of small commits, stored blocks, and memory-only ones.
+"""Blocks of messages and what keeps them alive: the open block of small commits, stored blocks, and
+memory-only ones.
 
 Not the bytes of stored blocks: those come through the injected ``read``. A block id below 0 is memory only.
-Invariant: a block with no pin and no more rows to come is reported exactly once, in ``Change.forgets`` (stored ones) or by
-leaving ``by_id`` (memory only). A pin is a run of a queue, or a staged part.
+Invariant: a block with no pin and no more rows to come is reported exactly once, in ``Change.forgets``
+(stored ones) or by leaving ``by_id`` (memory only). A pin is a run of a queue, or a staged part.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Block:
         self.size_bytes = size_bytes  # of the bodies
         self.inbox = inbox  # the rows themselves while they are few or memory only
         self.pins = 0
-        self.expiring: bool | None = None if inbox is None else False  # some message has an expiration of its own; None: not known
+        # some message has an expiration of its own; None: not known
+        self.expiring: bool | None = None if inbox is None else False
         self.closed = closed  # no more rows will come
 
     def add(self, row: InboxRow) -> None:
@@ -94,9 +96,12 @@ class Blocks:
             raise CorruptCatalog(self.lost[block_id])
 
     def lose(self, block_id: int, rows: int, why: str) -> Block:
-        """While loading: what the catalog says of this block cannot be. It can be pinned and given up, not read."""
+        """While loading: what the catalog says of this block cannot be. It can be pinned and given up, not
+        read.
+        """
         self.lost[block_id] = (
-            f"the catalog contradicts itself, the messages cannot be read: {why}. `txmq verify` lists all of it; stop the broker, and"
+            f"the catalog contradicts itself, the messages cannot be read: {why}. `txmq verify` lists all of "
+            "it; stop the broker, and"
             " `txmq salvage` makes a data directory of what is whole; or purge the queue"
         )
         block = self.by_id[block_id] = Block(block_id, rows, undo=self.undo)
@@ -209,20 +214,26 @@ class Blocks:
         block.inbox = []
 
     def reopen(self, block_id: int) -> Block:
-        """While loading: a block whose rows are in the inbox. It takes no more rows and waits for its seal."""
+        """While loading: a block whose rows are in the inbox. It takes no more rows and waits for its
+        seal.
+        """
         block = self.by_id[block_id] = Block(block_id, inbox=[], undo=self.undo)
         self.full.append(block_id)
         return block
 
     def may_expire(self, block: Block) -> bool:
-        """Whether some message of it has an expiration of its own; a stored block is read once to find out."""
+        """Whether some message of it has an expiration of its own; a stored block is read once to find
+        out.
+        """
         if block.expiring is None:
             flags = pc.binary_slice(self._read(block.block_id).column("properties"), 0, 1)
             block.expiring = any(flag and flag[0] & EXPIRATION for flag in flags.unique().to_pylist())
         return block.expiring
 
     def sealed(self, block_id: int) -> None:
-        """The block is in a segment now: its rows need no memory. It may have been forgotten since its seal was committed."""
+        """The block is in a segment now: its rows need no memory. It may have been forgotten since its seal
+        was committed.
+        """
         if block_id in self.by_id:
             self.by_id[block_id].inbox = None
         if block_id in self.full:
@@ -245,18 +256,35 @@ class Blocks:
 
     def forget_unpinned(self) -> None:
         """After loading: whatever no run and no part needs is dead."""
-        self._dead.extend(block.block_id for block in self.by_id.values() if block.pins == 0 and block.closed and block.block_id > 0)
+        self._dead.extend(
+            block.block_id
+            for block in self.by_id.values()
+            if block.pins == 0 and block.closed and block.block_id > 0
+        )
 
-    def decode(self, block_id: int, rows: range | npt.NDArray[np.int64], sequence: int, committed_at: int) -> list[InboxRow]:
-        """Rows of a stored block. ``sequence`` and ``committed_at`` are the run's; sequence 0: they stand in the block."""
+    def decode(
+        self, block_id: int, rows: range | npt.NDArray[np.int64], sequence: int, committed_at: int
+    ) -> list[InboxRow]:
+        """Rows of a stored block. ``sequence`` and ``committed_at`` are the run's; sequence 0: they stand in
+        the block.
+        """
         stored = self._read(block_id)
         part = stored.slice(rows.start, len(rows)) if isinstance(rows, range) else stored.take(pa.array(rows))
         count = part.num_rows
-        sequences: list[int] = part.column("commit_sequence").to_pylist() if not sequence else [sequence] * count
+        sequences: list[int] = (
+            part.column("commit_sequence").to_pylist() if not sequence else [sequence] * count
+        )
         times: list[int] = part.column("committed_at").to_pylist() if not sequence else [committed_at] * count
-        columns = [part.column(name).to_pylist() for name in ("exchange", "routing_key", "properties", "body")]
+        columns = [
+            part.column(name).to_pylist() for name in ("exchange", "routing_key", "properties", "body")
+        ]
         numbers = rows if isinstance(rows, range) else rows.tolist()
-        return list(map(InboxRow._make, zip([block_id] * count, numbers, sequences, times, *columns, [b""] * count, strict=True)))
+        return list(
+            map(
+                InboxRow._make,
+                zip([block_id] * count, numbers, sequences, times, *columns, [b""] * count, strict=True),
+            )
+        )
 
     def body_sizes(self, block_id: int) -> npt.NDArray[np.int64]:
         """Of a stored block, row by row."""

@@ -1,10 +1,12 @@
 """The state of a broker, all in memory, composed of its parts.
 
-Pure: no I/O, no clock, no threads. Every operation that must be durable takes a :class:`Change` and fills it; it checks first,
-then changes memory, so that a refused operation has changed nothing. The committer writes the change and calls ``publish``.
-Bodies of stored blocks and new block ids come through the two functions given at load (``load.py``).
+Pure: no I/O, no clock, no threads. Every operation that must be durable takes a :class:`Change` and fills it;
+it checks first, then changes memory, so that a refused operation has changed nothing. The committer writes
+the change and calls ``publish``. Bodies of stored blocks and new block ids come through the two functions
+given at load (``load.py``).
 
-Invariant: entries at or above a queue's ``visible_end`` belong to a commit that is not durable yet, and nobody is shown them.
+Invariant: entries at or above a queue's ``visible_end`` belong to a commit that is not durable yet, and
+nobody is shown them.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class BrokerState:
         self.stored = stored = Stored(topology, numbers, blocks, overflow, messages, agenda)
         self.expiry = Expiry(topology, blocks, messages, overflow, agenda)
         self.settlement = settlement = Settlement(blocks, messages, overflow, agenda)
-        self.transactions = transactions = Transactions(numbers, blocks, names, overflow, messages, stored, settlement)
+        self.transactions = transactions = Transactions(
+            numbers, blocks, names, overflow, messages, stored, settlement
+        )
         self.prepared = Prepared(blocks, names, overflow, settlement, transactions)
         self.dispatch = Dispatch(topology, blocks, self.expiry, agenda)
         self.loaded = Loaded()
@@ -81,9 +85,11 @@ class BrokerState:
                 self.expiry.plan(queue)
         agenda.touched.clear()
 
-    # -- upkeep ---------------------------------------------------------------------------------------------------------
+    # -- upkeep ----------------------------------------------------------------------------------------------
     def sealing(self, block_id: int) -> list[RunRecord]:
-        """The runs of an open block that goes to a segment; their records belong into the change that seals it."""
+        """The runs of an open block that goes to a segment; their records belong into the change that seals
+        it.
+        """
         puts: list[RunRecord] = []
         for queue in self.topology.queues.values():
             if queue.written:
@@ -91,8 +97,14 @@ class BrokerState:
         return puts
 
     def living_rows(self, block_ids: Sequence[int]) -> dict[int, tuple[bytes, int]]:
-        """Per block a bitmap of the rows that some queue still needs, and how many; none for a block that a staged part holds."""
-        masks = {block_id: np.zeros(self.blocks.rows(block_id), dtype=np.bool_) for block_id in block_ids if block_id in self.blocks.by_id}
+        """Per block a bitmap of the rows that some queue still needs, and how many; none for a block that a
+        staged part holds.
+        """
+        masks = {
+            block_id: np.zeros(self.blocks.rows(block_id), dtype=np.bool_)
+            for block_id in block_ids
+            if block_id in self.blocks.by_id
+        }
         pins = dict.fromkeys(masks, 0)
         for queue in self.topology.queues.values():
             for run in queue.log.runs_in(masks.keys()):

@@ -1,6 +1,8 @@
-"""A change: all that one commit makes durable, as plain data. The domain fills it, the store writes it, whole or not at all.
+"""A change: all that one commit makes durable, as plain data. The domain fills it, the store writes it, whole
+or not at all.
 
-Invariant: the journal is in the order in which things happened, and the last entry of a key is what holds after the commit.
+Invariant: the journal is in the order in which things happened, and the last entry of a key is what holds
+after the commit.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from broker_core.broker.records import Record
 
 
 class InboxRow(NamedTuple):
-    """A message of a small commit, on its way into the open block. (block_id, row) is its place there for good."""
+    """A message of a small commit, on its way into the open block. (block_id, row) is its place there for
+    good.
+    """
 
     block_id: int
     row: int
@@ -36,8 +40,8 @@ class Drop(NamedTuple):
 class Change:
     """What one commit writes. ``sequence`` 0: no commit sequence number is taken (bookkeeping only).
 
-    ``journal``: records that are put, and drops, in the order in which they were made. An appended block that nothing will name goes to
-    ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
+    ``journal``: records that are put, and drops, in the order in which they were made. An appended block that
+    nothing will name goes to ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
     """
 
     sequence: int
@@ -73,7 +77,9 @@ class Change:
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.rows or self.journal or self.names or self.forgets or self.seals or self.moves or self.tidy)
+        return bool(
+            self.rows or self.journal or self.names or self.forgets or self.seals or self.moves or self.tidy
+        )
 
     def put(self, record: Record) -> None:
         """Write ``record`` in place of the one with the same key."""

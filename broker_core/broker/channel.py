@@ -1,12 +1,14 @@
 """A channel: delivery tags, its consumers and what they hold, and its transaction.
 
-Pure. Publishes and settlings are gathered in ``transaction``, always: under tx.select until tx.commit, otherwise until the shell
-takes them (``take``) and commits them when it likes, in this order. Errors are AMQP channel exceptions.
+Pure. Publishes and settlings are gathered in ``transaction``, always: under tx.select until tx.commit,
+otherwise until the shell takes them (``take``) and commits them when it likes, in this order. Errors are AMQP
+channel exceptions.
 
-Threads: the channel's own one, without the lock of the state, unless somebody else may look: ``get``, ``consume``, ``cancel``,
-``recover``, ``rollback`` and ``close`` want the lock. Whoever deletes a queue takes its consumers out of ``consumers``, with the lock.
-Invariant: tags count from 1 and are never used twice. A tag is in ``unacked`` (in tag order) from its delivery until it is settled;
-one that the open tx settles is in ``marked`` until commit, and comes back by rollback. Credit comes back when the tag leaves both.
+Threads: the channel's own one, without the lock of the state, unless somebody else may look: ``get``,
+``consume``, ``cancel``, ``recover``, ``rollback`` and ``close`` want the lock. Whoever deletes a queue takes
+its consumers out of ``consumers``, with the lock. Invariant: tags count from 1 and are never used twice. A
+tag is in ``unacked`` (in tag order) from its delivery until it is settled; one that the open tx settles is in
+``marked`` until commit, and comes back by rollback. Credit comes back when the tag leaves both.
 """
 
 from __future__ import annotations
@@ -31,9 +33,13 @@ _new = tuple.__new__  # a third of the time of a NamedTuple's own
 
 
 class Channel:
-    """``connection`` tells whose exclusive queues it may use, and whose messages a no-local consumer does not get."""
+    """``connection`` tells whose exclusive queues it may use, and whose messages a no-local consumer does not
+    get.
+    """
 
-    def __init__(self, state: BrokerState, *, connection: object = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, state: BrokerState, *, connection: object = None, limits: Limits | None = None
+    ) -> None:
         self._state = state
         self.connection = self if connection is None else connection
         self.limits = limits or Limits()
@@ -43,7 +49,8 @@ class Channel:
         self.transaction = self._begin(0)
         self.unacked: dict[int, Unacked] = {}
         self.marked: dict[int, tuple[Unacked, Outcome]] = {}
-        self.consumers: dict[str, Consumer] = {}  # under a limit of the channel: who was served longest ago is first
+        # under a limit of the channel: who was served longest ago is first
+        self.consumers: dict[str, Consumer] = {}
         self.prefetch = 0  # of all consumers together; 0: no limit
         self.consuming = 0  # deliveries that count against it
         self._default_prefetch = 0  # of a consumer that is made from now on
@@ -56,9 +63,11 @@ class Channel:
         transaction.connection = self.connection
         return transaction
 
-    # -- modes ----------------------------------------------------------------------------------------------------------
+    # -- modes -----------------------------------------------------------------------------------------------
     def tx_select(self, now_us: int) -> None:
-        """May be repeated. What is gathered until now has to be taken first. Raises PreconditionFailed on a channel that confirms."""
+        """May be repeated. What is gathered until now has to be taken first. Raises PreconditionFailed on a
+        channel that confirms.
+        """
         self.check_open()
         if self.confirming:
             raise PreconditionFailed("cannot switch from confirm to tx mode")
@@ -83,7 +92,7 @@ class Channel:
         if not self.transactional:
             raise PreconditionFailed("channel is not transactional", "call tx_select first")
 
-    # -- publishing -----------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------
     def publish(self, message: Message, queues: Queues, mandatory: bool, now_us: int) -> None:
         """``queues`` is where it is routed now; ``now_us`` 0: nobody asks how long the transaction is open.
 
@@ -97,15 +106,18 @@ class Channel:
         transaction.publish(message, queues, mandatory)
 
     def take(self) -> Transaction:
-        """Outside tx.select: what was gathered since the last call, to be committed. Empty (false) where there is nothing."""
+        """Outside tx.select: what was gathered since the last call, to be committed. Empty (false) where
+        there is nothing.
+        """
         assert not self.transactional
         taken = self.transaction
         self.transaction = self._begin(0)
         return taken
 
-    # -- consumers ------------------------------------------------------------------------------------------------------
+    # -- consumers -------------------------------------------------------------------------------------------
     def qos(self, prefetch: int, global_: bool) -> None:
-        """``global_`` False: for each consumer made from now on; True: for all of the channel together. 0: no limit.
+        """``global_`` False: for each consumer made from now on; True: for all of the channel together. 0: no
+        limit.
 
         As in RabbitMQ, a limit for consumers lifts the one of the channel.
         """
@@ -130,7 +142,9 @@ class Channel:
         prefetch: int | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> Consumer:
-        """``prefetch`` None: what basic.qos said. Raises NotAllowed (a tag that is in use), AccessRefused (exclusive), ResourceLocked."""
+        """``prefetch`` None: what basic.qos said. Raises NotAllowed (a tag that is in use), AccessRefused
+        (exclusive), ResourceLocked.
+        """
         self.check_open()
         if tag in self.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
@@ -171,7 +185,7 @@ class Channel:
                 self._state.topology.abandoned.append(queue)
         return consumer
 
-    # -- deliveries -----------------------------------------------------------------------------------------------------
+    # -- deliveries ------------------------------------------------------------------------------------------
     def next_tag(self) -> int:
         self.last_tag += 1
         return self.last_tag
@@ -186,7 +200,8 @@ class Channel:
         offset = queue.ready.head(queue.log.visible_end)
         if offset is None:
             return None
-        row = self._state.messages.fetch(queue, offset)  # before it is taken: a damaged segment must not lose it
+        # before it is taken: a damaged segment must not lose it
+        row = self._state.messages.fetch(queue, offset)
         queue.ready.take_head(offset)
         tag = self.next_tag()
         self.unacked[tag] = _new(Unacked, (queue, offset, None))
@@ -230,8 +245,10 @@ class Channel:
 
     def _return_credit(self, consumer: Consumer) -> None:
         consumer.unacked -= 1
-        if self.prefetch and self.consuming >= self.prefetch:  # who was served last comes last: queues share what the channel takes
-            for other in tuple(self.consumers.values()):  # a copy: another thread may delete a queue, which takes its consumers out
+        # who was served last comes last: queues share what the channel takes
+        if self.prefetch and self.consuming >= self.prefetch:
+            # a copy: another thread may delete a queue, which takes its consumers out
+            for other in tuple(self.consumers.values()):
                 if other.parked:
                     other.parked = False
                     self._state.agenda.wake(other.queue)
@@ -241,7 +258,9 @@ class Channel:
         self.consuming -= 1
 
     def served(self, consumer: Consumer) -> None:
-        """It was given messages under the limit of the channel: the others come first when there is room again."""
+        """It was given messages under the limit of the channel: the others come first when there is room
+        again.
+        """
         if self.consumers.get(consumer.tag) is consumer:
             self.consumers[consumer.tag] = self.consumers.pop(consumer.tag)
 
@@ -254,11 +273,15 @@ class Channel:
 
     def _give_back(self, change: Change | None, now_us: int) -> None:
         deliveries = self.unacked
-        self._state.settlement.requeue(((delivery.queue, delivery.offset) for delivery in deliveries.values()), change, now_us)
+        self._state.settlement.requeue(
+            ((delivery.queue, delivery.offset) for delivery in deliveries.values()), change, now_us
+        )
         undo = self._state.undo
         for name in ("unacked", "_lowest", "consuming"):
             undo.attribute(self, name)
-        for consumer in {delivery.consumer for delivery in deliveries.values() if delivery.consumer is not None}:
+        for consumer in {
+            delivery.consumer for delivery in deliveries.values() if delivery.consumer is not None
+        }:
             undo.attribute(consumer, "unacked")
         self.unacked = {}
         self._lowest = self.last_tag + 1
@@ -266,9 +289,11 @@ class Channel:
             if delivery.consumer is not None:
                 self._return_credit(delivery.consumer)
 
-    # -- the transaction ------------------------------------------------------------------------------------------------
+    # -- the transaction -------------------------------------------------------------------------------------
     def finish(self, now_us: int) -> None:
-        """The open transaction was committed or prepared: its deliveries are not this channel's any more, their credit is back."""
+        """The open transaction was committed or prepared: its deliveries are not this channel's any more,
+        their credit is back.
+        """
         marked, self.marked = self.marked, {}
         for delivery, _ in marked.values():
             if delivery.consumer is not None:
@@ -276,9 +301,11 @@ class Channel:
         self.transaction = self._begin(now_us)
 
     def rollback(self, now_us: int) -> list[int]:
-        """Publishes are dropped; acked tags are unacked again, and not redelivered. The blocks that it appended, to be forgotten.
+        """Publishes are dropped; acked tags are unacked again, and not redelivered. The blocks that it
+        appended, to be forgotten.
 
-        A transaction whose commit or prepare was on its way, and has been carried out, is not this channel's any more: as ``finish``.
+        A transaction whose commit or prepare was on its way, and has been carried out, is not this channel's
+        any more: as ``finish``.
         """
         dropped = self.transaction
         if dropped.state is not State.ACTIVE:
@@ -297,11 +324,14 @@ class Channel:
             self._lowest = next(iter(self.unacked))
 
     def close(self, why: str = "it was closed", change: Change | None = None, now_us: int = 0) -> list[int]:
-        """Cancel its consumers, roll back, and requeue everything, acked in the transaction or not, as redelivered.
+        """Cancel its consumers, roll back, and requeue everything, acked in the transaction or not, as
+        redelivered.
 
         Outside tx.select ``take`` what was gathered first. The blocks that it appended, as ``rollback``.
         """
-        assert self.transactional or not self.transaction, "take() what was gathered before the channel closes"
+        assert self.transactional or not self.transaction, (
+            "take() what was gathered before the channel closes"
+        )
         undo = self._state.undo
         for name in ("unacked", "marked", "transaction", "_lowest", "consuming", "closed"):
             undo.attribute(self, name)

@@ -1,7 +1,7 @@
 """Commit: all that a transaction publishes, settles and consumes becomes one change.
 
-Every transaction ends here: of a channel, prepared, of a micro-batch, of a batch write. What is visible, durable and gone by it is so
-at once, or not at all; the committer (``node/committer.py``) writes the change.
+Every transaction ends here: of a channel, prepared, of a micro-batch, of a batch write. What is visible,
+durable and gone by it is so at once, or not at all; the committer (``node/committer.py``) writes the change.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ _new = tuple.__new__  # a third of the time of a NamedTuple's own
 
 
 class Committed(NamedTuple):
-    """What a commit answers: its sequence number (0: nothing was published), and mandatory messages that reach no queue any more.
+    """What a commit answers: its sequence number (0: nothing was published), and mandatory messages that
+    reach no queue any more.
 
-    ``rejected`` are places in ``publishes`` that a full queue refused, in a transaction that is not atomic. ``dropped``: messages and
-    settlements of a prepared transaction that came to nothing, because their queue is gone.
+    ``rejected`` are places in ``publishes`` that a full queue refused, in a transaction that is not atomic.
+    ``dropped``: messages and settlements of a prepared transaction that came to nothing, because their queue
+    is gone.
     """
 
     sequence: int
@@ -66,7 +68,8 @@ class Transactions:
         Raises, with nothing changed, PreconditionFailed (overflow), TransactionState, CorruptSegment.
         """
         xid, publishes, settles = transaction.xid, transaction.publishes, transaction.settles
-        if transaction.state is State.ACTIVE:  # a prepared one was looked at when it was prepared, and its room is kept
+        # a prepared one was looked at when it was prepared, and its room is kept
+        if transaction.state is State.ACTIVE:
             if transaction.atomic and transaction.incoming:
                 self._overflow.check(transaction.incoming)
             if xid:
@@ -78,7 +81,9 @@ class Transactions:
             returned += self._unreached(spilled)
         self.become(transaction, State.COMMITTED)
         rejected: list[int] = []
-        if transaction.transactional and (publishes or transaction.spilled or transaction.staged or transaction.decided):
+        if transaction.transactional and (
+            publishes or transaction.spilled or transaction.staged or transaction.decided
+        ):
             change.sequence = self._numbers.next_sequence(transaction=True)
         if xid:
             self._names.give(xid, now)
@@ -86,7 +91,9 @@ class Transactions:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
         if publishes:
             dying = Dying()
-            returned += self._messages.enqueue(change, publishes, now, dying, transaction.atomic, rejected, transaction.connection)
+            returned += self._messages.enqueue(
+                change, publishes, now, dying, transaction.atomic, rejected, transaction.connection
+            )
             if dying:
                 self._messages.bury(change, dying, now)
         for staged in transaction.staged:

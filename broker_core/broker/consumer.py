@@ -1,7 +1,7 @@
 """A consumer, and the deliveries that it is sent.
 
-Not here: which of a queue's consumers is next (``queue/ring.py``), taking entries and sending them (``dispatch.py``), tags and credit
-coming back (``channel.py``). Source: AMQP 0-9-1, 1.8.3.3 (basic.consume).
+Not here: which of a queue's consumers is next (``queue/ring.py``), taking entries and sending them
+(``dispatch.py``), tags and credit coming back (``channel.py``). Source: AMQP 0-9-1, 1.8.3.3 (basic.consume).
 Invariant: a consumer has credit only while its channel and its own prefetch let it.
 """
 
@@ -32,10 +32,12 @@ class Holder(Protocol):
 
 
 class Consumer:
-    """``prefetch`` 0: no limit of its own. ``writable``: the shell makes it False while its connection takes no more, then wakes the queue.
+    """``prefetch`` 0: no limit of its own. ``writable``: the shell makes it False while its connection takes
+    no more, then wakes the queue.
 
-    ``send`` gets the consumer, the delivery tag, whether it says redelivered, and the message. ``cancelled`` is what the shell calls
-    when the queue is gone (``Consumers.clear``); a consumer that was cancelled is ``active`` no more.
+    ``send`` gets the consumer, the delivery tag, whether it says redelivered, and the message. ``cancelled``
+    is what the shell calls when the queue is gone (``Consumers.clear``); a consumer that was cancelled is
+    ``active`` no more.
     """
 
     __slots__ = (
@@ -94,9 +96,14 @@ class Consumer:
         """How many messages it takes now; below 0 never, and a great number where nothing limits it."""
         if not self.writable:
             return 0
-        if self.no_ack:  # it uses up nothing of the channel's limit, but waits with the others where that is reached
+        # it uses up nothing of the channel's limit, but waits with the others where that is reached
+        if self.no_ack:
             channel = self.channel
-            return 0 if channel.prefetch and self.limited and channel.consuming >= channel.prefetch else UNLIMITED
+            return (
+                0
+                if channel.prefetch and self.limited and channel.consuming >= channel.prefetch
+                else UNLIMITED
+            )
         credit = self.prefetch - self.unacked if self.prefetch else UNLIMITED
         channel = self.channel
         if channel.prefetch:
@@ -129,5 +136,7 @@ def consumer_priority(queue: str, arguments: Mapping[str, Any]) -> int:
     priority = arguments.get("x-priority", 0)
     if isinstance(priority, (bool, Timestamp)) or not isinstance(priority, int):
         what = f'"expected integer, got {type_name(priority)}"'
-        raise PreconditionFailed(f"invalid arg 'x-priority' for queue '{queue}' in vhost '/': {what}", "give a whole number")
+        raise PreconditionFailed(
+            f"invalid arg 'x-priority' for queue '{queue}' in vhost '/': {what}", "give a whole number"
+        )
     return priority

@@ -1,9 +1,9 @@
 """What a message may carry where it enters, the same through every door; and the time to live that it brings.
 
 Not here: what AMQP says of frames and lengths (``amqp/``), and where a message goes (``exchange.py``).
-Invariant: what passed has properties that decode, a delivery mode and an expiration that mean something, lists of keys under CC and
-BCC, and a routing key that fits into AMQP's short string. What is in a queue already is never checked again: whatever reads it there
-takes damaged properties as they are.
+Invariant: what passed has properties that decode, a delivery mode and an expiration that mean something,
+lists of keys under CC and BCC, and a routing key that fits into AMQP's short string. What is in a queue
+already is never checked again: whatever reads it there takes damaged properties as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ import pyarrow.compute as pc
 from broker_core.broker.arguments import MAX_TEXT_BYTES, MAX_TIME_MS, check_text
 from broker_core.broker.block import EXPIRATION as EXPIRATION
 from broker_core.broker.carbon_copy import carbon_copies, has_copies
-from broker_core.errors import OptionError, PreconditionFailed, RemoteProtocolError, TransactionTooLarge, TxmqError
+from broker_core.errors import (
+    OptionError,
+    PreconditionFailed,
+    RemoteProtocolError,
+    TransactionTooLarge,
+    TxmqError,
+)
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
 from broker_core.properties import check, delivery_mode, expiration
 
@@ -26,7 +32,7 @@ _TIME_TO_LIVE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _REMEMBERED_BYTES = 256  # longer properties seldom come twice
 
 
-# -- the time to live ---------------------------------------------------------------------------------------------------
+# -- the time to live ----------------------------------------------------------------------------------------
 
 
 def time_to_live_ms(text: str | None) -> int | None:
@@ -35,7 +41,9 @@ def time_to_live_ms(text: str | None) -> int | None:
 
 
 def own_time_to_live_ms(properties: bytes) -> int | None:
-    """Of a message, by its encoded properties. None for damaged ones too: they came in as they are, and go out so."""
+    """Of a message, by its encoded properties. None for damaged ones too: they came in as they are, and go
+    out so.
+    """
     try:
         return time_to_live_ms(expiration(properties))
     except RemoteProtocolError:
@@ -58,14 +66,18 @@ def check_expiration(properties: bytes) -> None:
         why = f"{{value_too_large,{int(text)}}}"
     else:
         return
-    raise PreconditionFailed(f"invalid expiration '{text}': {why}", "give milliseconds as a whole number, 0 or more")
+    raise PreconditionFailed(
+        f"invalid expiration '{text}': {why}", "give milliseconds as a whole number, 0 or more"
+    )
 
 
-# -- the doors ----------------------------------------------------------------------------------------------------------
+# -- the doors -----------------------------------------------------------------------------------------------
 
 
 def check_properties(properties: bytes) -> None:
-    """Raises RemoteProtocolError (damaged), PreconditionFailed (delivery mode, expiration, CC, BCC), as basic.publish does."""
+    """Raises RemoteProtocolError (damaged), PreconditionFailed (delivery mode, expiration, CC, BCC), as
+    basic.publish does.
+    """
     if len(properties) <= _REMEMBERED_BYTES:
         _known_properties(properties)
     else:
@@ -76,7 +88,9 @@ def _check_properties(properties: bytes) -> None:
     check(properties)
     mode = delivery_mode(properties)
     if mode not in _DELIVERY_MODES:
-        raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{mode}}}", "give 1 (transient) or 2 (persistent)")
+        raise PreconditionFailed(
+            f"invalid message: {{delivery_mode_unknown,{mode}}}", "give 1 (transient) or 2 (persistent)"
+        )
     if properties and properties[0] & EXPIRATION:
         check_expiration(properties)
     if has_copies(properties):
@@ -87,9 +101,11 @@ _known_properties = lru_cache(maxsize=4096)(_check_properties)  # what raises is
 
 
 def check_rows(rows: pa.RecordBatch) -> None:
-    """The same for a block of MESSAGE_SCHEMA. Raises the error of its first bad row, or OptionError, both naming the row.
+    """The same for a block of MESSAGE_SCHEMA. Raises the error of its first bad row, or OptionError, both
+    naming the row.
 
-    Arrow data comes from another process: what its offsets and lengths say is checked before anything looks at it.
+    Arrow data comes from another process: what its offsets and lengths say is checked before anything looks
+    at it.
     """
     if rows.schema.names != MESSAGE_SCHEMA.names or rows.schema.types != MESSAGE_SCHEMA.types:
         named = ", ".join(f"{field.name} {field.type}" for field in MESSAGE_SCHEMA)
@@ -98,7 +114,9 @@ def check_rows(rows: pa.RecordBatch) -> None:
     try:
         rows.validate(full=True)
     except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
-        raise OptionError(f"the rows to publish are damaged: {' '.join(str(error).split())}; send them again") from None
+        raise OptionError(
+            f"the rows to publish are damaged: {' '.join(str(error).split())}; send them again"
+        ) from None
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if column.null_count:
             raise OptionError(f"row {pc.index(column.is_null(), True).as_py()} has no {name} (null)")
@@ -109,7 +127,8 @@ def check_rows(rows: pa.RecordBatch) -> None:
     if pc.max(sizes).as_py() > MAX_BODY_BYTES:
         row = pc.index(pc.greater(sizes, MAX_BODY_BYTES), True).as_py()
         raise TransactionTooLarge(
-            f"the body of row {row} has {sizes[row].as_py()} bytes; at most {MAX_BODY_BYTES} may be: publish a reference"
+            f"the body of row {row} has {sizes[row].as_py()} bytes; at most {MAX_BODY_BYTES} may be: publish "
+            "a reference"
         )
     properties = rows.column("properties")
     if pc.max(pc.binary_length(properties)).as_py() == 0:

@@ -1,9 +1,11 @@
-"""What messages become when they are dead-lettered: their new headers, and where they would go round in a cycle.
+"""What messages become when they are dead-lettered: their new headers, and where they would go round in a
+cycle.
 
-Not here: when (``messages.py``). ``x-death`` and ``x-first-death-*`` are RabbitMQ's; ``x-original-transaction`` is the id of
-the transaction that first published the message, as ActiveMQ has it; a message that was published outside a transaction has none.
-Invariant: a copy is made of any message, whatever its properties hold; it has properties that decode, says that it died here, and has
-no expiration. Properties that do not decode stand in the copy's header ``x-damaged-properties``, byte for byte.
+Not here: when (``messages.py``). ``x-death`` and ``x-first-death-*`` are RabbitMQ's;
+``x-original-transaction`` is the id of the transaction that first published the message, as ActiveMQ has it;
+a message that was published outside a transaction has none. Invariant: a copy is made of any message,
+whatever its properties hold; it has properties that decode, says that it died here, and has no expiration.
+Properties that do not decode stand in the copy's header ``x-damaged-properties``, byte for byte.
 """
 
 from __future__ import annotations
@@ -27,11 +29,20 @@ _COUNTED = 1024  # encoded headers that are kept
 _LONGEST = (1 << 63) - 1
 _NO_KEYS: list[str] = []
 _new = tuple.__new__  # a third of the time of a NamedTuple's own
-_READ = ("CC", "x-death", "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange", "x-original-transaction")
+_READ = (
+    "CC",
+    "x-death",
+    "x-first-death-queue",
+    "x-first-death-reason",
+    "x-first-death-exchange",
+    "x-original-transaction",
+)
 
 
 class Copy(NamedTuple):
-    """``keys`` are further routing keys (of the header CC, where the copy keeps its own); ``deaths`` are its x-death, newest first."""
+    """``keys`` are further routing keys (of the header CC, where the copy keeps its own); ``deaths`` are its
+    x-death, newest first.
+    """
 
     message: Message
     keys: list[str]
@@ -39,9 +50,21 @@ class Copy(NamedTuple):
 
 
 class DeadLetters:
-    """Copies for ``exchange`` of messages that leave ``queue`` for ``reason`` at one time. ``routing_key`` None: they keep their own."""
+    """Copies for ``exchange`` of messages that leave ``queue`` for ``reason`` at one time. ``routing_key``
+    None: they keep their own.
+    """
 
-    __slots__ = ("_encoded", "_entries", "_exchange", "_first", "_queue", "_reason", "_routing_key", "_time", "_transaction_of")
+    __slots__ = (
+        "_encoded",
+        "_entries",
+        "_exchange",
+        "_first",
+        "_queue",
+        "_reason",
+        "_routing_key",
+        "_time",
+        "_transaction_of",
+    )
 
     def __init__(
         self,
@@ -73,7 +96,9 @@ class DeadLetters:
             found: list[Any] = []
             try:
                 check(row.properties)
-                properties = rewrite_of(row.properties, lambda headers: self._headers(row, headers, found), _READ, ("expiration",))
+                properties = rewrite_of(
+                    row.properties, lambda headers: self._headers(row, headers, found), _READ, ("expiration",)
+                )
                 keys, deaths = found
             except Exception:  # whatever they hold
                 properties = self._wrapped(row)
@@ -97,14 +122,18 @@ class DeadLetters:
         same = (row.exchange, row.routing_key, row.sequence, _expiration(row.properties))
         known = self._entries.get(same)
         if known is None:
-            known = encode_headers({name: value for name, value in self._headers(row, {}, []).items() if value is not None})
+            known = encode_headers(
+                {name: value for name, value in self._headers(row, {}, []).items() if value is not None}
+            )
             if len(self._entries) >= _COUNTED:
                 self._entries.clear()
             self._entries[same] = known
         return known
 
     def _wrapped(self, row: InboxRow) -> bytes:
-        """Properties that do not decode, as a header of properties that do: a cycle of such messages ends, and nobody stumbles over it."""
+        """Properties that do not decode, as a header of properties that do: a cycle of such messages ends,
+        and nobody stumbles over it.
+        """
         return append_headers(b"", encode_headers({DAMAGED: row.properties}) + self._first_entries(row))
 
     def _headers(self, row: InboxRow, headers: Mapping[str, Any], found: list[Any]) -> dict[str, Any]:
@@ -118,15 +147,25 @@ class DeadLetters:
         if self._routing_key is not None:
             changed["CC"] = None
             copies = []
-        if "x-original-transaction" not in headers and not headers.get("x-death"):  # a copy is part of the commit that it died in
+        # a copy is part of the commit that it died in
+        if "x-original-transaction" not in headers and not headers.get("x-death"):
             changed["x-original-transaction"] = self._transaction_of(row) or None
         found += (copies, deaths)
         return changed
 
     def _deaths_after(self, headers: Mapping[str, Any], row: InboxRow, copies: list[str]) -> Deaths:
-        """``x-death``, newest first. A second death of the same queue and reason counts up what the first one says."""
+        """``x-death``, newest first. A second death of the same queue and reason counts up what the first one
+        says.
+        """
         deaths = [death for death in _list(headers.get("x-death")) if isinstance(death, dict)]
-        known = next((death for death in deaths if death.get("queue") == self._queue and death.get("reason") == self._reason), None)
+        known = next(
+            (
+                death
+                for death in deaths
+                if death.get("queue") == self._queue and death.get("reason") == self._reason
+            ),
+            None,
+        )
         rest = [{**death, "count": Long(_count(death))} for death in deaths if death is not known]
         if known is not None:
             return [{**known, "count": Long(min(_count(known) + 1, _LONGEST))}, *rest]
@@ -144,7 +183,9 @@ class DeadLetters:
         return [entry, *rest]
 
     def allowed(self, queues: Queues, deaths: Deaths) -> Queues:
-        """Of ``queues`` those that the copy may go to: not one where it died before, unless it was rejected since then (or just now)."""
+        """Of ``queues`` those that the copy may go to: not one where it died before, unless it was rejected
+        since then (or just now).
+        """
         if self._reason == "rejected":
             return queues
         if deaths is self._first:

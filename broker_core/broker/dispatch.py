@@ -1,11 +1,13 @@
 """Dispatch: ready entries go to consumers that have credit.
 
-Pure: called with the state lock held, by one thread. Not here: who consumes (``queue/ring.py``), what a channel holds
-(``channel.py``), bytes (the shell's ``send``). What has to be durable comes out in :class:`Dispatched`.
+Pure: called with the state lock held, by one thread. Not here: who consumes (``queue/ring.py``), what a
+channel holds (``channel.py``), bytes (the shell's ``send``). What has to be durable comes out in
+:class:`Dispatched`.
 
-Invariant: a queue with consumers that could be given something is in ``Agenda.runnable``: it is woken whenever entries become visible or
-ready again, a consumer comes or goes, or credit comes back. An entry is read before it is handed out, so a damaged segment loses
-nothing. A consumer is never given more than its credit, nor anything while a consumer of higher priority has credit.
+Invariant: a queue with consumers that could be given something is in ``Agenda.runnable``: it is woken
+whenever entries become visible or ready again, a consumer comes or goes, or credit comes back. An entry is
+read before it is handed out, so a damaged segment loses nothing. A consumer is never given more than its
+credit, nor anything while a consumer of higher priority has credit.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ _new = tuple.__new__  # a third of the time of a NamedTuple's own
 
 
 class Dispatched(NamedTuple):
-    """``settles`` (of consumers that do not ack) belong into a commit soon; ``due`` go on after ``expire(change, now, due)``.
+    """``settles`` (of consumers that do not ack) belong into a commit soon; ``due`` go on after
+    ``expire(change, now, due)``.
 
-    The consumers of ``failed``, whose messages cannot be read, are in ``cancelled``; the queue stays as it is.
+    The consumers of ``failed``, whose messages cannot be read, are in ``cancelled``; the queue stays as it
+    is.
     """
 
     sent: int
@@ -54,7 +58,9 @@ class Dispatch:
         self._runnable = agenda.runnable
 
     def send(self, now_us: int, budget: int = BUDGET) -> Dispatched:
-        """Send until nothing is runnable or ``budget`` messages are sent: ``runnable`` says whether to call again."""
+        """Send until nothing is runnable or ``budget`` messages are sent: ``runnable`` says whether to call
+        again.
+        """
         settles: list[Settle] = []
         due: list[Queue] = []
         failed: list[tuple[Queue, StoreError]] = []
@@ -71,7 +77,9 @@ class Dispatch:
                 self._topology.cancelled += queue.consumers.clear()
         return Dispatched(sent, settles, due, failed)
 
-    def _send_queue(self, queue: Queue, now_us: int, limit: int, settles: list[Settle], due: list[Queue]) -> int:
+    def _send_queue(
+        self, queue: Queue, now_us: int, limit: int, settles: list[Settle], due: list[Queue]
+    ) -> int:
         consumers = queue.consumers
         sent = 0
         while True:
@@ -84,7 +92,8 @@ class Dispatch:
             if queue.consumers.publishers is None:
                 credit = ready[0].credit if len(ready) == 1 else sum(consumer.credit for consumer in ready)
                 if 1 < len(ready) <= credit // PIECE and credit <= queue.messages - len(queue.ready.held):
-                    # There is enough for all: each gets what it has credit for, in one piece, so that it acks consecutive entries.
+                    # There is enough for all: each gets what it has credit for, in one piece, so that it acks
+                    # consecutive entries.
                     queue.consumers.turn(ready[0])
                     ready = ready[:1]
                     credit = ready[0].credit
@@ -115,11 +124,15 @@ class Dispatch:
         return sent
 
     def _read(self, queue: Queue, entries: Sequence[int], now_us: int) -> tuple[list[InboxRow], bool]:
-        """Messages of the first entries of a taken entries; False where the next one has to be expired first."""
+        """Messages of the first entries of a taken entries; False where the next one has to be expired
+        first.
+        """
         try:
             if isinstance(entries, range):  # as many as one run holds
                 rows = queue.log.rows(entries.start, entries.stop)
-                expiring = queue.arguments.ttl_ms is not None or self._blocks.may_expire(queue.log.locate(entries.start)[0].block)
+                expiring = queue.arguments.ttl_ms is not None or self._blocks.may_expire(
+                    queue.log.locate(entries.start)[0].block
+                )
             else:
                 rows = [queue.log.rows(offset, offset + 1)[0] for offset in entries]
                 expiring = True
@@ -137,7 +150,14 @@ class Dispatch:
                     return rows[:at], False
         return rows, True
 
-    def _give_one(self, queue: Queue, consumer: Consumer, entries: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
+    def _give_one(
+        self,
+        queue: Queue,
+        consumer: Consumer,
+        entries: Sequence[int],
+        rows: list[InboxRow],
+        settles: list[Settle],
+    ) -> int:
         """To one consumer, as long as it can be written to; how many. The hot path."""
         channel, send = consumer.channel, consumer.send
         first_tag = tag = channel.last_tag
@@ -169,8 +189,17 @@ class Dispatch:
                 channel.served(consumer)
         return given
 
-    def _give_round(self, queue: Queue, ready: list[Consumer], entries: Sequence[int], rows: list[InboxRow], settles: list[Settle]) -> int:
-        """One message to each in turn, as long as they have credit; how many. The same as ``_give_one`` for each, only faster."""
+    def _give_round(
+        self,
+        queue: Queue,
+        ready: list[Consumer],
+        entries: Sequence[int],
+        rows: list[InboxRow],
+        settles: list[Settle],
+    ) -> int:
+        """One message to each in turn, as long as they have credit; how many. The same as ``_give_one`` for
+        each, only faster.
+        """
         given = 0
         turns = deque(ready)
         last = ready[0]
@@ -199,8 +228,12 @@ class Dispatch:
                     consumer.channel.served(consumer)
         return given
 
-    def _give_others(self, queue: Queue, ready: list[Consumer], limit: int, now_us: int, settles: list[Settle]) -> tuple[int, bool]:
-        """As ``_give_round``, where somebody does not want what his own connection published: that goes to the others, or stays."""
+    def _give_others(
+        self, queue: Queue, ready: list[Consumer], limit: int, now_us: int, settles: list[Settle]
+    ) -> tuple[int, bool]:
+        """As ``_give_round``, where somebody does not want what his own connection published: that goes to
+        the others, or stays.
+        """
         aside: list[int] = []
         given = 0
         publishers = queue.consumers.publishers or {}
@@ -212,7 +245,9 @@ class Dispatch:
                     return given, True
                 publisher = publishers.get(entries[0], self)
                 ready = [consumer for consumer in ready if consumer.credit]
-                consumer = next((one for one in ready if not (one.no_local and one.channel.connection is publisher)), None)
+                consumer = next(
+                    (one for one in ready if not (one.no_local and one.channel.connection is publisher)), None
+                )
                 if consumer is None:
                     aside.append(entries[0])
                     continue

@@ -1,7 +1,8 @@
 """Dying: messages that leave their queue in a change, and are dead-lettered in the same change.
 
-Not here: when they have to (``overflow.py``, ``expiry.py``, ``settlement.py``), and where the copies go (``messages.py``).
-Invariant: what is settled here is in a :class:`Dying` if its queue dead-letters, and a :class:`Dying` is empty when its change ends.
+Not here: when they have to (``overflow.py``, ``expiry.py``, ``settlement.py``), and where the copies go
+(``messages.py``). Invariant: what is settled here is in a :class:`Dying` if its queue dead-letters, and a
+:class:`Dying` is empty when its change ends.
 """
 
 from __future__ import annotations
@@ -27,21 +28,26 @@ class Died(NamedTuple):
 
 
 class Dying(deque[Died]):
-    """What has left queues in a change and is not dead-lettered yet; ``room`` and ``room_bytes`` are left for overflow."""
+    """What has left queues in a change and is not dead-lettered yet; ``room`` and ``room_bytes`` are left for
+    overflow.
+    """
 
     room = _DRIVEN_OUT
     room_bytes = _DRIVEN_OUT_BYTES
 
 
 def discard(queue: Queue, offsets: Sequence[int], reason: Reason, dying: Dying) -> None:
-    """Settle entries of ``queue``, to be dead-lettered in the same change where it says so. What is settled already only stops being held.
+    """Settle entries of ``queue``, to be dead-lettered in the same change where it says so. What is settled
+    already only stops being held.
 
     Raises StoreError, with nothing changed.
     """
     leave(queue, offsets, messages_of(queue, offsets) if queue.arguments.dead_letters else [], reason, dying)
 
 
-def leave(queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, dying: Dying) -> None:
+def leave(
+    queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, dying: Dying
+) -> None:
     """The same for entries that were read already."""
     for start, end in ranges(offsets):
         queue.settle_range(start, end)
@@ -53,7 +59,9 @@ def leave(queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason
 
 
 def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
-    """Messages of those entries that are not settled, with their commit sequence and time. Raises CorruptSegment, DataLoss."""
+    """Messages of those entries that are not settled, with their commit sequence and time. Raises
+    CorruptSegment, DataLoss.
+    """
     rows: list[InboxRow] = []
     for first, last in ranges(offsets):
         for start, end in queue.progress.unsettled_within(first, last):

@@ -1,9 +1,9 @@
 """Exchanges and bindings: which queues a message goes to. Pure routing; nothing is enqueued here.
 
-Source: AMQP 0-9-1, 3.1.3 (exchange types); RabbitMQ's bindings from exchange to exchange, alternate exchanges, and ``x-match`` with
-``all-with-x`` and ``any-with-x``.
-Invariant: ``cache`` holds only results of the bindings as they are, here and in all exchanges that are reached from here: a change
-empties the caches of the exchange and of all that lead to it (``upstream``). An exchange from which a headers exchange is reached
+Source: AMQP 0-9-1, 3.1.3 (exchange types); RabbitMQ's bindings from exchange to exchange, alternate
+exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``. Invariant: ``cache`` holds only results of
+the bindings as they are, here and in all exchanges that are reached from here: a change empties the caches of
+the exchange and of all that lead to it (``upstream``). An exchange from which a headers exchange is reached
 caches nothing.
 """
 
@@ -42,7 +42,9 @@ def _key(destination: Destination, routing_key: str, arguments: Mapping[str, Any
 
 
 class Exchange:
-    """What all types share. A subclass tells how its bindings match. ``undo`` is the one of the whole state."""
+    """What all types share. A subclass tells how its bindings match. ``undo`` is the one of the whole
+    state.
+    """
 
     type: ClassVar[str] = ""
     matches_headers: ClassVar[bool] = False
@@ -71,7 +73,7 @@ class Exchange:
         self._downstream: set[Exchange] = set()  # those that bindings lead to
         self._by_headers: bool | None = None  # None: not known
 
-    # -- bindings -------------------------------------------------------------------------------------------------------
+    # -- bindings --------------------------------------------------------------------------------------------
     def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
         """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
 
@@ -175,7 +177,7 @@ class Exchange:
                 exchange._by_headers = None
                 pending.extend(exchange.upstream)
 
-    # -- routing --------------------------------------------------------------------------------------------------------
+    # -- routing ---------------------------------------------------------------------------------------------
     def route(self, routing_key: str, properties: bytes = b"") -> Queues:
         """The queues, each once, in order of queue id."""
         found = self.cache.get(routing_key)
@@ -188,7 +190,9 @@ class Exchange:
         return found
 
     def known(self, routing_key: str) -> Queues | None:
-        """What ``route`` would say, where that is known without looking at bindings. Safe beside changes of the bindings."""
+        """What ``route`` would say, where that is known without looking at bindings. Safe beside changes of
+        the bindings.
+        """
         return self.cache.get(routing_key)
 
     @property
@@ -214,7 +218,9 @@ class Exchange:
         return self._downstream if self.alternate is None else self._downstream | {self.alternate}
 
     def route_all(self, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
-        """The same for a message of several keys: at each exchange on its way a binding may match any of them."""
+        """The same for a message of several keys: at each exchange on its way a binding may match any of
+        them.
+        """
         return self._reached(routing_keys, properties)
 
     def _reached(self, routing_keys: Sequence[str], properties: bytes) -> Queues:
@@ -236,7 +242,7 @@ class Exchange:
                     pending.append(destination)
         return tuple(queues[queue_id] for queue_id in sorted(queues))
 
-    # -- what a type has of its own -------------------------------------------------------------------------------------
+    # -- what a type has of its own --------------------------------------------------------------------------
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
         """The destinations of the bindings that match, in any order, some perhaps twice."""
         raise NotImplementedError
@@ -369,13 +375,19 @@ class HeadersExchange(Exchange):
         match = arguments.get("x-match", "all")
         expected = f"expected {', '.join(_MATCHES[:-1])}, or {_MATCHES[-1]}"
         if not isinstance(match, str):
-            raise PreconditionFailed(f"Invalid x-match field type {type_name(match)} (value {match}); expected longstr", expected)
+            raise PreconditionFailed(
+                f"Invalid x-match field type {type_name(match)} (value {match}); expected longstr", expected
+            )
         if match not in _MATCHES:
             raise PreconditionFailed(f'Invalid x-match field value <<"{match}">>; {expected}')
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
         headers = _headers(properties)
-        return [binding.destination for binding in self.bindings.values() if _headers_match(binding.arguments, headers)]
+        return [
+            binding.destination
+            for binding in self.bindings.values()
+            if _headers_match(binding.arguments, headers)
+        ]
 
 
 def _headers(properties: bytes) -> Mapping[str, Any]:
@@ -389,9 +401,15 @@ def _headers(properties: bytes) -> Mapping[str, Any]:
 def _headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
     match = arguments.get("x-match", "all")
     with_x = match.endswith("-with-x")
-    wanted = [(name, value) for name, value in arguments.items() if name != "x-match" and (with_x or not name.startswith("x-"))]
+    wanted = [
+        (name, value)
+        for name, value in arguments.items()
+        if name != "x-match" and (with_x or not name.startswith("x-"))
+    ]
     matched = (name in headers and (value is None or same(headers[name], value)) for name, value in wanted)
     return all(matched) if match.startswith("all") else any(matched)
 
 
-EXCHANGE_TYPES: dict[str, type[Exchange]] = {kind.type: kind for kind in (DirectExchange, FanoutExchange, TopicExchange, HeadersExchange)}
+EXCHANGE_TYPES: dict[str, type[Exchange]] = {
+    kind.type: kind for kind in (DirectExchange, FanoutExchange, TopicExchange, HeadersExchange)
+}

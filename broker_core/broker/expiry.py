@@ -1,8 +1,9 @@
 """Expiry: what has been in a queue for too long, or came back too often, leaves it, piece by piece.
 
-Pure. Not here: when it is asked for (``node/upkeep.py``, whoever gets or consumes), and what becomes of it (``messages.py``).
-Invariant: messages leave at the head of their queue only, in the order in which they would be delivered; what is held or claimed never
-expires. One call does a bounded amount of work. The caller does the rest in further commits, so that other work is served between them.
+Pure. Not here: when it is asked for (``node/upkeep.py``, whoever gets or consumes), and what becomes of it
+(``messages.py``). Invariant: messages leave at the head of their queue only, in the order in which they would
+be delivered; what is held or claimed never expires. One call does a bounded amount of work. The caller does
+the rest in further commits, so that other work is served between them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered
 
 
 class Expiry:
-    def __init__(self, topology: Topology, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda) -> None:
+    def __init__(
+        self, topology: Topology, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda
+    ) -> None:
         self._topology = topology
         self._blocks = blocks
         self._messages = messages
@@ -43,7 +46,9 @@ class Expiry:
             if queue.arguments.dead_letters:
                 self._messages.fetch(queue, offset)
         except Exception:  # called behind a commit that is durable already
-            return  # what cannot be read does not expire; whoever reads it gets the error, and ``due`` says what else is wrong
+            # what cannot be read does not expire; whoever reads it gets the error, and ``due`` says what else
+            # is wrong
+            return
         self._agenda.next_deadline = deadline
 
     def due(self, now: int) -> list[Queue]:
@@ -66,7 +71,9 @@ class Expiry:
         return due
 
     def deadline(self, queue: Queue, offset: int) -> int | None:
-        """When an entry expires, in microseconds since the epoch; None: never. The time to live starts at commit."""
+        """When an entry expires, in microseconds since the epoch; None: never. The time to live starts at
+        commit.
+        """
         ttl_ms = queue.arguments.ttl_ms
         run, number = queue.log.locate(offset)
         own_ms: int | None = None
@@ -77,11 +84,14 @@ class Expiry:
         times_ms = [time_ms for time_ms in (ttl_ms, own_ms) if time_ms is not None]
         if not times_ms:
             return None
-        committed_at = run.committed_at if run.sequence else self._blocks.row(run.block.block_id, number).committed_at
+        committed_at = (
+            run.committed_at if run.sequence else self._blocks.row(run.block.block_id, number).committed_at
+        )
         return committed_at + min(times_ms) * 1000
 
     def head_expired(self, queue: Queue, now: int) -> bool:
-        """Whether the next message has to go instead of being delivered: it is too old, or came back too often.
+        """Whether the next message has to go instead of being delivered: it is too old, or came back too
+        often.
 
         Raises CorruptSegment, DataLoss where it would have to, and cannot be read.
         """
@@ -96,12 +106,19 @@ class Expiry:
             self._messages.fetch(queue, offset)
         return late
 
-    def expire(self, change: Change, now: int, queues: Iterable[Queue] | None = None, limit: int = SLICE) -> list[Queue]:
-        """Expire what has come to the head of a queue, about ``limit`` messages; the queues where more has to go, the next one first.
+    def expire(
+        self, change: Change, now: int, queues: Iterable[Queue] | None = None, limit: int = SLICE
+    ) -> list[Queue]:
+        """Expire what has come to the head of a queue, about ``limit`` messages; the queues where more has to
+        go, the next one first.
 
         A message that cannot be read stops its queue, and nothing else. The queues are woken.
         """
-        looked = [queue for queue in (list(self._topology.queues.values()) if queues is None else queues) if not queue.deleted]
+        looked = [
+            queue
+            for queue in (list(self._topology.queues.values()) if queues is None else queues)
+            if not queue.deleted
+        ]
         left: list[Queue] = []
         cut: list[Queue] = []
         dying = Dying()
@@ -130,8 +147,12 @@ class Expiry:
                 self._agenda.wake(queue)
         return left + cut
 
-    def _expire_some(self, queue: Queue, now: int, room: int, room_bytes: int, dying: Dying) -> tuple[int, int, bool]:
-        """Of the next ready entries those that have to go: what it cost of ``room`` and ``room_bytes``, and whether the next one stays."""
+    def _expire_some(
+        self, queue: Queue, now: int, room: int, room_bytes: int, dying: Dying
+    ) -> tuple[int, int, bool]:
+        """Of the next ready entries those that have to go: what it cost of ``room`` and ``room_bytes``, and
+        whether the next one stays.
+        """
         entries: Sequence[int] = ()
         try:
             unread = self._unread(queue, now)
@@ -153,7 +174,9 @@ class Expiry:
         return late, sum(len(row.body) for row in rows) if queue.arguments.dead_letters else 0, not whole
 
     def _unread(self, queue: Queue, now: int) -> int:
-        """How many at the head go without a look at them: they are of one stored commit, and nobody wants them any more."""
+        """How many at the head go without a look at them: they are of one stored commit, and nobody wants
+        them any more.
+        """
         ttl_ms, deliveries = queue.arguments.ttl_ms, queue.ready.deliveries
         counted = deliveries is not None and deliveries.counts
         if queue.arguments.dead_letters or counted or queue.ready.ranks is not None or ttl_ms is None:
@@ -166,10 +189,14 @@ class Expiry:
             return 0
         return run.end - head
 
-    def _late(self, queue: Queue, entries: Sequence[int], now: int, room_bytes: int) -> tuple[list[InboxRow], Reason, bool]:
-        """The first ones of a taken entries that go for one reason. False: the next one stays, or is for another call to look at.
+    def _late(
+        self, queue: Queue, entries: Sequence[int], now: int, room_bytes: int
+    ) -> tuple[list[InboxRow], Reason, bool]:
+        """The first ones of a taken entries that go for one reason. False: the next one stays, or is for
+        another call to look at.
 
-        Raises CorruptSegment and DataLoss for the first entry only: those before one that cannot be read may go.
+        Raises CorruptSegment and DataLoss for the first entry only: those before one that cannot be read may
+        go.
         """
         rows: list[InboxRow] = []
         reason: Reason = "expired"

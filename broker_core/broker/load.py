@@ -45,7 +45,8 @@ from broker_core.broker.topology import Topology
 from broker_core.errors import CorruptCatalog
 
 _OF_MICRO_BATCHES = (
-    AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord, OriginRecord, PartRecord, ReadRecord, ReleaseRecord,
+    AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,
+    OriginRecord, PartRecord, ReadRecord, ReleaseRecord,
 )  # fmt: skip
 
 
@@ -61,15 +62,21 @@ class Image(Protocol):
     def blocks(self) -> Sequence[Info]: ...
 
 
-def load(image: Image, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> BrokerState:
-    """Raises CorruptCatalog for records of which no sense can be made; what ``repair`` can derive is put right."""
+def load(
+    image: Image, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]
+) -> BrokerState:
+    """Raises CorruptCatalog for records of which no sense can be made; what ``repair`` can derive is put
+    right.
+    """
     state = BrokerState(new_block_id=new_block_id, read=read)
     try:
         _load(state, image, new_block_id)
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, pa.ArrowException) as error:
         raise CorruptCatalog(
-            f"the catalog holds a record of which no sense can be made ({type(error).__name__}: {error}); its checksum holds, so a"
-            " program wrote it so. Keep a copy of the data directory; `txmq salvage` makes a new one of what is whole"
+            f"the catalog holds a record of which no sense can be made ({type(error).__name__}: {error}); "
+            "its checksum holds, so a"
+            " program wrote it so. Keep a copy of the data directory; `txmq salvage` makes a new one of what "
+            "is whole"
         ) from error
     return state
 
@@ -94,7 +101,9 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], int]) -> 
         if part.block_id in state.blocks.by_id:
             state.blocks.pin(part.block_id)
     _load_queues(state, by_class, image, new_block_id)
-    state.names.outcomes.restore(*(by_class.get(kind, ()) for kind in (OutcomeRecord, ChannelCommitRecord, ForgottenRecord)))
+    state.names.outcomes.restore(
+        *(by_class.get(kind, ()) for kind in (OutcomeRecord, ChannelCommitRecord, ForgottenRecord))
+    )
     for prepared in by_class.get(PreparedRecord, ()):
         state.prepared.restore(prepared, state.topology.queues_by_id)
     state.blocks.forget_unpinned()
@@ -109,38 +118,59 @@ def _restore_exchange(state: BrokerState, record: ExchangeRecord) -> None:
 
 def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
     flags = {"durable": record.durable, "exclusive": record.exclusive, "auto_delete": record.auto_delete}
-    state.topology.add_queue(Queue(record.queue_id, record.name, state.blocks, **flags, arguments=record.arguments))
+    state.topology.add_queue(
+        Queue(record.queue_id, record.name, state.blocks, **flags, arguments=record.arguments)
+    )
 
 
 def _restore_binding(topology: Topology, record: BindingRecord | ExchangeBindingRecord) -> None:
     if isinstance(record, BindingRecord):
-        topology.exchanges[record.exchange].bind(topology.queues[record.queue], record.routing_key, record.arguments)
+        topology.exchanges[record.exchange].bind(
+            topology.queues[record.queue], record.routing_key, record.arguments
+        )
     else:
-        topology.exchanges[record.source].bind(topology.exchanges[record.destination], record.routing_key, record.arguments)
+        topology.exchanges[record.source].bind(
+            topology.exchanges[record.destination], record.routing_key, record.arguments
+        )
 
 
-def _load_queues(state: BrokerState, by_class: Mapping[type[Record], list[Any]], image: Image, new_block_id: Callable[[], int]) -> None:
+def _load_queues(
+    state: BrokerState,
+    by_class: Mapping[type[Record], list[Any]],
+    image: Image,
+    new_block_id: Callable[[], int],
+) -> None:
     holes: dict[int, list[HoleRecord]] = {}
     for hole in by_class.get(HoleRecord, ()):
         holes.setdefault(hole.queue_id, []).append(hole)
     for progress in by_class.get(ProgressRecord, ()):
         if progress.queue_id in state.topology.queues_by_id:
-            state.topology.queues_by_id[progress.queue_id].restore_progress(progress, holes.get(progress.queue_id, []))
+            state.topology.queues_by_id[progress.queue_id].restore_progress(
+                progress, holes.get(progress.queue_id, [])
+            )
     deliveries: dict[int, list[DeliveryRecord]] = {}
     for delivery in by_class.get(DeliveryRecord, ()):
         deliveries.setdefault(delivery.queue_id, []).append(delivery)
     for queue_id, found in deliveries.items():
         if queue_id in state.topology.queues_by_id:
             state.topology.queues_by_id[queue_id].restore_counts(found)
-    _load_runs(state, [_readable(state, run, new_block_id) for run in by_class.get(RunRecord, ())], image.inbox)
+    _load_runs(
+        state, [_readable(state, run, new_block_id) for run in by_class.get(RunRecord, ())], image.inbox
+    )
     state.loaded.latest_us = max(
         max((row.committed_at for row in image.inbox), default=0),
         max((run.committed_at for run in by_class.get(RunRecord, ())), default=0),
         max((outcome.decided_at for outcome in by_class.get(OutcomeRecord, ())), default=0),
         max((entry.committed_at for entry in by_class.get(LedgerRecord, ())), default=0),
     )
-    named = [(outcome.decided_at, outcome.xid) for outcome in by_class.get(OutcomeRecord, ()) if outcome.state == "committed"]
-    state.names.restore([*((entry.committed_at, entry.token) for entry in by_class.get(LedgerRecord, ())), *named])
+    named = [
+        (outcome.decided_at, outcome.xid)
+        for outcome in by_class.get(OutcomeRecord, ())
+        if outcome.state == "committed"
+    ]
+    state.names.restore(
+        [*((entry.committed_at, entry.token) for entry in by_class.get(LedgerRecord, ())), *named]
+    )
     claimed: list[tuple[Queue, int]] = []
     for claim in by_class.get(ClaimRecord, ()):
         for log, (start, end) in claim.ranges.items():
@@ -155,13 +185,16 @@ def _load_queues(state: BrokerState, by_class: Mapping[type[Record], list[Any]],
 
 
 def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], int]) -> RunRecord:
-    """``run``, or, if its rows are lost, a run over a missing block: its offsets stay, and reading them raises."""
+    """``run``, or, if its rows are lost, a run over a missing block: its offsets stay, and reading them
+    raises.
+    """
     why = state.loaded.repaired.lost_runs.get((run.queue_id, run.first))
     if why is None:
         return run
     if run.block_id in state.blocks.by_id:
         state.blocks.pin(run.block_id)  # some of its rows are meant: they stay for whoever looks into it
-    where = f"queue '{state.topology.queues_by_id[run.queue_id].name}', offsets {run.first} to {run.first + run.count}"
+    name = state.topology.queues_by_id[run.queue_id].name
+    where = f"queue '{name}', offsets {run.first} to {run.first + run.count}"
     block = state.blocks.lose(new_block_id(), run.count, f"{where}: {why}")
     return replace(run, block_id=block.block_id, row=0, bitmap=b"")
 

@@ -1,9 +1,10 @@
 """Messages in queues: enqueueing, dead-lettering, purging.
 
-Pure. Not here: transactions (``commit.py``), topology (``topology.py``), the log of one queue (``queue.py``), expiry (``expiry.py``).
-Invariant: whatever leaves a queue unasked (overflow, expiry) is settled, and dead-lettered where the queue says so, in one change. What
-a message holds never makes that fail. A dead letter that drives another message out of a full queue makes the list of what is ``Dying``
-longer, never the stack deeper; what is too much for one commit leaves its queue in a later one (``Agenda.overfull``).
+Pure. Not here: transactions (``commit.py``), topology (``topology.py``), the log of one queue (``queue.py``),
+expiry (``expiry.py``). Invariant: whatever leaves a queue unasked (overflow, expiry) is settled, and
+dead-lettered where the queue says so, in one change. What a message holds never makes that fail. A dead
+letter that drives another message out of a full queue makes the list of what is ``Dying`` longer, never the
+stack deeper; what is too much for one commit leaves its queue in a later one (``Agenda.overfull``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ _new = tuple.__new__  # a third of the time of a NamedTuple's own
 
 class Messages:
     def __init__(
-        self, topology: Topology, numbers: Numbers, blocks: Blocks, names: TransactionNames, overflow: Overflow, agenda: Agenda
+        self,
+        topology: Topology,
+        numbers: Numbers,
+        blocks: Blocks,
+        names: TransactionNames,
+        overflow: Overflow,
+        agenda: Agenda,
     ) -> None:
         self._undo = blocks.undo
         self._topology = topology
@@ -46,7 +53,7 @@ class Messages:
         self._agenda = agenda
         self._touched = agenda.touched
 
-    # -- enqueueing -----------------------------------------------------------------------------------------------------
+    # -- enqueueing ------------------------------------------------------------------------------------------
     def enqueue_rows(
         self,
         change: Change,
@@ -57,10 +64,11 @@ class Messages:
         rejected: list[int] | None = None,
         connection: object = None,
     ) -> list[Message]:
-        """Small commits: rows into the open block, transient ones into memory. Returns mandatory messages without a queue.
+        """Small commits: rows into the open block, transient ones into memory. Returns mandatory messages
+        without a queue.
 
-        Not ``atomic``: a full reject-publish queue does not get a message, the others do; the places in ``publishes`` of
-        those that some queue refused go to ``rejected``. ``connection`` is whose they are.
+        Not ``atomic``: a full reject-publish queue does not get a message, the others do; the places in
+        ``publishes`` of those that some queue refused go to ``rejected``. ``connection`` is whose they are.
         """
         dying = Dying()
         returned = self.enqueue(change, publishes, now, dying, atomic, rejected, connection)
@@ -90,7 +98,8 @@ class Messages:
                 if queue.deleted:
                     queues = tuple(queue for queue in queues if not queue.deleted)
                     break
-            if mandatory and all(queue.replies for queue in queues):  # as RabbitMQ: to reply directly is not to route
+            # as RabbitMQ: to reply directly is not to route
+            if mandatory and all(queue.replies for queue in queues):
                 returned.append(message)
             if not queues:
                 continue
@@ -126,7 +135,10 @@ class Messages:
                     self._undo.item(queue.consumers.publishers, offset)
                     queue.consumers.publishers[offset] = connection
                 touched.add(queue)
-            entry = _new(InboxRow, (block.block_id, row, sequence, now, exchange, routing_key, properties, body, routes))
+            entry = _new(
+                InboxRow,
+                (block.block_id, row, sequence, now, exchange, routing_key, properties, body, routes),
+            )
             block.add(entry)
             if written:
                 change.rows.append(entry)
@@ -136,21 +148,44 @@ class Messages:
         return returned
 
     def _accepting(
-        self, change: Change, message: Message, queues: Queues, now: int, index: int, rejected: list[int] | None, dying: Dying
+        self,
+        change: Change,
+        message: Message,
+        queues: Queues,
+        now: int,
+        index: int,
+        rejected: list[int] | None,
+        dying: Dying,
     ) -> Queues:
         """Those of ``queues`` that are not full; what reject-publish-dlx refuses is dead-lettered."""
-        full = [queue for queue in queues if queue.arguments.refuses and self._overflow.would_overflow(queue, 1, len(message.body))]
+        full = [
+            queue
+            for queue in queues
+            if queue.arguments.refuses and self._overflow.would_overflow(queue, 1, len(message.body))
+        ]
         if full and rejected is not None:
             rejected.append(index)
         for queue in full:
             if queue.arguments.overflow == "reject-publish-dlx":
-                row = InboxRow(0, 0, change.sequence, now, message.exchange, message.routing_key, message.properties, message.body, b"")
+                row = InboxRow(
+                    0,
+                    0,
+                    change.sequence,
+                    now,
+                    message.exchange,
+                    message.routing_key,
+                    message.properties,
+                    message.body,
+                    b"",
+                )
                 dying.append(Died(queue, [row], "maxlen"))
         return tuple(queue for queue in queues if queue not in full)
 
-    # -- others ---------------------------------------------------------------------------------------------------------
+    # -- others ----------------------------------------------------------------------------------------------
     def persist(self, change: Change, queue: Queue, start: int, end: int) -> None:
-        """Transient messages within [start, end) become rows of the open block: they must survive a restart now."""
+        """Transient messages within [start, end) become rows of the open block: they must survive a restart
+        now.
+        """
         if not queue.written:
             return
         for recorded in queue.log.record_between(start, end):
@@ -178,13 +213,21 @@ class Messages:
         return row._replace(sequence=run.sequence, committed_at=run.committed_at) if run.sequence else row
 
     def bury(self, change: Change, dying: Dying, now: int) -> None:
-        """Dead-letter all that is dying, and what that drives out of full queues, in order. Whatever the messages hold, it never raises."""
+        """Dead-letter all that is dying, and what that drives out of full queues, in order. Whatever the
+        messages hold, it never raises.
+        """
         while dying:
             queue, rows, reason = dying.popleft()
-            source = self._topology.exchanges.get(queue.arguments.dead_letter_exchange) if queue.arguments.dead_letters else None
+            source = (
+                self._topology.exchanges.get(queue.arguments.dead_letter_exchange)
+                if queue.arguments.dead_letters
+                else None
+            )
             if source is None:
                 continue  # as RabbitMQ: an exchange that does not exist takes nothing
-            letters = DeadLetters(queue.name, reason, source.name, queue.arguments.dead_letter_routing_key, now, self._names.of)
+            letters = DeadLetters(
+                queue.name, reason, source.name, queue.arguments.dead_letter_routing_key, now, self._names.of
+            )
             publishes: list[Publish] = []
             for row in rows:
                 message, keys, deaths = letters.copy(row)
@@ -198,7 +241,8 @@ class Messages:
                 self.enqueue(change, publishes, now, dying)
 
     def purge(self, change: Change, name: str, connection: object = None) -> int:
-        """Settle every visible message that nobody holds; how many. Of a queue that an app owns only what that app skipped.
+        """Settle every visible message that nobody holds; how many. Of a queue that an app owns only what
+        that app skipped.
 
         Raises QueueNotFound, ResourceLocked.
         """

@@ -1,11 +1,12 @@
 """Numbers that are given once: commit sequence numbers, and the ids of queues, which are drawn from them.
 
-Not here: block ids and segment numbers (``store/``), the sequence of an app's batches (``micro_batch/ledger.py``), delivery tags
-(``channel.py``).
-Most numbers are given without a write of their own: an exclusive queue, a transient message, a row that carries its number. So what is
-durable is a mark ahead of the last number given. The commit that finds the mark passed moves it, before any of its works is answered.
-The commit sequence number of a transaction is odd, of what was published or acknowledged outside one even: so each message tells.
-Invariant: no number above the durable mark was ever told to anybody or written anywhere, and after a restart numbers start above it.
+Not here: block ids and segment numbers (``store/``), the sequence of an app's batches
+(``micro_batch/ledger.py``), delivery tags (``channel.py``). Most numbers are given without a write of their
+own: an exclusive queue, a transient message, a row that carries its number. So what is durable is a mark
+ahead of the last number given. The commit that finds the mark passed moves it, before any of its works is
+answered. The commit sequence number of a transaction is odd, of what was published or acknowledged outside
+one even: so each message tells. Invariant: no number above the durable mark was ever told to anybody or
+written anywhere, and after a restart numbers start above it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from broker_core.broker.change import Change
-from broker_core.broker.records import LedgerRecord, PartRecord, PreparedRecord, QueueRecord, Record, ReleaseRecord, RunRecord
+from broker_core.broker.records import (
+    LedgerRecord,
+    PartRecord,
+    PreparedRecord,
+    QueueRecord,
+    Record,
+    ReleaseRecord,
+    RunRecord,
+)
 from broker_core.broker.undo import Undo
 
 AHEAD = 100_000  # how far the mark is moved at once
@@ -30,7 +39,9 @@ class Numbers:
     def restore(self, mark: int, records: Iterable[Record]) -> None:
         """While loading. Records of older versions may name numbers above the mark."""
         self._mark = mark
-        self.sequence = max(mark, max((number for record in records for number in _named_by(record)), default=0))
+        self.sequence = max(
+            mark, max((number for record in records for number in _named_by(record)), default=0)
+        )
 
     def next_sequence(self, *, transaction: bool = False) -> int:
         """The next commit sequence number, odd for a transaction. The caller puts it into its change."""

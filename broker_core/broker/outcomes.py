@@ -1,11 +1,11 @@
 """How named transactions ended, for whoever asks later; and up to which moment that has been forgotten.
 
-An outcome is kept for ``Kept.age_s`` and while there are no more than ``Kept.count``. What goes moves the horizon of its kind, which is
-durable with the same commit. So an absent outcome has two meanings: no transaction of this name has ended after the horizon, and what
-ended before it is not known any more.
+An outcome is kept for ``Kept.age_s`` and while there are no more than ``Kept.count``. What goes moves the
+horizon of its kind, which is durable with the same commit. So an absent outcome has two meanings: no
+transaction of this name has ended after the horizon, and what ended before it is not known any more.
 
-A channel in another process numbers its calls. Its last commit is kept by channel, one record for each: such commits, which nobody
-asks for by a name, take no places among the names.
+A channel in another process numbers its calls. Its last commit is kept by channel, one record for each: such
+commits, which nobody asks for by a name, take no places among the names.
 
 Not here: prepared transactions, which have no outcome yet (``prepared.py``).
 Invariant: what was remembered and is absent was decided at or before the horizon.
@@ -24,7 +24,8 @@ from broker_core.broker.records import ChannelCommitRecord, ForgottenRecord, Out
 from broker_core.broker.undo import Undo
 from broker_core.errors import OptionError, UnknownOutcome
 
-BLOCK = 1_000  # so many are forgotten by one commit, and then none by the next ones: the horizon is not written each time
+# so many are forgotten by one commit, and then none by the next ones: the horizon is not written each time
+BLOCK = 1_000
 NAMES, CHANNELS = "outcome", "channel_commit"  # kinds, as the horizons have them
 
 
@@ -37,7 +38,10 @@ class Kept:
 
     def __post_init__(self) -> None:
         if self.count < 1 or not self.age_s > 0:
-            raise OptionError(f"outcomes to keep must be at least 1 and for more than 0 seconds, not {self.count} for {self.age_s} s")
+            raise OptionError(
+                "outcomes to keep must be at least 1 and for more than 0 seconds, not "
+                f"{self.count} for {self.age_s} s"
+            )
 
 
 class Outcomes(OrderedDict[str, OutcomeRecord]):
@@ -51,10 +55,15 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         self._undo = undo
 
     def restore(
-        self, outcomes: Iterable[OutcomeRecord], channels: Iterable[ChannelCommitRecord], horizons: Iterable[ForgottenRecord]
+        self,
+        outcomes: Iterable[OutcomeRecord],
+        channels: Iterable[ChannelCommitRecord],
+        horizons: Iterable[ForgottenRecord],
     ) -> None:
         self.update((record.xid, record) for record in sorted(outcomes, key=lambda record: record.decided_at))
-        self.channels.update((record.channel, record) for record in sorted(channels, key=lambda record: record.decided_at))
+        self.channels.update(
+            (record.channel, record) for record in sorted(channels, key=lambda record: record.decided_at)
+        )
         self.horizons.update((record.kind, record.decided_at) for record in horizons)
 
     def remember(self, change: Change, record: OutcomeRecord) -> None:
@@ -81,14 +90,17 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         return record is not None and record.number == number
 
     def require_known(self, xid: str, since_us: int) -> None:
-        """``xid`` is absent: it has not ended since ``since_us``. Raises UnknownOutcome where it may have, and is forgotten."""
+        """``xid`` is absent: it has not ended since ``since_us``. Raises UnknownOutcome where it may have,
+        and is forgotten.
+        """
         self._require_later(NAMES, since_us, f"transaction '{xid}'")
 
     def _require_later(self, kind: str, since_us: int, what: str) -> None:
         horizon = self.horizons.get(kind, 0)
         if horizon and since_us <= horizon:
             raise UnknownOutcome(
-                f"whether {what} was committed is not known: outcomes up to {_text(horizon)} are forgotten (the last {self.kept.count} "
+                f"whether {what} was committed is not known: outcomes up to {_text(horizon)} are forgotten "
+                f"(the last {self.kept.count} "
                 f"of {self.kept.age_s / 3600:g} hours are kept)",
                 "if it began later it was not committed, ask with `since`; else look for what it was to do",
             )

@@ -1,7 +1,7 @@
 """Overflow: queues with a maximum length. What is too much is refused, or drives out the oldest.
 
-Not here: what becomes of what is driven out (``messages.py``).
-Invariant: what prepared transactions will bring is counted from the moment they are prepared, so their commit is never refused.
+Not here: what becomes of what is driven out (``messages.py``). Invariant: what prepared transactions will
+bring is counted from the moment they are prepared, so their commit is never refused.
 """
 
 from __future__ import annotations
@@ -26,32 +26,47 @@ class Overflow:
         self._agenda = agenda
 
     def check(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
-        """Before anything is written: messages and bytes per queue. Raises PreconditionFailed for a full reject-publish queue."""
+        """Before anything is written: messages and bytes per queue. Raises PreconditionFailed for a full
+        reject-publish queue.
+        """
         for queue, (messages, size_bytes) in incoming.items():
-            if not queue.deleted and queue.arguments.refuses and self.would_overflow(queue, messages, size_bytes):
+            if (
+                not queue.deleted
+                and queue.arguments.refuses
+                and self.would_overflow(queue, messages, size_bytes)
+            ):
                 declared = queue.arguments.declared
                 limits = " and ".join(f"{name} {declared[name]}" for name in _LIMITS if name in declared)
-                kept = f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
+                kept = (
+                    f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
+                )
                 raise PreconditionFailed(
-                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages of {size_bytes} bytes on {queue.droppable}{kept} "
+                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages of {size_bytes} "
+                    f"bytes on {queue.droppable}{kept} "
                     f"are over {limits}; nothing was enqueued"
                 )
 
     def would_overflow(self, queue: Queue, messages: int, size_bytes: int) -> bool:
-        """Whether so much more does not fit beside what is ready and not held, and what prepared transactions will bring."""
+        """Whether so much more does not fit beside what is ready and not held, and what prepared transactions
+        will bring.
+        """
         length, total = queue.arguments.max_length, queue.arguments.max_bytes
         if length is not None and queue.droppable + queue.room.kept + messages > length:
             return True
         return total is not None and self._ready_bytes(queue) + queue.room.kept_bytes + size_bytes > total
 
     def keep_room(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
-        """A prepared transaction will bring so much: reject-publish queues take less of others until it is decided."""
+        """A prepared transaction will bring so much: reject-publish queues take less of others until it is
+        decided.
+        """
         for queue, (messages, size_bytes) in incoming.items():
             queue.room.keep(messages, size_bytes)
 
     def give_room_back(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
         """It is decided."""
-        self.keep_room({queue: (-messages, -size_bytes) for queue, (messages, size_bytes) in incoming.items()})
+        self.keep_room(
+            {queue: (-messages, -size_bytes) for queue, (messages, size_bytes) in incoming.items()}
+        )
 
     def measure(self, queue: Queue, start: int) -> None:
         """Body sizes of a queue that is limited in bytes, from offset ``start`` on."""
@@ -79,8 +94,8 @@ class Overflow:
     def cut(self, change: Change, queue: Queue, now: int, dying: Dying) -> None:
         """Drop the oldest ready messages until the queue is within its limits (x-overflow drop-head).
 
-        What its consumers take as soon as it is visible was never in the queue, as in RabbitMQ. What cannot be read, and so not be
-        dead-lettered, stays for whoever repairs it, and does not count.
+        What its consumers take as soon as it is visible was never in the queue, as in RabbitMQ. What cannot
+        be read, and so not be dead-lettered, stays for whoever repairs it, and does not count.
         """
         if queue.arguments.refuses:
             return  # checked before; what is dead-lettered into it is never lost
@@ -94,7 +109,9 @@ class Overflow:
             if queue.arguments.dead_letters and (dying.room <= 0 or dying.room_bytes <= 0):
                 self._agenda.cut_later(queue, now)
                 break
-            head = queue.ready.take_next(1 if one_by_one else self._excess(queue, len(spared), dying), queue.log.next_offset)
+            head = queue.ready.take_next(
+                1 if one_by_one else self._excess(queue, len(spared), dying), queue.log.next_offset
+            )
             if not head:
                 break
             try:

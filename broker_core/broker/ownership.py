@@ -18,7 +18,8 @@ def require_ownable(queue: Queue, app_id: str) -> None:
         )
     if queue.consumers:
         raise ResourceLocked(
-            f"queue '{queue.name}' cannot be owned by app '{app_id}': {len(queue.consumers)} consumers are subscribed to it; "
+            f"queue '{queue.name}' cannot be owned by app '{app_id}': {len(queue.consumers)} consumers are "
+            "subscribed to it; "
             "cancel them first, or give the stream a queue of its own"
         )
     if queue.ready.held:
@@ -28,14 +29,19 @@ def require_ownable(queue: Queue, app_id: str) -> None:
         )
     if not queue.durable:
         raise PreconditionFailed(
-            f"queue '{queue.name}' is not durable: a stream needs a queue that survives the broker; declare it durable"
+            f"queue '{queue.name}' is not durable: a stream needs a queue that survives the broker; declare "
+            "it durable"
         )
     if queue.exclusive:
-        raise ResourceLocked(f"queue '{queue.name}' is exclusive to a connection: app '{app_id}' cannot own it")
+        raise ResourceLocked(
+            f"queue '{queue.name}' is exclusive to a connection: app '{app_id}' cannot own it"
+        )
 
 
 def own(change: Change, queue: Queue, app_id: str, start: int = 0) -> None:
-    """From its first claim an app owns a queue, and skips what lies below ``start``. Raises as ``require_ownable``."""
+    """From its first claim an app owns a queue, and skips what lies below ``start``. Raises as
+    ``require_ownable``.
+    """
     if queue.owner != app_id:
         require_ownable(queue, app_id)
         queue.own(app_id, start)

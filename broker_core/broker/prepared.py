@@ -1,4 +1,6 @@
-"""Prepared transactions (XA, first phase): durable, invisible, and in no session's hands until somebody decides them by their xid."""
+"""Prepared transactions (XA, first phase): durable, invisible, and in no session's hands until somebody
+decides them by their xid.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from broker_core.errors import TransactionState
 
 class Prepared:
     def __init__(
-        self, blocks: Blocks, names: TransactionNames, overflow: Overflow, settlement: Settlement, transactions: Transactions
+        self,
+        blocks: Blocks,
+        names: TransactionNames,
+        overflow: Overflow,
+        settlement: Settlement,
+        transactions: Transactions,
     ) -> None:
         self._undo = blocks.undo
         self._blocks = blocks
@@ -30,11 +37,14 @@ class Prepared:
         self.by_xid = names.prepared
         self.since_us: dict[str, int] = {}  # by xid: when it was prepared, in microseconds since the epoch
 
-    def prepare(self, change: Change, transaction: Transaction, xid: str, now: int) -> Literal["prepared", "read_only"]:
-        """Durable, invisible, transferable (XA), and sure to be committable: all that could refuse its commit refuses now.
+    def prepare(
+        self, change: Change, transaction: Transaction, xid: str, now: int
+    ) -> Literal["prepared", "read_only"]:
+        """Durable, invisible, transferable (XA), and sure to be committable: all that could refuse its commit
+        refuses now.
 
-        Nothing to do: read-only, and the transaction is over. Raises, with nothing changed, TransactionState, PreconditionFailed (a full
-        queue), CorruptSegment.
+        Nothing to do: read-only, and the transaction is over. Raises, with nothing changed, TransactionState,
+        PreconditionFailed (a full queue), CorruptSegment.
         """
         if not xid:
             raise TransactionState("a prepared transaction needs an xid: give it a unique one")
@@ -60,7 +70,9 @@ class Prepared:
         return "prepared"
 
     def commit(self, change: Change, xid: str, now: int) -> Committed:
-        """A committed transaction may be committed again. Raises UnknownTransaction, TransactionState (rolled back), CorruptSegment."""
+        """A committed transaction may be committed again. Raises UnknownTransaction, TransactionState (rolled
+        back), CorruptSegment.
+        """
         if self._names.has_ended(xid, "committed"):
             return Committed(0, [])
         dropped = self.by_xid[xid].dropped
@@ -70,7 +82,9 @@ class Prepared:
         return committed._replace(dropped=dropped)
 
     def rollback(self, change: Change, xid: str, now: int) -> None:
-        """Its deliveries are ready again, as redelivered. Raises UnknownTransaction, TransactionState (committed)."""
+        """Its deliveries are ready again, as redelivered. Raises UnknownTransaction, TransactionState
+        (committed).
+        """
         if self._names.has_ended(xid, "rolled_back"):
             return
         transaction = self.by_xid[xid]

@@ -1,10 +1,13 @@
-"""The small durable facts of the broker, one frozen class each; the store keeps every class in a table of its own.
+"""The small durable facts of the broker, one frozen class each; the store keeps every class in a table of its
+own.
 
-A record's key is the tuple of its ``KEY`` fields. A field annotated ``dict`` or ``list`` is stored as JSON, ``bytes`` as a
-BLOB, everything else as an INTEGER or TEXT. Writing a record replaces the one with the same key.
+A record's key is the tuple of its ``KEY`` fields. A field annotated ``dict`` or ``list`` is stored as JSON,
+``bytes`` as a BLOB, everything else as an INTEGER or TEXT. Writing a record replaces the one with the same
+key.
 
-Offsets are end-exclusive: ``end`` is the next offset to read. Times are microseconds since the epoch. A *vector* is a
-dict from log (queue) to offset, where ``"start"`` stands for the symbolic start of a stream (S1).
+Offsets are end-exclusive: ``end`` is the next offset to read. Times are microseconds since the epoch. A
+*vector* is a dict from log (queue) to offset, where ``"start"`` stands for the symbolic start of a stream
+(S1).
 """
 
 from __future__ import annotations
@@ -74,13 +77,16 @@ class ExchangeBindingRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord(Record):
-    """How far a queue is: everything below ``floor`` is settled, everything below ``acked`` may be deleted."""
+    """How far a queue is: everything below ``floor`` is settled, everything below ``acked`` may be
+    deleted.
+    """
 
     TABLE, KEY = "progress", ("queue_id",)
     queue_id: int
     owner: str  # app_id that holds the claim, "" for none (S6)
     floor: int
-    acked: int  # an owned queue keeps what its source has not acked, and the last range that it has, for Spark's replay
+    # an owned queue keeps what its source has not acked, and the last range that it has, for Spark's replay
+    acked: int
     next_offset: int  # at least this; runs and claims may know better
     dispatched_below: int  # nothing at or above was ever handed out when the broker was closed cleanly
 
@@ -97,7 +103,9 @@ class HoleRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRecord(Record):
-    """How often an entry came back from a consumer (x-delivery-limit); only while it is not settled, and only once it did."""
+    """How often an entry came back from a consumer (x-delivery-limit); only while it is not settled, and only
+    once it did.
+    """
 
     TABLE, KEY = "delivery", ("queue_id", "offset")
     queue_id: int
@@ -109,8 +117,9 @@ class DeliveryRecord(Record):
 class RunRecord(Record):
     """``count`` offsets of a queue from ``first`` on name rows of one block, in the same order.
 
-    ``bitmap`` empty: the rows ``row .. row+count``. Otherwise its set bits (bit i of byte i//8, least significant first,
-    counted from row ``row``) are the rows. ``sequence`` 0: commit sequence and time stand in the block, row by row.
+    ``bitmap`` empty: the rows ``row .. row+count``. Otherwise its set bits (bit i of byte i//8, least
+    significant first, counted from row ``row``) are the rows. ``sequence`` 0: commit sequence and time stand
+    in the block, row by row.
     """
 
     TABLE, KEY = "run", ("queue_id", "first")
@@ -128,8 +137,8 @@ class RunRecord(Record):
 class ClaimRecord(Record):
     """The durable, immutable answer to ``latestOffset`` (S2): (app, whole start vector) -> end vector.
 
-    ``ranges`` are concrete. ``skipped`` and ``redelivered`` freeze, per log, what was settled or may have been sent before
-    the claim, as lists of [start, end], so that every replay reads the same rows.
+    ``ranges`` are concrete. ``skipped`` and ``redelivered`` freeze, per log, what was settled or may have
+    been sent before the claim, as lists of [start, end], so that every replay reads the same rows.
     """
 
     TABLE, KEY = "claim", ("app_id", "lineage", "start")
@@ -157,7 +166,9 @@ class OriginRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord(Record):
-    """Which claimed ranges a (query, batch) has read (S4). One row per claim, so joins of two streams work."""
+    """Which claimed ranges a (query, batch) has read (S4). One row per claim, so joins of two streams
+    work.
+    """
 
     TABLE, KEY = "read", ("app_id", "query_id", "batch_id", "queues")
     app_id: str
@@ -169,7 +180,9 @@ class ReadRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class LineageRecord(Record):
-    """The checkpoints (query ids) that have committed or opened batches under an app, in order of appearance."""
+    """The checkpoints (query ids) that have committed or opened batches under an app, in order of
+    appearance.
+    """
 
     TABLE, KEY = "lineage", ("app_id", "query_id")
     app_id: str
@@ -194,8 +207,8 @@ class AttemptRecord(Record):
 class PartRecord(Record):
     """A part of a branch that one Spark task staged: durable, named, invisible.
 
-    Rows are in block ``block_id``, or, where they are few, in ``inline`` (an Arrow IPC stream). ``routes`` maps
-    queue ids (as text) to [row, count, bitmap in hex]: the rows of this part that the queue receives.
+    Rows are in block ``block_id``, or, where they are few, in ``inline`` (an Arrow IPC stream). ``routes``
+    maps queue ids (as text) to [row, count, bitmap in hex]: the rows of this part that the queue receives.
     """
 
     TABLE, KEY = "part", ("branch", "part")
@@ -239,7 +252,9 @@ class LedgerRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord(Record):
-    """An operator released a queue. Ledger entries up to this commit no longer fix where its next range starts."""
+    """An operator released a queue. Ledger entries up to this commit no longer fix where its next range
+    starts.
+    """
 
     TABLE, KEY = "released", ("queue",)
     queue: str
@@ -270,7 +285,9 @@ class OutcomeRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ChannelCommitRecord(Record):
-    """The last call by which a channel of another process has committed or prepared; calls of a channel are numbered."""
+    """The last call by which a channel of another process has committed or prepared; calls of a channel are
+    numbered.
+    """
 
     TABLE, KEY = "channel_commit", ("channel",)
     channel: str

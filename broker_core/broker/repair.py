@@ -1,10 +1,12 @@
 """Repair: a catalog whose records contradict each other is put right where the others say what is true.
 
-Not here: damaged bytes (a row that does not match its checksum never comes so far). Pure, from records alone, so that ``txmq verify``
-says the same as opening does. What cannot be derived is a problem: the messages concerned are lost until somebody repairs the catalog,
-reading them raises CorruptCatalog, everything else is served.
+Not here: damaged bytes (a row that does not match its checksum never comes so far). Pure, from records alone,
+so that ``txmq verify`` says the same as opening does. What cannot be derived is a problem: the messages
+concerned are lost until somebody repairs the catalog, reading them raises CorruptCatalog, everything else is
+served.
 
-Invariant: nothing that a queue, an open transaction or a decided block still needs is dropped; repairing twice changes nothing.
+Invariant: nothing that a queue, an open transaction or a decided block still needs is dropped; repairing
+twice changes nothing.
 """
 
 from __future__ import annotations
@@ -58,15 +60,20 @@ class Repaired:
     journal: list[Record | Drop] = field(default_factory=list)
     done: list[str] = field(default_factory=list)  # what was derived
     problems: list[str] = field(default_factory=list)  # what was not
-    lost_runs: dict[tuple[int, int], str] = field(default_factory=dict)  # by (queue_id, first): why its rows cannot be read
-    lost_blocks: dict[int, tuple[int, str]] = field(default_factory=dict)  # that something names and nobody has: rows, and why
-    unread: set[tuple[int, int, int]] = field(default_factory=set)  # (queue_id, block_id, row): two messages have one offset
+    # by (queue_id, first): why its rows cannot be read
+    lost_runs: dict[tuple[int, int], str] = field(default_factory=dict)
+    # that something names and nobody has: rows, and why
+    lost_blocks: dict[int, tuple[int, str]] = field(default_factory=dict)
+    # (queue_id, block_id, row): two messages have one offset
+    unread: set[tuple[int, int, int]] = field(default_factory=set)
 
 
 class _Log:
     """What is settled of a queue, and which entries it has."""
 
-    def __init__(self, queue: QueueRecord, progress: ProgressRecord | None, holes: Iterable[HoleRecord]) -> None:
+    def __init__(
+        self, queue: QueueRecord, progress: ProgressRecord | None, holes: Iterable[HoleRecord]
+    ) -> None:
         self.queue = queue
         self.progress = progress or ProgressRecord(queue.queue_id, "", 0, 0, 0, 0)
         self.holes = list(holes)
@@ -79,7 +86,11 @@ class _Log:
             self.floor = self.settled.first()[1]
             self.settled.drop_below(self.floor)
         # what is not settled below ``acked`` is skipped by the owner
-        self.acked = min(self.progress.acked, max(self.floor, self.progress.next_offset)) if self.progress.owner else self.floor
+        self.acked = (
+            min(self.progress.acked, max(self.floor, self.progress.next_offset))
+            if self.progress.owner
+            else self.floor
+        )
 
     @property
     def name(self) -> str:
@@ -94,14 +105,18 @@ class _Log:
     def counts(self, offset: int) -> bool:
         """Whether a delivery count of this entry means anything."""
         arguments = self.queue.arguments
-        return (arguments.get("x-delivery-limit") is not None or arguments.get("x-queue-type") == "quorum") and not self.is_settled(offset)
+        return (
+            arguments.get("x-delivery-limit") is not None or arguments.get("x-queue-type") == "quorum"
+        ) and not self.is_settled(offset)
 
     def is_settled(self, offset: int) -> bool:
         return offset < self.floor or self.settled.contains(offset)
 
 
 def repair(records: Sequence[Record], inbox: Sequence[InboxRow], blocks: Iterable[Info]) -> Repaired:
-    """``blocks`` are those that lie in segments; the rows of the others are ``inbox``, in (block_id, row) order."""
+    """``blocks`` are those that lie in segments; the rows of the others are ``inbox``, in (block_id, row)
+    order.
+    """
     return _Repair(records, inbox, blocks).run()
 
 
@@ -130,7 +145,7 @@ class _Repair:
         self.found.records = [record for kept in self.by_class.values() for record in kept]
         return self.found
 
-    # -- one class of records -------------------------------------------------------------------------------------------
+    # -- one class of records --------------------------------------------------------------------------------
     def _keep(self, kind: type[R], wanted: Callable[[R], bool], what: Callable[[list[R]], str]) -> None:
         """Drop the records that are not ``wanted``."""
         kept: list[R] = []
@@ -149,32 +164,41 @@ class _Repair:
         kept.append(new)
         self.found.journal.append(new)
 
-    # -- topology -------------------------------------------------------------------------------------------------------
+    # -- topology --------------------------------------------------------------------------------------------
     def _stale_topology(self) -> None:
         queues = {queue.name for queue in self.of(QueueRecord)}
         exchanges = {exchange.name for exchange in self.of(ExchangeRecord)} | {"", *PREDECLARED}
 
         def text(gone: Sequence[BindingRecord | ExchangeBindingRecord]) -> str:
-            return f"{len(gone)} bindings of queues or exchanges that do not exist were dropped ({_shown(map(_binding, gone))})"
+            named = _shown(map(_binding, gone))
+            return f"{len(gone)} bindings of queues or exchanges that do not exist were dropped ({named})"
 
-        self._keep(BindingRecord, lambda binding: binding.exchange in exchanges and binding.queue in queues, text)
-        self._keep(ExchangeBindingRecord, lambda binding: {binding.source, binding.destination} <= exchanges, text)
+        self._keep(
+            BindingRecord, lambda binding: binding.exchange in exchanges and binding.queue in queues, text
+        )
+        self._keep(
+            ExchangeBindingRecord, lambda binding: {binding.source, binding.destination} <= exchanges, text
+        )
 
-    # -- queues ---------------------------------------------------------------------------------------------------------
+    # -- queues ----------------------------------------------------------------------------------------------
     def _queues(self) -> None:
         known = {queue.queue_id for queue in self.of(QueueRecord)}
         for kind in (ProgressRecord, HoleRecord, DeliveryRecord, RunRecord):
             self._keep(
                 kind,
                 lambda record: record.queue_id in known,  # type: ignore[attr-defined]
-                lambda gone: f"{len(gone)} records of table {gone[0].TABLE} of queues that do not exist were dropped",
+                lambda gone: (
+                    f"{len(gone)} records of table {gone[0].TABLE} of queues that do not exist were dropped"
+                ),
             )
         progress = {record.queue_id: record for record in self.of(ProgressRecord)}
         holes: dict[int, list[HoleRecord]] = {}
         for hole in self.of(HoleRecord):
             holes.setdefault(hole.queue_id, []).append(hole)
         for queue in self.of(QueueRecord):
-            log = self.logs[queue.queue_id] = _Log(queue, progress.get(queue.queue_id), holes.get(queue.queue_id, ()))
+            log = self.logs[queue.queue_id] = _Log(
+                queue, progress.get(queue.queue_id), holes.get(queue.queue_id, ())
+            )
             self._settled(log, progress.get(queue.queue_id))
 
     def _settled(self, log: _Log, progress: ProgressRecord | None) -> None:
@@ -188,19 +212,28 @@ class _Repair:
         for hole in set(expected.values()) - set(log.holes):
             self._put(None, hole)
         if stale:
-            self.found.done.append(f"{log.name}: {len(stale)} settled ranges below its floor, or touching it or each other, were merged")
+            self.found.done.append(
+                f"{log.name}: {len(stale)} settled ranges below its floor, or touching it "
+                "or each other, were merged"
+            )
         if progress is None and log.floor == 0 and not expected:
             return
         right = replace(log.progress, floor=log.floor, acked=log.acked)
         if right != progress:
             self._put(progress, right)
-            self.found.done.append(f"{log.name}: its floor is {log.floor}, by what is settled; its record said {log.progress.floor}")
+            self.found.done.append(
+                f"{log.name}: its floor is {log.floor}, by what is settled; its record "
+                f"said {log.progress.floor}"
+            )
 
     def _deliveries(self) -> None:
         self._keep(
             DeliveryRecord,
             lambda record: record.count > 0 and self.logs[record.queue_id].counts(record.offset),
-            lambda gone: f"{len(gone)} delivery counts of settled messages, or of queues that do not count, were dropped",
+            lambda gone: (
+                f"{len(gone)} delivery counts of settled messages, or of queues that do not count, "
+                "were dropped"
+            ),
         )
 
     def _runs(self) -> None:
@@ -208,7 +241,13 @@ class _Repair:
             named = _shown(f"{self.logs[run.queue_id].name} at offset {run.first}" for run in gone)
             return f"{len(gone)} runs of messages that nothing needs any more were dropped ({named})"
 
-        self._keep(RunRecord, lambda run: run.count > 0 and not self.logs[run.queue_id].deletable(run.first, run.first + run.count), text)
+        self._keep(
+            RunRecord,
+            lambda run: (
+                run.count > 0 and not self.logs[run.queue_id].deletable(run.first, run.first + run.count)
+            ),
+            text,
+        )
         by_queue: dict[int, list[RunRecord]] = {}
         for run in self.of(RunRecord):
             by_queue.setdefault(run.queue_id, []).append(run)
@@ -223,7 +262,9 @@ class _Repair:
                     self._overlap(runs, index)
 
     def _overlap(self, runs: list[RunRecord], index: int) -> None:
-        """Two runs give the same offsets: nobody knows which is right. The first ends where the second begins; both are lost."""
+        """Two runs give the same offsets: nobody knows which is right. The first ends where the second
+        begins; both are lost.
+        """
         before, run = runs[index - 1], runs[index]
         end = max(before.first + before.count, run.first + run.count)
         shorter, longer = replace(before, count=run.first - before.first), replace(run, count=end - run.first)
@@ -248,7 +289,8 @@ class _Repair:
         if selected != run.count:
             return f"its bitmap selects {selected} rows, not {run.count}"
         if run.row < 0 or run.row + last > self.rows[run.block_id]:
-            return f"rows {run.row} to {run.row + last} are not in block {run.block_id} of {self.rows[run.block_id]} rows"
+            rows = self.rows[run.block_id]
+            return f"rows {run.row} to {run.row + last} are not in block {run.block_id} of {rows} rows"
         return ""
 
     def _lose(self, run: RunRecord, why: str) -> None:
@@ -263,7 +305,9 @@ class _Repair:
         seen: set[tuple[int, int]] = set()
         for row in self.inbox:
             if len(row.routes) % _ROUTE.size:
-                self.found.problems.append(f"open block {row.block_id}, row {row.row}: its routes are not pairs of 64-bit numbers")
+                self.found.problems.append(
+                    f"open block {row.block_id}, row {row.row}: its routes are not pairs of 64-bit numbers"
+                )
                 continue
             for queue_id, offset in _ROUTE.iter_unpack(row.routes):
                 log = self.logs.get(queue_id)
@@ -273,27 +317,39 @@ class _Repair:
                     self.found.unread.add((queue_id, row.block_id, row.row))
                     if not log.is_settled(offset):
                         self.found.problems.append(
-                            f"{log.name}: row {row.row} of open block {row.block_id} has offset {offset}, which another message has"
+                            f"{log.name}: row {row.row} of open block {row.block_id} has offset {offset}, "
+                            "which another message has"
                         )
                 seen.add((queue_id, offset))
 
-    # -- transactions ---------------------------------------------------------------------------------------------------
+    # -- transactions ----------------------------------------------------------------------------------------
     def _parts(self) -> None:
         attempts = {attempt.token for attempt in self.of(AttemptRecord)}
-        decided = {branch[2] for entry in self.of(LedgerRecord) if not entry.applied for branch in entry.branches}
+        decided = {
+            branch[2] for entry in self.of(LedgerRecord) if not entry.applied for branch in entry.branches
+        }
 
         def text(gone: list[PartRecord]) -> str:
             named = _shown(f"part {part.part} of branch {part.branch}" for part in gone)
-            return f"{len(gone)} staged parts of transactions that are over, or whose rows do not exist, were dropped ({named})"
+            what = "staged parts of transactions that are over, or whose rows do not exist,"
+            return f"{len(gone)} {what} were dropped ({named})"
 
         def lacks_rows(part: PartRecord) -> bool:
             return bool(part.block_id) and self.rows.get(part.block_id, -1) < part.rows
 
-        self._keep(PartRecord, lambda part: part.branch in decided or (part.token in attempts and not lacks_rows(part)), text)
+        self._keep(
+            PartRecord,
+            lambda part: part.branch in decided or (part.token in attempts and not lacks_rows(part)),
+            text,
+        )
         for part in self.of(PartRecord):
             if lacks_rows(part):
                 where = f"part {part.part} of branch {part.branch}, which is decided and not applied"
-                self._lost_block(part.block_id, part.rows, f"{where}: its {part.rows} rows are not in block {part.block_id}")
+                self._lost_block(
+                    part.block_id,
+                    part.rows,
+                    f"{where}: its {part.rows} rows are not in block {part.block_id}",
+                )
 
     def _prepared(self) -> None:
         for prepared in self.of(PreparedRecord):
@@ -302,7 +358,9 @@ class _Repair:
                     block_id, rows = route["block"][:2]
                     if self.rows.get(block_id, -1) < rows:
                         where = f"prepared transaction '{prepared.xid}'"
-                        self._lost_block(block_id, rows, f"{where}: its {rows} messages are not in block {block_id}")
+                        self._lost_block(
+                            block_id, rows, f"{where}: its {rows} messages are not in block {block_id}"
+                        )
 
     def _lost_block(self, block_id: int, rows: int, text: str) -> None:
         self.found.problems.append(text)

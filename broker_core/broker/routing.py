@@ -19,7 +19,9 @@ _EXAMPLES = 3
 
 
 class Selection(NamedTuple):
-    """Rows of a block, in order: ``row .. row+count``, or the set bits of ``bitmap`` counted from ``row`` (see RunRecord)."""
+    """Rows of a block, in order: ``row .. row+count``, or the set bits of ``bitmap`` counted from ``row``
+    (see RunRecord).
+    """
 
     row: int
     rows: int
@@ -27,7 +29,9 @@ class Selection(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """Per queue id the rows that it receives; how many reach no queue, and up to three (exchange, routing_key) of those."""
+    """Per queue id the rows that it receives; how many reach no queue, and up to three (exchange,
+    routing_key) of those.
+    """
 
     selections: dict[int, Selection]
     unroutable: int
@@ -39,7 +43,12 @@ def selected_rows(selection: Selection) -> range | npt.NDArray[np.int64]:
     row, rows, bitmap = selection
     if not bitmap:
         return range(row, row + rows)
-    return np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little"))[:rows].astype(np.int64) + row
+    return (
+        np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little"))[:rows].astype(
+            np.int64
+        )
+        + row
+    )
 
 
 def find_exchange(exchanges: Mapping[str, Exchange], name: str) -> Exchange:
@@ -63,7 +72,9 @@ def select(mask: npt.NDArray[np.bool_]) -> Selection:
     return Selection(row, count, np.packbits(mask[row : last + 1], bitorder="little").tobytes())
 
 
-def route_column(exchanges: Mapping[str, Exchange], exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array) -> Routed:
+def route_column(
+    exchanges: Mapping[str, Exchange], exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array
+) -> Routed:
     """Route every row. Raises ExchangeNotFound, AccessRefused."""
     rows = len(routing_keys)
     masks: dict[int, npt.NDArray[np.bool_]] = {}
@@ -104,7 +115,9 @@ def _encoded(column: pa.Array) -> pa.DictionaryArray:
 def _distinct(
     exchange: Exchange, among: npt.NDArray[np.int64] | None, routing_keys: pa.Array, properties: pa.Array
 ) -> tuple[npt.NDArray[np.int64], list[tuple[str, bytes]]]:
-    """What ``exchange`` looks at in the rows ``among``: each distinct (routing key, properties), and for each row which it has."""
+    """What ``exchange`` looks at in the rows ``among``: each distinct (routing key, properties), and for each
+    row which it has.
+    """
     by_key, by_headers = exchange.by_key, exchange.by_headers
     columns = ([routing_keys] if by_key else []) + ([properties] if by_headers else [])
     encoded = [_encoded(column if among is None else column.take(pa.array(among))) for column in columns]
@@ -127,7 +140,9 @@ def _route_rows(
     masks: dict[int, npt.NDArray[np.bool_]],
     reached: npt.NDArray[np.bool_],
 ) -> None:
-    """Route the rows ``among`` (None: all) through one exchange; sets their bits in ``masks`` and ``reached``."""
+    """Route the rows ``among`` (None: all) through one exchange; sets their bits in ``masks`` and
+    ``reached``.
+    """
     codes, values = _distinct(exchange, among, routing_keys, properties)
     tables: dict[int, npt.NDArray[np.bool_]] = {}
     any_queue = np.zeros(len(values), dtype=np.bool_)

@@ -1,4 +1,5 @@
-"""Settlement: how deliveries end. They are acknowledged, rejected (dead-lettered, or dropped), or they come back to their queue.
+"""Settlement: how deliveries end. They are acknowledged, rejected (dead-lettered, or dropped), or they come
+back to their queue.
 
 Pure. Not here: what a channel holds (``channel.py``). Codes and meaning are AMQP's and RabbitMQ's.
 Invariant: what came back more often than x-delivery-limit leaves in the commit that gave it back.
@@ -28,10 +29,17 @@ class Settlement:
         self._agenda = agenda
 
     def check_readable(self, settles: Sequence[Settle]) -> None:
-        """Raises CorruptSegment or DataLoss, before anything is changed, where what has to be dead-lettered is in a damaged segment."""
+        """Raises CorruptSegment or DataLoss, before anything is changed, where what has to be dead-lettered
+        is in a damaged segment.
+        """
         read: set[int] = set()
         for queue, offset, outcome in settles:
-            if outcome == "reject" and queue.arguments.dead_letters and not queue.deleted and not queue.progress.is_settled(offset):
+            if (
+                outcome == "reject"
+                and queue.arguments.dead_letters
+                and not queue.deleted
+                and not queue.progress.is_settled(offset)
+            ):
                 run, number = queue.log.locate(offset)
                 if run.block.inbox is None and run.block_id not in read:
                     self._blocks.row(run.block_id, number)
@@ -72,14 +80,17 @@ class Settlement:
                     at += 1
                 discard(queue, range(offset, end), "rejected", dying)
         for queue in grown:
-            self._overflow.cut(change, queue, now, dying)  # as RabbitMQ: what comes back counts again, and is the oldest
+            # as RabbitMQ: what comes back counts again, and is the oldest
+            self._overflow.cut(change, queue, now, dying)
         if dying:
             self._messages.bury(change, dying, now)
         for queue in queues:
             queue.record(change)
 
     def _give_up(self, queue: Queue, start: int, end: int, dying: Dying) -> None:
-        """What came back more often than x-delivery-limit leaves in the commit that gave it back; where it cannot be read it stays."""
+        """What came back more often than x-delivery-limit leaves in the commit that gave it back; where it
+        cannot be read it stays.
+        """
         if queue.ready.deliveries is None:
             return
         for offset in range(start, end):
@@ -87,8 +98,12 @@ class Settlement:
                 with contextlib.suppress(StoreError):
                     discard(queue, (offset,), "delivery_limit", dying)
 
-    def requeue(self, settles: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0) -> None:
-        """Requeues deliveries that no channel holds. Only their delivery count is durable; without ``change`` a later commit records it."""
+    def requeue(
+        self, settles: Iterable[tuple[Queue, int]], change: Change | None = None, now: int = 0
+    ) -> None:
+        """Requeues deliveries that no channel holds. Only their delivery count is durable; without ``change``
+        a later commit records it.
+        """
         queues: dict[Queue, None] = {}
         dying = Dying()
         last: Queue | None = None

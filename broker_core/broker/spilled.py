@@ -1,9 +1,11 @@
-"""A spilled piece of a transaction: publishes whose bytes are in a segment, and who gets which of its rows once it is committed.
+"""A spilled piece of a transaction: publishes whose bytes are in a segment, and who gets which of its rows
+once it is committed.
 
-Not here: writing the segment (``node/node.py``), and when a transaction spills (``transaction.py`` counts, ``node/node.py`` decides).
-A message that must not survive a restart (transient, or for a queue that is not durable) has its bytes in the segment like any other; its
-share is not recorded in the catalog, so a restart does not find it.
-Invariant: rows are in the order of publishing; the shares of one queue are in that order too, and do not overlap.
+Not here: writing the segment (``node/node.py``), and when a transaction spills (``transaction.py`` counts,
+``node/node.py`` decides). A message that must not survive a restart (transient, or for a queue that is not
+durable) has its bytes in the segment like any other; its share is not recorded in the catalog, so a restart
+does not find it. Invariant: rows are in the order of publishing; the shares of one queue are in that order
+too, and do not overlap.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ class Share(NamedTuple):
 
 
 class Spilled(NamedTuple):
-    """``block_id`` is one that no catalog names until the transaction is committed or prepared. Sets of rows are bits, least significant
-    first: an open transaction of millions of messages costs a few bytes for each.
+    """``block_id`` is one that no catalog names until the transaction is committed or prepared. Sets of rows
+    are bits, least significant first: an open transaction of millions of messages costs a few bytes for each.
 
     ``sizes`` of the bodies: only where a queue is limited in bytes; None: not known.
     """
@@ -51,13 +53,18 @@ class Spilled(NamedTuple):
         """For the catalog, as JSON."""
         return {
             "block": [self.block_id, self.rows, self.size_bytes, self.expiring],
-            "queues": {str(queue.queue_id): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in self.selections},
+            "queues": {
+                str(queue.queue_id): [row, count, bitmap.hex()]
+                for queue, (row, count, bitmap) in self.selections
+            },
             "transient": self.transient.hex(),
             "mandatory": self.mandatory.hex(),
         }
 
     def shares(self) -> Iterator[Share]:
-        """Of the queues that are there. Split where messages that survive a restart and others meet: each queue has them in order."""
+        """Of the queues that are there. Split where messages that survive a restart and others meet: each
+        queue has them in order.
+        """
         transient = _unpacked(self.transient, self.rows) if self.transient else None
         for queue, selection in self.selections:
             if queue.deleted:
@@ -105,7 +112,16 @@ def spill(block_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spill
         sizes = np.array([len(publish.message.body) for publish in publishes], np.uint32)
     count = len(publishes)
     selections = [(queue, _selection(np.array(numbers, np.int64))) for queue, numbers in rows.items()]
-    return Spilled(block_id, count, size_bytes, selections, expiring, _packed(transient, count), _packed(mandatory, count), sizes)
+    return Spilled(
+        block_id,
+        count,
+        size_bytes,
+        selections,
+        expiring,
+        _packed(transient, count),
+        _packed(mandatory, count),
+        sizes,
+    )
 
 
 def restore(record: Mapping[str, Any], queues: Mapping[int, Queue]) -> tuple[Spilled, int]:

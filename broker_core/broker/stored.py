@@ -1,7 +1,8 @@
-"""Messages whose bytes are stored before they become visible: spilled, staged by Spark's tasks, or buried ahead of their commit.
+"""Messages whose bytes are stored before they become visible: spilled, staged by Spark's tasks, or buried
+ahead of their commit.
 
-Pure. Not here: messages of small commits (``messages.py``).
-Invariant: a queue gets one run for each piece, whatever its length. A block that no queue needs is forgotten by the same change.
+Pure. Not here: messages of small commits (``messages.py``). Invariant: a queue gets one run for each piece,
+whatever its length. A block that no queue needs is forgotten by the same change.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ from broker_core.message import Message
 
 class Stored:
     def __init__(
-        self, topology: Topology, numbers: Numbers, blocks: Blocks, overflow: Overflow, messages: Messages, agenda: Agenda
+        self,
+        topology: Topology,
+        numbers: Numbers,
+        blocks: Blocks,
+        overflow: Overflow,
+        messages: Messages,
+        agenda: Agenda,
     ) -> None:
         self._undo = blocks.undo
         self._topology = topology
@@ -55,13 +62,19 @@ class Stored:
         connection: object = None,
         readable: bool = True,
     ) -> dict[int, int]:
-        """A stored block becomes visible: one run per queue id of ``routes`` (row, count, bitmap). Queues that are deleted drop out.
+        """A stored block becomes visible: one run per queue id of ``routes`` (row, count, bitmap). Queues
+        that are deleted drop out.
 
-        A block that nobody holds is named by ``change``. ``expiring``: whether a message has an expiration of its own; None: not
-        known. Not ``readable``: it is not named yet, so a queue that gets too long is cut in a later commit. Returns the first offset per
-        queue id. A transient message among the rows counts as written.
+        A block that nobody holds is named by ``change``. ``expiring``: whether a message has an expiration of
+        its own; None: not known. Not ``readable``: it is not named yet, so a queue that gets too long is cut
+        in a later commit. Returns the first offset per queue id. A transient message among the rows counts as
+        written.
         """
-        selections = {queue_id: selection for queue_id, selection in routes.items() if queue_id in self._topology.queues_by_id}
+        selections = {
+            queue_id: selection
+            for queue_id, selection in routes.items()
+            if queue_id in self._topology.queues_by_id
+        }
         if block_id not in self._blocks.by_id:
             if not selections:
                 change.forgets.append(block_id)
@@ -100,7 +113,9 @@ class Stored:
         elif staged.rows:
             self.enqueue_block(change, staged.block_id, staged.rows, staged.size_bytes, staged.routes, now)
 
-    def _enqueue_inline(self, change: Change, block: pa.RecordBatch, routes: Mapping[int, tuple[int, int, bytes]], now: int) -> None:
+    def _enqueue_inline(
+        self, change: Change, block: pa.RecordBatch, routes: Mapping[int, tuple[int, int, bytes]], now: int
+    ) -> None:
         """Few rows become rows of the open block."""
         targets: list[list[Queue]] = [[] for _ in range(block.num_rows)]
         for queue_id, selection in routes.items():
@@ -108,9 +123,14 @@ class Stored:
             if queue is not None:
                 for row in selected_rows(Selection(*selection)):
                     targets[row].append(queue)
-        messages = (Message(row["body"], row["routing_key"], row["exchange"], row["properties"]) for row in block.to_pylist())
+        messages = (
+            Message(row["body"], row["routing_key"], row["exchange"], row["properties"])
+            for row in block.to_pylist()
+        )
         self._messages.enqueue_rows(
-            change, [Publish(message, tuple(queues)) for message, queues in zip(messages, targets, strict=True)], now
+            change,
+            [Publish(message, tuple(queues)) for message, queues in zip(messages, targets, strict=True)],
+            now,
         )
 
     def enqueue_spilled(self, change: Change, spilled: Spilled, now: int, connection: object) -> None:
@@ -136,7 +156,9 @@ class Stored:
         if dying:
             self._messages.bury(change, dying, now)
 
-    def _enqueue_share(self, change: Change, spilled: Spilled, share: Share, now: int, connection: object) -> None:
+    def _enqueue_share(
+        self, change: Change, spilled: Spilled, share: Share, now: int, connection: object
+    ) -> None:
         queue, (row, count, bitmap), recorded = share
         sizes: npt.NDArray[Any] | None = None
         if queue.arguments.max_bytes is not None:
@@ -164,4 +186,13 @@ class Stored:
         if source is not None and not buried.queue.deleted:
             routes = route_rows(source, buried.keys.column("routing_key"), buried.keys.column("properties"))
         change.sequence = change.sequence or self._numbers.next_sequence()
-        self.enqueue_block(change, buried.block_id, buried.rows, buried.size_bytes, routes, now, expiring=False, readable=False)
+        self.enqueue_block(
+            change,
+            buried.block_id,
+            buried.rows,
+            buried.size_bytes,
+            routes,
+            now,
+            expiring=False,
+            readable=False,
+        )

@@ -1,8 +1,10 @@
-"""Exchanges, queues and bindings: declaring, binding, deleting, and who goes by itself (auto-delete, x-expires).
+"""Exchanges, queues and bindings: declaring, binding, deleting, and who goes by itself (auto-delete,
+x-expires).
 
-Not here: messages. Every operation checks first, then changes memory and fills the change; codes and texts are RabbitMQ's.
-Invariant: a durable queue, a durable exchange and a binding between two durable ones each have a record; nothing else has. An
-auto-delete exchange that has had a binding since the broker started has one now.
+Not here: messages. Every operation checks first, then changes memory and fills the change; codes and texts
+are RabbitMQ's. Invariant: a durable queue, a durable exchange and a binding between two durable ones each
+have a record; nothing else has. An auto-delete exchange that has had a binding since the broker started has
+one now.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from broker_core.broker.arguments import (
 from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
 from broker_core.broker.consumer import Consumer
-from broker_core.broker.exchange import EXCHANGE_TYPES, Binding, DefaultExchange, Destination, Exchange, Queues
+from broker_core.broker.exchange import (
+    EXCHANGE_TYPES,
+    Binding,
+    DefaultExchange,
+    Destination,
+    Exchange,
+    Queues,
+)
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
@@ -38,7 +47,14 @@ from broker_core.broker.records import (
     Record,
 )
 from broker_core.broker.routing import Routed, find_exchange, route_column
-from broker_core.errors import AccessRefused, CommandInvalid, ExchangeNotFound, PreconditionFailed, QueueNotFound, ResourceLocked
+from broker_core.errors import (
+    AccessRefused,
+    CommandInvalid,
+    ExchangeNotFound,
+    PreconditionFailed,
+    QueueNotFound,
+    ResourceLocked,
+)
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 PREDECLARED = {
@@ -61,16 +77,19 @@ class Topology:
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
-        self.abandoned: list[Queue] = []  # auto-delete queues whose last consumer has gone: the shell deletes them
-        self.cancelled: list[Consumer] = []  # their queue is deleted; the shell tells them and empties the list
+        # auto-delete queues whose last consumer has gone: the shell deletes them
+        self.abandoned: list[Queue] = []
+        # their queue is deleted; the shell tells them and empties the list
+        self.cancelled: list[Consumer] = []
         self._last_queue_id = 0
-        self._alternates: dict[str, dict[Exchange, None]] = {}  # exchange name -> those that name it as their alternate
+        # exchange name -> those that name it as their alternate
+        self._alternates: dict[str, dict[Exchange, None]] = {}
         self._leased: dict[Queue, None] = {}  # with x-expires
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for name, kind in PREDECLARED.items():
             self.add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=self._undo))
 
-    # -- looking up -----------------------------------------------------------------------------------------------------
+    # -- looking up ------------------------------------------------------------------------------------------
     def queue(self, name: str) -> Queue:
         """Raises QueueNotFound."""
         queue = self.queues.get(name)
@@ -79,7 +98,9 @@ class Topology:
         return queue
 
     def exchange(self, name: str) -> Exchange:
-        """One that a client may look at or bind. Raises AccessRefused (the default exchange), ExchangeNotFound."""
+        """One that a client may look at or bind. Raises AccessRefused (the default exchange),
+        ExchangeNotFound.
+        """
         if name == "":
             raise AccessRefused(_DEFAULT_REFUSED)
         exchange = self.exchanges.get(name)
@@ -101,7 +122,9 @@ class Topology:
 
     def route_block(self, block: pa.RecordBatch) -> Routed:
         """The queues of every row of a block of MESSAGE_SCHEMA."""
-        return self.route_column(block.column("exchange"), block.column("routing_key"), block.column("properties"))
+        return self.route_column(
+            block.column("exchange"), block.column("routing_key"), block.column("properties")
+        )
 
     def visible_to(self, name: str, connection: object) -> Queue:
         """A queue that is no other connection's exclusive one. Raises QueueNotFound, ResourceLocked."""
@@ -111,14 +134,17 @@ class Topology:
         return queue
 
     def usable(self, name: str, connection: object = None) -> Queue:
-        """A queue that a channel may consume, get from, purge or delete. Raises QueueNotFound, ResourceLocked."""
+        """A queue that a channel may consume, get from, purge or delete. Raises QueueNotFound,
+        ResourceLocked.
+        """
         queue = self.queue(name)
         if queue.replies:
             raise not_found(name)
         if queue.owner:
             raise ResourceLocked(
                 f"queue '{name}' belongs to app '{queue.owner}'",
-                f"only its stream consumes it; `txmq release {queue.owner} {name}` takes it from a pipeline that will not come back",
+                f"only its stream consumes it; `txmq release {queue.owner} {name}` takes it from a pipeline "
+                "that will not come back",
             )
         _check_exclusive(queue, connection)
         return queue
@@ -132,7 +158,7 @@ class Topology:
         """Those that end with the connection."""
         return list(self._exclusive.get(connection, ()))
 
-    # -- exchanges ------------------------------------------------------------------------------------------------------
+    # -- exchanges -------------------------------------------------------------------------------------------
     def declare_exchange(
         self,
         change: Change,
@@ -144,10 +170,13 @@ class Topology:
         internal: bool = False,
         arguments: dict[str, Any] | None = None,
     ) -> Exchange:
-        """Raises CommandInvalid (unknown type), AccessRefused (reserved names), PreconditionFailed (other properties, wrong argument)."""
+        """Raises CommandInvalid (unknown type), AccessRefused (reserved names), PreconditionFailed (other
+        properties, wrong argument).
+        """
         if type not in EXCHANGE_TYPES:
             raise CommandInvalid(
-                f"unknown exchange type '{type}'" if type else "invalid exchange type ''", f"use one of {', '.join(EXCHANGE_TYPES)}"
+                f"unknown exchange type '{type}'" if type else "invalid exchange type ''",
+                f"use one of {', '.join(EXCHANGE_TYPES)}",
             )
         if name == "":
             raise AccessRefused(_DEFAULT_REFUSED)
@@ -164,7 +193,12 @@ class Topology:
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_arguments(name, arguments)
         exchange = EXCHANGE_TYPES[type](
-            name, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments, undo=self._undo
+            name,
+            durable=durable,
+            auto_delete=auto_delete,
+            internal=internal,
+            arguments=arguments,
+            undo=self._undo,
         )
         self.add_exchange(exchange)
         if durable:
@@ -182,16 +216,22 @@ class Topology:
             other.divert(exchange)
 
     def delete_exchange(self, change: Change, name: str, *, if_unused: bool = False) -> None:
-        """Deleting what does not exist is fine. Raises AccessRefused (reserved names), PreconditionFailed (it has bindings to others)."""
+        """Deleting what does not exist is fine. Raises AccessRefused (reserved names), PreconditionFailed (it
+        has bindings to others).
+        """
         if name == "":
             raise AccessRefused(_DEFAULT_REFUSED)
         if name.startswith(_RESERVED):
-            raise AccessRefused(f"deletion of system exchange '{name}' in vhost '/' not allowed", "it is part of the broker")
+            raise AccessRefused(
+                f"deletion of system exchange '{name}' in vhost '/' not allowed", "it is part of the broker"
+            )
         exchange = self.exchanges.get(name)
         if exchange is None:
             return
         if if_unused and exchange.bindings:
-            raise PreconditionFailed(f"exchange '{name}' in vhost '/' in use", f"it has {len(exchange.bindings)} bindings")
+            raise PreconditionFailed(
+                f"exchange '{name}' in vhost '/' in use", f"it has {len(exchange.bindings)} bindings"
+            )
         self._remove_exchanges(change, [exchange])
 
     def _remove_exchanges(self, change: Change, pending: list[Exchange]) -> None:
@@ -215,8 +255,12 @@ class Topology:
             if exchange.durable:
                 change.drop(ExchangeRecord, (exchange.name,))
 
-    def _unbind_everywhere(self, change: Change, destination: Destination, sources: Iterable[Exchange]) -> list[Exchange]:
-        """Drop the bindings from ``sources`` to something that goes; the auto-delete exchanges that have none left."""
+    def _unbind_everywhere(
+        self, change: Change, destination: Destination, sources: Iterable[Exchange]
+    ) -> list[Exchange]:
+        """Drop the bindings from ``sources`` to something that goes; the auto-delete exchanges that have none
+        left.
+        """
         unused: list[Exchange] = []
         for source in sources:
             gone = source.unbind_all(destination)
@@ -226,7 +270,7 @@ class Topology:
                 unused.append(source)
         return unused
 
-    # -- queues ---------------------------------------------------------------------------------------------------------
+    # -- queues ----------------------------------------------------------------------------------------------
     def declare_queue(
         self,
         change: Change,
@@ -238,7 +282,9 @@ class Topology:
         arguments: dict[str, Any] | None = None,
         connection: object = None,
     ) -> Queue:
-        """Raises PreconditionFailed (other properties, wrong or unknown argument), ResourceLocked (another connection's)."""
+        """Raises PreconditionFailed (other properties, wrong or unknown argument), ResourceLocked (another
+        connection's).
+        """
         arguments = dict(arguments or {})
         existing = self.queues.get(name)
         if existing is not None:
@@ -251,12 +297,22 @@ class Topology:
             return existing
         check_text("the name of a queue", name)
         check_arguments(name, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
-        # the commit sequence never falls, not even over restarts (numbers.py): an id from it is never used again
+        # the commit sequence never falls, not even over restarts (numbers.py): an id from it is never used
+        # again
         change.sequence = change.sequence or self._numbers.next_sequence()
         queue_id = max(change.sequence, self._last_queue_id + 1)
         self._numbers.sequence = change.sequence = max(queue_id, change.sequence)
-        durable = durable and not exclusive  # an exclusive one ends with its connection: a restart has none to bring back
-        queue = Queue(queue_id, name, self._blocks, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments)
+        # an exclusive one ends with its connection: a restart has none to bring back
+        durable = durable and not exclusive
+        queue = Queue(
+            queue_id,
+            name,
+            self._blocks,
+            durable=durable,
+            exclusive=exclusive,
+            auto_delete=auto_delete,
+            arguments=arguments,
+        )
         if exclusive:
             queue.connection = connection
             self._undo.enter(self._exclusive, connection, queue)
@@ -277,11 +333,15 @@ class Topology:
             self._leased[queue] = None
 
     def touch(self, queue: Queue, now: int) -> None:
-        """It is used (declared, consumed or got from) at ``now``, in microseconds since the epoch: its x-expires starts again."""
+        """It is used (declared, consumed or got from) at ``now``, in microseconds since the epoch: its
+        x-expires starts again.
+        """
         queue.marks.used_at_us = now
 
     def unused_queues(self, now: int) -> list[Queue]:
-        """Those whose x-expires is over, for ``delete_unused``. Never one with consumers or an owner, or before it was looked at once."""
+        """Those whose x-expires is over, for ``delete_unused``. Never one with consumers or an owner, or
+        before it was looked at once.
+        """
         due: list[Queue] = []
         for queue in self._leased:
             if queue.consumers or queue.owner:
@@ -292,8 +352,17 @@ class Topology:
                 due.append(queue)
         return due
 
-    def delete_queue(self, change: Change, name: str, *, if_unused: bool = False, if_empty: bool = False, connection: object = None) -> int:
-        """How many ready messages went with it; 0 for a queue that does not exist. Raises ResourceLocked, PreconditionFailed.
+    def delete_queue(
+        self,
+        change: Change,
+        name: str,
+        *,
+        if_unused: bool = False,
+        if_empty: bool = False,
+        connection: object = None,
+    ) -> int:
+        """How many ready messages went with it; 0 for a queue that does not exist. Raises ResourceLocked,
+        PreconditionFailed.
 
         Its consumers are in ``cancelled`` then.
         """
@@ -304,18 +373,24 @@ class Topology:
         if if_unused and consumers:
             raise PreconditionFailed(f"queue '{name}' in vhost '/' in use", f"it has {consumers} consumers")
         if if_empty and messages:
-            raise PreconditionFailed(f"queue '{name}' in vhost '/' not empty", f"it holds {messages} messages")
+            raise PreconditionFailed(
+                f"queue '{name}' in vhost '/' not empty", f"it holds {messages} messages"
+            )
         self._remove_queue(change, queue)
         return messages
 
     def delete_unused(self, change: Change, queues: Iterable[Queue]) -> None:
-        """Delete those that still have neither consumers nor an owner: they expired, or their last consumer has gone (auto-delete)."""
+        """Delete those that still have neither consumers nor an owner: they expired, or their last consumer
+        has gone (auto-delete).
+        """
         for queue in queues:
             if not (queue.deleted or queue.consumers or queue.owner):
                 self._remove_queue(change, queue)
 
     def delete_abandoned(self, change: Change) -> None:
-        """Auto-delete queues whose last consumer has gone. One that an app owns, or that is consumed again, stays."""
+        """Auto-delete queues whose last consumer has gone. One that an app owns, or that is consumed again,
+        stays.
+        """
         self._undo.attribute(self, "abandoned")
         abandoned, self.abandoned = self.abandoned, []
         self.delete_unused(change, abandoned)
@@ -343,7 +418,7 @@ class Topology:
             change.drop(ProgressRecord, (queue.queue_id,))
             change.drop(QueueRecord, (queue.queue_id,))
 
-    # -- bindings -------------------------------------------------------------------------------------------------------
+    # -- bindings --------------------------------------------------------------------------------------------
     def bind(
         self,
         change: Change,
@@ -356,13 +431,19 @@ class Topology:
     ) -> None:
         """Binding twice is fine.
 
-        Raises AccessRefused (default exchange), ExchangeNotFound, QueueNotFound, ResourceLocked, PreconditionFailed (arguments).
+        Raises AccessRefused (default exchange), ExchangeNotFound, QueueNotFound, ResourceLocked,
+        PreconditionFailed (arguments).
         """
         source = self.exchange(exchange)
         self._bind(change, source, self.visible_to(queue, connection), routing_key, arguments or {})
 
     def bind_exchange(
-        self, change: Change, destination: str, source: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+        self,
+        change: Change,
+        destination: str,
+        source: str,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
     ) -> None:
         """What ``source`` matches goes on to ``destination``; cycles are fine.
 
@@ -373,7 +454,14 @@ class Topology:
         found = self.exchange(source)
         self._bind(change, found, self.exchange(destination), routing_key, arguments or {})
 
-    def _bind(self, change: Change, source: Exchange, target: Destination, routing_key: str, arguments: dict[str, Any]) -> None:
+    def _bind(
+        self,
+        change: Change,
+        source: Exchange,
+        target: Destination,
+        routing_key: str,
+        arguments: dict[str, Any],
+    ) -> None:
         check_text("a routing key", routing_key)
         if isinstance(target, Queue) and target.replies:
             raise not_found(target.name)
@@ -398,16 +486,27 @@ class Topology:
         *,
         connection: object = None,
     ) -> None:
-        """Unbinding what is not bound, or not there, is fine. Raises AccessRefused (default exchange), ResourceLocked."""
+        """Unbinding what is not bound, or not there, is fine. Raises AccessRefused (default exchange),
+        ResourceLocked.
+        """
         if exchange == "":
             raise AccessRefused(_DEFAULT_REFUSED)
         source, target = self.exchanges.get(exchange), self.queues.get(queue)
-        if source is not None and target is not None and source.is_bound(target, routing_key, arguments or {}):
+        if (
+            source is not None
+            and target is not None
+            and source.is_bound(target, routing_key, arguments or {})
+        ):
             _check_exclusive(target, connection)
             self._unbind(change, source, target, routing_key, arguments or {})
 
     def unbind_exchange(
-        self, change: Change, destination: str, source: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+        self,
+        change: Change,
+        destination: str,
+        source: str,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
     ) -> None:
         """As ``unbind``."""
         if "" in (destination, source):
@@ -416,7 +515,14 @@ class Topology:
         if found is not None and target is not None:
             self._unbind(change, found, target, routing_key, arguments or {})
 
-    def _unbind(self, change: Change, source: Exchange, target: Destination, routing_key: str, arguments: dict[str, Any]) -> None:
+    def _unbind(
+        self,
+        change: Change,
+        source: Exchange,
+        target: Destination,
+        routing_key: str,
+        arguments: dict[str, Any],
+    ) -> None:
         if source.unbind(target, routing_key, arguments):
             self._drop_binding(change, source, Binding(target, routing_key, arguments))
             if source.auto_delete and not source.bindings:
@@ -445,6 +551,7 @@ def not_found(name: str) -> QueueNotFound:
 
 def _locked(queue: Queue) -> ResourceLocked:
     return ResourceLocked(
-        f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '/'. It could be originally declared on another"
+        f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '/'. It could be originally "
+        "declared on another"
         " connection or the exclusive property value does not match that of the original declaration."
     )

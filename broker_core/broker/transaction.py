@@ -1,12 +1,13 @@
 """The transaction: what is gathered between its start and its end, and the states it goes through.
 
-Not here: how it becomes durable (``commit.py``) and where its bytes go when it is large (``node/node.py`` spills them).
+Not here: how it becomes durable (``commit.py``) and where its bytes go when it is large (``node/node.py``
+spills them).
 
     active --prepare--> prepared --commit / rollback--> committed / rolled_back
     active --commit / rollback-----------------------> committed / rolled_back
 
-Invariant: nothing that a transaction gathers is visible or durable before it is committed or prepared; ``publishes`` and
-``spilled`` together keep the order of publishing (spilled rows come first).
+Invariant: nothing that a transaction gathers is visible or durable before it is committed or prepared;
+``publishes`` and ``spilled`` together keep the order of publishing (spilled rows come first).
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Settle(NamedTuple):
 
 
 class Buried(NamedTuple):
-    """Dead letters of ``queue`` whose bytes are in a segment already, under a block that no catalog names yet; routed at the commit."""
+    """Dead letters of ``queue`` whose bytes are in a segment already, under a block that no catalog names
+    yet; routed at the commit.
+    """
 
     queue: Queue
     exchange: str
@@ -68,7 +71,8 @@ class Buried(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Messages that Spark's tasks have staged, and where they were routed then: queue id -> (row, count, bitmap).
+    """Messages that Spark's tasks have staged, and where they were routed then: queue id -> (row, count,
+    bitmap).
 
     They are block ``block_id``; where that is 0 they are few, and in ``inline``.
     """
@@ -81,7 +85,9 @@ class Staged(NamedTuple):
 
 
 class Consumed(NamedTuple):
-    """Offsets [start, end) of a queue that an app owns: settled for everybody, and kept for replays until the app acks them."""
+    """Offsets [start, end) of a queue that an app owns: settled for everybody, and kept for replays until the
+    app acks them.
+    """
 
     queue: Queue
     start: int
@@ -100,9 +106,9 @@ class Limits:
 class Transaction:
     """``xid`` is "" for a transaction without a name; a commit token is the xid of a one-phase commit.
 
-    One that is not ``atomic`` is what a channel gathered outside tx.select: each of its publishes stands for itself.
-    Nor is it ``transactional`` then, and its messages belong to no transaction.
-    ``connection`` is the one that published, for consumers that do not want their own connection's messages.
+    One that is not ``atomic`` is what a channel gathered outside tx.select: each of its publishes stands for
+    itself. Nor is it ``transactional`` then, and its messages belong to no transaction. ``connection`` is the
+    one that published, for consumers that do not want their own connection's messages.
     """
 
     __slots__ = (
@@ -140,7 +146,8 @@ class Transaction:
         self.spilled: list[Spilled] = []
         self.settles: list[Settle] = []
         self.buried: list[Buried] = []  # of settles that were rejects, and count as acks now
-        self.incoming: dict[Queue, tuple[int, int]] = {}  # messages and bytes for each queue that has a maximum length
+        # messages and bytes for each queue that has a maximum length
+        self.incoming: dict[Queue, tuple[int, int]] = {}
         self.messages = 0
         self.size_bytes = 0
         self.unspilled_bytes = 0
@@ -160,11 +167,14 @@ class Transaction:
                 "split it, or store it elsewhere and send a reference"
             )
         if limit is not None and messages >= limit:
-            raise TransactionTooLarge(f"the transaction holds {messages} messages, the limit: commit it, or raise the limit")
+            raise TransactionTooLarge(
+                f"the transaction holds {messages} messages, the limit: commit it, or raise the limit"
+            )
         total, limit = self.size_bytes + size_bytes, self.limits.size_bytes
         if limit is not None and total > limit:
             raise TransactionTooLarge(
-                f"the transaction would hold more than {limit} bytes of bodies, the limit: commit it, or raise the limit"
+                f"the transaction would hold more than {limit} bytes of bodies, the limit: commit it, or "
+                "raise the limit"
             )
         for queue in queues:
             if queue.arguments.limited:
@@ -204,7 +214,8 @@ class Transaction:
         limit_s = self.limits.open_s
         if limit_s is not None and self and now_us - self.opened_us > limit_s * 1_000_000:
             raise TransactionTooLarge(
-                f"the transaction is open for longer than {limit_s} s, the limit: it is rolled back; commit more often, or raise the limit"
+                f"the transaction is open for longer than {limit_s} s, the limit: it is rolled back; commit "
+                "more often, or raise the limit"
             )
 
     def spill(self, spilled: Spilled) -> None:
@@ -219,20 +230,31 @@ class Transaction:
         return (
             self.gone
             + sum(queue.deleted for publish in self.publishes for queue in publish.queues)
-            + sum(selection.rows for spilled in self.spilled for queue, selection in spilled.selections if queue.deleted)
+            + sum(
+                selection.rows
+                for spilled in self.spilled
+                for queue, selection in spilled.selections
+                if queue.deleted
+            )
             + sum(queue.deleted for queue, _, _ in self.settles)
         )
 
     def record(self, now_us: int) -> PreparedRecord:
-        """``routes`` starts with one object for each spilled block, then a list of queue ids for each publish."""
+        """``routes`` starts with one object for each spilled block, then a list of queue ids for each
+        publish.
+        """
         routes: list[Any] = [spilled.record() for spilled in self.spilled]
         routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
         settles = [[queue.queue_id, offset, outcome] for queue, offset, outcome in self.settles]
-        return PreparedRecord(self.xid, now_us, _to_ipc([publish.message for publish in self.publishes]), routes, settles)
+        return PreparedRecord(
+            self.xid, now_us, _to_ipc([publish.message for publish in self.publishes]), routes, settles
+        )
 
     @classmethod
     def restore(cls, record: PreparedRecord, queues: Mapping[int, Queue]) -> Transaction:
-        """A prepared transaction after a restart. Queues that are deleted drop out, and ``gone`` counts what that costs."""
+        """A prepared transaction after a restart. Queues that are deleted drop out, and ``gone`` counts what
+        that costs.
+        """
         transaction = cls(Limits(None, None), record.prepared_at, record.xid)
         transaction.state = State.PREPARED
         transaction.transactional = True
@@ -246,13 +268,17 @@ class Transaction:
                 transaction.size_bytes += spilled.size_bytes
                 for queue, selection in spilled.selections:
                     if queue.arguments.limited:
-                        transaction._count(queue, selection.rows, spilled.size_bytes * selection.rows // spilled.rows)
+                        transaction._count(
+                            queue, selection.rows, spilled.size_bytes * selection.rows // spilled.rows
+                        )
             else:
                 found = tuple(queues[queue_id] for queue_id in route if queue_id in queues)
                 transaction.gone += len(route) - len(found)
                 transaction.publish(next(messages), found)
         transaction.settles = [
-            Settle(queues[queue_id], offset, outcome) for queue_id, offset, outcome in record.settles if queue_id in queues
+            Settle(queues[queue_id], offset, outcome)
+            for queue_id, offset, outcome in record.settles
+            if queue_id in queues
         ]
         transaction.gone += len(record.settles) - len(transaction.settles)
         return transaction

@@ -1,6 +1,7 @@
 """The names of transactions: which one is taken, how each has ended, and which one published a message.
 
-A name is an xid or a commit token. It names one transaction only, for as long as its outcome is remembered (``outcomes.py``).
+A name is an xid or a commit token. It names one transaction only, for as long as its outcome is remembered
+(``outcomes.py``).
 """
 
 from __future__ import annotations
@@ -33,18 +34,24 @@ class TransactionNames:
         """Raises TransactionState for a name that is taken."""
         check_text("an xid", xid)
         if xid in self.prepared or xid in self.outcomes:
-            raise TransactionState(f"transaction '{xid}' is {self.outcome(xid)}: an xid names one transaction only, choose another")
+            raise TransactionState(
+                f"transaction '{xid}' is {self.outcome(xid)}: an xid names one "
+                "transaction only, choose another"
+            )
 
     def outcome(self, xid: str, since_us: int = 0) -> str:
         """Was it committed? ``prepared``, ``committed``, ``rolled_back``.
 
-        Raises UnknownTransaction (there was none since ``since_us``), UnknownOutcome (there may have been one, and it is forgotten).
+        Raises UnknownTransaction (there was none since ``since_us``), UnknownOutcome (there may have been
+        one, and it is forgotten).
         """
         if xid in self.prepared:
             return "prepared"
         if xid not in self.outcomes:
             self.outcomes.require_known(xid, since_us)
-            raise UnknownTransaction(f"no transaction has the xid '{xid}': it was not prepared and has not ended")
+            raise UnknownTransaction(
+                f"no transaction has the xid '{xid}': it was not prepared and has not ended"
+            )
         return self.outcomes[xid].state
 
     def has_ended(self, xid: str, wanted: str) -> bool:
@@ -55,15 +62,22 @@ class TransactionNames:
         return state == wanted
 
     def give(self, name: str, now: int) -> None:
-        """Messages that are committed ``now`` belong to a transaction of this name. Each work of a commit has a time of its own."""
+        """Messages that are committed ``now`` belong to a transaction of this name. Each work of a commit has
+        a time of its own.
+        """
         self._undo.item(self._by_time, now)
         self._by_time[now] = name
         if len(self._by_time) > NAMES_KEPT:
             del self._by_time[next(iter(self._by_time))]
 
     def of(self, row: InboxRow) -> str:
-        """The id of the transaction that published a message: its name while that is remembered, else a unique id.
+        """The id of the transaction that published a message: its name while that is remembered, else a
+        unique id.
 
         "" for a message that was published outside a transaction.
         """
-        return (self._by_time.get(row.committed_at) or f"{self.identity}:{row.sequence}") if row.sequence % 2 else ""
+        return (
+            (self._by_time.get(row.committed_at) or f"{self.identity}:{row.sequence}")
+            if row.sequence % 2
+            else ""
+        )

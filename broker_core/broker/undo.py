@@ -2,10 +2,11 @@
 
 Not here: what is durable. A change whose work failed is never written, so only memory has to be restored.
 
-A mutator appends a step before it writes; a step is a function and its arguments, with the old value among them. Steps run
-backwards. A step must also be right where its write did not happen, because the exception may come between the two.
-Not restored: caches, and marks that only cause one more look (``touched``, ``runnable``, ``next_deadline``).
-Invariant: after ``roll_back`` the state is what it was when the work began; the committer calls ``begin`` before each work.
+A mutator appends a step before it writes; a step is a function and its arguments, with the old value among
+them. Steps run backwards. A step must also be right where its write did not happen, because the exception may
+come between the two. Not restored: caches, and marks that only cause one more look (``touched``,
+``runnable``, ``next_deadline``). Invariant: after ``roll_back`` the state is what it was when the work began;
+the committer calls ``begin`` before each work.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Undo(list[tuple[Any, ...]]):
         self.append((setattr, owner, name, getattr(owner, name)))
 
     def item(self, table: MutableMapping[Any, Any], key: object) -> None:
-        """``table[key]`` is about to be set or deleted. A key that comes back is the last one of its dict: see ``order``."""
+        """``table[key]`` is about to be set or deleted. A key that comes back is the last one of its dict:
+        see ``order``.
+        """
         self.append((_restore_item, table, key, table.get(key, _MISSING)))
 
     def order(self, table: dict[Any, Any]) -> None:

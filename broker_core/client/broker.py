@@ -1,6 +1,8 @@
-"""BrokerClient: the engine's port over Flight, and the words of channels and of the operator, from any process.
+"""BrokerClient: the engine's port over Flight, and the words of channels and of the operator, from any
+process.
 
-Not here: connecting (``connection.py``), finding or starting the broker (``starter.py``), the contract (``contract.py``).
+Not here: connecting (``connection.py``), finding or starting the broker (``starter.py``), the contract
+(``contract.py``).
 
 Invariant: a call returns only what the broker has answered. Until ``reconnect_s`` is over, a broken
 connection or a restarted broker only delays a call. Each row is read once and staged once, also if the
@@ -51,7 +53,9 @@ _clients_lock = threading.Lock()
 
 
 def connect(*, url: str | None = None, data: str | os.PathLike[str] | None = None) -> BrokerClient:
-    """The client of this process for an address: one, made once, connected when first used. Raises OptionError."""
+    """The client of this process for an address: one, made once, connected when first used. Raises
+    OptionError.
+    """
     address = parse_address(url, data)
     key = (os.getpid(), address)
     with _clients_lock:
@@ -87,7 +91,13 @@ class BrokerClient:
         connect_s: float = CONNECT_S,
         map_files: bool = True,
     ) -> None:
-        self._arguments = (url, os.path.abspath(data) if data is not None else None, reconnect_s, connect_s, map_files)
+        self._arguments = (
+            url,
+            os.path.abspath(data) if data is not None else None,
+            reconnect_s,
+            connect_s,
+            map_files,
+        )
         self._map_files = map_files
         self.address = parse_address(url, data)
         self.closed = False
@@ -110,14 +120,16 @@ class BrokerClient:
         self._connection.close()
 
     def _call(self, method: str, *positional: Any, **named: Any) -> Any:
-        (answer,) = self._connection.call(f"engine.{method}", contract.encode_arguments(method, positional, named))
+        (answer,) = self._connection.call(
+            f"engine.{method}", contract.encode_arguments(method, positional, named)
+        )
         return contract.decode(contract.answer_type(method), answer)
 
     def identity(self) -> str:
         found: str = self._call("identity")
         return found
 
-    # -- logs ---------------------------------------------------------------------------------------------------------------
+    # -- logs ------------------------------------------------------------------------------------------------
 
     def logs(self, queues: Sequence[str]) -> list[str]:
         found: list[str] = self._call("logs", list(queues))
@@ -139,9 +151,11 @@ class BrokerClient:
             if grown or timeout_s <= 0:
                 return grown
 
-    # -- source -------------------------------------------------------------------------------------------------------------
+    # -- source ----------------------------------------------------------------------------------------------
 
-    def claim(self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint) -> Vector:
+    def claim(
+        self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
+    ) -> Vector:
         end: Vector = self._call("claim", app_id, start, limit, origin, on_new_checkpoint)
         return end
 
@@ -167,7 +181,8 @@ class BrokerClient:
 
     def _read_mapped(self, ticket: ReadTicket, plan: ReadPlan, directory: str) -> Iterator[pa.RecordBatch]:
         files = SegmentFiles(directory)
-        held: tuple[int, pa.RecordBatch | None] = (0, None)  # the batch of the last piece: small runs share one
+        # the batch of the last piece: small runs share one
+        held: tuple[int, pa.RecordBatch | None] = (0, None)
         served: list[tuple[str, int, int]] = []
         for piece in plan.pieces:
             if piece.location is not None and (held[0] != piece.block_id or held[1] is None):
@@ -186,7 +201,9 @@ class BrokerClient:
 
     def _read_served(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """DoGet; after a broken connection it goes on at the first row that was not delivered."""
-        return self._resumed(ticket.slices, lambda slices: contract.Ticket(read=replace(ticket, slices=slices)))
+        return self._resumed(
+            ticket.slices, lambda slices: contract.Ticket(read=replace(ticket, slices=slices))
+        )
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
         return self._resumed(tuple(slices), lambda left: contract.Ticket(browse=left))
@@ -205,14 +222,23 @@ class BrokerClient:
             except FAILED as error:
                 self._connection.broken(live, error, patience)
 
-    # -- sink ---------------------------------------------------------------------------------------------------------------
+    # -- sink ------------------------------------------------------------------------------------------------
 
     def open_batch(
-        self, app_id: str, query_id: str, batch_id: int, on_new_checkpoint: OnNewCheckpoint, *, token: str = "", consumes: bool = True
+        self,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        on_new_checkpoint: OnNewCheckpoint,
+        *,
+        token: str = "",
+        consumes: bool = True,
     ) -> Opened:
         # the token is made here: an open that is sent twice opens one attempt
         token = token or os.urandom(16).hex()
-        opened: Opened = self._call("open_batch", app_id, query_id, batch_id, on_new_checkpoint, token=token, consumes=consumes)
+        opened: Opened = self._call(
+            "open_batch", app_id, query_id, batch_id, on_new_checkpoint, token=token, consumes=consumes
+        )
         return opened
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
@@ -234,18 +260,27 @@ class BrokerClient:
         consumes: bool = True,
     ) -> Committed:
         committed: Committed = self._call(
-            "commit_batch", app_id, query_id, batch_id, token, list(branches), on_unroutable=on_unroutable, consumes=consumes
+            "commit_batch",
+            app_id,
+            query_id,
+            batch_id,
+            token,
+            list(branches),
+            on_unroutable=on_unroutable,
+            consumes=consumes,
         )
         return committed
 
-    def commit_branches(self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail") -> int:
+    def commit_branches(
+        self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
+    ) -> int:
         messages: int = self._call("commit_branches", token, list(branches), on_unroutable=on_unroutable)
         return messages
 
     def rollback_batch(self, token: str) -> None:
         self._call("rollback_batch", token)
 
-    # -- apply, mirror --------------------------------------------------------------------------------------------------------
+    # -- apply, mirror ---------------------------------------------------------------------------------------
 
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
         found: list[LedgerEntry] = self._call("unapplied", app_id)
@@ -296,10 +331,12 @@ class BrokerClient:
     def release(self, app_id: str, queue: str) -> None:
         self._call("release", app_id, queue)
 
-    # -- channels and the operator ----------------------------------------------------------------------------------------------
+    # -- channels and the operator ---------------------------------------------------------------------------
 
     def channel(self) -> RemoteChannel:
-        """A channel of the broker. It ends, rolled back and requeued, when closed or when this process is gone."""
+        """A channel of the broker. It ends, rolled back and requeued, when closed or when this process is
+        gone.
+        """
         return RemoteChannel(self._connection)
 
     def queues(self) -> list[QueueInfo]:
@@ -330,7 +367,9 @@ class BrokerClient:
         return found
 
     def outcome(self, xid: str, since: float | None = None) -> str:
-        """prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction (there is none), UnknownOutcome."""
+        """prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction (there is
+        none), UnknownOutcome.
+        """
         found: str = self._admin(str, "outcome", xid=xid, since=since)
         return found
 
@@ -339,7 +378,9 @@ class BrokerClient:
         return contract.decode(kind, answer)
 
 
-def _unpickled(url: str | None, data: str | None, reconnect_s: float, connect_s: float, map_files: bool) -> BrokerClient:
+def _unpickled(
+    url: str | None, data: str | None, reconnect_s: float, connect_s: float, map_files: bool
+) -> BrokerClient:
     return BrokerClient(url, data=data, reconnect_s=reconnect_s, connect_s=connect_s, map_files=map_files)
 
 
@@ -353,7 +394,9 @@ def _batches(live: Live, ticket: contract.Ticket) -> Iterator[pa.RecordBatch]:
         reader.cancel()  # a reader that stops early must not leave the server waiting
 
 
-def _after(slices: tuple[tuple[str, int, int], ...], batch: pa.RecordBatch) -> tuple[tuple[str, int, int], ...]:
+def _after(
+    slices: tuple[tuple[str, int, int], ...], batch: pa.RecordBatch
+) -> tuple[tuple[str, int, int], ...]:
     """What of ``slices`` is left when ``batch`` was delivered."""
     log = batch.column("queue")[0].as_py()
     last = batch.column("offset")[batch.num_rows - 1].as_py()

@@ -34,7 +34,9 @@ _keeper_lock = threading.Lock()
 
 @checked_calls(but=("publish",))
 class RemoteChannel:
-    """Not shared between threads: calls of two threads are put in some order. Close it, or use it in a ``with``."""
+    """Not shared between threads: calls of two threads are put in some order. Close it, or use it in a
+    ``with``.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -56,7 +58,7 @@ class RemoteChannel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- topology -----------------------------------------------------------------------------------------------------------
+    # -- topology --------------------------------------------------------------------------------------------
 
     def exchange_declare(
         self,
@@ -68,7 +70,12 @@ class RemoteChannel:
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        options = {"durable": durable, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
+        options = {
+            "durable": durable,
+            "auto_delete": auto_delete,
+            "internal": internal,
+            "arguments": arguments,
+        }
         self._say("exchange_declare", None, exchange=exchange, type=type, **options)
 
     def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
@@ -85,15 +92,29 @@ class RemoteChannel:
         passive: bool = False,
     ) -> str:
         """The queue's name; "" lets the broker choose one. ``passive`` only looks."""
-        options = {"durable": durable, "exclusive": exclusive, "auto_delete": auto_delete, "arguments": arguments, "passive": passive}
+        options = {
+            "durable": durable,
+            "exclusive": exclusive,
+            "auto_delete": auto_delete,
+            "arguments": arguments,
+            "passive": passive,
+        }
         declared: str = self._say("queue_declare", str, queue=queue, **options)
         return declared
 
-    def queue_bind(self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
-        self._say("queue_bind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments)
+    def queue_bind(
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        self._say(
+            "queue_bind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments
+        )
 
-    def queue_unbind(self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None) -> None:
-        self._say("queue_unbind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments)
+    def queue_unbind(
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        self._say(
+            "queue_unbind", None, queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments
+        )
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """How many messages were deleted with it."""
@@ -105,10 +126,16 @@ class RemoteChannel:
         messages: int = self._say("queue_purge", int, queue=queue)
         return messages
 
-    # -- messages -----------------------------------------------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------------------
 
     def publish(
-        self, body: bytes, exchange: str = "", routing_key: str = "", properties: bytes | Properties = b"", *, mandatory: bool = False
+        self,
+        body: bytes,
+        exchange: str = "",
+        routing_key: str = "",
+        properties: bytes | Properties = b"",
+        *,
+        mandatory: bool = False,
     ) -> None:
         """Outside a transaction the message is durable when this returns.
 
@@ -117,12 +144,28 @@ class RemoteChannel:
         closed: messages after one that failed are not committed without it.
         """
         encoded = properties.encode() if isinstance(properties, Properties) else properties
-        if not (type(body) is type(encoded) is bytes and type(exchange) is type(routing_key) is str and len(routing_key) < 64):
+        if not (
+            type(body) is type(encoded) is bytes
+            and type(exchange) is type(routing_key) is str
+            and len(routing_key) < 64
+        ):
             if not isinstance(body, (bytes, bytearray, memoryview)):
                 raise errors.OptionError(f"a body must be bytes, not {type(body).__name__}; encode it first")
-            given = {"body": body, "exchange": exchange, "routing_key": routing_key, "properties": encoded, "mandatory": mandatory}
+            given = {
+                "body": body,
+                "exchange": exchange,
+                "routing_key": routing_key,
+                "properties": encoded,
+                "mandatory": mandatory,
+            }
             check_call("publish", RemoteChannel.publish, given)
-        message = {"body": bytes(body), "exchange": exchange, "routing_key": routing_key, "properties": encoded, "mandatory": mandatory}
+        message = {
+            "body": bytes(body),
+            "exchange": exchange,
+            "routing_key": routing_key,
+            "properties": encoded,
+            "mandatory": mandatory,
+        }
         if not self._transactional:
             self.returned += self._say("publish", list[Message], **message)
             return
@@ -152,7 +195,7 @@ class RemoteChannel:
         messages: int = self._say("recover", int)
         return messages
 
-    # -- transactions -------------------------------------------------------------------------------------------------------
+    # -- transactions ----------------------------------------------------------------------------------------
 
     def tx_select(self) -> None:
         self._say("tx_select", None)
@@ -199,7 +242,7 @@ class RemoteChannel:
         (answer,) = self._connection.call("admin.call_took_place", contract.encode(arguments))
         return bool(contract.decode(bool, answer))
 
-    # -- lease and close --------------------------------------------------------------------------------------------------------
+    # -- lease and close -------------------------------------------------------------------------------------
 
     def keepalive(self) -> None:
         """Renew the lease; a thread of this module does it for every open channel."""
@@ -215,10 +258,11 @@ class RemoteChannel:
     def _end(self) -> None:
         self._closed = True
         _open.discard(self)
-        with contextlib.suppress(errors.ConnectionFailed):  # gone with its broker, or it will end with its lease
+        # gone with its broker, or it will end with its lease
+        with contextlib.suppress(errors.ConnectionFailed):
             self._send("close", 0, {})
 
-    # -- calls ------------------------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------
 
     def _say(self, word: str, kind: Any, **arguments: Any) -> Any:
         with self._lock:
@@ -256,7 +300,9 @@ class RemoteChannel:
         return answer
 
     def _send(self, word: str, number: int, arguments: dict[str, Any]) -> Any:
-        (answer,) = self._connection.call(f"channel.{word}", contract.encode(contract.ChannelCall(self._id, number, arguments)))
+        (answer,) = self._connection.call(
+            f"channel.{word}", contract.encode(contract.ChannelCall(self._id, number, arguments))
+        )
         return answer
 
 

@@ -29,15 +29,24 @@ RECONNECT_S = 30.0
 HELLO_S = 5.0  # a broker that takes connections but does not answer
 BACK_OFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
-BROKEN = (arrow_flight.FlightUnavailableError, arrow_flight.FlightTimedOutError, arrow_flight.FlightCancelledError)
-# what pyarrow raises for a failed call: FlightError, or an ArrowException that is a ValueError or OSError as well
+BROKEN = (
+    arrow_flight.FlightUnavailableError,
+    arrow_flight.FlightTimedOutError,
+    arrow_flight.FlightCancelledError,
+)
+# what pyarrow raises for a failed call: FlightError, or an ArrowException that is a ValueError or OSError as
+# well
 FAILED = (arrow_flight.FlightError, pa.ArrowException, OSError)
 
 # gRPC logs to stderr when a port is taken or a peer is gone; the errors of txmq report the same
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # a local pool: gRPC would share a failed channel's back-off with the next client of the same address
-_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000), ("grpc.initial_reconnect_backoff_ms", 100)]
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+]
 
 _inherited: list[Any] = []  # clients from before a fork: neither usable nor safe to close in this process
 _used = False  # gRPC has threads in this process
@@ -88,7 +97,9 @@ class Patience:
 
 
 class Connection:
-    def __init__(self, address: Address, reconnect_s: float = RECONNECT_S, connect_s: float = CONNECT_S) -> None:
+    def __init__(
+        self, address: Address, reconnect_s: float = RECONNECT_S, connect_s: float = CONNECT_S
+    ) -> None:
         self.address = address
         self._reconnect_s = reconnect_s
         self._connect_s = connect_s
@@ -99,9 +110,13 @@ class Connection:
         self._lock = threading.Lock()
 
     def patience(self) -> Patience:
-        return Patience(self._reconnect_s if self._reached or self.address.directory else min(self._connect_s, self._reconnect_s))
+        return Patience(
+            self._reconnect_s
+            if self._reached or self.address.directory
+            else min(self._connect_s, self._reconnect_s)
+        )
 
-    # -- calls ------------------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------
 
     def call(self, action: str, body: bytes = b"", *, patience: Patience | None = None) -> list[pa.Buffer]:
         """The results of an action. Raises what the broker raised, or ConnectionFailed."""
@@ -119,12 +134,14 @@ class Connection:
         if crossed is not None:
             raise crossed from None
         if not isinstance(error, BROKEN):
-            raise errors.RemoteProtocolError(f"{self.address}: {type(error).__name__}: {' '.join(str(error).split())[:500]}") from error
+            raise errors.RemoteProtocolError(
+                f"{self.address}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            ) from error
         self._drop(live)
         if not patience.failed():
             raise self._failure() from error
 
-    # -- making it --------------------------------------------------------------------------------------------------------
+    # -- making it -------------------------------------------------------------------------------------------
 
     def live(self, patience: Patience | None = None) -> Live:
         """The connection. Raises ConnectionFailed when ``patience`` ends."""
@@ -172,14 +189,18 @@ class Connection:
     def _failure(self) -> errors.ConnectionFailed:
         directory = self.address.directory
         if directory:
-            return errors.ConnectionFailed(f"the broker of {directory} does not answer; look into {os.path.join(directory, starter.LOG)}")
+            return errors.ConnectionFailed(
+                f"the broker of {directory} does not answer; look into {os.path.join(directory, starter.LOG)}"
+            )
         if not self._reached:
             listen = f"{bracketed(self.address.host)}:{self.address.port}"
             return errors.ConnectionFailed(
-                f"nothing listens at {self.address}: start a broker there (txmq serve --data DIR --listen {listen}) or correct the url"
+                f"nothing listens at {self.address}: start a broker there (txmq serve --data DIR --listen "
+                f"{listen}) or correct the url"
             )
         return errors.ConnectionFailed(
-            f"the broker at {self.address} has not answered for {self._reconnect_s:.0f} s; start it again: what was committed is not lost"
+            f"the broker at {self.address} has not answered for {self._reconnect_s:.0f} s; start it again: "
+            "what was committed is not lost"
         )
 
     def _drop(self, live: Live) -> None:
@@ -201,7 +222,8 @@ def _try(host: str, port: int, directory_id: str) -> Live | None:
     global _used
     if _forked_in_use:
         raise errors.LocalProtocolError(
-            "this process was forked from one that had used a txmq client, and its network library does not survive a fork; "
+            "this process was forked from one that had used a txmq client, and its network library does not "
+            "survive a fork; "
             "start the process with spawn, or fork before the first use"
         )
     _used = True
@@ -222,7 +244,8 @@ def _try(host: str, port: int, directory_id: str) -> Live | None:
     if hello.version != contract.VERSION:
         client.close()
         raise errors.RemoteProtocolError(
-            f"the broker at txmq://{bracketed(host)}:{port} speaks version {hello.version} of the protocol and this client "
+            f"the broker at txmq://{bracketed(host)}:{port} speaks version {hello.version} of the protocol "
+            "and this client "
             f"{contract.VERSION}; use the same txmq on both sides"
         )
     if directory_id and hello.id != directory_id:

@@ -28,7 +28,9 @@ FILE_BYTES = 64 * 1024 * 1024  # a file of parts is handed over at this size
 WINDOW = 3  # parts that are sent and not acknowledged; the client keeps them
 
 
-def stage(connection: Connection, header: BranchHeader, rows: Iterable[pa.RecordBatch], *, by_files: bool) -> StagedBranch:
+def stage(
+    connection: Connection, header: BranchHeader, rows: Iterable[pa.RecordBatch], *, by_files: bool
+) -> StagedBranch:
     """``by_files``: use files if the broker is on this host and takes them. Raises what the broker raises."""
     source = parts(rows, header)
     first = list(itertools.islice(source, 2))
@@ -44,7 +46,9 @@ def stage(connection: Connection, header: BranchHeader, rows: Iterable[pa.Record
             stream.finish()
     receipts = stream.receipts
     checksum = branch_checksum(receipt.checksum for receipt in receipts)
-    return StagedBranch(header.branch, header.partition, header.attempt, sum(receipt.rows for receipt in receipts), checksum)
+    return StagedBranch(
+        header.branch, header.partition, header.attempt, sum(receipt.rows for receipt in receipts), checksum
+    )
 
 
 def _stage_small(connection: Connection, header: BranchHeader, batch: pa.RecordBatch) -> contract.PartReceipt:
@@ -114,11 +118,15 @@ class _PartStream:
         assert self._open is not None
         answer = self._open[2].read()
         if answer is None:
-            raise arrow_flight.FlightUnavailableError("the broker ended the stream before it acknowledged a part")
+            raise arrow_flight.FlightUnavailableError(
+                "the broker ended the stream before it acknowledged a part"
+            )
         receipt: contract.PartReceipt = contract.decode(contract.PartReceipt, answer)
         part, _ = self._waiting[0]
         if receipt.part != part:
-            raise errors.RemoteProtocolError(f"the broker acknowledged part {receipt.part} where part {part} is due")
+            raise errors.RemoteProtocolError(
+                f"the broker acknowledged part {receipt.part} where part {part} is due"
+            )
         self._waiting.popleft()
         self.receipts.append(receipt)
         self._patience.renew()
@@ -160,7 +168,9 @@ class _FileStream:
     def _hand_over(self, writer: PartWriter) -> None:
         """The call may reach the broker twice, also after a restart: parts are staged once."""
         file = writer.end()
-        (answer,) = self._connection.call("adopt", contract.encode(contract.FileHeader(self._header, len(self.receipts), file)))
+        (answer,) = self._connection.call(
+            "adopt", contract.encode(contract.FileHeader(self._header, len(self.receipts), file))
+        )
         receipts: list[contract.PartReceipt] = contract.decode(list[contract.PartReceipt], answer)
         if receipts:
             self.receipts += receipts

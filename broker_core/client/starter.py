@@ -31,16 +31,20 @@ _started: set[int] = set()  # brokers that this process started: reaped when the
 
 
 def find(directory: str, answers: Callable[[Endpoint], bool]) -> Endpoint | None:
-    """The running broker of ``directory``. ``answers`` says whether the broker of this data directory answers there."""
+    """The running broker of ``directory``. ``answers`` says whether the broker of this data directory answers
+    there.
+    """
     endpoint = read_endpoint(directory)
     return endpoint if endpoint is not None and answers(endpoint) else None
 
 
-def find_or_start(directory: str, answers: Callable[[Endpoint], bool], timeout_s: float = START_TIMEOUT_S) -> Endpoint:
+def find_or_start(
+    directory: str, answers: Callable[[Endpoint], bool], timeout_s: float = START_TIMEOUT_S
+) -> Endpoint:
     """The running broker of ``directory``, started as a detached process if none runs.
 
-    Raises the error with which the broker failed to start (DataDirectoryLocked, CorruptCatalog, ...), or ConnectionFailed with the
-    last lines of its log.
+    Raises the error with which the broker failed to start (DataDirectoryLocked, CorruptCatalog, ...), or
+    ConnectionFailed with the last lines of its log.
     """
     deadline = time.monotonic() + timeout_s
     found = find(directory, answers)
@@ -49,7 +53,9 @@ def find_or_start(directory: str, answers: Callable[[Endpoint], bool], timeout_s
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
-        raise errors.DataDirectoryInvalid(f"cannot create the data directory {directory}: {error.strerror}; choose another one") from error
+        raise errors.DataDirectoryInvalid(
+            f"cannot create the data directory {directory}: {error.strerror}; choose another one"
+        ) from error
     with _start_lock(directory, deadline):
         found = find(directory, answers)  # the last owner of the lock may have started it
         return found if found is not None else _start(directory, answers, deadline)
@@ -58,9 +64,13 @@ def find_or_start(directory: str, answers: Callable[[Endpoint], bool], timeout_s
 @contextlib.contextmanager
 def _start_lock(directory: str, deadline: float) -> Iterator[None]:
     try:
-        descriptor = os.open(os.path.join(directory, START_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(
+            os.path.join(directory, START_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
     except OSError as error:
-        raise errors.DataDirectoryInvalid(f"cannot write in the data directory {directory}: {error.strerror}") from error
+        raise errors.DataDirectoryInvalid(
+            f"cannot write in the data directory {directory}: {error.strerror}"
+        ) from error
     try:
         while True:
             try:
@@ -69,7 +79,8 @@ def _start_lock(directory: str, deadline: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise errors.ConnectionFailed(
-                        f"another process starts the broker of {directory}, and it did not answer in time; look into {directory}/{LOG}"
+                        f"another process starts the broker of {directory}, and it did not answer in time; "
+                        f"look into {directory}/{LOG}"
                     ) from None
                 time.sleep(0.02)
         yield
@@ -88,10 +99,14 @@ def _start(directory: str, answers: Callable[[Endpoint], bool], deadline: float)
             if found is not None:
                 return found
             if time.monotonic() > deadline:
-                raise errors.ConnectionFailed(f"the broker of {directory} (pid {pid}) was started and does not answer; look into {log}")
+                raise errors.ConnectionFailed(
+                    f"the broker of {directory} (pid {pid}) was started and does not answer; look into {log}"
+                )
             time.sleep(0.01)
         failure = _failure(directory, log, position)
-        if not isinstance(failure, errors.DataDirectoryLocked) or time.monotonic() > min(locked_deadline, deadline):
+        if not isinstance(failure, errors.DataDirectoryLocked) or time.monotonic() > min(
+            locked_deadline, deadline
+        ):
             raise failure
         found = find(directory, answers)
         if found is not None:
@@ -102,7 +117,8 @@ def _start(directory: str, answers: Callable[[Endpoint], bool], deadline: float)
 def _spawn(directory: str, log: str) -> int:
     """Start the broker in a session of its own: it outlives this process."""
     command = [
-        sys.executable, "-m", "txmq", "serve", "--data", directory, "--listen", "127.0.0.1:0", "--amqp", NO_AMQP,
+        sys.executable, "-m", "txmq", "serve",
+        "--data", directory, "--listen", "127.0.0.1:0", "--amqp", NO_AMQP,
         "--idle-timeout", str(IDLE_TIMEOUT_S),
     ]  # fmt: skip
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -1,21 +1,23 @@
 """The Flight contract: what client and server send to each other. Nothing here listens or connects.
 
-====================  ==============================================================================================
+====================  ================================================================================
 action                body -> results
-====================  ==============================================================================================
+====================  ================================================================================
 ``hello``             nothing -> :class:`Hello`
 ``engine.<method>``   arguments of the :class:`~broker_core.engine.Engine` method -> its answer
-``read``              ReadTicket -> :class:`~broker_core.arrow.rows.ReadPlan`, then, where they are few, all rows (an Arrow IPC stream)
+``read``              ReadTicket -> :class:`~broker_core.arrow.rows.ReadPlan`, then few rows (Arrow IPC)
 ``stage``             :class:`PartHeader`, then one part (an Arrow IPC stream) -> :class:`PartReceipt`
 ``adopt``             :class:`FileHeader` -> a list of PartReceipt; empty if the broker cannot take the file
 ``channel.<word>``    :class:`ChannelCall` -> the word's answer
 ``admin.<word>``      arguments -> the word's answer
-====================  ==============================================================================================
+====================  ================================================================================
 
-DoGet takes a :class:`Ticket` and streams batches. DoPut's descriptor is the command ``stage`` with the BranchHeader; each batch
-carries its part number and is answered by one PartReceipt, once it is durable and named in the catalog.
+DoGet takes a :class:`Ticket` and streams batches. DoPut's descriptor is the command ``stage`` with the
+BranchHeader; each batch carries its part number and is answered by one PartReceipt, once it is durable and
+named in the catalog.
 
-Dataclasses cross as JSON, read back by their annotations. An error crosses as ``[CODE] text`` and is the same class there.
+Dataclasses cross as JSON, read back by their annotations. An error crosses as ``[CODE] text`` and is the same
+class there.
 
 Invariant: every call may be sent twice with the same effect as once. claim: by the recorded claim of a
 start; ack, mark_applied, mark_mirrored: they only rise; open_batch, rollback_batch, commit_branches: the
@@ -102,10 +104,19 @@ class ChannelCall:
     arguments: dict[str, Any]
 
 
-# -- values ---------------------------------------------------------------------------------------------------------------
+# -- values --------------------------------------------------------------------------------------------------
 
 
-_UNREADABLE = (ValueError, TypeError, KeyError, LookupError, AttributeError, OverflowError, RecursionError, OSError)
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    OSError,
+)
 
 
 def encode(value: Any) -> bytes:
@@ -127,12 +138,16 @@ def decode_checked(kind: Any, data: bytes | pa.Buffer, call: str) -> Any:
         checks.check_of(kind)(value)
     except checks.Mismatch as wrong:
         what = getattr(kind, "__name__", "what came")
-        raise errors.RemoteProtocolError(f"{call}: {what}{wrong.path} must be {wrong.allowed}, not {checks.shown(wrong.value)}") from None
+        raise errors.RemoteProtocolError(
+            f"{call}: {what}{wrong.path} must be {wrong.allowed}, not {checks.shown(wrong.value)}"
+        ) from None
     return value
 
 
 def _unreadable(what: str, error: Exception) -> errors.RemoteProtocolError:
-    return errors.RemoteProtocolError(f"cannot read {what} from the other side: {type(error).__name__}: {str(error)[:200]}")
+    return errors.RemoteProtocolError(
+        f"cannot read {what} from the other side: {type(error).__name__}: {str(error)[:200]}"
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -149,7 +164,9 @@ def _plain(value: Any) -> Any:
         return {"$map": plain} if _is_marked(plain) else plain
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    raise errors.LocalProtocolError(f"a value of type {type(value).__name__} cannot cross to the broker: {value!r}")
+    raise errors.LocalProtocolError(
+        f"a value of type {type(value).__name__} cannot cross to the broker: {value!r}"
+    )
 
 
 def _is_marked(value: dict[str, Any]) -> bool:
@@ -190,16 +207,20 @@ def _unmarked(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(kinds: tuple[Any, ...], origins: tuple[Any, ...]) -> Any:
-    """The member of a union that takes a value of this form; the unions of this contract are ``X | None`` and unions of scalars."""
+    """The member of a union that takes a value of this form; the unions of this contract are ``X | None`` and
+    unions of scalars.
+    """
     for kind in kinds:
-        if get_origin(kind) in origins or (dict in origins and isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        if get_origin(kind) in origins or (
+            dict in origins and isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        ):
             return kind
         if dict in origins and hasattr(kind, "_fields"):
             return kind
     return Any
 
 
-# -- methods --------------------------------------------------------------------------------------------------------------
+# -- methods -------------------------------------------------------------------------------------------------
 
 STREAMS = ("read", "browse", "read_branches", "stage")  # not actions of their own
 METHODS = tuple(
@@ -246,7 +267,7 @@ def answer_type(method: str) -> Any:
     return _signature(method)[1]["return"]
 
 
-# -- rows in an action ----------------------------------------------------------------------------------------------------
+# -- rows in an action ---------------------------------------------------------------------------------------
 
 
 def encode_rows(batches: collections.abc.Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
@@ -275,7 +296,9 @@ def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.RecordBatch]:
     """Raises RemoteProtocolError."""
     length = int.from_bytes(bytes(data[:4]), "little")
     if length > len(data) - 4:
-        raise errors.RemoteProtocolError(f"stage: a header of {length} bytes is announced, and {max(0, len(data) - 4)} came")
+        raise errors.RemoteProtocolError(
+            f"stage: a header of {length} bytes is announced, and {max(0, len(data) - 4)} came"
+        )
     header: PartHeader = decode_checked(PartHeader, data.slice(4, length), "stage")
     batches = decode_rows(data.slice(4 + length))
     if len(batches) != 1:
@@ -283,7 +306,7 @@ def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.RecordBatch]:
     return header, batches[0]
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------
 
 # Flight appends remarks to a text; this separates them from ours.
 END = "\n"
@@ -293,7 +316,10 @@ def error_text(error: BaseException) -> str:
     """The text to send: of a TxmqError, or of one that describes another exception."""
     if isinstance(error, errors.TxmqError):
         return str(error).replace("\n", " ") + END
-    return str(errors.TxmqError(f"the broker failed: {type(error).__name__}: {' '.join(str(error).split())}")) + END
+    return (
+        str(errors.TxmqError(f"the broker failed: {type(error).__name__}: {' '.join(str(error).split())}"))
+        + END
+    )
 
 
 def error_from(error: BaseException) -> errors.TxmqError | None:

@@ -1,8 +1,11 @@
-"""Branches: what Spark tasks have staged for a batch attempt, durable and invisible until a commit names them (C2).
+"""Branches: what Spark tasks have staged for a batch attempt, durable and invisible until a commit names them
+(C2).
 
-A branch is staged in parts, each durable before it is acknowledged, so that neither side ever holds a whole branch. Pure.
+A branch is staged in parts, each durable before it is acknowledged, so that neither side ever holds a whole
+branch. Pure.
 
-Invariant: a part that no open attempt or ledger entry owns does not exist; dropping an attempt drops its parts and frees their blocks.
+Invariant: a part that no open attempt or ledger entry owns does not exist; dropping an attempt drops its
+parts and frees their blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from broker_core.errors import MissingBranch, Unroutable
 ReadBlock = Callable[[int], pa.RecordBatch]
 
 _EXAMPLES = 3
-ABANDONED_S = 24 * 3600  # a batch write whose tasks staged nothing for so long, and which nobody committed, has no driver any more
+# a batch write whose tasks staged nothing for so long, and which nobody committed, has no driver any more
+ABANDONED_S = 24 * 3600
 _TOUCHED_S = 3600  # an attempt's time is written again by the first part that comes so much later
 
 
@@ -85,7 +89,11 @@ class Branches:
     def abandoned(self, now_us: int) -> list[str]:
         """Tokens of abandoned batch writes. Attempts of an app are dropped when it goes on (``orphans``)."""
         before = now_us - ABANDONED_S * 1_000_000
-        return [token for token, attempt in self._attempts.items() if not attempt.app_id and attempt.opened_at < before]
+        return [
+            token
+            for token, attempt in self._attempts.items()
+            if not attempt.app_id and attempt.opened_at < before
+        ]
 
     def of_token(self, token: str) -> list[PartRecord]:
         """All that was staged under it."""
@@ -114,7 +122,8 @@ class Branches:
         for name, times in Counter(named.branch for named in branches).items():
             if times > 1:
                 raise MissingBranch(
-                    f"branch {name} is named {times} times in one commit, which would publish its rows {times} times. Nothing was done; "
+                    f"branch {name} is named {times} times in one commit, which would publish its rows "
+                    f"{times} times. Nothing was done; "
                     "name the branch of each task once"
                 )
         parts: list[PartRecord] = []
@@ -130,16 +139,20 @@ class Branches:
                 or branch_checksum(part.checksum for part in found) != named.checksum
             ):
                 raise MissingBranch(
-                    f"branch {named.branch} of partition {named.partition} should have {named.rows} rows under token {token}, but "
+                    f"branch {named.branch} of partition {named.partition} should have {named.rows} rows "
+                    f"under token {token}, but "
                     f"{rows} are staged; "
-                    "the attempt was dropped, or the token belongs to another one. Let Spark run the batch again"
+                    "the attempt was dropped, or the token belongs to another one. Let Spark run the batch "
+                    "again"
                 )
             parts += found
         return parts
 
     @staticmethod
     def require_routable(state: BrokerState, parts: Iterable[PartRecord], read_block: ReadBlock) -> None:
-        """Raises Unroutable with a count and three examples: of what no queue was bound for, and of what lost its queues since."""
+        """Raises Unroutable with a count and three examples: of what no queue was bound for, and of what lost
+        its queues since.
+        """
         count = 0
         examples: list[Sequence[str]] = []
         for part in parts:
@@ -151,7 +164,9 @@ class Branches:
                 found = block.select(["exchange", "routing_key"]).take(pa.array(rows[:_EXAMPLES])).to_pylist()
                 examples += [(row["exchange"], row["routing_key"]) for row in found]
         if count:
-            shown = ", ".join(f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES])
+            shown = ", ".join(
+                f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES]
+            )
             raise Unroutable(
                 f"{count} messages of the transaction reach no queue ({shown}); nothing was published. "
                 "Bind a queue, or set onUnroutable=drop"
@@ -165,9 +180,14 @@ class Branches:
             if part.kind != "publish":
                 continue
             published += part.rows - part.unroutable - len(_orphaned(state, part))
-            routes = {int(queue): (int(row), int(count), bytes.fromhex(bitmap)) for queue, (row, count, bitmap) in part.routes.items()}
+            routes = {
+                int(queue): (int(row), int(count), bytes.fromhex(bitmap))
+                for queue, (row, count, bitmap) in part.routes.items()
+            }
             inline = _inline(part) if part.rows and not part.block_id else None
-            transaction.stage(Staged(part.block_id, part.rows, part.size_bytes, routes, inline), state.topology.queues_by_id)
+            transaction.stage(
+                Staged(part.block_id, part.rows, part.size_bytes, routes, inline), state.topology.queues_by_id
+            )
         return published
 
     def published(self, state: BrokerState, change: Change, parts: Iterable[PartRecord]) -> None:
@@ -186,7 +206,9 @@ class Branches:
             self.free(state, change, branch)
 
     def settle(self, state: BrokerState, change: Change, token: str, kept: set[str]) -> None:
-        """The attempt is decided: its branches ``kept`` stay until they are applied, those of failed and speculative tasks go."""
+        """The attempt is decided: its branches ``kept`` stay until they are applied, those of failed and
+        speculative tasks go.
+        """
         self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
@@ -222,7 +244,9 @@ def _inline(part: PartRecord) -> pa.RecordBatch:
 
 
 def _orphaned(state: BrokerState, part: PartRecord) -> npt.NDArray[np.int64]:
-    """The rows of a part that had a queue when they were staged, and have none now: all their queues were deleted since."""
+    """The rows of a part that had a queue when they were staged, and have none now: all their queues were
+    deleted since.
+    """
     if all(int(queue_id) in state.topology.queues_by_id for queue_id in part.routes):
         return np.empty(0, dtype=np.int64)
     reached = {alive: np.zeros(part.rows, dtype=np.bool_) for alive in (True, False)}

@@ -2,19 +2,17 @@
 
 Pure: works run one after another through the committer and get the time and the blocks they need handed in.
 
-Invariant: a claim never changes. The same start vector has the same end whatever the limit, the new messages or the number of
-drivers that ask; what a claim's range reads is frozen with it (what was settled before, what may have been sent before).
+Invariant: a claim never changes. The same start vector has the same end whatever the limit, the new messages
+or the number of drivers that ask; what a claim's range reads is frozen with it (what was settled before, what
+may have been sent before).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
@@ -24,8 +22,7 @@ from broker_core.broker.records import ClaimRecord, LedgerRecord, OriginRecord, 
 from broker_core.broker.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
-
-ReadBlock = Callable[[int], pa.RecordBatch]
+from broker_core.micro_batch.extent import ReadBlock, cut, offsets, too_few
 
 RELEASED = [-1, -1]  # the range of a read whose queue was released since: no claim has it
 KEPT_CLAIMS = 1000  # per app and set of queues, for restored checkpoints and late drivers
@@ -39,7 +36,12 @@ def canonical(value: object) -> str:
 class Claims:
     """Every app's claims, origins and reads, in memory; ``Change`` makes each new one durable."""
 
-    def __init__(self, records: Iterable[ClaimRecord | OriginRecord | ReadRecord], decided: Iterable[LedgerRecord], undo: Undo) -> None:
+    def __init__(
+        self,
+        records: Iterable[ClaimRecord | OriginRecord | ReadRecord],
+        decided: Iterable[LedgerRecord],
+        undo: Undo,
+    ) -> None:
         """``decided``: the ledger, which names positions of claims that are gone."""
         self._undo = undo
         self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
@@ -47,9 +49,11 @@ class Claims:
             self._positions[entry.app_id] = max(entry.claim_position, self._positions.get(entry.app_id, 0))
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
-        self._by_queues: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, queues) -> as above: the claims of one source
+        # (app, queues) -> as above: the claims of one source
+        self._by_queues: dict[tuple[str, str], list[ClaimRecord]] = {}
         self._origins: dict[tuple[str, str], OriginRecord] = {}
-        self._reads: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}  # (query, batch) -> (app, queues) -> read
+        # (query, batch) -> (app, queues) -> read
+        self._reads: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}
         self._reads_by_queues: dict[tuple[str, str], list[ReadRecord]] = {}  # (app, queues) -> oldest first
         claims = [record for record in records if isinstance(record, ClaimRecord)]
         for claim in sorted(claims, key=lambda record: record.position):
@@ -102,7 +106,7 @@ class Claims:
         """Position of the app's newest claim, also where that was released; 0 for none. It never falls."""
         return self._positions.get(app_id, 0)
 
-    # -- S2 -------------------------------------------------------------------------------------------------------------
+    # -- S2 --------------------------------------------------------------------------------------------------
     def claim(
         self,
         state: BrokerState,
@@ -117,9 +121,11 @@ class Claims:
         *,
         now_us: int,
     ) -> Vector:
-        """The end vector for ``start``. ``consumed`` is where the last decided range of each log ended (missing: another system's sink).
+        """The end vector for ``start``. ``consumed`` is where the last decided range of each log ended
+        (missing: another system's sink).
 
-        Everything that can be refused is refused, and everything that is read is read, before anything changes. Then, as one change:
+        Everything that can be refused is refused, and everything that is read is read, before anything
+        changes. Then, as one change:
         1. what a symbolic start means; 2. ack below a concrete start; 3. the claim, unless there is one.
         """
         queues = {log: state.topology.queue(log) for log in sorted(start)}
@@ -134,7 +140,9 @@ class Claims:
         lineage = self._lineage(app_id, list(queues))
         origin_record: OriginRecord | None = None
         if symbolic:
-            origin_record = self._origin(state, app_id, symbolic, origin, on_new_checkpoint, consumed, read_block)
+            origin_record = self._origin(
+                state, app_id, symbolic, origin, on_new_checkpoint, consumed, read_block
+            )
             begin |= {log: int(offset) for log, offset in origin_record.start.items()}
             lineage = origin_record.lineage
         known = self._known(app_id, start, lineage if symbolic else None)
@@ -179,8 +187,16 @@ class Claims:
             start=canonical(start),
             end=dict(end),
             ranges={log: [first, last] for log, (first, last) in spans.items()},
-            skipped={log: found for log, span in spans.items() if (found := queues[log].progress.settled_within(*span))},
-            redelivered={log: found for log, span in spans.items() if (found := queues[log].ready.redelivered_within(*span))},
+            skipped={
+                log: found
+                for log, span in spans.items()
+                if (found := queues[log].progress.settled_within(*span))
+            },
+            redelivered={
+                log: found
+                for log, span in spans.items()
+                if (found := queues[log].ready.redelivered_within(*span))
+            },
             position=self.position(app_id) + 1,
         )
         self._add(claim)
@@ -188,7 +204,9 @@ class Claims:
         self._prune(change, claim)
 
     def _prune(self, change: Change, newest: ClaimRecord) -> None:
-        """Each source by itself: one that idles asks with the end of its newest claim, however many claims another has made since."""
+        """Each source by itself: one that idles asks with the end of its newest claim, however many claims
+        another has made since.
+        """
         claims = self._by_queues[(newest.app_id, _queues(newest))]
         while len(claims) > KEPT_CLAIMS:
             self._drop(change, claims[0])
@@ -201,7 +219,12 @@ class Claims:
 
     def _lineage(self, app_id: str, logs: list[str]) -> int:
         return max(
-            (entry.lineage for (app, _), entry in self._origins.items() if app == app_id and set(entry.start) & set(logs)), default=1
+            (
+                entry.lineage
+                for (app, _), entry in self._origins.items()
+                if app == app_id and set(entry.start) & set(logs)
+            ),
+            default=1,
         )
 
     def _require_end(self, app_id: str, start: Vector) -> ClaimRecord | None:
@@ -216,13 +239,15 @@ class Claims:
         if self._by_start.get((app_id, canonical(start))):
             return None
         raise LineageConflict(
-            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range that this app was given "
+            f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range "
+            "that this app was given "
             "by this broker; "
             "it is the checkpoint of another app, of another broker, or older than the last "
-            f"{KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a new one with onNewCheckpoint=resume"
+            f"{KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a new one with "
+            "onNewCheckpoint=resume"
         )
 
-    # -- S1, S2: what a symbolic start means ----------------------------------------------------------------------------------
+    # -- S1, S2: what a symbolic start means -----------------------------------------------------------------
     def _origin(
         self,
         state: BrokerState,
@@ -233,7 +258,9 @@ class Claims:
         consumed: Mapping[str, int],
         read_block: ReadBlock,
     ) -> OriginRecord:
-        """What the symbolic start of ``logs`` means: the recorded origin or a new one, which is not kept yet."""
+        """What the symbolic start of ``logs`` means: the recorded origin or a new one, which is not kept
+        yet.
+        """
         key = canonical(logs)
         found = self._origins.get((app_id, key))
         overlapping = self._overlapping(app_id, key, logs)
@@ -245,16 +272,30 @@ class Claims:
         if on_new_checkpoint != "resume":
             raise self._new_checkpoint(app_id, logs, consumed)
         # acked offsets may be behind the ledger: resuming there would publish twice
-        owned = {log: state.topology.queue(log).progress.first_to_read() for log in logs if state.topology.queue(log).owner == app_id}
-        resumed = {log: consumed[log] if log in consumed else owned[log] for log in logs if log in consumed or log in owned}
+        owned = {
+            log: state.topology.queue(log).progress.first_to_read()
+            for log in logs
+            if state.topology.queue(log).owner == app_id
+        }
+        resumed = {
+            log: consumed[log] if log in consumed else owned[log]
+            for log in logs
+            if log in consumed or log in owned
+        }
         if len(resumed) < len(logs):  # the app reads some queue for the first time
             resumed = offsets(state, logs, origin, read_block) | resumed
         lineage = 1 + max(entry.lineage for entry in [*overlapping, *([found] if found else [])])
         return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
 
     def _overlapping(self, app_id: str, key: str, logs: list[str]) -> list[OriginRecord]:
-        """Origins of other sets of queues that share one with ``logs``: the stream was started with other queues before."""
-        return [entry for (app, queues), entry in self._origins.items() if app == app_id and queues != key and set(entry.start) & set(logs)]
+        """Origins of other sets of queues that share one with ``logs``: the stream was started with other
+        queues before.
+        """
+        return [
+            entry
+            for (app, queues), entry in self._origins.items()
+            if app == app_id and queues != key and set(entry.start) & set(logs)
+        ]
 
     def _keep_origin(self, change: Change, entry: OriginRecord) -> None:
         if self._origins.get((entry.app_id, entry.queues)) == entry:
@@ -271,16 +312,24 @@ class Claims:
         return any(consumed.get(log, -1) > int(offset) for log, offset in origin.start.items())
 
     def _new_checkpoint(self, app_id: str, logs: list[str], consumed: Mapping[str, int]) -> LineageConflict:
-        queries = [query for (query, _), reads in self._reads.items() if any(app == app_id for app, _ in reads)]
-        where = canonical({log: consumed[log] for log in logs if log in consumed}) if consumed else "what its source acknowledged"
+        queries = [
+            query for (query, _), reads in self._reads.items() if any(app == app_id for app, _ in reads)
+        ]
+        where = (
+            canonical({log: consumed[log] for log in logs if log in consumed})
+            if consumed
+            else "what its source acknowledged"
+        )
         return LineageConflict(
-            f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(logs)} "
-            f"(query {queries[-1] if queries else 'unknown'}, consumed up to {where}). Go on with the old checkpoint, give the "
+            f"a new checkpoint starts under appId {app_id!r}, but this app has already read "
+            f"{', '.join(logs)} "
+            f"(query {queries[-1] if queries else 'unknown'}, consumed up to {where}). Go on with the old "
+            "checkpoint, give the "
             "new pipeline an appId "
             "of its own, or set onNewCheckpoint=resume to go on where the app's last committed batch ended"
         )
 
-    # -- S3, S4, S5 -----------------------------------------------------------------------------------------------------------
+    # -- S3, S4, S5 ------------------------------------------------------------------------------------------
     def resolve(self, app_id: str, start: Vector, end: Vector) -> ClaimRecord | None:
         """The claim for exactly this start and end; None for the empty range from a start to itself."""
         if start == end:
@@ -289,9 +338,11 @@ class Claims:
             if claim.end == end:
                 return claim
         raise LineageConflict(
-            f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never given; the checkpoint "
+            f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
+            "given; the checkpoint "
             "belongs to another "
-            "app or broker, or is older than what the broker remembers. Use the checkpoint that belongs to the app"
+            "app or broker, or is older than what the broker remembers. Use the checkpoint that belongs to "
+            "the app"
         )
 
     def by_ranges(self, app_id: str, ranges: Ranges) -> ClaimRecord:
@@ -300,10 +351,14 @@ class Claims:
         for claim in reversed(self._by_app.get(app_id, ())):
             if claim.ranges == wanted:
                 return claim
-        raise LineageConflict(f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed")
+        raise LineageConflict(
+            f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed"
+        )
 
     def already_read(self, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> bool:
-        """Whether this (query, batch) is on record for exactly these ranges. Raises LineageConflict for others of the same logs."""
+        """Whether this (query, batch) is on record for exactly these ranges. Raises LineageConflict for
+        others of the same logs.
+        """
         recorded = self._reads.get((query_id, batch_id), {}).get((app_id, canonical(sorted(ranges))))
         if recorded is None:
             return False
@@ -311,9 +366,11 @@ class Claims:
         _require_not_released(recorded)
         if recorded.ranges != wanted:
             raise LineageConflict(
-                f"batch {batch_id} of query {query_id} has read {canonical(recorded.ranges)} and now asks for "
+                f"batch {batch_id} of query {query_id} has read {canonical(recorded.ranges)} and now asks "
+                "for "
                 f"{canonical(wanted)}: an older or changed "
-                f"checkpoint of app {app_id!r} was restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+                f"checkpoint of app {app_id!r} was restored. Use the newest checkpoint, or a new one with "
+                "onNewCheckpoint=resume"
             )
         return True
 
@@ -338,7 +395,9 @@ class Claims:
             del reads[0]
             key = (oldest.query_id, oldest.batch_id)
             self._undo.item(self._reads, key)
-            known = {read: record for read, record in self._reads[key].items() if read != (app_id, oldest.queues)}
+            known = {
+                read: record for read, record in self._reads[key].items() if read != (app_id, oldest.queues)
+            }
             if known:
                 self._reads[key] = known
             else:
@@ -353,7 +412,9 @@ class Claims:
         ranges: dict[str, list[int]] = {}
         for record in self._reads.get((query_id, batch_id), {}).values():
             _require_not_released(record)
-            self.by_ranges(record.app_id, {log: (first, last) for log, (first, last) in record.ranges.items()})
+            self.by_ranges(
+                record.app_id, {log: (first, last) for log, (first, last) in record.ranges.items()}
+            )
             ranges |= record.ranges
         return ranges
 
@@ -363,13 +424,26 @@ class Claims:
         if vector:
             self._ack(state, change, app_id, self._require_end(app_id, end), vector)
 
-    def _ack(self, state: BrokerState, change: Change, app_id: str, finished: ClaimRecord | None, vector: Mapping[str, int]) -> None:
-        """Settle what is below ``vector``, where ``finished`` ends, and let all go but the range of ``finished``.
+    def _ack(
+        self,
+        state: BrokerState,
+        change: Change,
+        app_id: str,
+        finished: ClaimRecord | None,
+        vector: Mapping[str, int],
+    ) -> None:
+        """Settle what is below ``vector``, where ``finished`` ends, and let all go but the range of
+        ``finished``.
 
-        That range stays until the next ack: Spark runs the batch again when its newest commit log entry is lost.
+        That range stays until the next ack: Spark runs the batch again when its newest commit log entry is
+        lost.
         """
         for (app, key), entry in list(self._origins.items()):
-            if app == app_id and not entry.passed and any(vector.get(log, 0) > int(first) for log, first in entry.start.items()):
+            if (
+                app == app_id
+                and not entry.passed
+                and any(vector.get(log, 0) > int(first) for log, first in entry.start.items())
+            ):
                 passed = replace(entry, passed=True)
                 self._undo.item(self._origins, (app, key))
                 self._origins[(app, key)] = passed
@@ -383,9 +457,11 @@ class Claims:
                 queue.record(change)
 
     def release(self, state: BrokerState, change: Change, app_id: str, log: str) -> None:
-        """S6: an operator takes the claim on one queue. What the app claimed and did not consume is there for others again.
+        """S6: an operator takes the claim on one queue. What the app claimed and did not consume is there for
+        others again.
 
-        A claim over several queues ends as a whole: its ranges of the others are not claimed any more, though they stay the app's.
+        A claim over several queues ends as a whole: its ranges of the others are not claimed any more, though
+        they stay the app's.
         """
         others: set[str] = set()
         for (app, key), entry in list(self._origins.items()):
@@ -399,7 +475,9 @@ class Claims:
         for other in sorted(others):
             queue = state.topology.queues.get(other)
             if queue is not None and queue.owner == app_id:
-                queue.reclaim([claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges])
+                queue.reclaim(
+                    [claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges]
+                )
                 queue.record(change)
         for reads in [reads for (app, _), reads in self._reads_by_queues.items() if app == app_id]:
             for at, read in enumerate(reads):
@@ -418,153 +496,12 @@ def _require_not_released(read: ReadRecord) -> None:
     gone = [log for log, found in read.ranges.items() if found == RELEASED]
     if gone:
         raise LineageConflict(
-            f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was released from app {read.app_id!r}: "
-            "it cannot be read or decided any more. Start once more with a new checkpoint and onNewCheckpoint=resume"
+            f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was "
+            f"released from app {read.app_id!r}: "
+            "it cannot be read or decided any more. Start once more with a new checkpoint and "
+            "onNewCheckpoint=resume"
         )
 
 
 def _queues(claim: ClaimRecord) -> str:
     return canonical(sorted(claim.ranges))
-
-
-def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block: ReadBlock) -> dict[str, int]:
-    """``origin`` as a concrete vector, as of now. Raises OptionError for an offset past the end of its queue or an unknown log."""
-    vector: dict[str, int] = {}
-    named = dict(origin.offsets or {})
-    for log in logs:
-        queue = state.topology.queue(log)
-        at = named.pop(log, -1 if origin.at == "latest" else -2)
-        if origin.timestamp_us is not None:
-            vector[log] = offset_at(queue, origin.timestamp_us, read_block)
-        elif at == -2:
-            vector[log] = queue.progress.floor
-        elif at == -1:
-            vector[log] = queue.log.visible_end
-        elif 0 <= at <= queue.log.visible_end:
-            vector[log] = at
-        else:
-            raise OptionError(
-                f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.log.visible_end}; give 0 to "
-                f"{queue.log.visible_end}, -2 or -1"
-            )
-    if named:
-        raise OptionError(f"startingOffsets names {sorted(named)}, which the option queue does not; name the queues that are read")
-    return vector
-
-
-def offset_at(queue: Queue, timestamp_us: int, read_block: ReadBlock) -> int:
-    """The first unsettled offset whose commit time is at or after ``timestamp_us``; the queue's end where there is none."""
-    runs = queue.log.runs_between(queue.progress.floor, queue.log.visible_end)
-
-    def times(index: int) -> np.ndarray[Any, Any]:
-        run = runs[index]
-        if run.sequence:
-            return np.array([run.committed_at])
-        return np.asarray(read_block(run.block_id).column("committed_at").take(pa.array(run.rows())))
-
-    low, high = 0, len(runs)
-    while low < high:  # the first run whose last message is late enough; commit times rise with offsets
-        middle = (low + high) // 2
-        if times(middle)[-1] >= timestamp_us:
-            high = middle
-        else:
-            low = middle + 1
-    if low == len(runs):
-        return queue.log.visible_end
-    return int(runs[low].first) + int(np.searchsorted(times(low), timestamp_us))
-
-
-def too_few(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_block: ReadBlock, now_us: int) -> bool:
-    """Whether fewer than ``limit.min_rows`` messages wait behind ``begin``, and the oldest not for ``limit.max_delay_s`` yet.
-
-    The delay counts from the oldest commit, so it does not begin anew with a restart of anybody.
-    """
-    if limit.min_rows is None:
-        return False
-    waiting = {log: queue.progress.unsettled_within(begin[log], queue.log.visible_end) for log, queue in queues.items()}
-    if sum(last - first for spans in waiting.values() for first, last in spans) >= limit.min_rows:
-        return False
-    if limit.max_delay_s is None:
-        return True
-    due_us = now_us - int(limit.max_delay_s * 1_000_000)
-    return all(committed_at(queues[log], spans[0][0], read_block) > due_us for log, spans in waiting.items() if spans)
-
-
-def committed_at(queue: Queue, offset: int, read_block: ReadBlock) -> int:
-    """When the message at ``offset``, which is visible and unsettled, was committed."""
-    run = queue.log.runs_between(offset, offset + 1)[0]
-    return run.committed_at if run.sequence else int(read_block(run.block_id).column("committed_at")[run.rows()[0]].as_py())
-
-
-def cut(queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_block: ReadBlock) -> dict[str, int]:
-    """The end vector of a micro-batch: at one commit sequence over all queues, within the limits.
-
-    A transaction is split only when it alone is larger than the limit; then in the order of the queues.
-    """
-    ends = {log: max(begin[log], min(end := queue.log.visible_end, (limit.end or {}).get(log, end))) for log, queue in queues.items()}
-    max_rows = limit.max_rows if limit.max_rows is not None else sum(ends.values()) + 1
-    if limit.max_bytes is None and sum(ends[log] - begin[log] for log in ends) <= max_rows:
-        return ends
-    commits = {log: _commits(queue, begin[log], ends[log], max_rows, limit.max_bytes, read_block) for log, queue in queues.items()}
-    sequences = np.concatenate([found[0] for found in commits.values()])
-    if len(sequences) == 0:
-        return ends
-    order = np.argsort(sequences, kind="stable")
-    distinct, first = np.unique(sequences[order], return_index=True)
-    rows = np.cumsum(np.add.reduceat(np.concatenate([found[1] for found in commits.values()])[order], first))
-    size = np.cumsum(np.add.reduceat(np.concatenate([found[2] for found in commits.values()])[order], first))
-    fits = rows <= max_rows
-    if limit.max_bytes is not None:
-        fits &= size <= limit.max_bytes
-    whole = int(np.count_nonzero(fits))
-    if whole:
-        last = distinct[whole - 1]
-        return {log: max([begin[log], *found[3][found[0] <= last].tolist()]) for log, found in commits.items()}
-    # the first transaction alone is over the limit: split it
-    room = max_rows
-    if limit.max_bytes is not None and size[0] > 0:
-        room = min(room, max(1, int(limit.max_bytes * rows[0] / size[0])))
-    split: dict[str, int] = {}
-    for log, found in commits.items():
-        split[log] = begin[log]
-        for count, end in zip(found[1][found[0] == distinct[0]].tolist(), found[3][found[0] == distinct[0]].tolist(), strict=True):
-            if room:
-                split[log] = end - max(0, count - room)
-                room -= min(room, count)
-    return split
-
-
-def _commits(
-    queue: Queue, begin: int, end: int, max_rows: int, max_bytes: int | None, read_block: ReadBlock
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Commit sequence, rows, bytes and end of each commit in ``begin .. end``, as far as the limits could reach.
-
-    The offsets of rows that are deleted lie between ends.
-    """
-    sequences: list[np.ndarray[Any, Any]] = []
-    counts: list[np.ndarray[Any, Any]] = []
-    sizes: list[np.ndarray[Any, Any]] = []
-    ends: list[np.ndarray[Any, Any]] = []
-    rows = size = 0
-    for run in queue.log.runs_between(begin, end):
-        if run.sequence:
-            found, count = np.array([run.sequence]), np.array([run.count])
-        else:
-            column = np.asarray(read_block(run.block_id).column("commit_sequence").take(pa.array(run.rows())))
-            found, count = np.unique(column, return_counts=True)
-        sequences.append(found)
-        counts.append(count)
-        sizes.append(count * (run.size_bytes / max(run.count, 1)))
-        ends.append(run.first + np.cumsum(count))
-        rows += run.count
-        size += run.size_bytes
-        # what was gathered of this queue alone is over the limit, so the limit falls inside it
-        if rows > max_rows or (max_bytes is not None and size > max_bytes):
-            break
-    empty = np.array([], dtype=np.int64)
-    return (
-        np.concatenate(sequences) if sequences else empty,
-        np.concatenate(counts) if counts else empty,
-        np.concatenate(sizes) if sizes else empty,
-        np.concatenate(ends) if ends else empty,
-    )

@@ -1,8 +1,8 @@
 """The ledger: which micro-batches of an app are decided (C1, C4, C5, C6). Pure.
 
-Invariant: entries of an app follow each other without a gap in ``sequence``; a log's range starts where the last decided range of
-that log ended, whichever app decided it (the sink may have another app_id than the source); an entry never changes but for
-``applied`` and ``mirrored``.
+Invariant: entries of an app follow each other without a gap in ``sequence``; a log's range starts where the
+last decided range of that log ended, whichever app decided it (the sink may have another app_id than the
+source); an entry never changes but for ``applied`` and ``mirrored``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
 from broker_core.micro_batch.claim import canonical
 
-KEPT_ENTRIES = 1000  # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
+# per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
+KEPT_ENTRIES = 1000
 MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is not in use any more
 
 
 class Ledger:
     """Every app's decided batches and lineages, in memory; ``Change`` makes each durable."""
 
-    def __init__(self, records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = (), undo: Undo | None = None) -> None:
+    def __init__(
+        self, records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = (), undo: Undo | None = None
+    ) -> None:
         self._undo = Undo() if undo is None else undo
         self._entries: dict[str, dict[int, LedgerRecord]] = {}  # app -> sequence -> entry, ascending
         self._batches: dict[tuple[str, str, int], LedgerRecord] = {}
@@ -35,8 +38,11 @@ class Ledger:
         self._unmirrored: dict[str, set[int]] = {}
         self._mirrored: dict[str, int] = {}  # app -> last mirrored sequence
         self._lineages: dict[str, list[LineageRecord]] = {}  # current one last
-        self._consumed: dict[str, tuple[int, int]] = {}  # log -> (end of the last decided range, its commit sequence)
-        self._released = {record.queue: record.commit_sequence for record in records if isinstance(record, ReleaseRecord)}
+        # log -> (end of the last decided range, its commit sequence)
+        self._consumed: dict[str, tuple[int, int]] = {}
+        self._released = {
+            record.queue: record.commit_sequence for record in records if isinstance(record, ReleaseRecord)
+        }
         entries = [record for record in records if isinstance(record, LedgerRecord)]
         for entry in sorted(entries, key=lambda record: record.sequence):
             self._keep(entry)
@@ -80,23 +86,36 @@ class Ledger:
         last = self.last(app_id)
         return last.sequence + 1 if last else 1
 
-    # -- C1 -------------------------------------------------------------------------------------------------------------------
+    # -- C1 --------------------------------------------------------------------------------------------------
     def open(
-        self, change: Change, app_id: str, query_id: str, batch_id: int, on_new: OnNewCheckpoint, *, consumes: bool, claim_position: int
+        self,
+        change: Change,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        on_new: OnNewCheckpoint,
+        *,
+        consumes: bool,
+        claim_position: int,
     ) -> LedgerRecord | None:
-        """The entry of a decided batch; None for a batch that may be staged now, its lineage opened. Raises LineageConflict, BatchGap."""
+        """The entry of a decided batch; None for a batch that may be staged now, its lineage opened. Raises
+        LineageConflict, BatchGap.
+        """
         lineages = list(self._lineages.get(app_id, ()))
         current = lineages[-1] if lineages else None
         replaced = None
         if current is not None and current.query_id != query_id:
             self._refuse(app_id, query_id, lineages, on_new)
-            if not any(entry.query_id == current.query_id for entry in self._entries.get(app_id, {}).values()):
+            if not any(
+                entry.query_id == current.query_id for entry in self._entries.get(app_id, {}).values()
+            ):
                 replaced = current  # it has decided nothing: its late drivers are shut out
             current = None
         if current is None:
             if batch_id > 0 and on_new != "resume":
                 raise BatchGap(
-                    f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it is in the ledger: the "
+                    f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it "
+                    "is in the ledger: the "
                     "checkpoint was used with "
                     "another sink. Start with a new checkpoint, or set onNewCheckpoint=resume"
                 )
@@ -109,47 +128,66 @@ class Ledger:
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
             change.put(current)
-        return self._follow(current, app_id, query_id, batch_id, consumes=consumes, claim_position=claim_position)
+        return self._follow(
+            current, app_id, query_id, batch_id, consumes=consumes, claim_position=claim_position
+        )
 
-    def _refuse(self, app_id: str, query_id: str, lineages: list[LineageRecord], on_new: OnNewCheckpoint) -> None:
+    def _refuse(
+        self, app_id: str, query_id: str, lineages: list[LineageRecord], on_new: OnNewCheckpoint
+    ) -> None:
         current = lineages[-1]
         if any(lineage.query_id == query_id for lineage in lineages):
             raise LineageConflict(
-                f"query {query_id} of app {app_id!r} was followed by query {current.query_id}: an older checkpoint was started again. "
-                f"Go on with the checkpoint of {current.query_id}, or use a new one with onNewCheckpoint=resume"
+                f"query {query_id} of app {app_id!r} was followed by query {current.query_id}: an older "
+                "checkpoint was started again. "
+                f"Go on with the checkpoint of {current.query_id}, or use a new one with "
+                "onNewCheckpoint=resume"
             )
         decided = self.last(app_id)
         if on_new != "resume" and decided is not None:
             raise LineageConflict(
-                f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query {current.query_id} "
+                f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query "
+                f"{current.query_id} "
                 "(last: batch "
-                f"{decided.batch_id}, number {decided.sequence} of the app). Go on with that checkpoint, give the new pipeline an appId "
+                f"{decided.batch_id}, number {decided.sequence} of the app). Go on with that checkpoint, "
+                "give the new pipeline an appId "
                 "of its own, or set "
                 "onNewCheckpoint=resume to go on where the last committed batch ended"
             )
 
     def _follow(
-        self, current: LineageRecord, app_id: str, query_id: str, batch_id: int, *, consumes: bool, claim_position: int
+        self,
+        current: LineageRecord,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        *,
+        consumes: bool,
+        claim_position: int,
     ) -> LedgerRecord | None:
         expected = self.expected(app_id, query_id)
         if batch_id == expected:
             return None
         if batch_id > expected:
             raise BatchGap(
-                f"query {query_id} of app {app_id!r} comes with batch {batch_id}, but the ledger expects batch {expected}: the "
+                f"query {query_id} of app {app_id!r} comes with batch {batch_id}, but the ledger expects "
+                f"batch {expected}: the "
                 "checkpoint is ahead of this "
-                "broker (was an older data directory restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
+                "broker (was an older data directory restored?). Nothing was done; use a new checkpoint with "
+                "onNewCheckpoint=resume"
             )
         entry = self.entry(app_id, query_id, batch_id)
         if entry is None:
             raise LineageConflict(
-                f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: an older checkpoint "
+                f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: "
+                "an older checkpoint "
                 "was restored. "
                 "Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
             )
         if not consumes and claim_position > entry.claim_position:
             raise LineageConflict(
-                f"batch {batch_id} of app {app_id!r} is decided, and its source has gone on since: the checkpoint was lost or an "
+                f"batch {batch_id} of app {app_id!r} is decided, and its source has gone on since: the "
+                "checkpoint was lost or an "
                 "older one restored. "
                 "Use the newest checkpoint, or another value of lineage"
             )
@@ -161,9 +199,11 @@ class Ledger:
         if not lineages or lineages[-1].query_id != query_id:
             return -1
         last = self.last(app_id)
-        return last.batch_id + 1 if last is not None and last.query_id == query_id else lineages[-1].first_batch
+        return (
+            last.batch_id + 1 if last is not None and last.query_id == query_id else lineages[-1].first_batch
+        )
 
-    # -- C4 -------------------------------------------------------------------------------------------------------------------
+    # -- C4 --------------------------------------------------------------------------------------------------
     def require_next(self, app_id: str, query_id: str, batch_id: int) -> None:
         """Raises LineageConflict or BatchGap unless this batch is the one to decide now."""
         expected = self.expected(app_id, query_id)
@@ -176,7 +216,8 @@ class Ledger:
             )
         if batch_id != expected:
             raise BatchGap(
-                f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} expects batch {expected}. Start the query again"
+                f"batch {batch_id} of query {query_id} cannot be committed: app {app_id!r} expects batch "
+                f"{expected}. Start the query again"
             )
 
     def require_undecided(self, query_id: str, batch_id: int, ranges: Mapping[str, tuple[int, int]]) -> None:
@@ -185,25 +226,39 @@ class Ledger:
             entry = self.entry(app_id, query_id, batch_id)
             if entry is not None:
                 raise LineageConflict(
-                    f"batch {batch_id} of query {query_id} is decided (app {app_id!r}, consumed {canonical(entry.ranges)}) and "
+                    f"batch {batch_id} of query {query_id} is decided (app {app_id!r}, consumed "
+                    f"{canonical(entry.ranges)}) and "
                     "now asks for "
-                    f"{canonical(ranges)}: an older checkpoint was restored. Use the newest checkpoint, or a new one with "
+                    f"{canonical(ranges)}: an older checkpoint was restored. Use the newest checkpoint, or a "
+                    "new one with "
                     "onNewCheckpoint=resume"
                 )
 
     def require_ranges(
-        self, app_id: str, ranges: Mapping[str, list[int]], query_id: str, batch_id: int, settled: Callable[[str, int, int], bool]
+        self,
+        app_id: str,
+        ranges: Mapping[str, list[int]],
+        query_id: str,
+        batch_id: int,
+        settled: Callable[[str, int, int], bool],
     ) -> None:
         """Raises LineageConflict unless every range starts where the app's last range of that log ended.
 
-        Or later, where all between is settled: a batch that did not read its range consumed nothing, and Spark's commit acknowledged it.
+        Or later, where all between is settled: a batch that did not read its range consumed nothing, and
+        Spark's commit acknowledged it.
         """
         consumed = self.consumed(ranges)
         for log, (start, _) in ranges.items():
-            if log in consumed and consumed[log] != start and not (consumed[log] < start and settled(log, consumed[log], start)):
+            if (
+                log in consumed
+                and consumed[log] != start
+                and not (consumed[log] < start and settled(log, consumed[log], start))
+            ):
                 raise LineageConflict(
-                    f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is consumed up to {consumed[log]}: "
-                    f"committing it would lose or double messages. The checkpoint does not fit the ledger of app {app_id!r}; use "
+                    f"batch {batch_id} of query {query_id} has read {canonical(ranges)}, but {log!r} is "
+                    f"consumed up to {consumed[log]}: "
+                    "committing it would lose or double messages. The checkpoint does not fit the ledger of "
+                    f"app {app_id!r}; use "
                     "the one that was last in use, or start "
                     f"once more with a new one and onNewCheckpoint=resume"
                 )
@@ -214,12 +269,15 @@ class Ledger:
         self._prune(change, entry.app_id)
 
     def _prune(self, change: Change, app_id: str) -> None:
-        """Keeps the newest ``KEPT_ENTRIES``, and what is needed: for the start of a log's next range, an apply, or a mirror in use."""
+        """Keeps the newest ``KEPT_ENTRIES``, and what is needed: for the start of a log's next range, an
+        apply, or a mirror in use.
+        """
         entries = self._entries[app_id]
         surplus = len(entries) - KEPT_ENTRIES
         if surplus <= 0:
             return
-        needed = {commit_sequence for _, commit_sequence in self._consumed.values()}  # where a log's next range must start
+        # where a log's next range must start
+        needed = {commit_sequence for _, commit_sequence in self._consumed.values()}
         mirrored = self._mirrored.get(app_id, 0)  # that entry is kept, to know that there is a Delta ledger
         in_use = mirrored and next(reversed(entries)) - mirrored <= MIRROR_LAG
         gone = []
@@ -239,12 +297,14 @@ class Ledger:
             self._wait(self._unmirrored, entry, waits=False)
             change.drop(LedgerRecord, entry.key)
 
-    # -- C5, C6 ---------------------------------------------------------------------------------------------------------------
+    # -- C5, C6 ----------------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerRecord]:
         return [self._entries[app_id][sequence] for sequence in sorted(self._unapplied.get(app_id, ()))]
 
     def unmirrored(self, app_id: str, limit: int) -> list[LedgerRecord]:
-        return [self._entries[app_id][sequence] for sequence in sorted(self._unmirrored.get(app_id, ()))[:limit]]
+        return [
+            self._entries[app_id][sequence] for sequence in sorted(self._unmirrored.get(app_id, ()))[:limit]
+        ]
 
     def waiting(self, app_id: str) -> tuple[int, int]:
         """How many entries are not applied, and not mirrored."""
@@ -259,12 +319,19 @@ class Ledger:
         return entry
 
     def skip(self, change: Change, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
-        """Take branches out of what is to apply; returns those that were not out yet. Raises UnknownTransaction."""
+        """Take branches out of what is to apply; returns those that were not out yet. Raises
+        UnknownTransaction.
+        """
         entry = self._entries.get(app_id, {}).get(sequence)
         named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
-        if entry is None or not branches <= set(named) or (entry.applied and not all("skipped" in named[name] for name in branches)):
+        if (
+            entry is None
+            or not branches <= set(named)
+            or (entry.applied and not all("skipped" in named[name] for name in branches))
+        ):
             raise UnknownTransaction(
-                f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the batch was never decided. "
+                f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the "
+                "batch was never decided. "
                 "`txmq unapplied APP` lists what waits"
             )
         fresh = [branch for branch in sorted(branches) if "skipped" not in named[branch]]
@@ -340,7 +407,9 @@ def public(entry: LedgerRecord) -> LedgerEntry:
         committed_at_us=entry.committed_at,
         to_apply=()
         if entry.applied
-        else tuple(ToApply(kind, target, tuple(branches), rows) for target, branches, rows, kind in groups.values()),
+        else tuple(
+            ToApply(kind, target, tuple(branches), rows) for target, branches, rows, kind in groups.values()
+        ),
         applied=entry.applied,
         mirrored=entry.mirrored,
     )

@@ -1,10 +1,12 @@
-"""Micro-batches: opened, staged and decided. Batch writes, which have no app, share the staging and the decision.
+"""Micro-batches: opened, staged and decided. Batch writes, which have no app, share the staging and the
+decision.
 
-Pure: each method that changes something fills the change of a commit. Not here: the order in which commits happen, and where bytes
-are written (``node/``). What a claim, a branch and a ledger entry are is in their own files.
+Pure: each method that changes something fills the change of a commit. Not here: the order in which commits
+happen, and where bytes are written (``node/``). What a claim, a branch and a ledger entry are is in their own
+files.
 
-Invariant: a batch is decided once, in one change with all that it publishes and consumes. A decision checks everything before it
-changes anything.
+Invariant: a batch is decided once, in one change with all that it publishes and consumes. A decision checks
+everything before it changes anything.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ from broker_core.broker.records import (
 from broker_core.broker.routing import Routed
 from broker_core.broker.transaction import Consumed, StagedTransaction
 from broker_core.engine import BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
-from broker_core.errors import BatchDecided, LineageConflict, MissingBranch, PreconditionFailed, TransactionState
+from broker_core.errors import (
+    BatchDecided,
+    LineageConflict,
+    MissingBranch,
+    PreconditionFailed,
+    TransactionState,
+)
 from broker_core.micro_batch.branch import Branches, ReadBlock
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger, public
@@ -63,7 +71,7 @@ class MicroBatches:
         self._state = state
         self._read = read
 
-    # -- C1 -------------------------------------------------------------------------------------------------------------
+    # -- C1 --------------------------------------------------------------------------------------------------
     def open(
         self,
         change: Change,
@@ -78,18 +86,30 @@ class MicroBatches:
     ) -> Opened:
         """``token`` names the attempt. Raises LineageConflict, BatchGap."""
         entry = self.ledger.open(
-            change, app_id, query_id, batch_id, on_new_checkpoint, consumes=consumes, claim_position=self.claims.position(app_id)
+            change,
+            app_id,
+            query_id,
+            batch_id,
+            on_new_checkpoint,
+            consumes=consumes,
+            claim_position=self.claims.position(app_id),
         )
         if entry is not None:
             return Opened(entry.sequence, "", public(entry))
         self.branches.open(change, AttemptRecord(token, app_id, query_id, batch_id, now_us))
         return Opened(self.ledger.next_sequence(app_id), token)
 
-    # -- C2 -------------------------------------------------------------------------------------------------------------
+    # -- C2 --------------------------------------------------------------------------------------------------
     def stage(
-        self, change: Change, header: BranchHeader, first: int, given: Sequence[tuple[Stored | None, pa.RecordBatch]], now_us: int
+        self,
+        change: Change,
+        header: BranchHeader,
+        first: int,
+        given: Sequence[tuple[Stored | None, pa.RecordBatch]],
+        now_us: int,
     ) -> list[tuple[int, int]]:
-        """Name the parts ``first`` and on, all or none: (rows, checksum) of each. Bytes of a part that is staged already are forgotten.
+        """Name the parts ``first`` and on, all or none: (rows, checksum) of each. Bytes of a part that is
+        staged already are forgotten.
 
         Raises BatchDecided, MissingBranch, ExchangeNotFound, AccessRefused.
         """
@@ -101,15 +121,22 @@ class MicroBatches:
         ]
         for record, before in zip(staged, known, strict=True):
             if before is None:
-                self.branches.open(change, AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us))
+                self.branches.open(
+                    change,
+                    AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us),
+                )
                 self.branches.touch(change, header.token, now_us)
                 self.branches.stage(self._state, change, record)
                 unkept.discard(record.block_id)
         change.forgets += sorted(unkept)
         return [(record.rows, record.checksum) for record in staged]
 
-    def staged(self, header: BranchHeader, first: int, expected: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The parts ``first`` and on, (rows, checksum) of each, if they are staged as ``expected``; otherwise none."""
+    def staged(
+        self, header: BranchHeader, first: int, expected: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """The parts ``first`` and on, (rows, checksum) of each, if they are staged as ``expected``; otherwise
+        none.
+        """
         parts = [self.branches.part(header.branch, part) for part in range(first, first + len(expected))]
         found = [(part.rows, part.checksum) for part in parts if part is not None]
         return found if found == list(expected) else []
@@ -118,10 +145,15 @@ class MicroBatches:
         """The part if it is staged already. Raises MissingBranch if that is another one."""
         staged = self.branches.part(header.branch, part)
         if staged is not None and staged.rows != rows.num_rows:
-            raise MissingBranch(f"part {part} of branch {header.branch} is staged with {staged.rows} rows, not {rows.num_rows}")
+            raise MissingBranch(
+                f"part {part} of branch {header.branch} is staged with {staged.rows} rows, "
+                f"not {rows.num_rows}"
+            )
         return staged
 
-    def _part(self, header: BranchHeader, part: int, rows: pa.RecordBatch, stored: Stored | None) -> PartRecord:
+    def _part(
+        self, header: BranchHeader, part: int, rows: pa.RecordBatch, stored: Stored | None
+    ) -> PartRecord:
         self._require_open(header)
         routing = self._state.topology.route_block(rows) if header.kind == "publish" else Routed({}, 0, [])
         return PartRecord(
@@ -137,19 +169,30 @@ class MicroBatches:
             checksum=signed(stored.checksum) if stored else part_checksum(rows),
             block_id=stored.block_id if stored else 0,
             inline=b"" if stored else _stream(rows),
-            routes={str(queue): [row, count, bitmap.hex()] for queue, (row, count, bitmap) in routing.selections.items()},
+            routes={
+                str(queue): [row, count, bitmap.hex()]
+                for queue, (row, count, bitmap) in routing.selections.items()
+            },
             unroutable=routing.unroutable,
             examples=[list(example) for example in routing.examples],
         )
 
     def _require_open(self, header: BranchHeader) -> None:
         """A late task of a decided or dropped attempt stages nothing."""
-        if self.ledger.by_token(header.token) is not None or _write(header.token) in self._state.names.outcomes:
-            raise BatchDecided(f"attempt {header.token} is over; this task woke up too late and its rows are dropped")
+        if (
+            self.ledger.by_token(header.token) is not None
+            or _write(header.token) in self._state.names.outcomes
+        ):
+            raise BatchDecided(
+                f"attempt {header.token} is over; this task woke up too late and its rows are dropped"
+            )
         if header.app_id and self.ledger.entry(header.app_id, header.query_id, header.batch_id) is not None:
-            raise BatchDecided(f"batch {header.batch_id} of app {header.app_id!r} is decided; the rows of this late attempt are dropped")
+            raise BatchDecided(
+                f"batch {header.batch_id} of app {header.app_id!r} is decided; the rows of "
+                "this late attempt are dropped"
+            )
 
-    # -- C4 -------------------------------------------------------------------------------------------------------------
+    # -- C4 --------------------------------------------------------------------------------------------------
     def decide(
         self,
         change: Change,
@@ -163,7 +206,9 @@ class MicroBatches:
         on_unroutable: OnUnroutable,
         consumes: bool,
     ) -> Committed:
-        """Raises, with nothing changed, LineageConflict, BatchGap, MissingBranch, Unroutable, PreconditionFailed (a full queue)."""
+        """Raises, with nothing changed, LineageConflict, BatchGap, MissingBranch, Unroutable,
+        PreconditionFailed (a full queue).
+        """
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
         entry = self.ledger.entry(app_id, query_id, batch_id)
         if entry is not None:
@@ -171,9 +216,14 @@ class MicroBatches:
         # 2. every check, before anything changes
         self.ledger.require_next(app_id, query_id, batch_id)
         attempt = self.branches.attempt(token)
-        if attempt is not None and (attempt.app_id, attempt.query_id, attempt.batch_id) != (app_id, query_id, batch_id):
+        if attempt is not None and (attempt.app_id, attempt.query_id, attempt.batch_id) != (
+            app_id,
+            query_id,
+            batch_id,
+        ):
             raise LineageConflict(
-                f"token {token} was opened for batch {attempt.batch_id} of app {attempt.app_id!r}, not for batch {batch_id} of {app_id!r}"
+                f"token {token} was opened for batch {attempt.batch_id} of app {attempt.app_id!r}, not for "
+                f"batch {batch_id} of {app_id!r}"
             )
         named = self.branches.require(token, branches)
         ranges = self.claims.ranges_read(query_id, batch_id) if consumes and query_id else {}
@@ -186,7 +236,9 @@ class MicroBatches:
         # 3. publish, consume, decide: one change
         sequence = self._state.transactions.commit(change, transaction, now_us).sequence
         self.branches.published(self._state, change, named)
-        to_apply: list[list[Any]] = [[part.kind, part.target, part.branch, part.rows] for part in named if part.kind != "publish"]
+        to_apply: list[list[Any]] = [
+            [part.kind, part.target, part.branch, part.rows] for part in named if part.kind != "publish"
+        ]
         decided = LedgerRecord(
             app_id=app_id,
             sequence=self.ledger.next_sequence(app_id),
@@ -210,8 +262,12 @@ class MicroBatches:
             self.branches.drop(self._state, change, orphan)
         return Committed(public(decided), already=False)
 
-    def _gather(self, name: str, named: Sequence[PartRecord], on_unroutable: OnUnroutable, now_us: int) -> tuple[StagedTransaction, int]:
-        """The transaction that publishes what was staged, and how many messages reach a queue. Raises Unroutable."""
+    def _gather(
+        self, name: str, named: Sequence[PartRecord], on_unroutable: OnUnroutable, now_us: int
+    ) -> tuple[StagedTransaction, int]:
+        """The transaction that publishes what was staged, and how many messages reach a queue. Raises
+        Unroutable.
+        """
         if on_unroutable == "fail":
             self.branches.require_routable(self._state, named, self._read)
         transaction = StagedTransaction(name, now_us)
@@ -219,19 +275,39 @@ class MicroBatches:
 
     def _settled(self, log: str, start: int, end: int) -> bool:
         """Whether nothing unsettled lies between two offsets."""
-        return sum(last - first for first, last in self._state.topology.queue(log).progress.settled_within(start, end)) == end - start
+        return (
+            sum(
+                last - first
+                for first, last in self._state.topology.queue(log).progress.settled_within(start, end)
+            )
+            == end - start
+        )
 
     def _consumed(self, ranges: Mapping[str, Sequence[int]]) -> tuple[list[Consumed], int]:
         """Ranges of the ledger as offsets of queues, and how many messages are settled by them."""
-        found = [Consumed(self._state.topology.queue(log), start, end) for log, (start, end) in ranges.items()]
-        settled = sum(last - first for queue, start, end in found for first, last in queue.progress.settled_within(start, end))
+        found = [
+            Consumed(self._state.topology.queue(log), start, end) for log, (start, end) in ranges.items()
+        ]
+        settled = sum(
+            last - first
+            for queue, start, end in found
+            for first, last in queue.progress.settled_within(start, end)
+        )
         return found, sum(end - start for _, start, end in found) - settled
 
-    # -- batch writes ---------------------------------------------------------------------------------------------------
+    # -- batch writes ----------------------------------------------------------------------------------------
     def commit_write(
-        self, change: Change, token: str, branches: Sequence[StagedBranch], now_us: int, *, on_unroutable: OnUnroutable
+        self,
+        change: Change,
+        token: str,
+        branches: Sequence[StagedBranch],
+        now_us: int,
+        *,
+        on_unroutable: OnUnroutable,
     ) -> int:
-        """How many rows. Twice is fine. Raises TransactionState (rolled back), UnknownOutcome, MissingBranch, Unroutable."""
+        """How many rows. Twice is fine. Raises TransactionState (rolled back), UnknownOutcome, MissingBranch,
+        Unroutable.
+        """
         state, name = self._state, _write(token)
         outcome = state.names.outcomes.get(name)
         if outcome is not None:
@@ -251,12 +327,20 @@ class MicroBatches:
         entry = self.ledger.by_token(token)
         outcome = self._state.names.outcomes.get(_write(token))
         if entry is not None or (outcome is not None and outcome.state == "committed"):
-            what = f"batch {entry.batch_id} of app {entry.app_id!r}" if entry is not None else f"batch write {token}"
-            raise BatchDecided(f"{what} is committed and cannot be rolled back; an answer was lost on the way, nothing else")
+            what = (
+                f"batch {entry.batch_id} of app {entry.app_id!r}"
+                if entry is not None
+                else f"batch write {token}"
+            )
+            raise BatchDecided(
+                f"{what} is committed and cannot be rolled back; an answer was lost on the way, nothing else"
+            )
         self._drop(change, token, now_us)
 
     def drop_abandoned(self, change: Change, now_us: int) -> list[str]:
-        """Roll back batch writes whose driver is gone: no checkpoint can replay them. A late task or commit is refused. Their tokens."""
+        """Roll back batch writes whose driver is gone: no checkpoint can replay them. A late task or commit
+        is refused. Their tokens.
+        """
         tokens = self.branches.abandoned(now_us)
         for token in tokens:
             self._drop(change, token, now_us)
@@ -264,10 +348,11 @@ class MicroBatches:
 
     def _drop(self, change: Change, token: str, now_us: int) -> None:
         self.branches.drop(self._state, change, token)
-        if _write(token) not in self._state.names.outcomes:  # a late task of it, or a late call, is refused from now on
+        # a late task of it, or a late call, is refused from now on
+        if _write(token) not in self._state.names.outcomes:
             self._state.names.outcomes.remember(change, OutcomeRecord(_write(token), "rolled_back", now_us))
 
-    # -- C5 -------------------------------------------------------------------------------------------------------------
+    # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:
         entry = self.ledger.mark_applied(change, app_id, sequence)
         if entry is not None:
@@ -279,12 +364,16 @@ class MicroBatches:
         for branch in self.ledger.skip(change, app_id, sequence, set(branches), to):
             self.branches.free(self._state, change, branch)
 
-    # -- S6 -------------------------------------------------------------------------------------------------------------
+    # -- S6 --------------------------------------------------------------------------------------------------
     def release(self, change: Change, app_id: str, queue: str) -> None:
         """Take a queue from its app. Raises QueueNotFound, PreconditionFailed (it is not that app's)."""
         found = self._state.topology.queue(queue)
         if found.owner != app_id:
-            owner = f"claimed by app {found.owner!r}, not by app {app_id!r}" if found.owner else "not claimed by any app"
+            owner = (
+                f"claimed by app {found.owner!r}, not by app {app_id!r}"
+                if found.owner
+                else "not claimed by any app"
+            )
             raise PreconditionFailed(f"queue {queue!r} is {owner}; `txmq apps` lists the claims")
         release(change, found)
         self.claims.release(self._state, change, app_id, queue)

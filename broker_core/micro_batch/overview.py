@@ -1,4 +1,6 @@
-"""What an operator sees of the apps: what they own, how far they are, and what they have staged. Pure; nothing changes."""
+"""What an operator sees of the apps: what they own, how far they are, and what they have staged. Pure;
+nothing changes.
+"""
 
 from __future__ import annotations
 

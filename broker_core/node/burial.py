@@ -1,10 +1,12 @@
-"""Burial: the dead letters of a great many rejects are written to a segment before their commit, which then only names them.
+"""Burial: the dead letters of a great many rejects are written to a segment before their commit, which then
+only names them.
 
-Not here: what a dead letter is (``broker/dead_letter.py``), and where it goes (``BrokerState.commit_transaction``, at the commit).
-A commit holds up all others, so it must not make fifty thousand copies. The committing thread makes them before, a few at a time under
-the lock.
-Invariant: until ``Burial.apply`` the transaction is as it was. After it, it acks what it had rejected, and ``buried`` holds the copies; a
-reject that was not copied (further routing keys, a message that cannot be read) stays a reject, which the commit deals with as ever.
+Not here: what a dead letter is (``broker/dead_letter.py``), and where it goes
+(``BrokerState.commit_transaction``, at the commit). A commit holds up all others, so it must not make fifty
+thousand copies. The committing thread makes them before, a few at a time under the lock. Invariant: until
+``Burial.apply`` the transaction is as it was. After it, it acks what it had rejected, and ``buried`` holds
+the copies; a reject that was not copied (further routing keys, a message that cannot be read) stays a reject,
+which the commit deals with as ever.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 def is_worth_it(transaction: Transaction) -> bool:
     """Whether its commit would make many copies."""
     settles = transaction.settles
-    return len(settles) >= MANY and sum(1 for queue, _, outcome in settles if outcome == "reject" and queue.arguments.dead_letters) >= MANY
+    return (
+        len(settles) >= MANY
+        and sum(1 for queue, _, outcome in settles if outcome == "reject" and queue.arguments.dead_letters)
+        >= MANY
+    )
 
 
 @dataclass
@@ -57,8 +63,12 @@ class Burial:
         return [buried.block_id for buried in self.buried]
 
 
-def bury(transaction: Transaction, state: BrokerState, committer: Committer, append: Append, now_us: int) -> Burial:
-    """The transaction must not change meanwhile. Raises what ``append`` raises, having forgotten what it appended."""
+def bury(
+    transaction: Transaction, state: BrokerState, committer: Committer, append: Append, now_us: int
+) -> Burial:
+    """The transaction must not change meanwhile. Raises what ``append`` raises, having forgotten what it
+    appended.
+    """
     burial = Burial()
     places: dict[Queue, list[int]] = {}
     for place, (queue, _, outcome) in enumerate(transaction.settles):
@@ -66,7 +76,15 @@ def bury(transaction: Transaction, state: BrokerState, committer: Committer, app
             places.setdefault(queue, []).append(place)
     try:
         for queue, found in places.items():
-            _bury_queue(queue, [(place, transaction.settles[place].offset) for place in found], burial, state, committer, append, now_us)
+            _bury_queue(
+                queue,
+                [(place, transaction.settles[place].offset) for place in found],
+                burial,
+                state,
+                committer,
+                append,
+                now_us,
+            )
     except BaseException:
         forget(burial, committer)
         raise
@@ -81,7 +99,13 @@ def forget(burial: Burial, committer: Committer) -> None:
 
 
 def _bury_queue(
-    queue: Queue, rejects: list[tuple[int, int]], burial: Burial, state: BrokerState, committer: Committer, append: Append, now_us: int
+    queue: Queue,
+    rejects: list[tuple[int, int]],
+    burial: Burial,
+    state: BrokerState,
+    committer: Committer,
+    append: Append,
+    now_us: int,
 ) -> None:
     """``rejects`` are places and offsets."""
     exchange, key = queue.arguments.dead_letter_exchange, queue.arguments.dead_letter_routing_key

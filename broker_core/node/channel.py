@@ -1,7 +1,8 @@
 """A channel in this process: AMQP's commands as calls.
 
-Not here: what a channel holds (``broker/channel.py``), and a channel of another process (``client/channel.py``).
-Invariant: a call that returns is durable, or waits in the transaction of the channel.
+Not here: what a channel holds (``broker/channel.py``), and a channel of another process
+(``client/channel.py``). Invariant: a call that returns is durable, or waits in the transaction of the
+channel.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _new = tuple.__new__  # a third of the time of a NamedTuple's own
 class LocalChannel:
     """A transactional channel in this process (docs/transactions.md). For one thread at a time.
 
-    Every method raises TransactionState once the channel is closed, and StoreFailed once the broker has stopped.
-    ``returned`` gathers mandatory messages that reached no queue.
+    Every method raises TransactionState once the channel is closed, and StoreFailed once the broker has
+    stopped. ``returned`` gathers mandatory messages that reached no queue.
     """
 
     def __init__(self, broker: Node, connection: object, limits: Limits) -> None:
@@ -45,11 +46,12 @@ class LocalChannel:
         self._channel = Channel(broker.state, connection=connection, limits=limits)
         broker.watch(self._channel)
         self._timed = limits.open_s is not None
-        self.call: tuple[str, int] | None = None  # of a channel that another process holds: its id, and the number of this call
+        # of a channel that another process holds: its id, and the number of this call
+        self.call: tuple[str, int] | None = None
         self._ended = False
         self.returned: list[Message] = []
 
-    # -- exchanges and queues -------------------------------------------------------------------------------------------
+    # -- exchanges and queues --------------------------------------------------------------------------------
     def exchange_declare(
         self,
         exchange: str,
@@ -62,11 +64,20 @@ class LocalChannel:
     ) -> None:
         """Raises PreconditionFailed (exists with other properties), AccessRefused (reserved name)."""
 
-        options: dict[str, Any] = {"durable": durable, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
-        self._run(lambda state, change, _now: state.topology.declare_exchange(change, exchange, type, **options))
+        options: dict[str, Any] = {
+            "durable": durable,
+            "auto_delete": auto_delete,
+            "internal": internal,
+            "arguments": arguments,
+        }
+        self._run(
+            lambda state, change, _now: state.topology.declare_exchange(change, exchange, type, **options)
+        )
 
     def exchange_delete(self, exchange: str, *, if_unused: bool = False) -> None:
-        self._run(lambda state, change, _now: state.topology.delete_exchange(change, exchange, if_unused=if_unused))
+        self._run(
+            lambda state, change, _now: state.topology.delete_exchange(change, exchange, if_unused=if_unused)
+        )
 
     def queue_declare(
         self,
@@ -80,7 +91,8 @@ class LocalChannel:
     ) -> str:
         """The queue's name; "" lets the broker choose one. ``passive`` only looks.
 
-        Raises PreconditionFailed (exists with other properties, unknown argument), ResourceLocked, AccessRefused, QueueNotFound.
+        Raises PreconditionFailed (exists with other properties, unknown argument), ResourceLocked,
+        AccessRefused, QueueNotFound.
         """
         if not queue:
             queue = self._broker.new_name()
@@ -104,37 +116,67 @@ class LocalChannel:
         self._run(work)
         return queue
 
-    def queue_bind(self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None) -> None:
+    def queue_bind(
+        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+    ) -> None:
         connection = self._channel.connection
-        self._run(lambda state, change, _now: state.topology.bind(change, queue, exchange, routing_key, arguments, connection=connection))
+        self._run(
+            lambda state, change, _now: state.topology.bind(
+                change, queue, exchange, routing_key, arguments, connection=connection
+            )
+        )
 
-    def queue_unbind(self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None) -> None:
+    def queue_unbind(
+        self, queue: str, exchange: str, routing_key: str = "", arguments: dict[str, Any] | None = None
+    ) -> None:
         connection = self._channel.connection
-        self._run(lambda state, change, _now: state.topology.unbind(change, queue, exchange, routing_key, arguments, connection=connection))
+        self._run(
+            lambda state, change, _now: state.topology.unbind(
+                change, queue, exchange, routing_key, arguments, connection=connection
+            )
+        )
 
     def queue_purge(self, queue: str) -> int:
-        """How many messages were dropped; those that somebody holds stay. Raises QueueNotFound, ResourceLocked."""
-        return self._run(lambda state, change, _now: state.messages.purge(change, queue, self._channel.connection))
+        """How many messages were dropped; those that somebody holds stay. Raises QueueNotFound,
+        ResourceLocked.
+        """
+        return self._run(
+            lambda state, change, _now: state.messages.purge(change, queue, self._channel.connection)
+        )
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """How many messages went with it. Raises ResourceLocked, PreconditionFailed."""
-        options: dict[str, Any] = {"if_unused": if_unused, "if_empty": if_empty, "connection": self._channel.connection}
+        options: dict[str, Any] = {
+            "if_unused": if_unused,
+            "if_empty": if_empty,
+            "connection": self._channel.connection,
+        }
         return self._run(lambda state, change, _now: state.topology.delete_queue(change, queue, **options))
 
-    # -- publishing -----------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------
     def publish(
-        self, body: bytes, exchange: str = "", routing_key: str = "", properties: bytes | Properties = b"", *, mandatory: bool = False
+        self,
+        body: bytes,
+        exchange: str = "",
+        routing_key: str = "",
+        properties: bytes | Properties = b"",
+        *,
+        mandatory: bool = False,
     ) -> bool:
-        """Whether the message is routed to a queue. In a transaction it waits for tx_commit, else it is durable when this returns.
+        """Whether the message is routed to a queue. In a transaction it waits for tx_commit, else it is
+        durable when this returns.
 
-        Raises ExchangeNotFound, AccessRefused, PreconditionFailed (a full queue; a delivery mode, an expiration, CC or BCC that mean
-        nothing), RemoteProtocolError (damaged properties), OptionError (a routing key), TransactionTooLarge.
+        Raises ExchangeNotFound, AccessRefused, PreconditionFailed (a full queue; a delivery mode, an
+        expiration, CC or BCC that mean nothing), RemoteProtocolError (damaged properties), OptionError (a
+        routing key), TransactionTooLarge.
         """
         channel = self._channel
         if channel.closed:
             channel.check_open()
         if type(exchange) is not str or (mandatory is not True and mandatory is not False):
-            check_call("publish", LocalChannel.publish, {"body": b"", "exchange": exchange, "mandatory": mandatory})
+            check_call(
+                "publish", LocalChannel.publish, {"body": b"", "exchange": exchange, "mandatory": mandatory}
+            )
         if isinstance(properties, Properties):
             properties = properties.encode()
         if type(body) is not bytes or type(routing_key) is not str or type(properties) is not bytes:
@@ -159,10 +201,12 @@ class LocalChannel:
             self._commit_single()
         return bool(queues)
 
-    # -- deliveries -----------------------------------------------------------------------------------------------------
+    # -- deliveries ------------------------------------------------------------------------------------------
     @uninterrupted
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
-        """The next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound, ResourceLocked."""
+        """The next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound,
+        ResourceLocked.
+        """
         if type(queue) is not str or type(no_ack) is not bool:
             check_call("get", LocalChannel.get, {"queue": queue, "no_ack": no_ack})
         channel = self._channel
@@ -223,21 +267,24 @@ class LocalChannel:
         self._broker.notify_consumers()
         return count
 
-    # -- transactions ---------------------------------------------------------------------------------------------------
+    # -- transactions ----------------------------------------------------------------------------------------
     def tx_select(self) -> None:
         """May be repeated. Raises PreconditionFailed on a channel that confirms."""
         self._channel.tx_select(self._clock())
 
     def confirm_select(self) -> None:
-        """In process every publish outside a transaction is confirmed by its return. Raises PreconditionFailed with tx_select."""
+        """In process every publish outside a transaction is confirmed by its return. Raises
+        PreconditionFailed with tx_select.
+        """
         self._channel.confirm_select()
 
     @uninterrupted
     def tx_commit(self, token: str = "") -> None:
-        """All publishes and acks of the transaction, or nothing. ``token``: a name under which ``LocalBroker.outcome`` answers.
+        """All publishes and acks of the transaction, or nothing. ``token``: a name under which
+        ``LocalBroker.outcome`` answers.
 
-        Raises PreconditionFailed (not transactional; a full queue), TransactionTooLarge, TransactionState (token used before).
-        After a failure the transaction is rolled back and the channel is closed.
+        Raises PreconditionFailed (not transactional; a full queue), TransactionTooLarge, TransactionState
+        (token used before). After a failure the transaction is rolled back and the channel is closed.
         """
         channel = self._channel
         channel.check_transactional()
@@ -259,7 +306,9 @@ class LocalChannel:
 
     @uninterrupted
     def tx_rollback(self) -> None:
-        """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
+        """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not
+        transactional).
+        """
         self._channel.check_transactional()
         with self._look:
             block_ids = self._channel.rollback(0)
@@ -267,9 +316,11 @@ class LocalChannel:
 
     @uninterrupted
     def prepare(self, xid: str) -> Literal["prepared", "read_only"]:
-        """The transaction becomes durable under ``xid``, invisible, for any process to commit or roll back; the channel goes on.
+        """The transaction becomes durable under ``xid``, invisible, for any process to commit or roll back;
+        the channel goes on.
 
-        Raises PreconditionFailed (not transactional), TransactionState (xid used before), TransactionTooLarge.
+        Raises PreconditionFailed (not transactional), TransactionState (xid used before),
+        TransactionTooLarge.
         """
         channel = self._channel
         channel.check_transactional()
@@ -288,7 +339,7 @@ class LocalChannel:
         channel.finish(0)
         return answer
 
-    # -- ending ---------------------------------------------------------------------------------------------------------
+    # -- ending ----------------------------------------------------------------------------------------------
     @property
     def closed(self) -> str:
         """Why the channel is closed; "" while it is open."""
@@ -320,7 +371,9 @@ class LocalChannel:
 
     @uninterrupted
     def _commit_single(self) -> None:
-        """Outside tx.select every publish and every ack is a transaction of its own, and raises what is wrong with it."""
+        """Outside tx.select every publish and every ack is a transaction of its own, and raises what is wrong
+        with it.
+        """
         single = self._channel.take()
         single.atomic = True
         if single:
@@ -328,7 +381,8 @@ class LocalChannel:
                 if single.settles and is_worth_it(single):
                     self._broker.bury(single).apply(single)
                 self._commit(single)
-            except TxmqError:  # what it acked is not this channel's any more, so nobody else would give it back
+            # what it acked is not this channel's any more, so nobody else would give it back
+            except TxmqError:
                 if self._committer.failure is None:
                     self._broker.discard(single.appended)
                     with self._look as state:
@@ -352,7 +406,8 @@ class LocalChannel:
         channel.check_open()
 
         def while_open(state: BrokerState, change: Change, now: int) -> T:
-            channel.check_open()  # it may have been closed meanwhile, and what is exclusive to it would be nobody's
+            # it may have been closed meanwhile, and what is exclusive to it would be nobody's
+            channel.check_open()
             return work(state, change, now)
 
         return self._committer.run(while_open)

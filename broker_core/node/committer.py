@@ -1,21 +1,25 @@
-"""Group commit with a leader and followers: a thread that commits while there is no leader becomes the leader, for all that wait.
+"""Group commit with a leader and followers: a thread that commits while there is no leader becomes the
+leader, for all that wait.
 
-Not here: what a work does (``broker/``) and how a change becomes durable (``store/``). There is no committer thread, so a lone
-commit never waits for another thread.
+Not here: what a work does (``broker/``) and how a change becomes durable (``store/``). There is no committer
+thread, so a lone commit never waits for another thread.
 
 A commit, in this order:
-1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work that raises, or
-   whose change cannot be encoded, fails alone: what it changed in memory is undone, and its change is dropped
+1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work
+   that raises, or whose change cannot be encoded, fails alone: what it changed in memory is undone, and its
+   change is dropped
 2. make durable: one ``store.commit`` for all changes of the group
 3. publish: under the state lock, new entries become visible
 4. answer: everybody of the group; if work waits already, one of the waiting leads
 
-A thread that waits holds the lead from the moment that ``leads`` is set until its group is done: one that leaves in between, because
-an exception was raised in it from outside, hands the lead on. In the main thread signal handlers wait until :meth:`Committer.run` is
-over (``shield.py``), so Ctrl-C neither cuts a commit nor stops the broker.
+A thread that waits holds the lead from the moment that ``leads`` is set until its group is done: one that
+leaves in between, because an exception was raised in it from outside, hands the lead on. In the main thread
+signal handlers wait until :meth:`Committer.run` is over (``shield.py``), so Ctrl-C neither cuts a commit nor
+stops the broker.
 
-Invariant: no caller is answered and no change is visible before it is durable. While callers wait, one of them leads. After a failure in
-2 memory and disk may differ, so nothing is ever committed again: every caller, waiting or later, gets StoreFailed.
+Invariant: no caller is answered and no change is visible before it is durable. While callers wait, one of
+them leads. After a failure in 2 memory and disk may differ, so nothing is ever committed again: every caller,
+waiting or later, gets StoreFailed.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ class Gate(Protocol):
 
 
 class Waiting:
-    """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when it waits no more; None: it need not wait.
+    """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when it waits no
+    more; None: it need not wait.
 
     ``leads``: the lead was handed to it, and it has not begun to lead.
     """
@@ -85,9 +90,13 @@ class Look:
 
 
 class Committer:
-    """``clock`` gives microseconds since the epoch; ``published`` is called after each commit that consumers or readers may care for."""
+    """``clock`` gives microseconds since the epoch; ``published`` is called after each commit that consumers
+    or readers may care for.
+    """
 
-    def __init__(self, state: BrokerState, store: Store, clock: Callable[[], int], published: Callable[[], None]) -> None:
+    def __init__(
+        self, state: BrokerState, store: Store, clock: Callable[[], int], published: Callable[[], None]
+    ) -> None:
         self._state = state
         self._lock = _thread.allocate_lock()  # guards the state
         self.look = Look(state, self._lock)
@@ -104,7 +113,8 @@ class Committer:
     def run(self, work: Work[T]) -> T:
         """Run ``work`` in commit order and return its answer when all that it changed is durable.
 
-        Raises what the work raises (a TxmqError: nothing changed but what the work had put into its change); StoreFailed.
+        Raises what the work raises (a TxmqError: nothing changed but what the work had put into its change);
+        StoreFailed.
         """
         mine = Waiting(work)
         try:
@@ -134,8 +144,8 @@ class Committer:
     def submit(self, group: list[Waiting], gate: Callable[[Waiting], Gate]) -> bool:
         """Commit a group that belongs to one thread, which must not block on others: True when it is done.
 
-        False where another thread leads: each of the group gets a ``gate``, which opens in that thread when it is done, or, if it is
-        not done, when it is to :meth:`lead`.
+        False where another thread leads: each of the group gets a ``gate``, which opens in that thread when
+        it is done, or, if it is not done, when it is to :meth:`lead`.
         """
         with self._mutex:
             if self._led:
@@ -150,7 +160,9 @@ class Committer:
         return True
 
     def lead(self, mine: Waiting) -> None:
-        """``mine`` was handed the lead, which took it out of those who wait: commit it, with all that wait now."""
+        """``mine`` was handed the lead, which took it out of those who wait: commit it, with all that wait
+        now.
+        """
         self._lead(mine, None)
 
     def check(self) -> None:
@@ -170,7 +182,8 @@ class Committer:
             self.run(_nothing)
 
     def _lead(self, mine: Waiting, group: list[Waiting] | None, *, last: bool = True) -> None:
-        """Commit ``group``, which starts with ``mine``, answer it, and hand the lead on, if this is the ``last`` group of the leader.
+        """Commit ``group``, which starts with ``mine``, answer it, and hand the lead on, if this is the
+        ``last`` group of the leader.
 
         None: ``mine`` and all that wait now.
         """
@@ -209,7 +222,9 @@ class Committer:
         self._led = False
 
     def _leave(self, mine: Waiting) -> None:
-        """This caller does not wait any more: its work is taken back, or done without it; a lead that it was handed goes on."""
+        """This caller does not wait any more: its work is taken back, or done without it; a lead that it was
+        handed goes on.
+        """
         with self._mutex:
             if mine in self._waiting:
                 self._waiting.remove(mine)
@@ -268,7 +283,8 @@ def _defect(error: Exception) -> TxmqError:
     logger.error("a commit was undone after an unexpected exception", exc_info=error)
     cause = " ".join(str(error).split())
     found = InternalFault(
-        f"the operation failed by a defect of the broker ({type(error).__name__}: {cause}), and nothing of it was done",
+        f"the operation failed by a defect of the broker ({type(error).__name__}: {cause}), and nothing of "
+        "it was done",
         "report it with the broker's log; the broker goes on",
     )
     found.__cause__ = error
@@ -290,6 +306,9 @@ def _open(gate: Gate) -> bool:
 
 def _stopped(error: BaseException) -> StoreFailed:
     cause = " ".join(str(error).split()) or type(error).__name__
-    failed = StoreFailed(f"the broker stopped, because a commit failed ({cause}); start it again, it recovers what was committed")
+    failed = StoreFailed(
+        f"the broker stopped, because a commit failed ({cause}); start it again, it "
+        "recovers what was committed"
+    )
     failed.__cause__ = error
     return failed

@@ -1,10 +1,11 @@
-"""Compaction: segments that are mostly dead bytes are written anew, so that the disk follows what queues still need.
+"""Compaction: segments that are mostly dead bytes are written anew, so that the disk follows what queues
+still need.
 
-Not here: which rows are needed (``broker/``), how files are written and deleted (``store/``).
-Measured is the file, not the blocks that are left in it: what was forgotten or rolled back is dead too. An open segment that is mostly
-dead is closed first, when nothing was written to it since the last look, or when much of it is dead.
-Invariant: a block keeps its rows and their numbers; only bodies that no queue needs are blanked. A block that cannot be read stays
-where it is, and keeps nothing else from being compacted.
+Not here: which rows are needed (``broker/``), how files are written and deleted (``store/``). Measured is the
+file, not the blocks that are left in it: what was forgotten or rolled back is dead too. An open segment that
+is mostly dead is closed first, when nothing was written to it since the last look, or when much of it is
+dead. Invariant: a block keeps its rows and their numbers; only bodies that no queue needs are blanked. A
+block that cannot be read stays where it is, and keeps nothing else from being compacted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from broker_core.store.port import BlockUsage, SegmentUsage, Store
 
 ALIVE = 0.3  # a segment with a smaller share of living bytes is compacted
 OPEN_BYTES = 64 * 1024  # an open segment with fewer is left alone
-ROLL_BYTES = 16 * 1024 * 1024  # an open segment that is mostly dead is closed at once with so many dead bytes, else when it is idle
+# an open segment that is mostly dead is closed at once with so many dead bytes, else when it is idle
+ROLL_BYTES = 16 * 1024 * 1024
 
 
 class Compaction:
@@ -58,20 +60,25 @@ class Compaction:
         self._committer.run(_tidy)  # the file goes, now that nothing needs it
 
     def _living(self, segment: SegmentUsage) -> dict[int, tuple[bytes | None, int]] | None:
-        """Per block the rows that are needed, None for all, and how many; None where some block of the segment cannot be moved."""
+        """Per block the rows that are needed, None for all, and how many; None where some block of the
+        segment cannot be moved.
+        """
         if not all(block.named for block in segment.blocks):
             return None  # an open transaction, or a commit in hand
         ids = [block.block_id for block in segment.blocks]
 
         def look(state: BrokerState, _change: Change, _now: int) -> dict[int, tuple[bytes | None, int]]:
             known = [block_id for block_id in ids if block_id in state.blocks.by_id]
-            needed: dict[int, tuple[bytes | None, int]] = {block_id: (None, state.blocks.rows(block_id)) for block_id in known}
+            needed: dict[int, tuple[bytes | None, int]] = {
+                block_id: (None, state.blocks.rows(block_id)) for block_id in known
+            }
             if segment.kind != "branch":
                 needed.update(state.living_rows(known))
             return needed
 
         found = self._committer.run(look)
-        return found if all(block_id in found for block_id in ids) else None  # one is forgotten by a commit that comes
+        # one is forgotten by a commit that comes
+        return found if all(block_id in found for block_id in ids) else None
 
     def _alive(self, block: BlockUsage, count: int) -> int:
         """About how many bytes the block has when it is written anew: bodies go, the other columns stay."""

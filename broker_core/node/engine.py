@@ -1,7 +1,7 @@
 """The embedded engine: the port of ``engine.py`` in process, over a LocalBroker.
 
-Every method is one work of the committer, or a look at what is committed. Not here: sockets (``server``), threads and clocks
-(``local.py``), the rules themselves (``micro_batch/``).
+Every method is one work of the committer, or a look at what is committed. Not here: sockets (``server``),
+threads and clocks (``local.py``), the rules themselves (``micro_batch/``).
 
 Invariant: an answer leaves only when the commit that it depends on is durable.
 """
@@ -48,7 +48,7 @@ from broker_core.errors import (
 from broker_core.failpoint import here
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import ABANDONED_S
-from broker_core.micro_batch.claim import offsets
+from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import public
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.local import LocalBroker
@@ -59,12 +59,15 @@ from broker_core.store.port import BlockInfo
 logger = logging.getLogger("txmq.broker")
 
 INLINE_ROWS = 1_000
-INLINE_BYTES = 64 * 1024  # a part below both stays in the catalog, and its messages become rows of the open block
+# a part below both stays in the catalog, and its messages become rows of the open block
+INLINE_BYTES = 64 * 1024
 
 
 @checked_calls(but=("read_plan",))
 class EmbeddedEngine:
-    """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` takes a writer's file into the store, where the store can."""
+    """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` takes a writer's file into the
+    store, where the store can.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class EmbeddedEngine:
     def identity(self) -> str:
         return self._identity
 
-    # -- logs -----------------------------------------------------------------------------------------------------------------
+    # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
         return [self._local.state.topology.queue(name).name for name in queues]
 
@@ -95,28 +98,58 @@ class EmbeddedEngine:
                 queue = state.topology.queue(log)
                 start = (starts or {}).get(log, queue.progress.floor)
                 found[log] = self._available(
-                    state, log, start, max(start, queue.log.visible_end), queue.progress.settled_within(start, queue.log.visible_end)
+                    state,
+                    log,
+                    start,
+                    max(start, queue.log.visible_end),
+                    queue.progress.settled_within(start, queue.log.visible_end),
                 )
             return found
 
         return self._local.run(look)
 
-    def _available(self, state: BrokerState, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]) -> Available:
-        rows = end - start - sum(min(last, end) - max(first, start) for first, last in skipped if first < end and last > start)
+    def _available(
+        self, state: BrokerState, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]
+    ) -> Available:
+        rows = (
+            end
+            - start
+            - sum(
+                min(last, end) - max(first, start) for first, last in skipped if first < end and last > start
+            )
+        )
         size = sum(run.size_bytes for run in state.topology.queue(log).log.runs_between(start, end))
         return Available(start, end, rows, size)
 
     def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
-        return self._local.run(lambda state, _change, _now_us: offsets(state, logs, origin, self._local.read_block))
+        return self._local.run(
+            lambda state, _change, _now_us: offsets(state, logs, origin, self._local.read_block)
+        )
 
     def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
-        return self._local.wait(lambda state: any(state.topology.queue(log).log.visible_end > ends.get(log, 0) for log in logs), timeout_s)
+        return self._local.wait(
+            lambda state: any(state.topology.queue(log).log.visible_end > ends.get(log, 0) for log in logs),
+            timeout_s,
+        )
 
-    # -- source ---------------------------------------------------------------------------------------------------------------
-    def claim(self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint) -> Vector:
+    # -- source ----------------------------------------------------------------------------------------------
+    def claim(
+        self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
+    ) -> Vector:
         def work(state: BrokerState, change: Change, now_us: int) -> Vector:
             consumed, read_block = self._ledger.consumed(start), self._local.read_block
-            return self._claims.claim(state, change, app_id, start, limit, origin, on_new_checkpoint, consumed, read_block, now_us=now_us)
+            return self._claims.claim(
+                state,
+                change,
+                app_id,
+                start,
+                limit,
+                origin,
+                on_new_checkpoint,
+                consumed,
+                read_block,
+                now_us=now_us,
+            )
 
         return self._local.run(work)
 
@@ -129,12 +162,17 @@ class EmbeddedEngine:
             if not ranges:
                 return {}
             claim = self._claims.by_ranges(app_id, ranges)
-            return {log: self._available(state, log, first, last, claim.skipped.get(log, ())) for log, (first, last) in ranges.items()}
+            return {
+                log: self._available(state, log, first, last, claim.skipped.get(log, ()))
+                for log, (first, last) in ranges.items()
+            }
 
         return self._local.run(look)
 
     def open_read(self, ticket: ReadTicket) -> ReadPlan:
-        """S4: record what (query, batch) reads, then say where its rows are. Raises LineageConflict, DataLoss."""
+        """S4: record what (query, batch) reads, then say where its rows are. Raises LineageConflict,
+        DataLoss.
+        """
 
         def work(state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
@@ -149,14 +187,20 @@ class EmbeddedEngine:
         return plan
 
     def plan_browse(self, slices: Sequence[tuple[str, int, int]]) -> ReadPlan:
-        return self._local.run(lambda state, _change, _now_us: self._reader.plan(state, slices, None, fail_on_data_loss=False))
+        return self._local.run(
+            lambda state, _change, _now_us: self._reader.plan(state, slices, None, fail_on_data_loss=False)
+        )
 
     def read_plan(self, plan: ReadPlan, ticket: ReadTicket | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a plan, block by block, as READ_SCHEMA. ``ticket``: of a claimed range; without one it is a browser's plan."""
+        """The rows of a plan, block by block, as READ_SCHEMA. ``ticket``: of a claimed range; without one it
+        is a browser's plan.
+        """
 
         def again(log: str, start: int, end: int) -> ReadPlan:
             slices = ((log, start, end),)
-            return self.plan_browse(slices) if ticket is None else self.open_read(replace(ticket, slices=slices))
+            return (
+                self.plan_browse(slices) if ticket is None else self.open_read(replace(ticket, slices=slices))
+            )
 
         return self._reader.rows(plan, again)
 
@@ -172,14 +216,23 @@ class EmbeddedEngine:
 
         self._local.run(work)
 
-    # -- sink -----------------------------------------------------------------------------------------------------------------
+    # -- sink ------------------------------------------------------------------------------------------------
     def open_batch(
-        self, app_id: str, query_id: str, batch_id: int, on_new_checkpoint: OnNewCheckpoint, *, token: str = "", consumes: bool = True
+        self,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        on_new_checkpoint: OnNewCheckpoint,
+        *,
+        token: str = "",
+        consumes: bool = True,
     ) -> Opened:
         chosen = token or uuid.uuid4().hex
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Opened:
-            return self.batches.open(change, app_id, query_id, batch_id, on_new_checkpoint, chosen, now_us, consumes=consumes)
+            return self.batches.open(
+                change, app_id, query_id, batch_id, on_new_checkpoint, chosen, now_us, consumes=consumes
+            )
 
         opened = self._local.run(work)
         here("engine.open.durable")
@@ -187,9 +240,11 @@ class EmbeddedEngine:
 
     @uninterrupted
     def stage_part(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> tuple[int, int]:
-        """One part, durable when this returns: (rows, checksum). The same (branch, part) twice is staged once.
+        """One part, durable when this returns: (rows, checksum). The same (branch, part) twice is staged
+        once.
 
-        Raises, as a publish does, RemoteProtocolError, PreconditionFailed, OptionError for a message that cannot be taken in.
+        Raises, as a publish does, RemoteProtocolError, PreconditionFailed, OptionError for a message that
+        cannot be taken in.
         """
         check_part(header, part, rows)
         if header.kind == "publish":
@@ -202,9 +257,13 @@ class EmbeddedEngine:
 
     @uninterrupted
     def stage_file(self, header: BranchHeader, first: int, file: PartFile) -> list[tuple[int, int]]:
-        """As ``stage_part``, for parts ``first`` and on in the file of a writer; one commit. Empty where the file cannot be taken."""
+        """As ``stage_part``, for parts ``first`` and on in the file of a writer; one commit. Empty where the
+        file cannot be taken.
+        """
         expected = [(part.rows, signed(part.checksum)) for part in file.parts]
-        staged = self._local.run(lambda _state, _change, _now_us: self.batches.staged(header, first, expected))
+        staged = self._local.run(
+            lambda _state, _change, _now_us: self.batches.staged(header, first, expected)
+        )
         if staged:  # asked again: the file has a name by now and is taken once
             return staged
         with self._local.writing():
@@ -220,10 +279,14 @@ class EmbeddedEngine:
             raise
         return self._stage(header, first, adopted) if adopted else []
 
-    def _stage(self, header: BranchHeader, first: int, given: Sequence[tuple[BlockInfo | None, pa.RecordBatch]]) -> list[tuple[int, int]]:
+    def _stage(
+        self, header: BranchHeader, first: int, given: Sequence[tuple[BlockInfo | None, pa.RecordBatch]]
+    ) -> list[tuple[int, int]]:
         appended = [info.block_id for info, _ in given if info is not None]
         try:
-            staged = self._local.run(lambda _state, change, now_us: self.batches.stage(change, header, first, given, now_us))
+            staged = self._local.run(
+                lambda _state, change, now_us: self.batches.stage(change, header, first, given, now_us)
+            )
         except StoreFailed:
             raise
         except TxmqError:
@@ -239,7 +302,9 @@ class EmbeddedEngine:
             staged, checksum = self.stage_part(header, number, part)
             checksums.append(checksum)
             count += staged
-        return StagedBranch(header.branch, header.partition, header.attempt, count, branch_checksum(checksums))
+        return StagedBranch(
+            header.branch, header.partition, header.attempt, count, branch_checksum(checksums)
+        )
 
     def commit_batch(
         self,
@@ -256,31 +321,48 @@ class EmbeddedEngine:
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Committed:
             return self.batches.decide(
-                change, app_id, query_id, batch_id, token, branches, now_us, on_unroutable=on_unroutable, consumes=consumes
+                change,
+                app_id,
+                query_id,
+                batch_id,
+                token,
+                branches,
+                now_us,
+                on_unroutable=on_unroutable,
+                consumes=consumes,
             )
 
         committed = self._local.run(work)
         here("engine.commit.decided")
         return committed
 
-    def commit_branches(self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail") -> int:
+    def commit_branches(
+        self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
+    ) -> int:
         return self._local.run(
-            lambda _state, change, now_us: self.batches.commit_write(change, token, branches, now_us, on_unroutable=on_unroutable)
+            lambda _state, change, now_us: self.batches.commit_write(
+                change, token, branches, now_us, on_unroutable=on_unroutable
+            )
         )
 
     def rollback_batch(self, token: str) -> None:
         self._local.run(lambda _state, change, now_us: self.batches.roll_back(change, token, now_us))
 
-    # -- apply, mirror ----------------------------------------------------------------------------------------------------------
+    # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
-        return self._local.run(lambda _state, _change, _now_us: [public(entry) for entry in self._ledger.unapplied(app_id)])
+        return self._local.run(
+            lambda _state, _change, _now_us: [public(entry) for entry in self._ledger.unapplied(app_id)]
+        )
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for branch in branches:
-            parts = self._local.run(lambda _state, _change, _now_us, branch=branch: self._branches.parts(branch))  # type: ignore[misc]
+            parts = self._local.run(
+                lambda _state, _change, _now_us, branch=branch: self._branches.parts(branch)  # type: ignore[misc]
+            )
             if not parts:  # only branches with rows are named in an entry
                 raise MissingBranch(
-                    f"the rows of branch {branch} are gone: another driver of this query has applied them; start the query again"
+                    f"the rows of branch {branch} are gone: another driver of this query has applied them; "
+                    "start the query again"
                 )
             for part in parts:
                 if part.block_id:
@@ -290,7 +372,8 @@ class EmbeddedEngine:
                         if self._branches.part(branch, part.part) is not None:
                             raise
                         raise MissingBranch(
-                            f"another driver of this query applied the rows of branch {branch} while they were read; start the query again"
+                            f"another driver of this query applied the rows of branch {branch} while they "
+                            "were read; start the query again"
                         ) from error
                     yield block
                 elif part.rows:
@@ -301,10 +384,16 @@ class EmbeddedEngine:
         self._local.run(lambda _state, change, _now_us: self.batches.mark_applied(change, app_id, sequence))
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        self._local.run(lambda _state, change, _now_us: self.batches.skip(change, app_id, sequence, branches, to))
+        self._local.run(
+            lambda _state, change, _now_us: self.batches.skip(change, app_id, sequence, branches, to)
+        )
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        return self._local.run(lambda _state, _change, _now_us: [public(entry) for entry in self._ledger.unmirrored(app_id, limit)])
+        return self._local.run(
+            lambda _state, _change, _now_us: [
+                public(entry) for entry in self._ledger.unmirrored(app_id, limit)
+            ]
+        )
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
         self._local.run(lambda _state, change, _now_us: self._ledger.mark_mirrored(change, app_id, sequence))
@@ -323,13 +412,19 @@ class EmbeddedEngine:
         return self._local.run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))
 
     def drop_abandoned(self) -> None:
-        """Batch writes whose driver is gone: nothing can replay them, they have no checkpoint. A late task or commit is refused."""
+        """Batch writes whose driver is gone: nothing can replay them, they have no checkpoint. A late task or
+        commit is refused.
+        """
         if not self._branches.abandoned(self._local.clock()):
             return
 
-        for token in self._local.run(lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)):
+        for token in self._local.run(
+            lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)
+        ):
             logger.warning(
-                "batch write %s staged nothing for %d hours and was not committed: it is rolled back", token, ABANDONED_S // 3600
+                "batch write %s staged nothing for %d hours and was not committed: it is rolled back",
+                token,
+                ABANDONED_S // 3600,
             )
 
     def release(self, app_id: str, queue: str) -> None:

@@ -1,7 +1,9 @@
-"""The store of a data directory that another broker may hold: a broker that a client started gives it up while nobody uses it.
+"""The store of a data directory that another broker may hold: a broker that a client started gives it up
+while nobody uses it.
 
-Not here: finding or starting a broker for a client (``client/starter.py``), and the lock itself (``store/directory.py``).
-Invariant: a broker that somebody uses, or that a user has started, is never made to end.
+Not here: finding or starting a broker for a client (``client/starter.py``), and the lock itself
+(``store/directory.py``). Invariant: a broker that somebody uses, or that a user has started, is never made to
+end.
 """
 
 from __future__ import annotations
@@ -61,5 +63,6 @@ def _held(directory: str, locked: errors.DataDirectoryLocked) -> errors.DataDire
     url = f"txmq://{bracketed(found.host)}:{found.port}"
     return errors.DataDirectoryLocked(
         f"{locked.summary} (its broker listens at {url})",
-        "use txmq.connect(data=...), which connects to any holder. A broker that a client started ends when it has no clients",
+        "use txmq.connect(data=...), which connects to any holder. A broker that a client started ends when "
+        "it has no clients",
     )

@@ -62,7 +62,8 @@ class LocalBroker(Node):
     def commit(self, xid: str) -> int:
         """Commit a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState.
 
-        How many messages and acks of it came to nothing, because their queue is gone; a second call answers 0.
+        How many messages and acks of it came to nothing, because their queue is gone; a second call answers
+        0.
         """
         dropped = self.run(lambda state, change, now: state.prepared.commit(change, xid, now)).dropped
         log_dropped(xid, dropped)
@@ -77,8 +78,9 @@ class LocalBroker(Node):
     def outcome(self, xid: str, since: float | None = None) -> str:
         """Was it committed? For an xid or a commit token: prepared, committed or rolled_back.
 
-        Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is forgotten; not where the
-        transaction began after what is forgotten, by ``since``, in seconds since the epoch.
+        Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is
+        forgotten; not where the transaction began after what is forgotten, by ``since``, in seconds since the
+        epoch.
         """
         since_us = int(min(max(since, 0.0), 1e12) * 1_000_000) if since is not None else 0
         return self.run(lambda state, _change, _now: state.names.outcome(xid, since_us))
@@ -88,5 +90,8 @@ def log_dropped(xid: str, dropped: int) -> None:
     """After the commit of a prepared transaction: say what of it came to nothing."""
     if dropped:
         logger.warning(
-            "transaction '%s' is committed; %d messages or acks of it named queues that are gone, and were dropped", xid, dropped
+            "transaction '%s' is committed; %d messages or acks of it named queues that are gone, and were "
+            "dropped",
+            xid,
+            dropped,
         )

@@ -1,10 +1,11 @@
 """Node: the domain over a store, thread-safe, in this process.
 
-Not here: what a user calls (``local.py``, ``channel.py``), the rules (``broker/``), the order of a commit (``committer.py``), sealing and
-compaction (``upkeep.py``), sockets.
+Not here: what a user calls (``local.py``, ``channel.py``), the rules (``broker/``), the order of a commit
+(``committer.py``), sealing and compaction (``upkeep.py``), sockets.
 
 Invariant: every answer is durable. Two doors lead to the state: ``run`` a work, which may change what is
-durable, or ``look``. While one of them is open nobody else changes it. What reads the state without a door says why it may.
+durable, or ``look``. While one of them is open nobody else changes it. What reads the state without a door
+says why it may.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ logger = logging.getLogger("txmq.broker")
 # An open transaction with more than this goes to a segment, piece by piece: the broker's memory stays flat.
 SPILL_ROWS = 16_384
 SPILL_BYTES = 4 * 1024 * 1024
-# What is left at its commit goes there as well when it has more than this, instead of row by row into the catalog.
+# What is left at its commit goes there as well when it has more than this, instead of row by row into the
+# catalog.
 INBOX_ROWS = 1_000
 INBOX_BYTES = 1024 * 1024
 
@@ -56,7 +58,9 @@ CLOSED = "the broker is closed; open it again"
 
 
 class Node:
-    """Owns ``store`` from now on and closes it. ``clock`` gives microseconds since the epoch, ``ids`` unique names."""
+    """Owns ``store`` from now on and closes it. ``clock`` gives microseconds since the epoch, ``ids`` unique
+    names.
+    """
 
     def __init__(
         self,
@@ -87,8 +91,10 @@ class Node:
         self._written = threading.Event()  # set when there is none, and looked at when the broker closes
         self._closed = False
         self._channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()  # by ``id``
-        self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES  # the alarm lowers them while memory is scarce
-        self.awaken: Callable[[], None] | None = None  # called, by any thread, when there is something to dispatch to consumers
+        # the alarm lowers them while memory is scarce
+        self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES
+        # called, by any thread, when there is something to dispatch to consumers
+        self.awaken: Callable[[], None] | None = None
         self.committer = Committer(self.state, store, clock, self._published)
         self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
         if upkeep:
@@ -99,7 +105,10 @@ class Node:
         for text in found.done:
             logger.warning("the catalog was repaired: %s", text)
         for text in found.problems:
-            logger.error("the catalog contradicts itself; what is concerned cannot be read, the rest is served: %s", text)
+            logger.error(
+                "the catalog contradicts itself; what is concerned cannot be read, the rest is served: %s",
+                text,
+            )
         if found.journal:
             self._store.commit([Change(journal=list(found.journal))])
 
@@ -108,9 +117,11 @@ class Node:
         """``with node.look as state``: to read what others may change, or to change what is not durable."""
         return self.committer.look
 
-    # -- what the engine builds on --------------------------------------------------------------------------------------
+    # -- what the engine builds on ---------------------------------------------------------------------------
     def run(self, work: Work[T]) -> T:
-        """``work(state, change, now_us)`` in commit order; its answer, once all that it changed is durable."""
+        """``work(state, change, now_us)`` in commit order; its answer, once all that it changed is
+        durable.
+        """
         return self.committer.run(work)
 
     def append(self, block: pa.RecordBatch) -> BlockInfo:
@@ -120,7 +131,9 @@ class Node:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around writing to the store outside a commit: the store stays open until it is done, and a failure stops the broker."""
+        """Around writing to the store outside a commit: the store stays open until it is done, and a failure
+        stops the broker.
+        """
         self._count_writing(1)
         try:
             yield
@@ -160,22 +173,31 @@ class Node:
         """What open and prepared transactions hold in memory, about. From any thread."""
         channels = [found for reference in self._channels.valuerefs() if (found := reference()) is not None]
         opened = sum(channel.transaction.memory_bytes for channel in channels)
-        return opened + sum(transaction.memory_bytes for transaction in list(self.state.prepared.by_xid.values()))
+        return opened + sum(
+            transaction.memory_bytes for transaction in list(self.state.prepared.by_xid.values())
+        )
 
     def spill_early(self, early: bool) -> None:
-        """Open transactions take too much memory together: each spills when it is a sixteenth as large as usual."""
+        """Open transactions take too much memory together: each spills when it is a sixteenth as large as
+        usual.
+        """
         parts = 16 if early else 1
         self.spill_rows, self.spill_bytes = SPILL_ROWS // parts, SPILL_BYTES // parts
 
     def spill_large(self, transaction: Transaction) -> None:
-        """Before its commit: what is too much for the catalog goes to a segment; not what needs no catalog and fits into memory."""
+        """Before its commit: what is too much for the catalog goes to a segment; not what needs no catalog
+        and fits into memory.
+        """
         if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
             small = len(transaction.publishes) < SPILL_ROWS and transaction.unspilled_bytes < SPILL_BYTES
             if transaction.atomic:
                 if not small or transaction.spilled or any(map(_is_written, transaction.publishes)):
                     self.spill(transaction)
-            elif not transaction.incoming and all(_is_written(publish) for publish in transaction.publishes if publish.queues):
-                self.spill(transaction)  # otherwise each message is looked at on its own, by a full queue, or never written
+            elif not transaction.incoming and all(
+                _is_written(publish) for publish in transaction.publishes if publish.queues
+            ):
+                # otherwise each message is looked at on its own, by a full queue, or never written
+                self.spill(transaction)
 
     def spill_before_prepare(self, transaction: Transaction) -> None:
         """The same for a transaction that is to be prepared: all of it is written."""
@@ -183,7 +205,9 @@ class Node:
             self.spill(transaction)
 
     def bury(self, transaction: Transaction) -> Burial:
-        """Before its commit, where ``burial.is_worth_it``, in a thread that may take its time. ``apply`` it, or ``discard_burial``."""
+        """Before its commit, where ``burial.is_worth_it``, in a thread that may take its time. ``apply`` it,
+        or ``discard_burial``.
+        """
         return bury(transaction, self.state, self.committer, self.append, self.clock())
 
     def discard_burial(self, burial: Burial) -> None:
@@ -195,7 +219,9 @@ class Node:
             self.run(lambda _state, change, _now: change.forgets.extend(block_ids))
 
     def read_block(self, block_id: int) -> pa.RecordBatch:
-        """A whole block, wherever it is: segment, inbox or memory. May be called within a work. Raises CorruptSegment, DataLoss."""
+        """A whole block, wherever it is: segment, inbox or memory. May be called within a work. Raises
+        CorruptSegment, DataLoss.
+        """
         self.state.blocks.require(block_id)
         block = self.state.blocks.by_id.get(block_id)
         inbox = block.inbox if block is not None else None
@@ -208,13 +234,17 @@ class Node:
         return block.slice(rows.start, len(rows)) if isinstance(rows, range) else block.take(pa.array(rows))
 
     def locate(self, block_id: int) -> Location | None:
-        """Where a reader on this host finds a block; None where it has to be read through the broker. Raises CorruptCatalog."""
+        """Where a reader on this host finds a block; None where it has to be read through the broker. Raises
+        CorruptCatalog.
+        """
         self.state.blocks.require(block_id)
         block = self.state.blocks.by_id.get(block_id)
         return None if block is None or block.inbox is not None else self._store.locate(block_id)
 
     def wait(self, grown: Callable[[BrokerState], bool], timeout_s: float) -> bool:
-        """Wait until ``grown(state)``, which is asked after each commit that made messages visible. Raises StoreFailed."""
+        """Wait until ``grown(state)``, which is asked after each commit that made messages visible. Raises
+        StoreFailed.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             gate = _thread.allocate_lock()
@@ -253,7 +283,9 @@ class Node:
 
     @uninterrupted
     def close(self) -> None:
-        """Twice is fine. What channels hold is delivered again after the next start. Other threads finish the commit they are in."""
+        """Twice is fine. What channels hold is delivered again after the next start. Other threads finish the
+        commit they are in.
+        """
         with self._mutex:
             if self._closed:
                 return
@@ -276,4 +308,6 @@ class Node:
 def _is_written(publish: Publish) -> bool:
     """Whether a restart has to keep it."""
     properties = publish.message.properties
-    return not (properties and delivery_mode(properties) == TRANSIENT) and any(queue.written for queue in publish.queues)
+    return not (properties and delivery_mode(properties) == TRANSIENT) and any(
+        queue.written for queue in publish.queues
+    )

@@ -1,11 +1,12 @@
 """Reading ranges of queues: a plan says where the rows are, then block by block they are read.
 
-Not here: who may read which range (``micro_batch/claim.py``), how a piece becomes rows (``arrow/rows.py``), and how a client on the
-broker's host reads the files itself (``client/broker.py``): the bytes at a place of a segment never change, so a place that was right
-stays right.
+Not here: who may read which range (``micro_batch/claim.py``), how a piece becomes rows (``arrow/rows.py``),
+and how a client on the broker's host reads the files itself (``client/broker.py``): the bytes at a place of a
+segment never change, so a place that was right stays right.
 
-Invariant: nobody gets a row whose bytes were taken. Bytes may go once no queue needs their row; a row that is not needed is never
-needed again. So bytes that were read are right if the queue still needs their rows when it is asked afterwards.
+Invariant: nobody gets a row whose bytes were taken. Bytes may go once no queue needs their row; a row that is
+not needed is never needed again. So bytes that were read are right if the queue still needs their rows when
+it is asked afterwards.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ class Reader:
         self._local = local
 
     def plan(
-        self, state: BrokerState, slices: Sequence[tuple[str, int, int]], claim: ClaimRecord | None, *, fail_on_data_loss: bool
+        self,
+        state: BrokerState,
+        slices: Sequence[tuple[str, int, int]],
+        claim: ClaimRecord | None,
+        *,
+        fail_on_data_loss: bool,
     ) -> ReadPlan:
-        """Within a work. A claimed range is read as it was when it was claimed; without a claim what is not settled now is read.
+        """Within a work. A claimed range is read as it was when it was claimed; without a claim what is not
+        settled now is read.
 
         Raises QueueNotFound, and DataLoss where rows of a claim are gone, if it is to fail.
         """
@@ -47,9 +54,13 @@ class Reader:
                 there = IntervalSet(queue.progress.needed_within(start, end))
                 settled, redelivered = claim.skipped.get(log, []), claim.redelivered.get(log, [])
                 if fail_on_data_loss:
-                    rows = [(first, last) for run in found for first, last in there.within(run.first, run.end)]
+                    rows = [
+                        (first, last) for run in found for first, last in there.within(run.first, run.end)
+                    ]
                     _require_all(log, start, end, rows, settled)
-                skipped = [[first, last] for first, last in IntervalSet([*there.outside(start, end), *settled])]
+                skipped = [
+                    [first, last] for first, last in IntervalSet([*there.outside(start, end), *settled])
+                ]
             for run in found:
                 pieces.append(
                     Piece(
@@ -88,7 +99,9 @@ class Reader:
         except DataLoss:
             with self._local.look:
                 queue = self._queue(piece)
-                if _needs(queue, piece) and all(run.block_id == piece.block_id for run in queue.log.runs_between(*_span(piece))):
+                if _needs(queue, piece) and all(
+                    run.block_id == piece.block_id for run in queue.log.runs_between(*_span(piece))
+                ):
                     raise  # it should be there
             return None
         with self._local.look:  # 2. were they whole?
@@ -99,7 +112,9 @@ class Reader:
     def _queue(self, piece: Piece) -> Queue:
         queue = self._local.state.topology.queues.get(piece.log)
         if queue is None or queue.queue_id != piece.queue_id:
-            raise QueueNotFound(f"queue '{piece.log}' in vhost '/' was deleted while it was read", "read it again")
+            raise QueueNotFound(
+                f"queue '{piece.log}' in vhost '/' was deleted while it was read", "read it again"
+            )
         return queue
 
 
@@ -113,10 +128,14 @@ def _needs(queue: Queue, piece: Piece) -> bool:
 
 
 def _clip(intervals: Iterable[Sequence[int]], first: int, last: int) -> tuple[tuple[int, int], ...]:
-    return tuple((max(start, first), min(end, last)) for start, end in intervals if start < last and end > first)
+    return tuple(
+        (max(start, first), min(end, last)) for start, end in intervals if start < last and end > first
+    )
 
 
-def _require_all(log: str, start: int, end: int, found: Sequence[tuple[int, int]], skipped: Iterable[Sequence[int]]) -> None:
+def _require_all(
+    log: str, start: int, end: int, found: Sequence[tuple[int, int]], skipped: Iterable[Sequence[int]]
+) -> None:
     """Raises DataLoss unless every offset is there or was settled before the claim."""
     at = start
     for first, last in sorted([*found, *_clip(skipped, start, end)]):
@@ -125,7 +144,9 @@ def _require_all(log: str, start: int, end: int, found: Sequence[tuple[int, int]
         at = max(at, last)
     if at < end:
         raise DataLoss(
-            f"messages of {log!r} from offset {at} on are gone, and the range {start} to {end} names them: they were acknowledged "
+            f"messages of {log!r} from offset {at} on are gone, and the range {start} to {end} names them: "
+            "they were acknowledged "
             "by a newer checkpoint or "
-            "lost with an older data directory. Use the newest checkpoint, or set failOnDataLoss=false to go on without them"
+            "lost with an older data directory. Use the newest checkpoint, or set failOnDataLoss=false to go "
+            "on without them"
         )

@@ -1,10 +1,12 @@
 """A signal handler that raises, as Ctrl-C does, waits until the operation of the main thread is done.
 
-Python runs signal handlers in the main thread, between any two instructions. One that raises there would cut a commit in two, or lose
-the lead of a group. So an operation of the main thread puts the handlers aside, and calls them when it is over: it is done, or it
-was refused, and then the interrupt is raised. Other threads are never interrupted, and pay one comparison.
+Python runs signal handlers in the main thread, between any two instructions. One that raises there would cut
+a commit in two, or lose the lead of a group. So an operation of the main thread puts the handlers aside, and
+calls them when it is over: it is done, or it was refused, and then the interrupt is raised. Other threads are
+never interrupted, and pay one comparison.
 
-Invariant: inside no handler of :data:`SIGNALS` raises; outside every handler is the one that was there before.
+Invariant: inside no handler of :data:`SIGNALS` raises; outside every handler is the one that was there
+before.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class Shield:
             for number in _numbers:
                 handler = _get(number)
                 if handler is not _default and callable(handler) and handler is not _defer:
-                    self._aside.append((number, handler))  # before the next line, which may raise for another signal
+                    # before the next line, which may raise for another signal
+                    self._aside.append((number, handler))
                     _set(number, _defer)
         except BaseException:
             self._put_back()
@@ -96,7 +99,8 @@ class Shield:
             try:
                 number, handler = self._aside[-1]
                 if _get(number) is _defer:
-                    _set(number, handler)  # may raise before it is done, or after: then the loop comes here again
+                    # may raise before it is done, or after: then the loop comes here again
+                    _set(number, handler)
                 self._aside.pop()
             except BaseException as error:
                 raised = error
@@ -107,7 +111,9 @@ shield = Shield()
 
 
 def uninterrupted(operation: Callable[P, T]) -> Callable[P, T]:
-    """``operation`` is done as a whole where it is called in the main thread; a signal that came meanwhile is handled after it."""
+    """``operation`` is done as a whole where it is called in the main thread; a signal that came meanwhile is
+    handled after it.
+    """
 
     @functools.wraps(operation)
     def call(*args: P.args, **named: P.kwargs) -> T:

@@ -1,8 +1,9 @@
 """What a broker does by itself: sealing full open blocks, expiring, forgetting, compacting. One thread.
 
-Not here: what these do to the state (``broker/``) and to files (``store/``).
-Invariant: nothing here changes what a reader gets; every step is a work of the committer, and may be cut off by a crash anywhere. A
-queue or a block that a step cannot deal with is left as it is, and said once; the steps behind it, and all other queues, are served.
+Not here: what these do to the state (``broker/``) and to files (``store/``). Invariant: nothing here changes
+what a reader gets; every step is a work of the committer, and may be cut off by a crash anywhere. A queue or
+a block that a step cannot deal with is left as it is, and said once; the steps behind it, and all other
+queues, are served.
 """
 
 from __future__ import annotations
@@ -27,15 +28,24 @@ logger = logging.getLogger("txmq.upkeep")
 TICK_S = 1.0
 IDLE_TICKS = 5  # an open block that nobody wrote to for so long is sealed, if it is worth a segment block
 IDLE_ROWS = 1_000
-WAITING = 2  # full blocks wait for the next tick, if there are no more: messages that pass through are gone by then, unsealed
+# full blocks wait for the next tick, if there are no more: messages that pass through are gone by then,
+# unsealed
+WAITING = 2
 COMPACT_TICKS = 30
 
 
 class Upkeep:
-    """``expired`` is called after something has expired: consumers may have to be told, or given something."""
+    """``expired`` is called after something has expired: consumers may have to be told, or given
+    something.
+    """
 
     def __init__(
-        self, committer: Committer, state: BrokerState, store: Store, clock: Callable[[], int], expired: Callable[[], None]
+        self,
+        committer: Committer,
+        state: BrokerState,
+        store: Store,
+        clock: Callable[[], int],
+        expired: Callable[[], None],
     ) -> None:
         self._expired = expired
         self._committer = committer
@@ -60,7 +70,9 @@ class Upkeep:
     def look(self) -> None:
         """After a commit: wake the thread if too much is full, or something expires before it would wake."""
         state = self._state
-        if (len(state.blocks.full) > WAITING or state.agenda.next_deadline < self._planned) and not self._wake.is_set():
+        if (
+            len(state.blocks.full) > WAITING or state.agenda.next_deadline < self._planned
+        ) and not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> None:
@@ -70,11 +82,14 @@ class Upkeep:
             self._thread.join()
 
     def _loop(self) -> None:
-        to_rows([])  # the first conversion makes pyarrow import pandas: half a second that no client should wait for
+        # the first conversion makes pyarrow import pandas: half a second that no client should wait for
+        to_rows([])
         next_tick = 0.0  # monotonic: the time of day may be set
         while not self._ending:
             now = self._clock()
-            wait_us = min(int((next_tick - time.monotonic()) * 1_000_000), self._state.agenda.next_deadline - now)
+            wait_us = min(
+                int((next_tick - time.monotonic()) * 1_000_000), self._state.agenda.next_deadline - now
+            )
             self._planned = now + wait_us
             self._wake.wait(max(0, wait_us) / 1_000_000)
             self._wake.clear()
@@ -114,7 +129,9 @@ class Upkeep:
             logger.error(said, exc_info=error)
 
     def expire(self) -> None:
-        """Messages whose time is over, and queues that nobody used for too long; piece by piece, so that others come between."""
+        """Messages whose time is over, and queues that nobody used for too long; piece by piece, so that
+        others come between.
+        """
         now = self._clock()
         with self._committer.look as state:
             due = [queue for queue in state.expiry.due(now) if not self._is_aside(queue)]
@@ -168,7 +185,11 @@ class Upkeep:
         rows, ticks = self._seen
         blocks = self._state.blocks
         self._seen = (blocks.open_rows, ticks + 1 if rows == blocks.open_rows else 0)
-        if blocks.open_rows and self._seen[1] >= IDLE_TICKS and (blocks.open_rows >= IDLE_ROWS or not blocks.open_pins):
+        if (
+            blocks.open_rows
+            and self._seen[1] >= IDLE_TICKS
+            and (blocks.open_rows >= IDLE_ROWS or not blocks.open_pins)
+        ):
             self.close_open()
 
     def close_open(self) -> None:
@@ -181,7 +202,9 @@ class Upkeep:
         self._committer.run(work)
 
     def seal(self) -> None:
-        """Move full open blocks into segments. 1. bytes, durable; 2. the commit that says so; 3. memory lets go of the rows."""
+        """Move full open blocks into segments. 1. bytes, durable; 2. the commit that says so; 3. memory lets
+        go of the rows.
+        """
         # a work, so that all rows of these blocks are durable when it returns
         for block_id in self._committer.run(lambda state, _change, _now: list(state.blocks.full)):
             try:

@@ -1,7 +1,7 @@
 """Alarms: if the broker runs out of disk or memory, publishers are stopped, and notified if they support it.
 
-Not here: what happens to a connection then (``Points.guard``).
-Source: RabbitMQ's connection.blocked, also its reasons. Invariant: looking costs nothing that grows with messages.
+Not here: what happens to a connection then (``Points.guard``). Source: RabbitMQ's connection.blocked, also
+its reasons. Invariant: looking costs nothing that grows with messages.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _SPILL_SHARE = 0.25  # of ``memory_bytes``
 class AlarmLimits:
     """Publishers are stopped below ``disk_free_bytes``, or above so many bytes of bodies in memory.
 
-    ``memory_bytes`` counts transient messages, those in queues that are not durable, and what open and prepared transactions hold;
-    ``unsealed_bytes`` what small commits have written and the background has not yet moved into a segment.
+    ``memory_bytes`` counts transient messages, those in queues that are not durable, and what open and
+    prepared transactions hold; ``unsealed_bytes`` what small commits have written and the background has not
+    yet moved into a segment.
     """
 
     disk_free_bytes: int = 50 * MiB

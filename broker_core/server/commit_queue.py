@@ -1,4 +1,5 @@
-"""The commits of one event loop: what its connections ask for in one tick is one group commit, on the loop's own thread.
+"""The commits of one event loop: what its connections ask for in one tick is one group commit, on the loop's
+own thread.
 
 Not here: how a group commits (``node/committer.py``), and what a session asks for (``session.py``).
 
@@ -44,7 +45,9 @@ class _Gate:
 
     __slots__ = ("_loop", "_opened", "_waiting")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, opened: Callable[[Waiting], None], waiting: Waiting) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, opened: Callable[[Waiting], None], waiting: Waiting
+    ) -> None:
         self._loop = loop
         self._opened = opened
         self._waiting = waiting
@@ -54,7 +57,9 @@ class _Gate:
 
 
 class CommitQueue:
-    """``submit`` and ``gather`` during a tick; the answers come after it. ``idle`` is set while nothing waits for an answer."""
+    """``submit`` and ``gather`` during a tick; the answers come after it. ``idle`` is set while nothing waits
+    for an answer.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, broker: LocalBroker) -> None:
         self._loop = loop
@@ -69,9 +74,10 @@ class CommitQueue:
         self._aside = 0  # works in other threads
         self._thread = threading.get_ident()
         broker.awaken = self.awaken
-        self.answered: Callable[[], None] | None = None  # called when a tick is over: what it answered may be written
+        # called when a tick is over: what it answered may be written
+        self.answered: Callable[[], None] | None = None
 
-    # -- asking ---------------------------------------------------------------------------------------------------------
+    # -- asking ----------------------------------------------------------------------------------------------
     def submit(self, work: Work[Any], then: Then) -> None:
         """Call ``then(answer, error)`` when all changes of ``work`` are durable, or it has failed."""
         self._group.append((work, then))
@@ -124,7 +130,7 @@ class CommitQueue:
         if self._broker.awaken == self.awaken:
             self._broker.awaken = None
 
-    # -- a tick ---------------------------------------------------------------------------------------------------------
+    # -- a tick ----------------------------------------------------------------------------------------------
     def _schedule(self) -> None:
         self._scheduled = True
         self._loop.call_soon(self._tick)

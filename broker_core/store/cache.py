@@ -14,7 +14,9 @@ import pyarrow as pa
 
 
 class BlockCache:
-    """Verified blocks, least recently used out first; one that somebody still holds is found again at no cost. Thread-safe."""
+    """Verified blocks, least recently used out first; one that somebody still holds is found again at no
+    cost. Thread-safe.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

@@ -1,11 +1,13 @@
 """The catalog: SQLite in WAL mode with synchronous=FULL. What it does not name does not exist.
 
-Not here: the order of a commit (``durable.py``), the bytes of blocks (``segment.py``). Errors are SQLite's own.
-One thread at a time: ``commit`` has one caller at a time, and nothing else is read once the store is open.
+Not here: the order of a commit (``durable.py``), the bytes of blocks (``segment.py``). Errors are SQLite's
+own. One thread at a time: ``commit`` has one caller at a time, and nothing else is read once the store is
+open.
 
-Tuned for commits of one message, measured against write + fdatasync: such a commit dirties one page (rows are appended in key
-order, the commit sequence stands in the row), the lock is exclusive (no shared memory), the log is laid out in advance and
-checkpointed every 1,024 pages, so it is overwritten in place and its fdatasync writes no metadata.
+Tuned for commits of one message, measured against write + fdatasync: such a commit dirties one page (rows are
+appended in key order, the commit sequence stands in the row), the lock is exclusive (no shared memory), the
+log is laid out in advance and checkpointed every 1,024 pages, so it is overwritten in place and its fdatasync
+writes no metadata.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from broker_core.store.segment import Place
 
 FORMAT = 4
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
-PAGE_BYTES = 1024  # a commit of one message writes one page: small ones cost SQLite less to checksum and write
+# a commit of one message writes one page: small ones cost SQLite less to checksum and write
+PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1024
 _LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
 
@@ -48,7 +51,10 @@ def _added() -> dict[int, str]:
 
 
 QUERIES: dict[str, str] = {
-    name: statement.strip() for name, statement in re.findall(r"^-- name: (\w+)\n(.*?)(?=^-- name:|\Z)", _text("queries.sql"), re.M | re.S)
+    name: statement.strip()
+    for name, statement in re.findall(
+        r"^-- name: (\w+)\n(.*?)(?=^-- name:|\Z)", _text("queries.sql"), re.M | re.S
+    )
 }
 
 
@@ -100,7 +106,9 @@ def create(path: Path) -> None:
     new.unlink(missing_ok=True)
     connection = sqlite3.connect(new, isolation_level=None)
     try:
-        connection.executescript(f"PRAGMA page_size = {PAGE_BYTES}; PRAGMA synchronous = FULL; BEGIN;" + _text("catalog.sql"))
+        connection.executescript(
+            f"PRAGMA page_size = {PAGE_BYTES}; PRAGMA synchronous = FULL; BEGIN;" + _text("catalog.sql")
+        )
         meta = Meta(FORMAT, sequence=0, next_block_id=1, next_segment=1, clean=1)
         connection.execute(QUERIES["set_meta"], (*meta, guard(meta)))
         connection.execute("COMMIT")
@@ -139,9 +147,12 @@ class Catalog:
         if hidden is not None:  # SQLite would go on without them
             raise corrupt_catalog(path, hidden)
         self._meta: Meta | None = None
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=1.0)
+        self._connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=1.0
+        )
         self._execute = self._connection.execute
-        self._cursor = self._connection.cursor()  # one for all writes: a new one for each costs as much as the statement
+        # one for all writes: a new one for each costs as much as the statement
+        self._cursor = self._connection.cursor()
         self._write = self._cursor.execute
         self._executemany = self._cursor.executemany
         try:
@@ -152,10 +163,12 @@ class Catalog:
 
     def _open(self, log: bool) -> None:
         self._execute("PRAGMA locking_mode = EXCLUSIVE")
-        found = self._execute(QUERIES["read_format"]).fetchone()[0]  # before anything that a newer format may have changed
+        # before anything that a newer format may have changed
+        found = self._execute(QUERIES["read_format"]).fetchone()[0]
         if found > FORMAT:
             raise DataDirectoryFormat(
-                f"the data directory {self.path.parent} has format {found}, written by a newer txmq; this one reads up to {FORMAT}:"
+                f"the data directory {self.path.parent} has format {found}, written by a newer txmq; this "
+                f"one reads up to {FORMAT}:"
                 " install the newer txmq"
             )
         problem = self._execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -163,17 +176,27 @@ class Catalog:
             raise corrupt_catalog(self.path, " ".join(str(problem).split()))
         if log:
             self._execute("PRAGMA journal_mode = WAL")
-            self._execute(QUERIES["read_format"]).fetchall()  # ends the read that the pragma began, which would keep the log
+            # ends the read that the pragma began, which would keep the log
+            self._execute(QUERIES["read_format"]).fetchall()
             # a fresh log: what a crash has cut off in this one must not stand behind later commits
             self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        for pragma in ("synchronous = FULL", f"wal_autocheckpoint = {_CHECKPOINT_PAGES}", "secure_delete = OFF", "temp_store = MEMORY"):
+        for pragma in (
+            "synchronous = FULL",
+            f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
+            "secure_delete = OFF",
+            "temp_store = MEMORY",
+        ):
             self._execute(f"PRAGMA {pragma}")
         if found < FORMAT:
             self._upgrade(found)
 
     def _upgrade(self, found: int) -> None:
         self._execute("BEGIN IMMEDIATE")
-        messages = [message_of_format_3(row) for row in self._guarded(QUERIES["inbox_of_format_3"], "inbox")] if found <= 3 else []
+        messages = (
+            [message_of_format_3(row) for row in self._guarded(QUERIES["inbox_of_format_3"], "inbox")]
+            if found <= 3
+            else []
+        )
         for number, script in sorted(_added().items()):
             if number > found:
                 for statement in script.split(";"):
@@ -184,7 +207,9 @@ class Catalog:
         self._execute("COMMIT")
 
     def lay_out_log(self) -> None:
-        """Give the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros after the last frame."""
+        """Give the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros
+        after the last frame.
+        """
         with contextlib.suppress(OSError):  # only a matter of speed
             descriptor = os.open(log_path(self.path), os.O_RDWR)
             try:
@@ -219,7 +244,9 @@ class Catalog:
     def _guarded(self, query: str, table: str) -> Iterator[tuple[Any, ...]]:
         for row in self._execute(query):
             if not is_whole(row):
-                raise corrupt_catalog(self.path, f"a row of table {table} with key {row[0]!r} does not match its checksum")
+                raise corrupt_catalog(
+                    self.path, f"a row of table {table} with key {row[0]!r} does not match its checksum"
+                )
             yield row[:-1]
 
     def blocks(self) -> dict[int, Place]:
@@ -262,7 +289,10 @@ class Catalog:
             if dropped:
                 self._executemany(_RECORD_STATEMENTS[cls].drop, dropped)
             if len(dropped) < len(rows):
-                self._executemany(_RECORD_STATEMENTS[cls].put, [(*row, guard(row)) for row in rows.values() if row is not None])
+                self._executemany(
+                    _RECORD_STATEMENTS[cls].put,
+                    [(*row, guard(row)) for row in rows.values() if row is not None],
+                )
 
     def put_block(self, block_id: int, place: Place) -> None:
         values = (block_id, *place[:5], to_signed(place.checksum))

@@ -2,8 +2,9 @@
 
 It knows the annotations of the record classes and nothing of any single class. Not here: SQL.
 
-Invariant: ``decode(cls, encode(record)) == record`` for a record whose dicts and lists are JSON, with decimals and bytes, and two
-equal keys encode equally. A value for which that cannot hold is refused here, before anything is written.
+Invariant: ``decode(cls, encode(record)) == record`` for a record whose dicts and lists are JSON, with
+decimals and bytes, and two equal keys encode equally. A value for which that cannot hold is refused here,
+before anything is written.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def _from_json(text: str) -> Any:
 
 class _Codec(NamedTuple):
     values: Callable[[Any], tuple[Any, ...]]  # of the fields of a record, in order
-    plain: tuple[type, ...] | None  # the types of a record that is its own row, where the class has such; texts and integers are checked
+    # the types of a record that is its own row, where the class has such; texts and integers are checked
+    plain: tuple[type, ...] | None
     texts: tuple[int, ...]
     numbers: Callable[[Row], tuple[Any, ...]]  # the integers
     pack: Callable[..., bytes]  # raises where one of them is beyond 64 bits
@@ -148,7 +150,8 @@ def _coders(name: str, annotation: str) -> tuple[Coder, Coder, str]:
     return coders[annotation.partition("[")[0]]
 
 
-_PLAIN = {_signed: int, _text: str, _blob: bytes}  # the types of values that are stored as they are, by their encoder
+# the types of values that are stored as they are, by their encoder
+_PLAIN = {_signed: int, _text: str, _blob: bytes}
 
 
 def _getter(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -160,13 +163,21 @@ def _getter(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...
 
 def _codec(cls: type[Record]) -> _Codec:
     names = cls.columns()
-    encoders, decoders, types = zip(*(_coders(field.name, str(field.type)) for field in fields(cls)), strict=True)
-    decoders = tuple((place, decoder) for place, decoder in enumerate(decoders) if decoder not in (int, str, bytes))
+    encoders, decoders, types = zip(
+        *(_coders(field.name, str(field.type)) for field in fields(cls)), strict=True
+    )
+    decoders = tuple(
+        (place, decoder) for place, decoder in enumerate(decoders) if decoder not in (int, str, bytes)
+    )
     key = tuple(names.index(name) for name in cls.KEY)
-    places = {kind: tuple(place for place, encoder in enumerate(encoders) if encoder is kind) for kind in _PLAIN}
+    places = {
+        kind: tuple(place for place, encoder in enumerate(encoders) if encoder is kind) for kind in _PLAIN
+    }
     return _Codec(
         attrgetter(*names),
-        tuple(_PLAIN[encoder] for encoder in encoders) if all(encoder in _PLAIN for encoder in encoders) else None,
+        tuple(_PLAIN[encoder] for encoder in encoders)
+        if all(encoder in _PLAIN for encoder in encoders)
+        else None,
         places[_text],
         _getter(places[_signed]),
         struct.Struct(f"{len(places[_signed])}q").pack,
@@ -187,7 +198,9 @@ def sql_types(cls: type[Record]) -> tuple[str, ...]:
 
 
 def encode(record: Record) -> Row:
-    """``record`` as SQL values in column order. Raises OptionError for a value that its column cannot hold."""
+    """``record`` as SQL values in column order. Raises OptionError for a value that its column cannot
+    hold.
+    """
     codec = _CODECS[type(record)]
     values = codec.values(record)
     if tuple(map(type, values)) == codec.plain:  # nearly all: nothing to convert, and checked by a few calls
@@ -225,7 +238,8 @@ def _not_storable(what: str, error: Exception) -> OptionError:
     why = " ".join(str(error).split())
     return OptionError(
         f"a value cannot be stored as {what}: {why[:200]}",
-        "nothing of this transaction was written; give text that is UTF-8, whole numbers of at most 64 bits, and tables with text as keys",
+        "nothing of this transaction was written; give text that is UTF-8, whole numbers of at most 64 bits, "
+        "and tables with text as keys",
     )
 
 
@@ -244,7 +258,9 @@ _INBOX_CODERS = (_signed, _signed, _signed, _signed, _text, _text, _blob, _blob,
 
 
 def encode_change(change: Change) -> Encoded:
-    """Kept in ``change.encoded``, so that it is done once. Raises OptionError: nothing of the change may be written."""
+    """Kept in ``change.encoded``, so that it is done once. Raises OptionError: nothing of the change may be
+    written.
+    """
     known = change.encoded
     journal, messages = change.journal, change.rows
     if known is not None:
@@ -315,7 +331,8 @@ def decode(cls: type[Record], row: Sequence[Value]) -> Record:
 
 
 def guard(values: Sequence[Value]) -> int:
-    """The checksum, signed, of one row of the catalog: SQLite itself does not notice a flipped bit inside a value.
+    """The checksum, signed, of one row of the catalog: SQLite itself does not notice a flipped bit inside a
+    value.
 
     Raises TypeError for a value that is not exactly an int, a str or bytes.
     """
@@ -337,7 +354,9 @@ def merged_block(rows: Sequence[InboxRow]) -> pa.RecordBatch:
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)
     place = InboxRow._fields.index
     names = {"commit_sequence": "sequence"}
-    arrays = [pa.array(columns[place(names.get(field.name, field.name))], field.type) for field in MERGED_SCHEMA]
+    arrays = [
+        pa.array(columns[place(names.get(field.name, field.name))], field.type) for field in MERGED_SCHEMA
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=MERGED_SCHEMA)
 
 

@@ -2,8 +2,8 @@
 
     DIR/lock          flock of the owner; its pid and host, for the message
     DIR/catalog.db    SQLite, with catalog.db-wal while it is open
-    DIR/segments/     NNNNNNNN.arrow; made after the catalog, so segments without a catalog mean that the catalog was lost
-    DIR/sums/         NNNNNNNN, beside each segment of messages: checksums of a few rows each, for salvage only
+    DIR/segments/     NNNNNNNN.arrow; made after the catalog, so without a catalog they mean that it was lost
+    DIR/sums/         NNNNNNNN, for each segment of messages: checksums of a few rows each, for salvage
     DIR/broker.log, DIR/endpoint.json   of the launcher, not touched here
 
 Invariant: nothing in the directory is changed before the lock is held.
@@ -36,7 +36,9 @@ def sync_directory(path: Path) -> None:
 
 
 def prepare(path: Path) -> None:
-    """Make ``path`` if it is missing. Raises DataDirectoryInvalid where it is a file, foreign, or not usable."""
+    """Make ``path`` if it is missing. Raises DataDirectoryInvalid where it is a file, foreign, or not
+    usable.
+    """
     try:
         if path.exists() and not path.is_dir():
             raise DataDirectoryInvalid(f"{path} is a file, not a data directory; name another path")
@@ -50,7 +52,8 @@ def prepare(path: Path) -> None:
     foreign = [name for name in names if not name.startswith(_OURS)]
     if foreign and not {"catalog.db", "segments"} & set(names):
         raise DataDirectoryInvalid(
-            f"{path} is not empty and no data directory: it holds {', '.join(foreign[:3])}; name an empty or a new directory"
+            f"{path} is not empty and no data directory: it holds {', '.join(foreign[:3])}; name an empty or "
+            "a new directory"
         )
 
 
@@ -63,7 +66,9 @@ class DirectoryLock:
         try:
             self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY, 0o644)
         except OSError as error:
-            raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: {error.strerror}") from error
+            raise DataDirectoryInvalid(
+                f"{path} cannot be used as a data directory: {error.strerror}"
+            ) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -71,7 +76,8 @@ class DirectoryLock:
             os.close(self._descriptor)
             pid, host = (*owner, "unknown", "unknown")[:2]
             raise DataDirectoryLocked(
-                f"the data directory {path} is in use by process {pid} on host {host}; connect to that broker, or end it first"
+                f"the data directory {path} is in use by process {pid} on host {host}; connect to that "
+                "broker, or end it first"
             ) from error
         if write:
             os.ftruncate(self._descriptor, 0)

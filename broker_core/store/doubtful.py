@@ -1,6 +1,8 @@
-"""Rows that may be wrong: what can still be parsed of blocks that do not match their checksum, as a file for a human to look at.
+"""Rows that may be wrong: what can still be parsed of blocks that do not match their checksum, as a file for
+a human to look at.
 
-Invariant: nothing here reaches a queue. It runs after everything else is written: damaged bytes are given to Arrow.
+Invariant: nothing here reaches a queue. It runs after everything else is written: damaged bytes are given to
+Arrow.
 """
 
 from __future__ import annotations
@@ -46,10 +48,21 @@ class Doubtful:
         self._wanted: list[_Wanted] = []
         self._rows: list[tuple[str, int, InboxRow]] = []
 
-    def want(self, run: RunRecord, start: int, end: int, queue: str, source: Path, place: Place, schema: pa.Schema | None) -> None:
+    def want(
+        self,
+        run: RunRecord,
+        start: int,
+        end: int,
+        queue: str,
+        source: Path,
+        place: Place,
+        schema: pa.Schema | None,
+    ) -> None:
         """Offsets [start, end) of a run over a damaged block."""
         if schema is not None:
-            self._wanted.append(_Wanted(run, start, end, queue, segment_path(source, place.segment), place, schema))
+            self._wanted.append(
+                _Wanted(run, start, end, queue, segment_path(source, place.segment), place, schema)
+            )
 
     def add(self, queue: str, offset: int, row: InboxRow) -> None:
         self._rows.append((queue, offset, row))
@@ -84,7 +97,9 @@ def _parsed(wanted: _Wanted) -> pa.RecordBatch | None:
         "offset": pa.array(range(wanted.start, wanted.start + len(rows)), pa.int64()),
         **{name: taken.column(name) for name in ("exchange", "routing_key", "properties", "body")},
     }
-    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in SCHEMA], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [columns[field.name].cast(field.type) for field in SCHEMA], schema=SCHEMA
+    )
 
 
 def _messages(rows: list[tuple[str, int, InboxRow]]) -> pa.RecordBatch:

@@ -2,8 +2,8 @@
 
 Not here: file formats (``segment.py``), SQL (``catalog.py``), any rule of the domain.
 
-Invariant: what the catalog does not name does not exist, and what it names is durable. After a failed write, sync or
-commit the store takes no more writes: nobody knows what is on the disk until it is opened again.
+Invariant: what the catalog does not name does not exist, and what it names is durable. After a failed write,
+sync or commit the store takes no more writes: nobody knows what is on the disk until it is opened again.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ def _info(block_id: int, place: Place) -> BlockInfo:
 class DurableStore:
     """A :class:`broker_core.store.port.Store` in the directory ``path``, which is created if it is missing.
 
-    Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat, CorruptCatalog, DiskFull, StoreFailed.
+    Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat, CorruptCatalog, DiskFull,
+    StoreFailed.
     """
 
-    def __init__(self, path: str | Path, *, roll_bytes: int = ROLL_BYTES, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, path: str | Path, *, roll_bytes: int = ROLL_BYTES, cache_bytes: int = CACHE_BYTES
+    ) -> None:
         self._path = Path(path).absolute()
         self._lock = threading.Lock()
         self._failure: StoreError | None = None
@@ -54,7 +57,8 @@ class DurableStore:
         self._places: dict[int, Place] = {}  # named by the catalog
         self._staged: dict[int, Place] = {}  # appended, not named yet
         self._written: dict[int, Place] = {}  # sealed or rewritten, the commit that says so is to come
-        self._inbox: dict[int, list[InboxRow]] = {}  # the rows of the open blocks; the tuples are shared with the domain
+        # the rows of the open blocks; the tuples are shared with the domain
+        self._inbox: dict[int, list[InboxRow]] = {}
         self._named_segments: set[int] = set()  # have a row in the catalog
         self._open_block: tuple[int, pa.RecordBatch] | None = None  # the last inbox block that was read
         self._cache = BlockCache(cache_bytes)
@@ -73,7 +77,9 @@ class DurableStore:
     # Opening
 
     def _recover(self, roll_bytes: int) -> None:
-        """The catalog decides: everything else is cut off or removed. Each step may be repeated after a crash in it."""
+        """The catalog decides: everything else is cut off or removed. Each step may be repeated after a crash
+        in it.
+        """
         path = self._path / "catalog.db"
         segments = self._path / "segments"
         # 1. a catalog there is, or the directory is new
@@ -97,7 +103,9 @@ class DurableStore:
         ends: dict[int, int] = {row.segment: len(row.schema) for row in rows}
         for block_id, place in self._places.items():
             if place.segment not in live:
-                raise corrupt_catalog(path, f"block {block_id} is in segment {place.segment}, which has no row")
+                raise corrupt_catalog(
+                    path, f"block {block_id} is in segment {place.segment}, which has no row"
+                )
             live[place.segment].add(block_id)
             ends[place.segment] = max(ends[place.segment], place.position + place.length)
         numbers = [int(name.stem) for name in segments.iterdir() if re.fullmatch(r"\d{8}\.arrow", name.name)]
@@ -109,7 +117,9 @@ class DurableStore:
                 drop_sums(self._path, number)
         sync_directory(segments)
         failpoint.here("store.recovery.removed")
-        self._segments = Segments(self._path, max([meta.next_segment, *(n + 1 for n in (*numbers, *live))]), roll_bytes=roll_bytes)
+        self._segments = Segments(
+            self._path, max([meta.next_segment, *(n + 1 for n in (*numbers, *live))]), roll_bytes=roll_bytes
+        )
         # 4. files that were open lose their torn tail and get their end mark
         opened = [row for row in rows if row.state == "open" and live[row.segment]]
         for row in rows:
@@ -124,7 +134,9 @@ class DurableStore:
         for row in rows:
             if not live[row.segment]:
                 self._catalog.drop_segment(row.segment)
-        self._catalog.set_meta(clean=0, next_block_id=self._next_block_id, next_segment=self._segments.next_number)
+        self._catalog.set_meta(
+            clean=0, next_block_id=self._next_block_id, next_segment=self._segments.next_number
+        )
         self._named_segments = {number for number in live if live[number]}
         failpoint.here("store.recovery.executed")
         self._catalog.commit()
@@ -201,14 +213,21 @@ class DurableStore:
         return _info(block_id, place)
 
     def adopt(self, file: PartFile) -> list[tuple[BlockInfo, pa.RecordBatch]]:
-        """Make a writer's file a segment: its blocks are as if appended. Empty, and nothing done, where it cannot be had or is damaged."""
+        """Make a writer's file a segment: its blocks are as if appended. Empty, and nothing done, where it
+        cannot be had or is damaged.
+        """
         self._check_writable()
         block_ids = [self.new_block_id() for _ in file.parts]
         taken = self._segments.adopt_file(block_ids, file)
         with self._lock:
-            self._staged.update({block_id: place for block_id, (place, _) in zip(block_ids, taken, strict=False)})
+            self._staged.update(
+                {block_id: place for block_id, (place, _) in zip(block_ids, taken, strict=False)}
+            )
         failpoint.here("store.adopt.linked")
-        return [(_info(block_id, place), block) for block_id, (place, block) in zip(block_ids, taken, strict=False)]
+        return [
+            (_info(block_id, place), block)
+            for block_id, (place, block) in zip(block_ids, taken, strict=False)
+        ]
 
     def sync(self) -> None:
         with self._writing():
@@ -247,7 +266,8 @@ class DurableStore:
         known = self._sequence if self._sequence > plan.carried else plan.carried
         if plan.only_messages and len(rows) == 1 and plan.sequence <= known and not self._segments.changed:
             failpoint.here("store.commit.executed")
-            catalog.put_inbox(rows)  # a lone statement is a transaction of its own, and costs less than BEGIN and COMMIT around it
+            # a lone statement is a transaction of its own, and costs less than BEGIN and COMMIT around it
+            catalog.put_inbox(rows)
             return []
         catalog.begin()
         idle = self._execute(rows, encoded, plan, known)
@@ -255,7 +275,9 @@ class DurableStore:
         catalog.commit()
         return idle
 
-    def _execute(self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, known: int) -> list[int]:
+    def _execute(
+        self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, known: int
+    ) -> list[int]:
         catalog, segments = self._catalog, self._segments
         catalog.put_inbox(rows)
         catalog.put_records(encoded)
@@ -343,7 +365,10 @@ class DurableStore:
         with self._lock:
             before = self._written.get(block_id)
             self._written[block_id] = place
-            kept = {place.segment, self._places[block_id].segment if block_id in self._places else place.segment}
+            kept = {
+                place.segment,
+                self._places[block_id].segment if block_id in self._places else place.segment,
+            }
         if before is not None and before.segment not in kept:
             self._segments.release(before.segment, block_id)
 
@@ -357,7 +382,11 @@ class DurableStore:
                 place = self._places.get(block_id)
                 named = place is not None and place.segment == number
                 place = place if named else self._staged.get(block_id) or self._written.get(block_id)
-                blocks.append(BlockUsage(block_id, place.length if place else 0, place.size_bytes if place else 0, named))
+                blocks.append(
+                    BlockUsage(
+                        block_id, place.length if place else 0, place.size_bytes if place else 0, named
+                    )
+                )
             usage.append(SegmentUsage(number, kind, size_bytes, is_open, blocks))
         return usage
 
@@ -366,7 +395,8 @@ class DurableStore:
             self._segments.roll(number)
 
     def read(self, block_id: int) -> pa.RecordBatch:
-        for _ in range(3):  # a move or forget may delete the file between the look at its place and its opening
+        # a move or forget may delete the file between the look at its place and its opening
+        for _ in range(3):
             known = self._cache.get(block_id)
             if known is None:
                 known = self._read_open(block_id)
@@ -386,13 +416,18 @@ class DurableStore:
         raise DataLoss(f"block {block_id} moved again and again while it was read; read it again")
 
     def _find(self, block_id: int) -> Place | None:
-        """Also of a block that is appended and not named yet: the commit that will name it may have to look into it."""
+        """Also of a block that is appended and not named yet: the commit that will name it may have to look
+        into it.
+        """
         return self._places.get(block_id) or self._staged.get(block_id)
 
     def _place(self, block_id: int) -> Place:
         place = self._find(block_id)
         if place is None:
-            raise DataLoss(f"block {block_id} is not in the catalog of {self._path}: its messages were forgotten or never committed")
+            raise DataLoss(
+                f"block {block_id} is not in the catalog of {self._path}: its messages were "
+                "forgotten or never committed"
+            )
         return place
 
     def _read_open(self, block_id: int) -> pa.RecordBatch | None:
@@ -413,12 +448,16 @@ class DurableStore:
             if block_id in self._inbox:
                 return None
             place = self._place(block_id)
-        return Location(str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows)
+        return Location(
+            str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows
+        )
 
     # Closing
 
     def close(self, *, clean: bool = True) -> None:
-        """May be called again; after a failure it never counts as clean. Raises StoreFailed or DiskFull where the goodbye fails."""
+        """May be called again; after a failure it never counts as clean. Raises StoreFailed or DiskFull where
+        the goodbye fails.
+        """
         if self._closed:
             return
         try:
@@ -426,7 +465,11 @@ class DurableStore:
                 self._say_goodbye()
         finally:
             self._closed = True
-            steps: list[Callable[[], None]] = [self._segments.release_files, self._catalog.close, self._directory_lock.release]
+            steps: list[Callable[[], None]] = [
+                self._segments.release_files,
+                self._catalog.close,
+                self._directory_lock.release,
+            ]
             for step in steps:
                 try:
                     step()

@@ -19,7 +19,8 @@ def corrupt_catalog(path: Path, what: object) -> CorruptCatalog:
     """``path`` is the catalog file."""
     return CorruptCatalog(
         f"the catalog {path} is damaged: {what}. Restore the whole data directory from a backup; without one,"
-        f" `txmq salvage {path.parent} --to NEWDIR` makes a data directory of what can still be read, and names what is lost"
+        f" `txmq salvage {path.parent} --to NEWDIR` makes a data directory of what can still be read, and "
+        "names what is lost"
     )
 
 
@@ -37,7 +38,8 @@ def disk_full(path: Path, what: object) -> DiskFull:
     except OSError:
         free = "free space unknown"
     return DiskFull(
-        f"no space to write to {path}: {what}; file system {_mount_point(path)}, {free}. Nothing of this commit was acknowledged and all"
+        f"no space to write to {path}: {what}; file system {_mount_point(path)}, {free}. Nothing of this "
+        "commit was acknowledged and all"
         " that was acknowledged before is safe: free some space, then start the broker again"
     )
 
@@ -58,10 +60,17 @@ def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
     if "I/O error" in text or "unable to open" in text or "readonly" in text:
         if _is_full(catalog.parent):
             return disk_full(catalog, text)
-        return StoreFailed(f"the catalog {catalog} cannot be written or read: {text}; check the disk, then start the broker again")
+        return StoreFailed(
+            f"the catalog {catalog} cannot be written or read: {text}; check the disk, then "
+            "start the broker again"
+        )
     if "locked" in text:
-        return DataDirectoryLocked(f"another program holds the catalog {catalog} open; close it, then start the broker again")
-    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, (sqlite3.InterfaceError, sqlite3.ProgrammingError)):
+        return DataDirectoryLocked(
+            f"another program holds the catalog {catalog} open; close it, then start the broker again"
+        )
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(
+        error, (sqlite3.InterfaceError, sqlite3.ProgrammingError)
+    ):
         return corrupt_catalog(catalog, text)
     return StoreFailed(f"the catalog {catalog} refused a write: {text}; start the broker again")
 
@@ -73,6 +82,11 @@ def store_error(error: BaseException, directory: Path) -> StoreError:
     if isinstance(error, sqlite3.Error):
         return _of_sqlite(error, directory / "catalog.db")
     if isinstance(error, OSError) and error.errno in _FULL:
-        return disk_full(Path(error.filename) if isinstance(error.filename, str) else directory, error.strerror)
+        return disk_full(
+            Path(error.filename) if isinstance(error.filename, str) else directory, error.strerror
+        )
     text = " ".join(str(error).split()) or type(error).__name__
-    return StoreFailed(f"a write to the data directory {directory} failed: {text}; the broker takes no more work until it is started again")
+    return StoreFailed(
+        f"a write to the data directory {directory} failed: {text}; the broker takes no more "
+        "work until it is started again"
+    )

@@ -1,15 +1,16 @@
 """Messages of small commits as rows of the table ``inbox``: consecutive messages of a block share a row.
 
-A row is ``(id, count, messages)``: block id << 20 | row of the first message, how many, and one blob, little-endian:
+A row is ``(id, count, messages)``: block id << 20 | row of the first message, how many, and one blob,
+little-endian:
 
-    stamps        uint32              1: all messages have the same commit sequence and time; otherwise ``count``
+    stamps        uint32              1: all messages have one commit sequence and time; otherwise ``count``
     sequences     int64 x stamps
     times         int64 x stamps
     lengths       uint32 x 5 x count  of all exchanges, then all routing keys, properties, bodies, routes
     the bytes of all these, in the same order
 
-Not here: SQL (``catalog.py``), what a value may be (``codec.encode_change``).
-Invariant: ``unpack`` gives back what ``pack`` was given. For any other bytes it raises ValueError, or gives messages of just these bytes:
+Not here: SQL (``catalog.py``), what a value may be (``codec.encode_change``). Invariant: ``unpack`` gives
+back what ``pack`` was given. For any other bytes it raises ValueError, or gives messages of just these bytes:
 it never reads past their end, and what it allocates is in proportion to them.
 """
 
@@ -42,7 +43,9 @@ def pack(rows: Sequence[InboxRow]) -> list[Packed]:
     if len(rows) == 1:  # as _pack, by fewer steps
         ((block_id, row, sequence, committed_at, exchange, routing_key, properties, body, routes),) = rows
         name, key = exchange.encode(), routing_key.encode()
-        head = _ONE.pack(1, sequence, committed_at, len(name), len(key), len(properties), len(body), len(routes))
+        head = _ONE.pack(
+            1, sequence, committed_at, len(name), len(key), len(properties), len(body), len(routes)
+        )
         return [(block_id << ROW_BITS | row, 1, b"".join((head, name, key, properties, body, routes)))]
     if not rows:
         return []
@@ -96,7 +99,9 @@ def message_of_format_3(row: Sequence[Any]) -> InboxRow:
 
 
 def unpack(key: object, count: object, messages: object, *, errors: str = "strict") -> list[InboxRow]:
-    """``errors`` is how texts that are no UTF-8 are read. Raises ValueError for what :func:`pack` did not make."""
+    """``errors`` is how texts that are no UTF-8 are read. Raises ValueError for what :func:`pack` did not
+    make.
+    """
     if type(key) is not int or type(count) is not int or type(messages) is not bytes:
         raise ValueError("a row of table inbox has values of wrong types")
     first, size = key & _ROW_MASK, len(messages)
@@ -109,11 +114,22 @@ def unpack(key: object, count: object, messages: object, *, errors: str = "stric
     head = struct.unpack_from(f"<{2 * stamps}q{5 * count}I", messages, _STAMPS.size)
     lengths = head[2 * stamps :]
     if sum(lengths) != size - start:
-        raise ValueError(f"{count} messages of {sum(lengths)} bytes are not the {size - start} bytes that are there")
+        raise ValueError(
+            f"{count} messages of {sum(lengths)} bytes are not the {size - start} bytes that are there"
+        )
     values = [messages[begin:end] for begin, end in pairwise(accumulate(lengths, initial=start))]
     same = count if stamps == 1 else 1
     sequences, times = head[:stamps] * same, head[stamps : 2 * stamps] * same
     texts = [value.decode("utf-8", errors) for value in values[: 2 * count]]
-    columns = [texts[:count], texts[count:], *(values[part * count : (part + 1) * count] for part in (2, 3, 4))]
+    columns = [
+        texts[:count],
+        texts[count:],
+        *(values[part * count : (part + 1) * count] for part in (2, 3, 4)),
+    ]
     numbers = range(first, first + count)
-    return list(map(InboxRow._make, zip(repeat(key >> ROW_BITS, count), numbers, sequences, times, *columns, strict=True)))
+    return list(
+        map(
+            InboxRow._make,
+            zip(repeat(key >> ROW_BITS, count), numbers, sequences, times, *columns, strict=True),
+        )
+    )

@@ -1,6 +1,7 @@
 """MemoryStore: the port over plain dicts, for tests and for a broker that need not outlive its process.
 
-It is not durable. It keeps what is committed apart from what is only appended or sealed, so ``reopened`` shows what a crash leaves.
+It is not durable. It keeps what is committed apart from what is only appended or sealed, so ``reopened``
+shows what a crash leaves.
 
 Invariant: ``_kept`` changes in ``commit`` only, and only as a whole.
 """
@@ -19,7 +20,15 @@ from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import Record
 from broker_core.errors import DataLoss, StoreFailed
-from broker_core.store.codec import Value, blank_bodies, body_bytes, decode, encode_change, merged, merged_block
+from broker_core.store.codec import (
+    Value,
+    blank_bodies,
+    body_bytes,
+    decode,
+    encode_change,
+    merged,
+    merged_block,
+)
 from broker_core.store.port import BlockInfo, Location, SegmentUsage, StoreImage
 
 Rows = dict[tuple[Value, ...], tuple[Value, ...]]
@@ -53,7 +62,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self._kept = _Kept()
         self._staged: dict[int, pa.RecordBatch] = {}  # appended, not named yet
-        self._written: dict[int, pa.RecordBatch] = {}  # sealed or rewritten, the commit that says so is to come
+        # sealed or rewritten, the commit that says so is to come
+        self._written: dict[int, pa.RecordBatch] = {}
         self._last_block_id = 0
         self._lock = threading.Lock()
         self._failure: Exception | None = None
@@ -203,7 +213,9 @@ class MemoryStore:
     def _inbox_rows(self, block_id: int) -> list[InboxRow]:
         rows = self._kept.inbox.get(block_id)
         if rows is None:
-            raise DataLoss(f"block {block_id} is not in the store: its messages were forgotten or never committed")
+            raise DataLoss(
+                f"block {block_id} is not in the store: its messages were forgotten or never committed"
+            )
         return rows
 
     def _check_writable(self) -> None:

@@ -17,11 +17,15 @@ Places = Mapping[int, Place]
 
 
 class Plan:
-    """Of ``changes``, beside the rows of open blocks (``inbox``), and blocks that are named, appended, and sealed or rewritten."""
+    """Of ``changes``, beside the rows of open blocks (``inbox``), and blocks that are named, appended, and
+    sealed or rewritten.
+    """
 
     __slots__ = ("carried", "forgotten", "inbox", "only_messages", "put", "rows", "sealed", "sequence")
 
-    def __init__(self, changes: Sequence[Change], inbox: Inbox, named: Places, staged: Places, written: Places) -> None:
+    def __init__(
+        self, changes: Sequence[Change], inbox: Inbox, named: Places, staged: Places, written: Places
+    ) -> None:
         self.rows: list[InboxRow] = []
         self.inbox: dict[int, list[InboxRow]] = {}  # the same rows, by block
         self.put: dict[int, Place] = {}
@@ -34,14 +38,23 @@ class Plan:
                 self.sequence = change.sequence
             if change.rows:
                 self.rows += change.rows
-            if change.journal or change.names or change.seals or change.moves or change.forgets or change.tidy:
+            if (
+                change.journal
+                or change.names
+                or change.seals
+                or change.moves
+                or change.forgets
+                or change.tidy
+            ):
                 self._add(change, staged, written)
         if self.rows:
             self._check_rows(inbox, named)
         for block_id in self.sealed:
             rows = len(inbox.get(block_id, ())) + len(self.inbox.get(block_id, ()))
             if rows != self.put[block_id].rows:
-                raise ValueError(f"open block {block_id} has {rows} rows, but {self.put[block_id].rows} were sealed")
+                raise ValueError(
+                    f"open block {block_id} has {rows} rows, but {self.put[block_id].rows} were sealed"
+                )
 
     def _add(self, change: Change, staged: Places, written: Places) -> None:
         self.only_messages = False
@@ -60,7 +73,9 @@ class Plan:
         block_id = rows[0][0]
         self.inbox[block_id] = rows
         if rows[-1][0] != block_id or any(row[0] != block_id for row in rows):
-            self.inbox = {block_id: [row for row in rows if row[0] == block_id] for block_id in {row[0] for row in rows}}
+            self.inbox = {
+                block_id: [row for row in rows if row[0] == block_id] for block_id in {row[0] for row in rows}
+            }
         for block_id, rows in self.inbox.items():
             first = expected = len(inbox.get(block_id, ()))
             for row in rows:

@@ -1,8 +1,8 @@
 """The port between the broker and what keeps it: two stores behind it, one contract suite over both.
 
-What the port does not promise: it knows nothing of queues or transactions, checks no rule of the domain, and never
-retries. After a method raised DiskFull, StoreFailed or OSError from ``append``, ``sync`` or ``commit``, nothing more can be
-written through the same store: open it again.
+What the port does not promise: it knows nothing of queues or transactions, checks no rule of the domain, and
+never retries. After a method raised DiskFull, StoreFailed or OSError from ``append``, ``sync`` or ``commit``,
+nothing more can be written through the same store: open it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from broker_core.message import Location as Location
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """A block that the catalog names. ``rows`` never changes and a row keeps its number for the block's whole life."""
+    """A block that the catalog names. ``rows`` never changes and a row keeps its number for the block's whole
+    life.
+    """
 
     block_id: int
     rows: int
@@ -66,7 +68,8 @@ class Store(Protocol):
         """A block id that nothing durable uses. Thread-safe."""
 
     def append(self, block: pa.RecordBatch) -> BlockInfo:
-        """Write ``block`` to a segment. It is durable after ``sync`` and exists once a commit names it. Thread-safe.
+        """Write ``block`` to a segment. It is durable after ``sync`` and exists once a commit names it.
+        Thread-safe.
 
         Any schema: blocks of MESSAGE_SCHEMA share segments, any other schema gets segments of its own.
         """
@@ -75,14 +78,17 @@ class Store(Protocol):
         """Make all appended blocks durable (fdatasync). ``commit`` does it as well."""
 
     def encode(self, change: Change) -> None:
-        """Work out what ``change`` writes, so that ``commit`` need not, and cannot fail at it. Pure but for ``change.encoded``.
+        """Work out what ``change`` writes, so that ``commit`` need not, and cannot fail at it. Pure but for
+        ``change.encoded``.
 
-        Raises OptionError for a value that cannot be stored and read back as it is: a wrong type, a text that is no UTF-8, an
-        integer beyond 64 bits. Nothing of such a change may be committed. Nothing may be added to a change once it is encoded.
+        Raises OptionError for a value that cannot be stored and read back as it is: a wrong type, a text that
+        is no UTF-8, an integer beyond 64 bits. Nothing of such a change may be committed. Nothing may be
+        added to a change once it is encoded.
         """
 
     def commit(self, changes: Sequence[Change]) -> None:
-        """Make all of ``changes`` durable, together or not at all, in their order. Encodes what is not encoded. One caller at a time.
+        """Make all of ``changes`` durable, together or not at all, in their order. Encodes what is not
+        encoded. One caller at a time.
 
         1. sync the segments that hold a block named here; 2. one SQLite transaction; it is the commit point.
         """
@@ -94,7 +100,8 @@ class Store(Protocol):
         """
 
     def rewrite(self, block_id: int, live: bytes | None) -> None:
-        """Compaction: write the block again with empty bodies in the rows whose bit in ``live`` is 0; rows keep their numbers.
+        """Compaction: write the block again with empty bodies in the rows whose bit in ``live`` is 0; rows
+        keep their numbers.
 
         ``live`` None: as it is. Raises CorruptSegment, DataLoss, with nothing written.
 
@@ -110,12 +117,14 @@ class Store(Protocol):
     def read(self, block_id: int) -> pa.RecordBatch:
         """The whole block, its checksum verified before Arrow parses a byte. Thread-safe.
 
-        An inbox block is answered as MERGED_SCHEMA. One that is appended and not named yet can be read too, until the store is closed.
-        Raises CorruptSegment; DataLoss where the catalog does not name the block.
+        An inbox block is answered as MERGED_SCHEMA. One that is appended and not named yet can be read too,
+        until the store is closed. Raises CorruptSegment; DataLoss where the catalog does not name the block.
         """
 
     def locate(self, block_id: int) -> Location | None:
-        """The place of a block for a reader on this host; None for an inbox block or a store without files."""
+        """The place of a block for a reader on this host; None for an inbox block or a store without
+        files.
+        """
 
     def close(self, *, clean: bool = True) -> None:
         """Release files and the lock. ``clean`` False leaves everything as a crash would."""

@@ -1,9 +1,9 @@
 """What can be read of a catalog that may be damaged: every row that is whole, whatever stands around it.
 
-Not here: what the rows mean together (``salvage.py``). It reads a copy; SQLite may write to that.
-A table is read from its front, and where a page stops that, from its back and from between. Only rows that the table's tree leads to are
-taken: freed pages still hold rows that were deleted.
-Invariant: a row that is given matches its checksum; ``lost`` names what was seen and does not, and tables that were not read to their end.
+Not here: what the rows mean together (``salvage.py``). It reads a copy; SQLite may write to that. A table is
+read from its front, and where a page stops that, from its back and from between. Only rows that the table's
+tree leads to are taken: freed pages still hold rows that were deleted. Invariant: a row that is given matches
+its checksum; ``lost`` names what was seen and does not, and tables that were not read to their end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Remains:
     segments: list[SegmentRow] = field(default_factory=list)
     blocks: dict[int, Place] = field(default_factory=dict)
     inbox: list[InboxRow] = field(default_factory=list)
-    doubtful: list[list[InboxRow]] = field(default_factory=list)  # messages of rows of the inbox that do not match their checksum
+    # messages of rows of the inbox that do not match their checksum
+    doubtful: list[list[InboxRow]] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     torn: set[str] = field(default_factory=set)  # tables with lost rows
@@ -55,7 +56,8 @@ class Remains:
 
 
 def read_remains(path: Path) -> Remains:
-    """Of the copy of a catalog at ``path``. Raises CorruptCatalog where nothing can be read, DataDirectoryFormat.
+    """Of the copy of a catalog at ``path``. Raises CorruptCatalog where nothing can be read,
+    DataDirectoryFormat.
 
     The pages that say what tables there are may be damaged too: those of a new catalog say the same.
     """
@@ -73,7 +75,9 @@ def read_remains(path: Path) -> Remains:
             again = _read(other)
             if again.rows > (found.rows if found else 0):
                 found = again
-                found.lost.append("the pages that name the catalog's tables were damaged; those of a new catalog were taken")
+                found.lost.append(
+                    "the pages that name the catalog's tables were damaged; those of a new catalog were taken"
+                )
     if found is None:
         assert failure is not None
         raise failure
@@ -90,7 +94,8 @@ def _read(path: Path) -> Remains:
 
 
 def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")  # a damaged text does not end the reading; its row does not match its checksum
+    # a damaged text does not end the reading; its row does not match its checksum
+    return raw.decode("utf-8", "surrogateescape")
 
 
 class _Reader:
@@ -108,23 +113,51 @@ class _Reader:
         if "meta" not in tables:
             raise corrupt_catalog(self.path, "its list of tables is damaged")
         self._take("meta", Meta._fields, "id", tables, self._meta)
-        self._take("segment", SegmentRow._fields, "segment", tables, lambda row: found.segments.append(SegmentRow(*row)))
+        self._take(
+            "segment",
+            SegmentRow._fields,
+            "segment",
+            tables,
+            lambda row: found.segments.append(SegmentRow(*row)),
+        )
         self._take("block", ("block_id", *Place._fields), "block_id", tables, self._block)
         if self._has_column("inbox", "body"):
             columns = ("id", *InboxRow._fields[2:])
-            self._take("inbox", columns, "id", tables, lambda row: found.inbox.append(message_of_format_3(row)), self._doubtful_of_format_3)
+            self._take(
+                "inbox",
+                columns,
+                "id",
+                tables,
+                lambda row: found.inbox.append(message_of_format_3(row)),
+                self._doubtful_of_format_3,
+            )
         else:
-            self._take("inbox", ("id", "count", "messages"), "id", tables, lambda row: found.inbox.extend(unpack(*row)), self._doubtful)
+            self._take(
+                "inbox",
+                ("id", "count", "messages"),
+                "id",
+                tables,
+                lambda row: found.inbox.extend(unpack(*row)),
+                self._doubtful,
+            )
         for cls in RECORDS:
             if cls.TABLE in tables or (found.meta is not None and found.meta.format == FORMAT):
                 key = ", ".join(f'"{name}"' for name in cls.KEY)
-                self._take(cls.TABLE, cls.columns(), key, tables, lambda row, cls=cls: found.records.append(decode(cls, row)))  # type: ignore[misc]
+                self._take(
+                    cls.TABLE,
+                    cls.columns(),
+                    key,
+                    tables,
+                    lambda row, cls=cls: found.records.append(decode(cls, row)),  # type: ignore[misc]
+                )
         return found
 
     def _meta(self, row: Row) -> None:
         self.found.meta = Meta(*row)
         if self.found.meta.format > FORMAT:
-            raise DataDirectoryFormat(f"the catalog {self.path} has format {self.found.meta.format}, written by a newer txmq")
+            raise DataDirectoryFormat(
+                f"the catalog {self.path} has format {self.found.meta.format}, written by a newer txmq"
+            )
 
     def _block(self, row: Row) -> None:
         self.found.blocks[row[0]] = Place._make((*row[1:6], to_unsigned(row[6])))
@@ -147,7 +180,7 @@ class _Reader:
                     self.connection.execute(statement)
         return {row[0] for row in self.connection.execute(query)}
 
-    # -- one table ------------------------------------------------------------------------------------------------------
+    # -- one table -------------------------------------------------------------------------------------------
     def _take(
         self,
         table: str,
@@ -169,7 +202,11 @@ class _Reader:
                     pass
             else:
                 doubt(row)
-            self._lose(table, f"table {table}: the row with key {_shown(row[: key.count(',') + 1])} does not match its checksum")
+            self._lose(
+                table,
+                f"table {table}: the row with key {_shown(row[: key.count(',') + 1])} does not "
+                "match its checksum",
+            )
 
     def _lose(self, table: str, text: str) -> None:
         self.found.torn.add(table)
@@ -179,7 +216,9 @@ class _Reader:
         """Every row that can be reached, once."""
         columns = (*columns, "guard")
         if self._has_rowid(table):
-            rows, error = self._read(f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED ORDER BY rowid')
+            rows, error = self._read(
+                f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED ORDER BY rowid'
+            )
             if error is not None:
                 select = f'SELECT rowid, {quoted(columns)} FROM "{table}" NOT INDEXED'
                 rows = self._around(f"{select} WHERE rowid BETWEEN ? AND ? ORDER BY rowid")
@@ -220,7 +259,9 @@ class _Reader:
         return rows, None
 
     def _around(self, select: str) -> list[Row]:
-        """By row id: from both ends of a range, then from the next id behind the damage from which it can be read again."""
+        """By row id: from both ends of a range, then from the next id behind the damage from which it can be
+        read again.
+        """
         found: dict[int, Row] = {}
         ranges = [(_FIRST, _LAST)]
         probes = 0

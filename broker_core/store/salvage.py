@@ -1,11 +1,14 @@
-"""``salvage``: a new data directory out of one that is damaged, with everything that is whole; what is lost is named.
+"""``salvage``: a new data directory out of one that is damaged, with everything that is whole; what is lost
+is named.
 
-The old directory is only read, and no broker may own it. Of a damaged block the rows are kept whose own checksums hold (``sums.py``). The
-others that can still be parsed go into ``doubtful.arrow``, for a human to look at.
-Not here: reading a damaged catalog (``remains.py``), what its records mean together (``broker/repair.py``).
+The old directory is only read, and no broker may own it. Of a damaged block the rows are kept whose own
+checksums hold (``sums.py``). The others that can still be parsed go into ``doubtful.arrow``, for a human to
+look at. Not here: reading a damaged catalog (``remains.py``), what its records mean together
+(``broker/repair.py``).
 
-Invariant: the new directory holds no message that does not match its checksum, and no message that the old one did not hold; whatever the
-old one held and the new one does not is in the report. It exists whole, or has no catalog.
+Invariant: the new directory holds no message that does not match its checksum, and no message that the old
+one did not hold; whatever the old one held and the new one does not is in the report. It exists whole, or has
+no catalog.
 """
 
 from __future__ import annotations
@@ -84,16 +87,23 @@ class SalvageReport:
 
 
 def salvage(path: str | Path, to: str | Path) -> SalvageReport:
-    """Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat; CorruptCatalog where nothing can be read; DiskFull."""
+    """Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat; CorruptCatalog where nothing can
+    be read; DiskFull.
+    """
     source, target = Path(path).absolute(), Path(to).absolute()
     if not (source / "catalog.db").is_file():
         raise DataDirectoryInvalid(
-            f"{source} cannot be salvaged: it has no catalog.db. Messages can still be read from its segments with any Arrow stream reader"
+            f"{source} cannot be salvaged: it has no catalog.db. Messages can still be read from its "
+            "segments with any Arrow stream reader"
         )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise DataDirectoryInvalid(f"{target} exists and is not empty; name a new directory for what is salvaged")
+        raise DataDirectoryInvalid(
+            f"{target} exists and is not empty; name a new directory for what is salvaged"
+        )
     if target.is_relative_to(source):
-        raise DataDirectoryInvalid(f"{target} lies in {source}, which is only read; name a directory elsewhere")
+        raise DataDirectoryInvalid(
+            f"{target} lies in {source}, which is only read; name a directory elsewhere"
+        )
     lock = DirectoryLock(source, write=False)
     try:
         with tempfile.TemporaryDirectory(prefix="txmq-salvage-") as copy:
@@ -103,7 +113,10 @@ def salvage(path: str | Path, to: str | Path) -> SalvageReport:
                     shutil.copy(name, Path(copy) / name.name)
             remains = read_remains(Path(copy) / "catalog.db")
             if hidden is not None:
-                remains.lost.append(f"the commits of the catalog's log behind position {hidden.position}, at least {hidden.commits}")
+                remains.lost.append(
+                    f"the commits of the catalog's log behind position {hidden.position}, at "
+                    f"least {hidden.commits}"
+                )
         return _Salvage(source, target, remains).run()
     except (OSError, sqlite3.Error) as error:
         raise store_error(error, target) from error
@@ -120,7 +133,8 @@ class _Salvage:
         self.queues: dict[int, str] = {}
         self.kept: dict[int, int] = {}  # blocks that are whole: rows
         self.lost_blocks: dict[int, tuple[Place | None, str]] = {}
-        self.partial: dict[int, npt.NDArray[np.bool_]] = {}  # of the lost ones, which rows are whole all the same
+        # of the lost ones, which rows are whole all the same
+        self.partial: dict[int, npt.NDArray[np.bool_]] = {}
         self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
         self.lost_offsets: dict[int, IntervalSet] = {}  # by queue id
         self.doubtful = Doubtful()
@@ -129,7 +143,8 @@ class _Salvage:
         self.report.losses += self.remains.lost
         if "block" in self.remains.torn:
             self.report.losses.append(
-                f"where some blocks lie is lost; their bytes are in {self.source / 'segments'}, and any Arrow stream reader reads them"
+                f"where some blocks lie is lost; their bytes are in {self.source / 'segments'}, and any "
+                "Arrow stream reader reads them"
             )
         self._look_at_blocks()
         records, inbox = self._records()
@@ -138,7 +153,7 @@ class _Salvage:
         self.report.doubtful = self.doubtful.write(self.target / "doubtful.arrow")
         return self.report
 
-    # -- what is whole --------------------------------------------------------------------------------------------------
+    # -- what is whole ---------------------------------------------------------------------------------------
     def _look_at_blocks(self) -> None:
         """Every block is read once; only the numbers are kept."""
         self.schemas: dict[int, pa.Schema] = {}
@@ -180,20 +195,29 @@ class _Salvage:
         block.validate(full=True)
         return block
 
-    # -- what it means --------------------------------------------------------------------------------------------------
+    # -- what it means ---------------------------------------------------------------------------------------
     def _records(self) -> tuple[list[Record], list[InboxRow]]:
         blocks = self.remains.blocks  # a row of one of them lies in a segment too
         inbox = _numbered(row for row in self.remains.inbox if row.block_id not in blocks)
         records = [*self.remains.records, *self._lost_queues(inbox)]
-        infos = [BlockInfo(block_id, place.rows, place.size_bytes, place.checksum) for block_id, place in self.remains.blocks.items()]
+        infos = [
+            BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
+            for block_id, place in self.remains.blocks.items()
+        ]
         found = repair(records, inbox, infos)
-        self.queues = {record.queue_id: record.name for record in found.records if isinstance(record, QueueRecord)}
+        self.queues = {
+            record.queue_id: record.name for record in found.records if isinstance(record, QueueRecord)
+        }
         self.report.losses += found.problems
         by_queue = self._settled(found.records)
         kept: list[Record] = []
         for record in found.records:
             if isinstance(record, RunRecord):
-                kept += self._kept_of(record, found.lost_runs.get((record.queue_id, record.first), ""), by_queue[record.queue_id])
+                kept += self._kept_of(
+                    record,
+                    found.lost_runs.get((record.queue_id, record.first), ""),
+                    by_queue[record.queue_id],
+                )
             elif isinstance(record, PartRecord):
                 if self._keeps_part(record):
                     kept.append(record)
@@ -211,7 +235,9 @@ class _Salvage:
         return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
 
     def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
-        """Queues whose record is lost, and of which there are messages. Of a whole catalog, these are leftovers."""
+        """Queues whose record is lost, and of which there are messages. Of a whole catalog, these are
+        leftovers.
+        """
         if "queue" not in self.remains.torn:
             return []
         known = {record.queue_id for record in self.remains.records if isinstance(record, QueueRecord)}
@@ -219,14 +245,20 @@ class _Salvage:
         named |= {queue_id for row in inbox for queue_id, _ in _routes(row)}
         for queue_id in sorted(named - known):
             self.report.losses.append(
-                f"the name of queue {queue_id} and its arguments are lost: its messages are in queue '{SALVAGED.format(queue_id)}'"
+                f"the name of queue {queue_id} and its arguments are lost: its messages are in queue "
+                f"'{SALVAGED.format(queue_id)}'"
             )
-        return [QueueRecord(queue_id, SALVAGED.format(queue_id), True, False, False, {}) for queue_id in sorted(named - known)]
+        return [
+            QueueRecord(queue_id, SALVAGED.format(queue_id), True, False, False, {})
+            for queue_id in sorted(named - known)
+        ]
 
     def _settled(self, records: Iterable[Record]) -> dict[int, IntervalSet]:
         for table in ("progress", "hole"):
             if table in self.remains.torn:
-                self.report.losses.append(f"rows of table {table} are lost: messages that were settled may come again")
+                self.report.losses.append(
+                    f"rows of table {table} are lost: messages that were settled may come again"
+                )
         return _settled(records, self.queues)
 
     def _kept_of(self, run: RunRecord, why: str, settled: IntervalSet) -> list[Record]:
@@ -235,7 +267,11 @@ class _Salvage:
         if not reason:
             return [run]
         rows = selected(run)
-        whole = self.partial[run.block_id][rows] if run.block_id in self.partial and not why else np.zeros(run.count, np.bool_)
+        whole = (
+            self.partial[run.block_id][rows]
+            if run.block_id in self.partial and not why
+            else np.zeros(run.count, np.bool_)
+        )
         kept: list[Record] = []
         for is_whole, group in groupby(range(run.count), key=lambda index: bool(whole[index])):
             indexes = list(group)
@@ -246,16 +282,30 @@ class _Salvage:
             for start, stop in settled.outside(first, end):
                 self._lose(run.queue_id, start, stop, place, reason)
                 if place is not None:
-                    self.doubtful.want(run, start, stop, self.queues[run.queue_id], self.source, place, self.schemas.get(place.segment))
+                    self.doubtful.want(
+                        run,
+                        start,
+                        stop,
+                        self.queues[run.queue_id],
+                        self.source,
+                        place,
+                        self.schemas.get(place.segment),
+                    )
         return kept
 
     def _lose(self, queue_id: int, start: int, end: int, place: Place | None, why: str) -> None:
-        where = f"{segment_path(self.source, place.segment)}, position {place.position}" if place else str(self.source / "catalog.db")
+        where = (
+            f"{segment_path(self.source, place.segment)}, position {place.position}"
+            if place
+            else str(self.source / "catalog.db")
+        )
         self.report.lost.append(LostMessages(self.queues[queue_id], start, end, where, why))
         self.lost_offsets.setdefault(queue_id, IntervalSet()).add(start, end)
 
     def _lose_rows(self, rows: Sequence[InboxRow], settled: dict[int, IntervalSet]) -> None:
-        """Messages of a row in the catalog that does not match its checksum; their places are right unless just those were damaged."""
+        """Messages of a row in the catalog that does not match its checksum; their places are right unless
+        just those were damaged.
+        """
         lost: dict[int, IntervalSet] = {}
         for queue_id, offset, row in _unsettled(rows, settled):
             lost.setdefault(queue_id, IntervalSet()).add(offset, offset + 1)
@@ -264,7 +314,9 @@ class _Salvage:
             for start, end in offsets:
                 self._lose(queue_id, start, end, None, f"{_named(rows)} not match the checksum")
 
-    def _unaccounted(self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[int, IntervalSet]) -> None:
+    def _unaccounted(
+        self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[int, IntervalSet]
+    ) -> None:
         """Offsets that were given, and of which no row of the damaged tables tells any more."""
         there = _offsets(records, inbox, self.queues)
         ends = {queue_id: found.end() for queue_id, found in there.items()}
@@ -283,7 +335,9 @@ class _Salvage:
         if not part.block_id or not why:
             return True
         where = f"{segment_path(self.source, place.segment)}, position {place.position}: " if place else ""
-        self.report.losses.append(f"part {part.part} of branch {part.branch}, {part.rows} staged rows ({where}{why})")
+        self.report.losses.append(
+            f"part {part.part} of branch {part.branch}, {part.rows} staged rows ({where}{why})"
+        )
         return False
 
     def _prepared(self, record: PreparedRecord) -> PreparedRecord:
@@ -292,13 +346,17 @@ class _Salvage:
             if isinstance(route, dict) and route["block"][0] not in self.kept:
                 block_id, rows = route["block"][:2]
                 why = self.lost_blocks.get(block_id, (None, f"block {block_id} does not exist"))[1]
-                self.report.losses.append(f"{rows} messages of the prepared transaction '{record.xid}': {why}")
+                self.report.losses.append(
+                    f"{rows} messages of the prepared transaction '{record.xid}': {why}"
+                )
             else:
                 routes.append(route)
         return replace(record, routes=routes)
 
     def _follow(self, records: list[Record]) -> list[Record]:
-        """What else has to say that messages are lost: claims, so that a replay passes them; progress; decided blocks."""
+        """What else has to say that messages are lost: claims, so that a replay passes them; progress;
+        decided blocks.
+        """
         rows: dict[str, int] = {}
         for record in records:
             if isinstance(record, PartRecord):
@@ -314,7 +372,11 @@ class _Salvage:
                     for kind, target, branch, count in record.branches
                     if branch in rows or "skipped" in target
                 ]
-                followed.append(replace(record, branches=left, applied=all("skipped" in target for _, target, _, _ in left)))
+                followed.append(
+                    replace(
+                        record, branches=left, applied=all("skipped" in target for _, target, _, _ in left)
+                    )
+                )
             elif not isinstance(record, ProgressRecord):
                 followed.append(record)
         return followed + self._progress(records)
@@ -336,7 +398,7 @@ class _Salvage:
             progress[queue_id] = replace(known, next_offset=max(known.next_offset, lost.end()))
         return list(progress.values())
 
-    # -- the new directory ----------------------------------------------------------------------------------------------
+    # -- the new directory -----------------------------------------------------------------------------------
     def _write(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
         """The catalog comes last: a directory without one is no data directory."""
         (self.target / "segments").mkdir(parents=True, exist_ok=True)
@@ -369,7 +431,12 @@ class _Salvage:
         sync_directory(self.target)
 
     def _fill(
-        self, catalog: Catalog, segments: Segments, places: dict[int, Place], records: Sequence[Record], inbox: Sequence[InboxRow]
+        self,
+        catalog: Catalog,
+        segments: Segments,
+        places: dict[int, Place],
+        records: Sequence[Record],
+        inbox: Sequence[InboxRow],
     ) -> None:
         for number in sorted({place.segment for place in places.values()}):
             segment = segments.info(number)
@@ -381,8 +448,16 @@ class _Salvage:
         catalog.put_records([encode_change(Change(rows=list(inbox), journal=list(records)))])
         self.report.inbox_rows = len(inbox)
         meta = self.remains.meta
-        used = [*self.remains.blocks, *(row.block_id for row in inbox), *(getattr(record, "block_id", 0) for record in records)]
-        numbers = [getattr(record, name, 0) for record in records for name in ("sequence", "commit_sequence", "queue_id")]
+        used = [
+            *self.remains.blocks,
+            *(row.block_id for row in inbox),
+            *(getattr(record, "block_id", 0) for record in records),
+        ]
+        numbers = [
+            getattr(record, name, 0)
+            for record in records
+            for name in ("sequence", "commit_sequence", "queue_id")
+        ]
         catalog.set_meta(
             sequence=max([meta.sequence if meta else 0, *numbers, *(row.sequence for row in inbox)]),
             next_block_id=max([meta.next_block_id if meta else 1, *(block_id + 1 for block_id in used)]),
@@ -395,7 +470,9 @@ class _Salvage:
         there = _offsets(records, inbox, self.queues)
         for queue_id, name in sorted(self.queues.items(), key=lambda item: item[1]):
             self.report.messages[name] = sum(
-                end - start for first, last in there[queue_id] for start, end in settled[queue_id].outside(first, last)
+                end - start
+                for first, last in there[queue_id]
+                for start, end in settled[queue_id].outside(first, last)
             )
 
 
@@ -410,7 +487,9 @@ def _settled(records: Iterable[Record], queues: Iterable[int]) -> dict[int, Inte
     return settled
 
 
-def _unsettled(rows: Iterable[InboxRow], settled: dict[int, IntervalSet]) -> Iterator[tuple[int, int, InboxRow]]:
+def _unsettled(
+    rows: Iterable[InboxRow], settled: dict[int, IntervalSet]
+) -> Iterator[tuple[int, int, InboxRow]]:
     """Queue ids, offsets and messages of rows that may be wrong."""
     for row in rows:
         for queue_id, offset in _routes(row):
@@ -421,7 +500,11 @@ def _unsettled(rows: Iterable[InboxRow], settled: dict[int, IntervalSet]) -> Ite
 def _named(rows: Sequence[InboxRow]) -> str:
     first, last = rows[0], rows[-1]
     named = f"row {first.row} of open block {first.block_id} does"
-    return named if first is last else f"rows {first.row} to {last.row} of open block {first.block_id} share a checksum and do"
+    return (
+        named
+        if first is last
+        else f"rows {first.row} to {last.row} of open block {first.block_id} share a checksum and do"
+    )
 
 
 def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
@@ -435,7 +518,9 @@ def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
     return numbered
 
 
-def _offsets(records: Iterable[Record], inbox: Iterable[InboxRow], queues: Iterable[int]) -> dict[int, IntervalSet]:
+def _offsets(
+    records: Iterable[Record], inbox: Iterable[InboxRow], queues: Iterable[int]
+) -> dict[int, IntervalSet]:
     """By queue id, the offsets that have a message."""
     there = {queue_id: IntervalSet() for queue_id in queues}
     for record in records:

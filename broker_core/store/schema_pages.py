@@ -1,8 +1,10 @@
-"""The pages of a SQLite file that say which tables there are, taken from a new catalog and put into a damaged one.
+"""The pages of a SQLite file that say which tables there are, taken from a new catalog and put into a damaged
+one.
 
-Catalogs are made by one script, so these pages, and where each table begins, are the same in all of them. In one that was upgraded from an
-older format they are not: then rows are read in the wrong places, match no checksum, and nothing is gained.
-Invariant: only the pages of the list of tables are written, and the file's own size and counters stay in its header.
+Catalogs are made by one script, so these pages, and where each table begins, are the same in all of them. In
+one that was upgraded from an older format they are not: then rows are read in the wrong places, match no
+checksum, and nothing is gained. Invariant: only the pages of the list of tables are written, and the file's
+own size and counters stay in its header.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def put_schema(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content.extend(bytes(max(0, len(pages) - len(content))))
     for number in _schema_pages(pages):
-        content[(number - 1) * PAGE_BYTES : number * PAGE_BYTES] = pages[(number - 1) * PAGE_BYTES : number * PAGE_BYTES]
+        content[(number - 1) * PAGE_BYTES : number * PAGE_BYTES] = pages[
+            (number - 1) * PAGE_BYTES : number * PAGE_BYTES
+        ]
     struct.pack_into(">I", content, 28, len(content) // PAGE_BYTES)
     struct.pack_into(">II", content, 32, 0, 0)  # free pages are of no interest to a reader
     content[92:96] = content[24:28]  # the size above is valid

@@ -1,10 +1,11 @@
-"""Segments: append-only Arrow IPC streams, ``NNNNNNNN.arrow``, that any Arrow tool can read once they are closed.
+"""Segments: append-only Arrow IPC streams, ``NNNNNNNN.arrow``, that any Arrow tool can read once they are
+closed.
 
-A segment is the schema message, one encapsulated message per block, and the end mark. Which blocks exist is the
-catalog's knowledge, not the file's: bytes that no catalog row names are nothing.
+A segment is the schema message, one encapsulated message per block, and the end mark. Which blocks exist is
+the catalog's knowledge, not the file's: bytes that no catalog row names are nothing.
 
-Invariant: a file is written at its end only, under the lock; it is handed to a reader byte for byte as its checksum says; a number is
-never used twice; a closed file never changes again.
+Invariant: a file is written at its end only, under the lock; it is handed to a reader byte for byte as its
+checksum says; a number is never used twice; a closed file never changes again.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def _link(descriptor: int, path: Path) -> None:
     """Name the open file ``path``. Raises OSError."""
     root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=root)  # with a directory, Python follows the link that /proc shows
+        # with a directory, Python follows the link that /proc shows
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=root)
     finally:
         os.close(root)
 
@@ -121,13 +123,16 @@ def _corrupt(path: Path, block_id: int, place: Place, what: str) -> CorruptSegme
     directory = path.parent.parent
     return CorruptSegment(
         f"segment {path} is damaged at {where}, see `txmq salvage`: {what}",
-        f"none of the damaged bytes was delivered; restore the file from a backup; `txmq verify {directory}` lists all damage,"
-        f" and, once the broker is stopped, `txmq salvage {directory} --to NEWDIR` keeps all else and names what is lost",
+        f"none of the damaged bytes was delivered; restore the file from a backup; `txmq verify {directory}` "
+        "lists all damage,"
+        f" and, once the broker is stopped, `txmq salvage {directory} --to NEWDIR` keeps all else and names "
+        "what is lost",
     )
 
 
 def cut_tail(path: Path, end: int) -> int:
-    """Recovery of a file that was open: drop what lies behind ``end``, write the end mark, sync. Returns the file's size.
+    """Recovery of a file that was open: drop what lies behind ``end``, write the end mark, sync. Returns the
+    file's size.
 
     A file that is shorter than ``end`` has lost named bytes; it is left as it is, and reading it tells.
     """
@@ -146,7 +151,9 @@ def cut_tail(path: Path, end: int) -> int:
 
 
 class Segments:
-    """All segments of a data directory: the closed ones, and one open one for each schema in use. Thread-safe."""
+    """All segments of a data directory: the closed ones, and one open one for each schema in use.
+    Thread-safe.
+    """
 
     def __init__(self, directory: Path, next_number: int, *, roll_bytes: int = ROLL_BYTES) -> None:
         self._directory = directory
@@ -158,7 +165,8 @@ class Segments:
         self._dirty: dict[int, Segment] = {}  # with unsynced bytes
         self._closed: list[int] = []  # end mark durable, the catalog does not know yet
         self._idle: set[int] = set()  # without a live block
-        self._broken: BaseException | None = None  # a failed write or sync: what the page cache holds is unknown from there on
+        # a failed write or sync: what the page cache holds is unknown from there on
+        self._broken: BaseException | None = None
         self.next_number = next_number
 
     def adopt(self, number: int, kind: str, schema_bytes: bytes, size_bytes: int, live: set[int]) -> None:
@@ -174,7 +182,10 @@ class Segments:
         for field in block.schema:
             if pa.types.is_dictionary(field.type):
                 value = field.type.value_type
-                raise OptionError(f"column {field.name} is dictionary-encoded, which a segment cannot hold; cast it to {value}")
+                raise OptionError(
+                    f"column {field.name} is dictionary-encoded, which a segment cannot hold; "
+                    f"cast it to {value}"
+                )
         schema_bytes = block.schema.serialize().to_pybytes()
         data = block.serialize()
         checksum = xxhash.xxh3_64_intdigest(data)
@@ -191,7 +202,9 @@ class Segments:
         return Place(segment.number, position, data.size, block.num_rows, body_bytes(block), checksum)
 
     def adopt_file(self, block_ids: Sequence[int], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
-        """A closed segment out of a writer's file, its checksums compared. Durable after ``sync``. Empty where that cannot be done."""
+        """A closed segment out of a writer's file, its checksums compared. Durable after ``sync``. Empty
+        where that cannot be done.
+        """
         try:
             failpoint.here("store.adopt.open")
             descriptor = file.open()
@@ -209,7 +222,15 @@ class Segments:
             return []
         schema_bytes = MESSAGE_SCHEMA.serialize().to_pybytes()
         segment = Segment(
-            number, "message", MESSAGE_SCHEMA, schema_bytes, file.size_bytes, set(block_ids), descriptor, ended=True, new=True
+            number,
+            "message",
+            MESSAGE_SCHEMA,
+            schema_bytes,
+            file.size_bytes,
+            set(block_ids),
+            descriptor,
+            ended=True,
+            new=True,
         )
         with self._lock:
             self._segments[number] = self._dirty[number] = segment
@@ -222,7 +243,9 @@ class Segments:
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Nothing is written or synced after a write or sync that failed: the next sync could succeed and still have lost bytes."""
+        """Nothing is written or synced after a write or sync that failed: the next sync could succeed and
+        still have lost bytes.
+        """
         if self._broken is not None:
             raise OSError(errno.EIO, f"an earlier write failed: {self._broken}")
         try:
@@ -233,7 +256,9 @@ class Segments:
 
     def _writable(self, schema: pa.Schema, schema_bytes: bytes, size: int) -> Segment:
         segment = self._open.get(schema_bytes)
-        if segment is not None and (segment.size_bytes + size <= self._roll_bytes or segment.size_bytes == len(schema_bytes)):
+        if segment is not None and (
+            segment.size_bytes + size <= self._roll_bytes or segment.size_bytes == len(schema_bytes)
+        ):
             return segment
         if segment is not None:
             self._end(segment)
@@ -274,12 +299,17 @@ class Segments:
         self.sync()
 
     def sync(self, numbers: Iterable[int] | None = None) -> None:
-        """fdatasync the files with unsynced bytes (only those in ``numbers``), and the directory where a file is new."""
+        """fdatasync the files with unsynced bytes (only those in ``numbers``), and the directory where a file
+        is new.
+        """
         wanted = None if numbers is None else set(numbers)
         with self._sync_lock, self._breaking():
             with self._lock:
-                dirty = [segment for number, segment in self._dirty.items() if wanted is None or number in wanted]
-                ended = [segment for segment in dirty if segment.ended]  # decided before the sync that makes it true
+                dirty = [
+                    segment for number, segment in self._dirty.items() if wanted is None or number in wanted
+                ]
+                # decided before the sync that makes it true
+                ended = [segment for segment in dirty if segment.ended]
                 for segment in dirty:
                     del self._dirty[segment.number]
             for segment in dirty:
@@ -320,7 +350,9 @@ class Segments:
                     self._idle.add(number)
 
     def take_idle(self) -> list[int]:
-        """Segments that nothing needs and nothing is appended to any more; the caller deletes them. Branch rows give theirs up at once."""
+        """Segments that nothing needs and nothing is appended to any more; the caller deletes them. Branch
+        rows give theirs up at once.
+        """
         if not self._idle:
             return []
         with self._lock:
@@ -336,7 +368,9 @@ class Segments:
             return taken
 
     def delete(self, number: int) -> None:
-        """Remove the file. Mappings and open files of readers keep its bytes. Only after the catalog forgot it."""
+        """Remove the file. Mappings and open files of readers keep its bytes. Only after the catalog forgot
+        it.
+        """
         with self._sync_lock, self._lock:
             segment = self._segments.pop(number)
             self._dirty.pop(number, None)
@@ -362,7 +396,8 @@ class Segments:
             buffer = read_buffer(path, block_id, place)
         except (KeyError, FileNotFoundError) as error:
             raise DataLoss(
-                f"segment {path} is missing, which holds block {block_id} ({place.rows} rows): restore the file from a backup"
+                f"segment {path} is missing, which holds block {block_id} ({place.rows} rows): restore the "
+                "file from a backup"
             ) from error
         return parse(buffer, schema, path, block_id, place), place.length
 

@@ -2,9 +2,9 @@
 
     DIR/sums/NNNNNNNN   of segment NNNNNNNN: for each block its position, and 8 bytes for every 256 rows
 
-Only ``salvage`` reads them. They are written as the block is, and never synced: without them a damaged block is lost as a whole.
-Invariant: a row that ``whole_rows`` names has the values that were written, whatever bytes around it are damaged; nothing outside the
-buffers of the block is looked at.
+Only ``salvage`` reads them. They are written as the block is, and never synced: without them a damaged block
+is lost as a whole. Invariant: a row that ``whole_rows`` names has the values that were written, whatever
+bytes around it are damaged; nothing outside the buffers of the block is looked at.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import pyarrow as pa
 import xxhash
 
 CHUNK_ROWS = 256
-NOT_READABLE = (OSError, EOFError, ValueError, LookupError, ArithmeticError, pa.ArrowException)  # what damaged bytes make Arrow raise
-_ENTRY = struct.Struct("<QIIQ")  # position of the block, its rows, bytes of sums that follow, and the checksum of these three and the sums
+# what damaged bytes make Arrow raise
+NOT_READABLE = (OSError, EOFError, ValueError, LookupError, ArithmeticError, pa.ArrowException)
+# position of the block, its rows, bytes of sums that follow, and the checksum of these three and the sums
+_ENTRY = struct.Struct("<QIIQ")
 _CHECKED = struct.Struct("<QII")
 
 
@@ -54,7 +56,9 @@ class _Columns:
 
     def sum(self, chunk: int) -> int:
         """Over the lengths of the values of a chunk, then the values."""
-        found = xxhash.xxh3_64_intdigest(self.lengths[self.starts[chunk] * self.width : self.starts[chunk + 1] * self.width])
+        found = xxhash.xxh3_64_intdigest(
+            self.lengths[self.starts[chunk] * self.width : self.starts[chunk + 1] * self.width]
+        )
         for bounds, data in zip(self.bounds, self.data, strict=True):
             found = xxhash.xxh3_64_intdigest(data[bounds[chunk] : bounds[chunk + 1]], found)
         return found
@@ -69,7 +73,9 @@ class _Columns:
 
 
 def block_sums(block: pa.RecordBatch) -> bytes:
-    """Eight bytes for every ``CHUNK_ROWS`` rows. Of columns that are text, bytes, or numbers, without nulls."""
+    """Eight bytes for every ``CHUNK_ROWS`` rows. Of columns that are text, bytes, or numbers, without
+    nulls.
+    """
     columns = _Columns(block)
     return struct.pack(f"<{len(columns.starts) - 1}Q", *map(columns.sum, range(len(columns.starts) - 1)))
 
@@ -116,12 +122,20 @@ def drop_sums(directory: Path, number: int) -> None:
         sums_path(directory, number).unlink()
 
 
-def whole_rows(buffer: pa.Buffer, schema: pa.Schema, rows: int, sums: bytes) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
-    """Of the bytes of a block that may be damaged: which rows are whole, and the block, with empty values in the others. None: no row is.
+def whole_rows(
+    buffer: pa.Buffer, schema: pa.Schema, rows: int, sums: bytes
+) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
+    """Of the bytes of a block that may be damaged: which rows are whole, and the block, with empty values in
+    the others. None: no row is.
 
     Raises one of ``NOT_READABLE`` where Arrow makes no sense of it.
     """
-    plain = pa.schema([pa.field(field.name, pa.binary() if _is_text(field.type) else field.type, nullable=False) for field in schema])
+    plain = pa.schema(
+        [
+            pa.field(field.name, pa.binary() if _is_text(field.type) else field.type, nullable=False)
+            for field in schema
+        ]
+    )
     block = pa.ipc.read_record_batch(buffer, plain)  # texts as bytes: a damaged one is no error
     chunks = np.frombuffer(sums, "<u8")
     if block.num_rows != rows or len(chunks) != -(-rows // CHUNK_ROWS):
@@ -133,7 +147,10 @@ def whole_rows(buffer: pa.Buffer, schema: pa.Schema, rows: int, sums: bytes) -> 
             whole[columns.starts[chunk] : columns.starts[chunk + 1]] = columns.sum(chunk) == expected
     if not whole.any():
         return None
-    arrays = [_cleared(field.type, ends, data, whole) for field, ends, data in zip(schema, columns.ends, columns.data, strict=True)]
+    arrays = [
+        _cleared(field.type, ends, data, whole)
+        for field, ends, data in zip(schema, columns.ends, columns.data, strict=True)
+    ]
     return whole, pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -141,9 +158,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind))
 
 
-def _cleared(kind: pa.DataType, ends: npt.NDArray[np.int64], data: memoryview, whole: npt.NDArray[np.bool_]) -> pa.Array:
+def _cleared(
+    kind: pa.DataType, ends: npt.NDArray[np.int64], data: memoryview, whole: npt.NDArray[np.bool_]
+) -> pa.Array:
     """A column with the values of the rows that are whole; empty, or 0, in the others."""
-    values = [bytes(data[start:end]) if kept else None for start, end, kept in zip(ends[:-1], ends[1:], whole, strict=True)]
+    values = [
+        bytes(data[start:end]) if kept else None
+        for start, end, kept in zip(ends[:-1], ends[1:], whole, strict=True)
+    ]
     if _is_text(kind) or pa.types.is_binary(kind):
         return pa.array([value or b"" for value in values], pa.binary()).cast(kind)
     return pa.array([int.from_bytes(value or b"", "little", signed=True) for value in values], kind)

@@ -1,9 +1,11 @@
-"""``verify``: reads a whole data directory, changes nothing, and says whether every checksum and every reference holds.
+"""``verify``: reads a whole data directory, changes nothing, and says whether every checksum and every
+reference holds.
 
-It works on a copy of the catalog, since SQLite writes even where one only reads. A broker must not own the directory meanwhile.
+It works on a copy of the catalog, since SQLite writes even where one only reads. A broker must not own the
+directory meanwhile.
 
-Invariant: a report without problems means that every message that a queue needs can be delivered; ``repairs`` are what opening the
-directory puts right by itself.
+Invariant: a report without problems means that every message that a queue needs can be delivered; ``repairs``
+are what opening the directory puts right by itself.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class VerifyReport:
 
 
 def verify(path: str | Path) -> VerifyReport:
-    """Check the data directory ``path``. Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat.
+    """Check the data directory ``path``. Raises DataDirectoryInvalid, DataDirectoryLocked,
+    DataDirectoryFormat.
 
     Damage is no exception: it stands in the report.
     """
@@ -85,7 +88,9 @@ def _verify_copy(directory: Path, copy: Path, report: VerifyReport) -> None:
         report.problems += [f"catalog {name}: {problem}" for problem in catalog.integrity()]
         _verify_contents(directory, catalog, report)
     except (sqlite3.Error, StoreError, TypeError, ValueError) as error:
-        report.problems.append(str(error) if isinstance(error, StoreError) else str(corrupt_catalog(name, error)))
+        report.problems.append(
+            str(error) if isinstance(error, StoreError) else str(corrupt_catalog(name, error))
+        )
     finally:
         catalog.close()
 
@@ -107,10 +112,15 @@ def _verify_contents(directory: Path, catalog: Catalog, report: VerifyReport) ->
             report.problems.append(f"open block {row.block_id}: row {row.row} where row {expected} should be")
         inbox[row.block_id] = row.row + 1
     report.inbox_rows = len(rows)
-    report.problems += [f"block {block_id} is both open and in a segment" for block_id in sorted(inbox.keys() & places.keys())]
+    report.problems += [
+        f"block {block_id} is both open and in a segment" for block_id in sorted(inbox.keys() & places.keys())
+    ]
     records = list(catalog.records())
     report.records = len(records)
-    infos = [BlockInfo(block_id, place.rows, place.size_bytes, place.checksum) for block_id, place in places.items()]
+    infos = [
+        BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
+        for block_id, place in places.items()
+    ]
     repaired = repair(records, rows, infos)
     report.problems += repaired.problems
     report.repairs += repaired.done
@@ -129,13 +139,17 @@ def _verify_file(path: Path, state: str, report: VerifyReport) -> None:
         report.problems.append(f"segment {path} is closed but has no end mark")
 
 
-def _verify_block(directory: Path, block_id: int, place: Place, schema: pa.Schema | None, report: VerifyReport) -> None:
+def _verify_block(
+    directory: Path, block_id: int, place: Place, schema: pa.Schema | None, report: VerifyReport
+) -> None:
     report.blocks += 1
     report.rows += place.rows
     report.size_bytes += place.length
     path = segment_path(directory, place.segment)
     if schema is None:
-        report.problems.append(f"block {block_id} is in segment {place.segment}, which the catalog does not know")
+        report.problems.append(
+            f"block {block_id} is in segment {place.segment}, which the catalog does not know"
+        )
         return
     try:
         parse(read_buffer(path, block_id, place), schema, path, block_id, place).validate(full=True)

@@ -1,6 +1,7 @@
 """Hypothesis strategies of this folder: methods of every kind, contents, byte streams and ways to cut them.
 
-Invariant: what a strategy makes is something that both this codec and pamqp can hold, unless its name says otherwise.
+Invariant: what a strategy makes is something that both this codec and pamqp can hold, unless its name says
+otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from broker_core.amqp.v0_9_1.methods import BasicAck, BasicPublish
 from broker_core.field_table import Timestamp
 from broker_core.properties import NAMES, Properties
 
-SHORT = st.text(max_size=40).filter(lambda text: len(text.encode("utf-8", "surrogatepass")) <= 120 and text.isprintable())
+SHORT = st.text(max_size=40).filter(
+    lambda text: len(text.encode("utf-8", "surrogatepass")) <= 120 and text.isprintable()
+)
 NAME = st.text("abcXYZ019-_.:@#,/", max_size=40)  # what pamqp lets pass as the name of a queue or an exchange
 NAMED = frozenset({"exchange", "queue", "source", "destination", "virtual_host"})
 
@@ -29,10 +32,14 @@ SCALAR = st.one_of(
     st.binary(max_size=20),
     st.integers(0, 2**32 - 1).map(Timestamp),
     st.floats(width=32, allow_nan=False, allow_infinity=False),
-    st.builds(lambda unscaled, scale: Decimal(unscaled).scaleb(-scale), st.integers(0, 2**31 - 1), st.integers(0, 9)),
+    st.builds(
+        lambda unscaled, scale: Decimal(unscaled).scaleb(-scale), st.integers(0, 2**31 - 1), st.integers(0, 9)
+    ),
 )
 VALUE: st.SearchStrategy[Any] = st.recursive(
-    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SHORT, inner, max_size=3), max_leaves=6
+    SCALAR,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SHORT, inner, max_size=3),
+    max_leaves=6,
 )
 TABLE = st.dictionaries(SHORT, VALUE, max_size=3)
 
@@ -50,7 +57,9 @@ FIELD: dict[str, st.SearchStrategy[Any]] = {
 
 def method_of(kind: type[Method]) -> st.SearchStrategy[Method]:
     """Any instance of one method."""
-    return st.builds(kind, **{name: NAME if name in NAMED else FIELD[of] for name, of in kind.LAYOUT if name is not None})
+    return st.builds(
+        kind, **{name: NAME if name in NAMED else FIELD[of] for name, of in kind.LAYOUT if name is not None}
+    )
 
 
 METHOD = st.one_of([method_of(kind) for kind in METHODS.values()])
@@ -58,7 +67,11 @@ CHANNEL = st.integers(1, 2**16 - 1)
 
 PROPERTIES = st.builds(
     Properties,
-    **{name: st.none() | SHORT for name in NAMES if name not in ("headers", "delivery_mode", "priority", "timestamp")},
+    **{
+        name: st.none() | SHORT
+        for name in NAMES
+        if name not in ("headers", "delivery_mode", "priority", "timestamp")
+    },
     headers=TABLE,
     delivery_mode=st.none() | st.integers(0, 255),
     priority=st.none() | st.integers(0, 255),
@@ -71,7 +84,11 @@ ENCODED_PROPERTIES = st.one_of(
     PROPERTIES.map(Properties.encode),
 )
 BODY = st.one_of(
-    st.just(b""), st.just(b"x"), st.binary(max_size=200), st.integers(4080, 4100).map(bytes), st.integers(9000, 20000).map(bytes)
+    st.just(b""),
+    st.just(b"x"),
+    st.binary(max_size=200),
+    st.integers(4080, 4100).map(bytes),
+    st.integers(9000, 20000).map(bytes),
 )
 FRAME_MAX = st.sampled_from([4096, 8192, 131072])
 

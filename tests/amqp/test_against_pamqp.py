@@ -1,4 +1,6 @@
-"""Every frame of ours is read by an independent codec as what it is, and every frame of that codec by ours."""
+"""Every frame of ours is read by an independent codec as what it is, and every frame of that codec by
+ours.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import body, commands, frame, header, heartbeat
 
-from broker_core.amqp.v0_9_1 import HEARTBEAT, METHODS, PROTOCOL_HEADER, Command, Decoder, Heartbeat, Method, encode_content, encode_method
+from broker_core.amqp.v0_9_1 import (
+    HEARTBEAT,
+    METHODS,
+    PROTOCOL_HEADER,
+    Command,
+    Decoder,
+    Heartbeat,
+    Method,
+    encode_content,
+    encode_method,
+)
 from broker_core.amqp.v0_9_1.methods import BasicDeliver, BasicPublish
 from broker_core.field_table import Timestamp
 from broker_core.properties import NAMES, Properties
@@ -74,11 +86,15 @@ def test_pamqp_reads_every_method_that_is_written(method: Method, channel: int):
 
 @given(METHOD.filter(lambda method: not method.HAS_CONTENT), CHANNEL)
 def test_every_method_that_pamqp_writes_is_read(method: Method, channel: int):
-    assert Decoder(handshake=False).feed(frame.marshal(to_theirs(method), channel)) == [Command(channel, method)]
+    assert Decoder(handshake=False).feed(frame.marshal(to_theirs(method), channel)) == [
+        Command(channel, method)
+    ]
 
 
 @given(CONTENT_METHODS, CHANNEL, DATED, BODY, FRAME_MAX)
-def test_pamqp_reads_every_content_that_is_written(method: Method, channel: int, properties: Properties, content: bytes, frame_max: int):
+def test_pamqp_reads_every_content_that_is_written(
+    method: Method, channel: int, properties: Properties, content: bytes, frame_max: int
+):
     data = encode_content(channel, method, properties.encode(), content, frame_max)
     (first, theirs), (second, head), *rest = their_frames(data)
     assert {first, second, *(number for number, _ in rest)} == {channel}
@@ -90,13 +106,19 @@ def test_pamqp_reads_every_content_that_is_written(method: Method, channel: int,
     for name, value in expected.items():
         assert decoded[name] == value or (value is None and decoded[name] == "")
     assert b"".join(part.value for _, part in rest) == content
-    assert all(isinstance(part, body.ContentBody) and 0 < len(part.value) <= frame_max - 8 for _, part in rest)
+    assert all(
+        isinstance(part, body.ContentBody) and 0 < len(part.value) <= frame_max - 8 for _, part in rest
+    )
 
 
 @given(CONTENT_METHODS, CHANNEL, st.data())
-def test_every_content_that_pamqp_writes_is_read_however_the_bytes_are_cut(method: Method, channel: int, data: st.DataObject):
+def test_every_content_that_pamqp_writes_is_read_however_the_bytes_are_cut(
+    method: Method, channel: int, data: st.DataObject
+):
     content = data.draw(BODY)
-    head = header.ContentHeader(body_size=len(content), properties=commands.Basic.Properties(content_type="a/b", headers={"n": 1}))
+    head = header.ContentHeader(
+        body_size=len(content), properties=commands.Basic.Properties(content_type="a/b", headers={"n": 1})
+    )
     parts = data.draw(st.integers(200, 5000)) if len(content) > 1000 else max(1, len(content) // 3)
     stream = frame.marshal(to_theirs(method), channel) + frame.marshal(head, channel)
     for start in range(0, len(content), parts):
@@ -111,7 +133,9 @@ def test_every_content_that_pamqp_writes_is_read_however_the_bytes_are_cut(metho
     assert decoder.buffered_bytes == 0
 
 
-@pytest.mark.parametrize("method", [BasicPublish("e", "k"), BasicDeliver("t", 1, True, "e", "k")], ids=lambda method: method.NAME)
+@pytest.mark.parametrize(
+    "method", [BasicPublish("e", "k"), BasicDeliver("t", 1, True, "e", "k")], ids=lambda method: method.NAME
+)
 def test_a_content_without_properties_or_body_is_two_frames_for_pamqp(method: Method):
     (_, theirs), (_, head) = their_frames(encode_content(7, method, b"", b"", 0))
     assert_is(theirs, method)

@@ -31,7 +31,9 @@ OFFER = Offer(
     max_body_bytes=MAX_BODY,
     max_pending_bytes=MAX_PENDING,
 )
-START_OK = m.ConnectionStartOk({"capabilities": {"authentication_failure_close": True}}, "PLAIN", b"\0guest\0guest", "en_US")
+START_OK = m.ConnectionStartOk(
+    {"capabilities": {"authentication_failure_close": True}}, "PLAIN", b"\0guest\0guest", "en_US"
+)
 
 
 class Wire:
@@ -154,7 +156,10 @@ def test_what_comes_behind_a_channel_error_is_ignored_until_close_ok() -> None:
     assert wire.receive(publish(1), (1, m.TxCommit()), (1, m.ChannelClose())) == []
     assert wire.names() == ["channel.close", "channel.close-ok"]
     reopened = wire.receive((1, m.ChannelCloseOk()), (1, m.ChannelOpen()), publish(1))
-    assert [type(event.method) for event in reopened if isinstance(event, Command)] == [m.ChannelOpen, m.BasicPublish]
+    assert [type(event.method) for event in reopened if isinstance(event, Command)] == [
+        m.ChannelOpen,
+        m.BasicPublish,
+    ]
 
 
 def test_a_channel_error_in_the_middle_of_the_bytes_holds_for_the_rest_of_them() -> None:
@@ -171,7 +176,10 @@ def test_a_channel_error_in_the_middle_of_the_bytes_holds_for_the_rest_of_them()
 def test_a_channel_that_the_client_closes_is_answered_when_its_work_is_done() -> None:
     wire = Wire().opened(1)
     events = wire.receive(publish(1), (1, m.ChannelClose()), publish(1))
-    assert [type(event.method) for event in events if isinstance(event, Command)] == [m.BasicPublish, m.ChannelClose]
+    assert [type(event.method) for event in events if isinstance(event, Command)] == [
+        m.BasicPublish,
+        m.ChannelClose,
+    ]
     assert wire.names() == []
     wire.connection.channel_ended(1)
     assert wire.names() == ["channel.close-ok"] and not wire.connection.channels.states
@@ -295,7 +303,9 @@ def seen(wire: Wire, chunks: list[bytes]) -> list[str]:
 
 @settings(deadline=None, max_examples=200)
 @given(st.booleans(), chunked(st.binary(max_size=300)))
-def test_random_bytes_never_raise_and_end_in_one_close_at_most(open_first: bool, stream: tuple[bytes, list[bytes]]) -> None:
+def test_random_bytes_never_raise_and_end_in_one_close_at_most(
+    open_first: bool, stream: tuple[bytes, list[bytes]]
+) -> None:
     wire = Wire().opened(1) if open_first else Wire()
     failed = [event for event in seen(wire, stream[1]) if event.startswith("Failed")]
     assert len(failed) <= 1
@@ -303,7 +313,14 @@ def test_random_bytes_never_raise_and_end_in_one_close_at_most(open_first: bool,
 
 
 @settings(deadline=None, max_examples=200)
-@given(chunked(st.just(HANDSHAKE) | mutated(st.just(HANDSHAKE)) | STREAM.map(HANDSHAKE.__add__) | mutated(STREAM).map(HANDSHAKE.__add__)))
+@given(
+    chunked(
+        st.just(HANDSHAKE)
+        | mutated(st.just(HANDSHAKE))
+        | STREAM.map(HANDSHAKE.__add__)
+        | mutated(STREAM).map(HANDSHAKE.__add__)
+    )
+)
 def test_events_and_answers_do_not_depend_on_how_the_stream_is_cut(stream: tuple[bytes, list[bytes]]) -> None:
     whole, cut = Wire(), Wire()
     assert seen(cut, stream[1]) == seen(whole, [stream[0]])

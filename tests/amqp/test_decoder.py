@@ -1,4 +1,6 @@
-"""Bytes become events: contents are assembled, broken ones are one violation with RabbitMQ's code and text, memory is bounded."""
+"""Bytes become events: contents are assembled, broken ones are one violation with RabbitMQ's code and text,
+memory is bounded.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,22 @@ from broker_core.amqp.v0_9_1 import (
     encode_content,
     encode_method,
 )
-from broker_core.amqp.v0_9_1.methods import BasicAck, BasicPublish, ChannelClose, ChannelOpen, ConnectionOpen, TxSelect
-from broker_core.errors import CommandInvalid, ConnectionException, FrameError, MethodSyntaxError, ResourceExhausted, UnexpectedFrame
+from broker_core.amqp.v0_9_1.methods import (
+    BasicAck,
+    BasicPublish,
+    ChannelClose,
+    ChannelOpen,
+    ConnectionOpen,
+    TxSelect,
+)
+from broker_core.errors import (
+    CommandInvalid,
+    ConnectionException,
+    FrameError,
+    MethodSyntaxError,
+    ResourceExhausted,
+    UnexpectedFrame,
+)
 from broker_core.properties import Properties
 
 PERSISTENT = Properties(delivery_mode=2).encode()
@@ -35,7 +51,9 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
     return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
 
 
-def content_header(size: int, channel: int = 1, class_id: int = 60, weight: int = 0, properties: bytes = b"\0\0") -> bytes:
+def content_header(
+    size: int, channel: int = 1, class_id: int = 60, weight: int = 0, properties: bytes = b"\0\0"
+) -> bytes:
     return frame(2, channel, struct.pack(">HHQ", class_id, weight, size) + properties)
 
 
@@ -50,18 +68,24 @@ def the_violation(events: Sequence[Event]) -> Violation:
     return last
 
 
-# -- the beginning of a stream -----------------------------------------------------------------------------------------
+# -- the beginning of a stream -------------------------------------------------------------------------------
 
 
 def test_the_protocol_header_comes_first_and_then_connection_open_before_any_channel():
     stream = PROTOCOL_HEADER + encode_method(0, ConnectionOpen("/")) + encode_method(1, ChannelOpen())
-    expected = [ProtocolHeader(True, PROTOCOL_HEADER), Command(0, ConnectionOpen("/")), Command(1, ChannelOpen())]
+    expected = [
+        ProtocolHeader(True, PROTOCOL_HEADER),
+        Command(0, ConnectionOpen("/")),
+        Command(1, ChannelOpen()),
+    ]
     assert Decoder().feed(stream) == expected
     single = Decoder()
     assert [event for octet in stream for event in single.feed(bytes((octet,)))] == expected
 
 
-@pytest.mark.parametrize("raw", [b"AMQP\0\1\0\0", b"AMQP\3\1\0\0", b"AMQP\1\1\x09\1", b"GET / HT", b"\x16\x03\x01\0\0\0\0\0"])
+@pytest.mark.parametrize(
+    "raw", [b"AMQP\0\1\0\0", b"AMQP\3\1\0\0", b"AMQP\1\1\x09\1", b"GET / HT", b"\x16\x03\x01\0\0\0\0\0"]
+)
 def test_another_protocol_header_is_refused_and_nothing_follows_it(raw: bytes):
     refused = Decoder()
     assert refused.feed(raw[:5]) == []
@@ -77,17 +101,22 @@ def test_a_frame_on_a_channel_before_connection_open_is_unexpected():
     assert violation.error.summary == "type 1, all octets = <<0,20,0,10,0>>"
 
 
-# -- contents ----------------------------------------------------------------------------------------------------------
+# -- contents ------------------------------------------------------------------------------------------------
 
 
 def test_contents_of_several_channels_are_assembled_side_by_side():
     first = encode_content(1, PUBLISH, PERSISTENT, b"a" * 5000, 4096)
     second = encode_content(2, BasicPublish("f", "l"), b"", b"b" * 5000, 4096)
     frames = [*split_frames(first), *split_frames(second)]
-    mixed = b"".join(part for pair in zip(split_frames(first), split_frames(second), strict=True) for part in pair)
+    mixed = b"".join(
+        part for pair in zip(split_frames(first), split_frames(second), strict=True) for part in pair
+    )
     assert len(frames) == 8
     both = decoder()
-    assert both.feed(mixed) == [Command(1, PUBLISH, PERSISTENT, b"a" * 5000), Command(2, BasicPublish("f", "l"), b"", b"b" * 5000)]
+    assert both.feed(mixed) == [
+        Command(1, PUBLISH, PERSISTENT, b"a" * 5000),
+        Command(2, BasicPublish("f", "l"), b"", b"b" * 5000),
+    ]
     assert both.buffered_bytes == 0
 
 
@@ -106,7 +135,9 @@ def test_a_body_of_any_size_comes_out_whole_whatever_the_chunks(size: int, chunk
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
     stream = encode_content(3, PUBLISH, PERSISTENT, body, 131072) + HEARTBEAT
     whole = decoder()
-    events = [event for start in range(0, len(stream), chunk) for event in whole.feed(stream[start : start + chunk])]
+    events = [
+        event for start in range(0, len(stream), chunk) for event in whole.feed(stream[start : start + chunk])
+    ]
     assert events == [Command(3, PUBLISH, PERSISTENT, body), Heartbeat()]
 
 
@@ -142,7 +173,9 @@ def test_a_content_above_the_limit_is_announced_once_and_skipped_while_other_cha
     assert small.buffered_bytes < 1000
     assert small.feed(encode_content(2, PUBLISH, b"", b"x", 0)) == [Command(2, PUBLISH, b"", b"x")]
     assert small.feed(frames[3] + frames[4]) == []
-    assert small.feed(encode_content(1, PUBLISH, b"", bytes(100), 0)) == [Command(1, PUBLISH, b"", bytes(100))]
+    assert small.feed(encode_content(1, PUBLISH, b"", bytes(100), 0)) == [
+        Command(1, PUBLISH, b"", bytes(100))
+    ]
     assert small.buffered_bytes == 0
 
 
@@ -181,7 +214,11 @@ def test_contents_in_assembly_above_the_limit_of_the_connection_are_a_resource_e
     events: list[Event] = []
     most = 0
     for channel in range(1, 1000):
-        events += crowded.feed(encode_method(channel, PUBLISH) + content_header(100_000, channel) + frame(3, channel, bytes(50_000)))
+        events += crowded.feed(
+            encode_method(channel, PUBLISH)
+            + content_header(100_000, channel)
+            + frame(3, channel, bytes(50_000))
+        )
         most = max(most, crowded.buffered_bytes)
         if events:
             break
@@ -202,7 +239,7 @@ def test_a_message_with_content_on_channel_0_is_given_on_at_once_for_the_state_t
     assert decoder().feed(encode_method(0, PUBLISH)) == [Command(0, PUBLISH)]
 
 
-# -- violations --------------------------------------------------------------------------------------------------------
+# -- violations ----------------------------------------------------------------------------------------------
 
 IN_HEADER = PUBLISH_FRAME
 IN_BODY = PUBLISH_FRAME + content_header(3)
@@ -211,16 +248,36 @@ NO_BODY = "expected content body, got non content body frame instead"
 NO_METHOD = "expected method frame, got non method frame instead"
 
 VIOLATIONS: dict[str, tuple[bytes, type[ConnectionException], str, tuple[int, int]]] = {
-    "unknown frame type": (frame(9, 1, b"hello"), FrameError, 'type 9, all octets = <<"hello">>: unknown_frame', (0, 0)),
+    "unknown frame type": (
+        frame(9, 1, b"hello"),
+        FrameError,
+        'type 9, all octets = <<"hello">>: unknown_frame',
+        (0, 0),
+    ),
     "long unknown frame": (
         frame(9, 0, bytes(range(40))),
         FrameError,
         "type 9, first 16 octets = <<0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15>>: unknown_frame",
         (0, 0),
     ),
-    "method of 3 octets": (frame(1, 1, b"abc"), FrameError, 'type 1, all octets = <<"abc">>: unknown_frame', (0, 0)),
-    "header of 3 octets": (frame(2, 1, b"abc"), FrameError, 'type 2, all octets = <<"abc">>: unknown_frame', (0, 0)),
-    "heartbeat with payload": (frame(8, 0, b"x"), FrameError, 'type 8, all octets = <<"x">>: unknown_frame', (0, 0)),
+    "method of 3 octets": (
+        frame(1, 1, b"abc"),
+        FrameError,
+        'type 1, all octets = <<"abc">>: unknown_frame',
+        (0, 0),
+    ),
+    "header of 3 octets": (
+        frame(2, 1, b"abc"),
+        FrameError,
+        'type 2, all octets = <<"abc">>: unknown_frame',
+        (0, 0),
+    ),
+    "heartbeat with payload": (
+        frame(8, 0, b"x"),
+        FrameError,
+        'type 8, all octets = <<"x">>: unknown_frame',
+        (0, 0),
+    ),
     "heartbeat on a channel": (frame(8, 1, b""), UnexpectedFrame, "type 8, all octets = <<>>", (0, 0)),
     "body on channel 0": (frame(3, 0, b"abc"), UnexpectedFrame, 'type 3, all octets = <<"abc">>', (0, 0)),
     "end octet": (
@@ -235,12 +292,22 @@ VIOLATIONS: dict[str, tuple[bytes, type[ConnectionException], str, tuple[int, in
         "type 1, all octets = <<0,60,0,40,0,0,1,101,1,107,0>>: {invalid_frame_end_marker,0}",
         (0, 0),
     ),
-    "too large": (struct.pack(">BHI", 1, 1, 131073), FrameError, "type 1, all octets = <<>>: {frame_too_large,131073,131064}", (0, 0)),
+    "too large": (
+        struct.pack(">BHI", 1, 1, 131073),
+        FrameError,
+        "type 1, all octets = <<>>: {frame_too_large,131073,131064}",
+        (0, 0),
+    ),
     "header without method": (content_header(0), UnexpectedFrame, NO_METHOD, (0, 0)),
     "body without method": (frame(3, 1, b"abc"), UnexpectedFrame, NO_METHOD, (0, 0)),
     "method instead of header": (IN_HEADER + SELECT_FRAME, UnexpectedFrame, NO_HEADER, (60, 40)),
     "publish instead of header": (IN_HEADER + PUBLISH_FRAME, UnexpectedFrame, NO_HEADER, (60, 40)),
-    "ack instead of header": (IN_HEADER + encode_method(1, BasicAck(1)), UnexpectedFrame, NO_HEADER, (60, 40)),
+    "ack instead of header": (
+        IN_HEADER + encode_method(1, BasicAck(1)),
+        UnexpectedFrame,
+        NO_HEADER,
+        (60, 40),
+    ),
     "body instead of header": (IN_HEADER + frame(3, 1, b"a"), UnexpectedFrame, NO_HEADER, (60, 40)),
     "header of another class": (
         IN_HEADER + content_header(3, class_id=50),
@@ -251,7 +318,12 @@ VIOLATIONS: dict[str, tuple[bytes, type[ConnectionException], str, tuple[int, in
     "header with weight": (IN_HEADER + content_header(3, weight=1), UnexpectedFrame, NO_HEADER, (60, 40)),
     "method instead of body": (IN_BODY + SELECT_FRAME, UnexpectedFrame, NO_BODY, (60, 40)),
     "header instead of body": (IN_BODY + content_header(3), UnexpectedFrame, NO_BODY, (60, 40)),
-    "body behind an empty content": (PUBLISH_FRAME + content_header(0) + frame(3, 1, b""), UnexpectedFrame, NO_METHOD, (0, 0)),
+    "body behind an empty content": (
+        PUBLISH_FRAME + content_header(0) + frame(3, 1, b""),
+        UnexpectedFrame,
+        NO_METHOD,
+        (0, 0),
+    ),
     "too much body": (
         IN_BODY + frame(3, 1, b"abcd"),
         UnexpectedFrame,
@@ -264,7 +336,12 @@ VIOLATIONS: dict[str, tuple[bytes, type[ConnectionException], str, tuple[int, in
         "a content header has no property flags",
         (60, 40),
     ),
-    "unknown method": (encode_method(1, TxSelect())[:9] + b"\0\x63\xce", CommandInvalid, "unknown method 90,99", (0, 0)),
+    "unknown method": (
+        encode_method(1, TxSelect())[:9] + b"\0\x63\xce",
+        CommandInvalid,
+        "unknown method 90,99",
+        (0, 0),
+    ),
     "fields cut short": (frame(1, 1, b"\0\x32\0\x0a\0\0"), FrameError, "cannot decode <<0,0>>", (50, 10)),
     "fields left over": (frame(1, 1, b"\0\x5a\0\x0axx"), FrameError, 'cannot decode <<"xx">>', (90, 10)),
     "ack left over": (
@@ -273,7 +350,12 @@ VIOLATIONS: dict[str, tuple[bytes, type[ConnectionException], str, tuple[int, in
         "cannot decode <<0,0,0,0,0,0,0,0,0,120,120>>",
         (60, 80),
     ),
-    "routing key no UTF-8": (frame(1, 1, b"\0\x3c\0\x28\0\0\0\1\xff\0"), FrameError, "Malformed UTF-8 in shortstr", (60, 40)),
+    "routing key no UTF-8": (
+        frame(1, 1, b"\0\x3c\0\x28\0\0\0\1\xff\0"),
+        FrameError,
+        "Malformed UTF-8 in shortstr",
+        (60, 40),
+    ),
 }
 
 
@@ -282,7 +364,11 @@ def test_a_violation_has_rabbitmqs_code_text_and_method_and_is_the_last_event(na
     stream, error, text, method = VIOLATIONS[name]
     for chunk in (len(stream), 1):
         broken = decoder()
-        events = [event for start in range(0, len(stream), chunk) for event in broken.feed(stream[start : start + chunk])]
+        events = [
+            event
+            for start in range(0, len(stream), chunk)
+            for event in broken.feed(stream[start : start + chunk])
+        ]
         violation = the_violation(events)
         assert type(violation.error) is error
         assert violation.error.summary == text
@@ -293,12 +379,22 @@ def test_a_violation_has_rabbitmqs_code_text_and_method_and_is_the_last_event(na
 
 @pytest.mark.parametrize(
     "properties",
-    [b"\0\0z", b"\x80\0", b"\x80\0\1\xff", b"\0\2", b"\0\1\0\0", b"\x20\0\0\0\0\3\1a?", b"\x20\0\0\0\0\xff\1aV"],
+    [
+        b"\0\0z",
+        b"\x80\0",
+        b"\x80\0\1\xff",
+        b"\0\2",
+        b"\0\1\0\0",
+        b"\x20\0\0\0\0\3\1a?",
+        b"\x20\0\0\0\0\xff\1aV",
+    ],
     ids=["left over", "cut", "no UTF-8", "unknown flag", "second flag word", "unknown type", "length lies"],
 )
 def test_damaged_properties_are_a_syntax_error_of_the_publish(properties: bytes):
     for rest in (b"", frame(3, 1, b"a")):
-        violation = the_violation(decoder().feed(PUBLISH_FRAME + content_header(len(rest) and 1, properties=properties) + rest))
+        violation = the_violation(
+            decoder().feed(PUBLISH_FRAME + content_header(len(rest) and 1, properties=properties) + rest)
+        )
         assert type(violation.error) is MethodSyntaxError
         assert violation.method == (60, 40)
 

@@ -1,4 +1,6 @@
-"""Every fast path gives what the plain path gives: events of the decoder, bytes of the encoders, verdicts on properties."""
+"""Every fast path gives what the plain path gives: events of the decoder, bytes of the encoders, verdicts on
+properties.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,26 @@ from broker_core.amqp.v0_9_1 import (
     encode_method,
     encode_nack,
 )
-from broker_core.amqp.v0_9_1.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, BasicPublish, TxCommit
+from broker_core.amqp.v0_9_1.methods import (
+    BasicAck,
+    BasicDeliver,
+    BasicGetOk,
+    BasicNack,
+    BasicPublish,
+    TxCommit,
+)
 from broker_core.errors import LocalProtocolError, RemoteProtocolError
 from broker_core.properties import Properties, check
-from tests.amqp.strategies import BODY, CHANNEL, ENCODED_PROPERTIES, FRAME_MAX, PROPERTIES, SHORT, STREAM, chunked
+from tests.amqp.strategies import (
+    BODY,
+    CHANNEL,
+    ENCODED_PROPERTIES,
+    FRAME_MAX,
+    PROPERTIES,
+    SHORT,
+    STREAM,
+    chunked,
+)
 from tests.amqp.test_fuzz import mutated
 
 TAG = st.integers(0, 2**64 - 1)
@@ -39,7 +57,9 @@ class PlainDecoder(Decoder):
 
 def comparable(events: list[Event]) -> list[Any]:
     return [
-        (type(event.error), event.error.message, event.channel, event.method) if isinstance(event, Violation) else (type(event), event)
+        (type(event.error), event.error.message, event.channel, event.method)
+        if isinstance(event, Violation)
+        else (type(event), event)
         for event in events
     ]
 
@@ -78,20 +98,40 @@ ORDINARY = b"".join(
 
 @pytest.mark.parametrize("max_body_bytes", [9, 10])
 @pytest.mark.parametrize("channel", [0, 1, 2])
-@pytest.mark.parametrize("before", [b"", encode_method(2, BasicPublish("x", "y")), encode_method(1, BasicPublish("x", "y"))])
+@pytest.mark.parametrize(
+    "before", [b"", encode_method(2, BasicPublish("x", "y")), encode_method(1, BasicPublish("x", "y"))]
+)
 def test_any_single_octet_changed_in_ordinary_frames_has_the_same_outcome_on_the_fast_path(
     max_body_bytes: int, channel: int, before: bytes
 ):
     stream = before + ORDINARY.replace(b"\0\1\0\0\0", bytes((0, channel, 0, 0, 0)))
     for at, octet in enumerate(stream):
-        for other in {octet, octet ^ 1, octet ^ 0x80, (octet + 1) % 256, (octet - 1) % 256, 0, 1, 2, 3, 13, 60, 0xCE, 0xFF}:
+        for other in {
+            octet,
+            octet ^ 1,
+            octet ^ 0x80,
+            (octet + 1) % 256,
+            (octet - 1) % 256,
+            0,
+            1,
+            2,
+            3,
+            13,
+            60,
+            0xCE,
+            0xFF,
+        }:
             changed = stream[:at] + bytes((other,)) + stream[at + 1 :]
             decoder._SEEN.clear()
             decoder._KNOWN_PROPERTIES.clear()
-            fast, plain, again = (kind(max_body_bytes=max_body_bytes, handshake=False) for kind in (Decoder, PlainDecoder, Decoder))
+            fast, plain, again = (
+                kind(max_body_bytes=max_body_bytes, handshake=False)
+                for kind in (Decoder, PlainDecoder, Decoder)
+            )
             expected = comparable(fast.feed(changed))
             assert expected == comparable(plain.feed(changed)), (at, other)
-            assert expected == comparable(again.feed(changed)), (at, other)  # what is remembered now is the same as what was decoded
+            # what is remembered now is the same as what was decoded
+            assert expected == comparable(again.feed(changed)), (at, other)
             assert fast.buffered_bytes == plain.buffered_bytes == again.buffered_bytes
 
 
@@ -101,12 +141,21 @@ def test_the_fast_path_is_the_one_taken_for_publishes_acks_and_repeated_methods(
             raise AssertionError("the plain path was taken")
 
     properties = Properties(delivery_mode=2).encode()
-    stream = encode_content(1, BasicPublish("e", "k"), properties, b"x" * 100, 0) + encode_content(1, BasicPublish("e", "k"), b"", b"", 0)
+    stream = encode_content(1, BasicPublish("e", "k"), properties, b"x" * 100, 0) + encode_content(
+        1, BasicPublish("e", "k"), b"", b"", 0
+    )
     stream = (stream + encode_method(1, BasicAck(7, True))) * 3
-    assert comparable(OnlyFast(handshake=False).feed(stream)) == comparable(PlainDecoder(handshake=False).feed(stream))
+    assert comparable(OnlyFast(handshake=False).feed(stream)) == comparable(
+        PlainDecoder(handshake=False).feed(stream)
+    )
 
 
-@given(CHANNEL, SHORT, FRAME_MAX, st.lists(st.tuples(TAG, st.booleans(), SHORT, SHORT, ENCODED_PROPERTIES, BODY), max_size=5))
+@given(
+    CHANNEL,
+    SHORT,
+    FRAME_MAX,
+    st.lists(st.tuples(TAG, st.booleans(), SHORT, SHORT, ENCODED_PROPERTIES, BODY), max_size=5),
+)
 @settings(deadline=None)
 def test_a_delivery_has_the_bytes_of_the_plain_encoder(
     channel: int, tag: str, frame_max: int, deliveries: list[tuple[int, bool, str, str, bytes, bytes]]
@@ -122,22 +171,41 @@ def test_a_delivery_is_right_however_many_routing_keys_came_before():
     encoder = DeliverEncoder(1, "tag", 0)
     for number in [*range(1000), *range(1000)]:
         method = BasicDeliver("tag", number, False, "e", f"k{number}")
-        assert encoder.encode(number, False, "e", f"k{number}", b"\x10\0\2", b"x") == encode_content(1, method, b"\x10\0\2", b"x", 0)
+        assert encoder.encode(number, False, "e", f"k{number}", b"\x10\0\2", b"x") == encode_content(
+            1, method, b"\x10\0\2", b"x", 0
+        )
 
 
-@given(CHANNEL, TAG, st.booleans(), SHORT, SHORT, st.integers(0, 2**32 - 1), ENCODED_PROPERTIES, BODY, FRAME_MAX)
+@given(
+    CHANNEL, TAG, st.booleans(), SHORT, SHORT, st.integers(0, 2**32 - 1), ENCODED_PROPERTIES, BODY, FRAME_MAX
+)
 @settings(deadline=None)
 def test_a_get_ok_has_the_bytes_of_the_plain_encoder(
-    channel: int, tag: int, redelivered: bool, exchange: str, routing_key: str, count: int, properties: bytes, body: bytes, frame_max: int
+    channel: int,
+    tag: int,
+    redelivered: bool,
+    exchange: str,
+    routing_key: str,
+    count: int,
+    properties: bytes,
+    body: bytes,
+    frame_max: int,
 ):
-    plain = encode_content(channel, BasicGetOk(tag, redelivered, exchange, routing_key, count), properties, body, frame_max)
-    assert encode_get_ok(channel, tag, redelivered, exchange, routing_key, count, properties, body, frame_max) == plain
+    plain = encode_content(
+        channel, BasicGetOk(tag, redelivered, exchange, routing_key, count), properties, body, frame_max
+    )
+    assert (
+        encode_get_ok(channel, tag, redelivered, exchange, routing_key, count, properties, body, frame_max)
+        == plain
+    )
 
 
 @given(CHANNEL, TAG, st.booleans(), st.booleans())
 def test_confirms_have_the_bytes_of_the_plain_encoder(channel: int, tag: int, multiple: bool, requeue: bool):
     assert encode_ack(channel, tag, multiple) == encode_method(channel, BasicAck(tag, multiple))
-    assert encode_nack(channel, tag, multiple, requeue) == encode_method(channel, BasicNack(tag, multiple, requeue))
+    assert encode_nack(channel, tag, multiple, requeue) == encode_method(
+        channel, BasicNack(tag, multiple, requeue)
+    )
 
 
 @pytest.mark.parametrize("tag", [-1, 2**64])
@@ -154,7 +222,9 @@ def test_a_delivery_tag_that_does_not_fit_is_the_same_error_on_every_path(tag: i
 
 
 @settings(deadline=None, max_examples=300)
-@given(PROPERTIES.map(Properties.encode) | mutated(PROPERTIES.map(Properties.encode)) | st.binary(max_size=30))
+@given(
+    PROPERTIES.map(Properties.encode) | mutated(PROPERTIES.map(Properties.encode)) | st.binary(max_size=30)
+)
 def test_properties_are_refused_by_the_quick_check_exactly_where_they_do_not_decode(data: bytes):
     assert verdict(check, data) == verdict(Properties.decode, data)
 

@@ -1,4 +1,6 @@
-"""Any bytes give events or exactly one violation, never an exception, and never more memory than the limits."""
+"""Any bytes give events or exactly one violation, never an exception, and never more memory than the
+limits.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core.amqp.v0_9_1 import HEARTBEAT, METHODS, PROTOCOL_HEADER, Decoder, Violation, encode_content, encode_method
+from broker_core.amqp.v0_9_1 import (
+    HEARTBEAT,
+    METHODS,
+    PROTOCOL_HEADER,
+    Decoder,
+    Violation,
+    encode_content,
+    encode_method,
+)
 from broker_core.amqp.v0_9_1.methods import BasicPublish, ConnectionOpen, ConnectionStartOk, QueueDeclare
 from broker_core.errors import ConnectionException
 from broker_core.properties import Properties
@@ -37,7 +47,9 @@ def mutated(draw: st.DrawFn, streams: st.SearchStrategy[bytes]) -> bytes:
             case "insert":
                 data[at:at] = draw(st.binary(max_size=12))
             case "lie":
-                data[at : at + 4] = struct.pack(">I", draw(st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1, FRAME_MAX])))
+                data[at : at + 4] = struct.pack(
+                    ">I", draw(st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1, FRAME_MAX]))
+                )
     return bytes(data)
 
 
@@ -83,16 +95,31 @@ def test_random_fields_of_every_method_give_a_command_or_one_violation(ids: tupl
 
 def conversation() -> bytes:
     """A client's stream with tables, contents of several frames and repeated methods."""
-    properties = Properties(delivery_mode=2, headers={"a": [1, {"b": None}], "c": "d"}, message_id="m").encode()
+    properties = Properties(
+        delivery_mode=2, headers={"a": [1, {"b": None}], "c": "d"}, message_id="m"
+    ).encode()
     parts = [
         PROTOCOL_HEADER,
-        encode_method(0, ConnectionStartOk({"capabilities": {"basic.nack": True}, "product": "p"}, "PLAIN", b"\0g\0g", "en_US")),
+        encode_method(
+            0,
+            ConnectionStartOk(
+                {"capabilities": {"basic.nack": True}, "product": "p"}, "PLAIN", b"\0g\0g", "en_US"
+            ),
+        ),
         encode_method(0, ConnectionOpen("/")),
         encode_method(1, QueueDeclare("q", durable=True, arguments={"x-max-length": 5})),
     ]
     for number in range(4):
-        parts.append(encode_content(1 + number % 2, BasicPublish("e", f"k{number}"), properties, bytes(number * 3000), FRAME_MAX))
-        parts += [encode_method(1, kind()) for kind in METHODS.values() if not kind.HAS_CONTENT and kind.CLASS_ID != 10]
+        parts.append(
+            encode_content(
+                1 + number % 2, BasicPublish("e", f"k{number}"), properties, bytes(number * 3000), FRAME_MAX
+            )
+        )
+        parts += [
+            encode_method(1, kind())
+            for kind in METHODS.values()
+            if not kind.HAS_CONTENT and kind.CLASS_ID != 10
+        ]
         parts.append(HEARTBEAT)
     return b"".join(parts)
 
@@ -113,7 +140,9 @@ def test_a_conversation_damaged_at_random_places_gives_events_or_one_violation(s
                 case 2:
                     data[at:at] = chance.randbytes(chance.randrange(1, 20))
                 case 3:
-                    data[at : at + 4] = struct.pack(">I", chance.choice([0, 1, 2**32 - 1, 5000, chance.randrange(2**32)]))
+                    data[at : at + 4] = struct.pack(
+                        ">I", chance.choice([0, 1, 2**32 - 1, 5000, chance.randrange(2**32)])
+                    )
         size = chance.choice([1 << 20, 1000, 77])
         fed(small(handshake=True), [bytes(data[start : start + size]) for start in range(0, len(data), size)])
 
@@ -132,6 +161,12 @@ def test_tables_nested_without_end_are_refused_and_not_followed(depth: int):
     assert isinstance(event, Violation) == (depth > 64)
     header = struct.pack(">HHQ", 60, 0, 1) + b"\x20\0" + sized
     decoder = Decoder(handshake=False)
-    stream = encode_method(1, BasicPublish()) + struct.pack(">BHI", 2, 1, len(header)) + header + b"\xce" + b"\3\0\1\0\0\0\1x\xce"
+    stream = (
+        encode_method(1, BasicPublish())
+        + struct.pack(">BHI", 2, 1, len(header))
+        + header
+        + b"\xce"
+        + b"\3\0\1\0\0\0\1x\xce"
+    )
     (event,) = decoder.feed(stream)
     assert isinstance(event, Violation) == (depth > 64)

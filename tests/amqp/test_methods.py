@@ -33,7 +33,9 @@ def their_name(kind: type) -> str:
 
 
 def test_every_method_of_the_independent_implementation_is_there_and_no_other():
-    assert {ids: their_name(kind) for ids, kind in THEIRS.items()} == {ids: kind.NAME for ids, kind in METHODS.items()}
+    assert {ids: their_name(kind) for ids, kind in THEIRS.items()} == {
+        ids: kind.NAME for ids, kind in METHODS.items()
+    }
 
 
 @pytest.mark.parametrize("ids", sorted(METHODS), ids=lambda ids: METHODS[ids].NAME)
@@ -42,7 +44,12 @@ def test_the_fields_of_a_method_are_the_independent_ones_in_order_and_type(ids: 
     expected = []
     for attribute in theirs.attributes():
         reserved = attribute == "ticket" or (ours.NAME, attribute) in RESERVED
-        expected.append((None if reserved else RENAMED.get((ours.NAME, attribute), attribute), theirs.amqp_type(attribute)))
+        expected.append(
+            (
+                None if reserved else RENAMED.get((ours.NAME, attribute), attribute),
+                theirs.amqp_type(attribute),
+            )
+        )
     assert list(ours.LAYOUT) == expected
     assert ids == (ours.CLASS_ID, ours.METHOD_ID)
 
@@ -82,11 +89,17 @@ def test_every_method_survives_the_wire(method: Method):
 
 
 @given(METHOD, st.data())
-def test_a_method_cut_short_or_with_octets_left_over_is_a_frame_error_that_shows_its_fields(method: Method, data: st.DataObject):
+def test_a_method_cut_short_or_with_octets_left_over_is_a_frame_error_that_shows_its_fields(
+    method: Method, data: st.DataObject
+):
     payload = encode_payload(method)
     if len(payload) > 4:
         cut = payload[: data.draw(st.integers(4, len(payload) - 1))]
-        with pytest.raises(FrameError, match=r"^\[TXMQ_AMQP_FRAME\] (cannot decode <<|Malformed UTF-8 in shortstr$)"):
+        with pytest.raises(
+            FrameError,
+            match=r"^\[TXMQ_AMQP_FRAME\] (cannot decode <<|Malformed UTF-8 in "
+            r"shortstr$)",
+        ):
             decode_payload(cut)
     with pytest.raises(FrameError, match="cannot decode <<"):
         decode_payload(payload + b"x")
@@ -103,14 +116,22 @@ def test_an_unknown_method_is_an_invalid_command():
         (b"\x00\x32\x00\x0a\x00\x00", FrameError, "cannot decode <<0,0>>"),
         (b"\x00\x5a\x00\x0axx", FrameError, 'cannot decode <<"xx">>'),
         (b"\x00\x3c\x00\x46\x00\x00\x01\xff\x00", FrameError, "Malformed UTF-8 in shortstr"),
-        (b"\x00\x32\x00\x0a\x00\x00\x01q\x00\x00\x00\x00\x03\x01a?", MethodSyntaxError, "a field table is damaged: "),
+        (
+            b"\x00\x32\x00\x0a\x00\x00\x01q\x00\x00\x00\x00\x03\x01a?",
+            MethodSyntaxError,
+            "a field table is damaged: ",
+        ),
     ],
     ids=["cut", "left over", "no UTF-8", "table"],
 )
-def test_damaged_fields_are_refused_with_rabbitmqs_code_and_text(payload: bytes, error: type[Exception], text: str):
+def test_damaged_fields_are_refused_with_rabbitmqs_code_and_text(
+    payload: bytes, error: type[Exception], text: str
+):
     with pytest.raises(error) as raised:
         decode_payload(payload)
-    assert raised.value.summary.startswith(text) if error is MethodSyntaxError else raised.value.summary == text
+    assert (
+        raised.value.summary.startswith(text) if error is MethodSyntaxError else raised.value.summary == text
+    )
 
 
 def test_bits_share_octets_in_the_order_of_the_fields_and_reserved_fields_are_zero():
@@ -121,7 +142,10 @@ def test_bits_share_octets_in_the_order_of_the_fields_and_reserved_fields_are_ze
 @pytest.mark.parametrize(
     ("method", "text"),
     [
-        (QueueDeclareOk("q", 2**32, 0), "queue.declare-ok: message_count is 4294967296, allowed is 0 to 4294967295"),
+        (
+            QueueDeclareOk("q", 2**32, 0),
+            "queue.declare-ok: message_count is 4294967296, allowed is 0 to 4294967295",
+        ),
         (QueueDeclareOk("q", -1, 0), "queue.declare-ok: message_count is -1"),
         (QueueDeclareOk("q" * 256, 0, 0), "queue.declare-ok: queue has 256 bytes, at most 255"),
         (QueueDeclareOk("\ud800", 0, 0), "queue.declare-ok: queue must be text that UTF-8 can hold"),

@@ -26,7 +26,16 @@ def test_amqplain_gives_user_and_password_in_either_order(user: str, password: s
 
 @pytest.mark.parametrize(
     "response",
-    [b"", b"guest", b"\0guest", b"guest\0guest", b"other\0guest\0guest", b"\0guest\0guest\0", b"\0\xff\0secret", b"\0user\0\xffsecret"],
+    [
+        b"",
+        b"guest",
+        b"\0guest",
+        b"guest\0guest",
+        b"other\0guest\0guest",
+        b"\0guest\0guest\0",
+        b"\0\xff\0secret",
+        b"\0user\0\xffsecret",
+    ],
 )
 def test_a_damaged_plain_response_is_refused_without_telling_the_password(response: bytes):
     with pytest.raises(MethodSyntaxError) as raised:

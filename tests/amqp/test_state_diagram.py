@@ -1,4 +1,6 @@
-"""The diagrams in ``docs/amqp.md`` are the tables of ``states.py``; where they differ, the test says what the page has to hold."""
+"""The diagrams in ``docs/amqp.md`` are the tables of ``states.py``; where they differ, the test says what the
+page has to hold.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ def diagram(table: Mapping[tuple[Enum, Cause], Enum], first: Enum, ignores: froz
     for (state, cause), after in table.items():
         if cause is Step.end:
             continue
-        said = cause.value if isinstance(cause, Step) else "any other command" if cause in WORK else cause.NAME
+        said = (
+            cause.value if isinstance(cause, Step) else "any other command" if cause in WORK else cause.NAME
+        )
         labels = arrows.setdefault((state.name, after.name), [])
         if said not in labels:
             labels.append(said)
     lines = ["stateDiagram-v2", f"    [*] --> {first.name}"]
     lines += [f"    {state} --> {after} : {', '.join(labels)}" for (state, after), labels in arrows.items()]
-    lines += [f"    note right of {state.name} : all else is ignored" for state in type(first) if state in ignores]
+    lines += [
+        f"    note right of {state.name} : all else is ignored" for state in type(first) if state in ignores
+    ]
     return "\n".join(lines)
 
 

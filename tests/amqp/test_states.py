@@ -1,4 +1,6 @@
-"""The tables of states: every method in every state is a step, is dropped, or is refused with RabbitMQ's code and text."""
+"""The tables of states: every method in every state is a step, is dropped, or is refused with RabbitMQ's code
+and text.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ ALL = sorted(METHODS.values(), key=lambda kind: kind.NAME)
 
 
 @pytest.mark.parametrize(("state", "kind", "after"), HANDSHAKE)
-def test_the_handshake_goes_forward_step_by_step(state: ConnectionState, kind: type[Method], after: ConnectionState):
+def test_the_handshake_goes_forward_step_by_step(
+    state: ConnectionState, kind: type[Method], after: ConnectionState
+):
     assert connection_step(state, kind) is after
 
 
@@ -44,7 +48,9 @@ REFUSING = [state for state in ConnectionState if state.value not in ("closing",
 
 
 @pytest.mark.parametrize(("state", "name"), [(state, state.value) for state in REFUSING])
-def test_any_other_method_on_channel_0_is_a_channel_error_that_names_the_state(state: ConnectionState, name: str):
+def test_any_other_method_on_channel_0_is_a_channel_error_that_names_the_state(
+    state: ConnectionState, name: str
+):
     accepted = {kind for before, kind, _ in HANDSHAKE if before is state}
     if state is not ConnectionState.awaiting_header:
         accepted.add(ConnectionClose)
@@ -57,7 +63,9 @@ def test_any_other_method_on_channel_0_is_a_channel_error_that_names_the_state(s
         assert raised.value.reply_code == 504
 
 
-@pytest.mark.parametrize("state", [state for state in ConnectionState if state.value in ("starting", "tuning", "opening")])
+@pytest.mark.parametrize(
+    "state", [state for state in ConnectionState if state.value in ("starting", "tuning", "opening")]
+)
 def test_a_client_may_close_during_the_handshake(state: ConnectionState):
     assert connection_step(state, ConnectionClose) is ConnectionState.ending
 
@@ -107,7 +115,9 @@ def test_an_open_channel_takes_what_a_client_sends_and_refuses_the_rest(kind: ty
             channel_step(ChannelState.open, kind)
         assert refused.value.summary == "unimplemented method"
     else:
-        assert channel_step(ChannelState.open, kind) is (ChannelState.ending if kind is ChannelClose else ChannelState.open)
+        assert channel_step(ChannelState.open, kind) is (
+            ChannelState.ending if kind is ChannelClose else ChannelState.open
+        )
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.NAME)

@@ -1,4 +1,6 @@
-"""A broker over a memory store with a clock that only a test moves; ``restart`` opens what was committed, as after a crash."""
+"""A broker over a memory store with a clock that only a test moves; ``restart`` opens what was committed, as
+after a crash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A process whose main thread relays messages in transactions while SIGINT comes again and again; started by ``test_interrupts.py``.
+"""A process whose main thread relays messages in transactions while SIGINT comes again and again; started by
+``test_interrupts.py``.
 
 It moves every message of ``in`` to ``out``, beside two threads that publish. Prints what it saw as JSON.
 """
@@ -22,7 +23,13 @@ from broker_core.store.durable import DurableStore
 
 POINTS = ["committer.planned", "committer.durable", "committer.published"]
 POINTS += [f"store.commit.{step}" for step in ("begin", "synced", "executed", "committed")]
-POINTS += ["store.append.written", "store.seal.written", "store.seal.synced", "upkeep.seal.written", "upkeep.seal.committed"]
+POINTS += [
+    "store.append.written",
+    "store.seal.written",
+    "store.seal.synced",
+    "upkeep.seal.written",
+    "upkeep.seal.committed",
+]
 
 armed = False
 interrupts = 0
@@ -100,7 +107,10 @@ def watch(ending: threading.Event) -> None:
 
 def bodies(broker: LocalBroker, name: str) -> list[int]:
     queue = broker.state.topology.queue(name)
-    return [int(broker.state.messages.fetch(queue, offset).body) for offset in range(queue.progress.floor, queue.log.visible_end)]
+    return [
+        int(broker.state.messages.fetch(queue, offset).body)
+        for offset in range(queue.progress.floor, queue.log.visible_end)
+    ]
 
 
 def main(path: str, seed: int, transactions: int, how: str) -> None:

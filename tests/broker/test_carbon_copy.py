@@ -15,7 +15,12 @@ def test_cc_and_bcc_name_more_keys_and_bcc_is_taken_out() -> None:
 
 
 def test_a_message_without_copies_keeps_its_bytes() -> None:
-    for properties in (Properties(), Properties(content_type="CC"), Properties(headers={"Cc": ["a"]}), Properties(headers={"x": "\x02CC"})):
+    for properties in (
+        Properties(),
+        Properties(content_type="CC"),
+        Properties(headers={"Cc": ["a"]}),
+        Properties(headers={"x": "\x02CC"}),
+    ):
         encoded = properties.encode()
         assert carbon_copies(encoded) == ([], encoded)
     assert not has_copies(b"")

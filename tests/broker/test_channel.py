@@ -1,4 +1,6 @@
-"""What the channels promise (semantics): one test for each promise that needs no AMQP connection, named after it."""
+"""What the channels promise (semantics): one test for each promise that needs no AMQP connection, named after
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ from broker_core.store.memory import MemoryStore
 
 from .conftest import Node, declared, publish
 
-# -- the notes ----------------------------------------------------------------------------------------------------------------
+# -- the notes -----------------------------------------------------------------------------------------------
 
 
-def test_a_publish_in_a_transaction_is_held_until_commit_and_outside_goes_straight_to_its_queues(node: Node) -> None:
+def test_a_publish_in_a_transaction_is_held_until_commit_and_outside_goes_straight_to_its_queues(
+    node: Node,
+) -> None:
     declared(node, "q")
     with node.channel() as channel:
         channel.publish(b"at once", routing_key="q")
@@ -34,7 +38,9 @@ def test_a_publish_in_a_transaction_is_held_until_commit_and_outside_goes_straig
         assert node.browse("q") == [b"at once", b"held"]
 
 
-def test_an_ack_matches_zero_or_more_deliveries_marks_in_a_transaction_and_deletes_outside(node: Node) -> None:
+def test_an_ack_matches_zero_or_more_deliveries_marks_in_a_transaction_and_deletes_outside(
+    node: Node,
+) -> None:
     declared(node, "q")
     publish(node, "q", b"1", b"2", b"3", b"4")
     with node.channel() as channel:
@@ -73,10 +79,16 @@ def test_a_requeued_delivery_comes_back_at_its_old_place_and_says_redelivered(no
         channel.nack(second.tag)
         channel.reject(first.tag)
         again = [channel.get("q") for _ in range(3)]
-        assert [(delivery.body, delivery.redelivered) for delivery in again if delivery] == [(b"1", True), (b"2", True), (b"3", False)]
+        assert [(delivery.body, delivery.redelivered) for delivery in again if delivery] == [
+            (b"1", True),
+            (b"2", True),
+            (b"3", False),
+        ]
 
 
-def test_tx_select_may_be_repeated_and_commit_or_rollback_without_it_is_precondition_failed(node: Node) -> None:
+def test_tx_select_may_be_repeated_and_commit_or_rollback_without_it_is_precondition_failed(
+    node: Node,
+) -> None:
     with node.channel() as channel:
         for call in (channel.tx_commit, channel.tx_rollback, lambda: channel.prepare("x")):
             with pytest.raises(errors.PreconditionFailed, match="channel is not transactional"):
@@ -86,7 +98,9 @@ def test_tx_select_may_be_repeated_and_commit_or_rollback_without_it_is_precondi
         channel.tx_commit()
 
 
-def test_a_message_is_stored_once_with_an_entry_for_each_queue_and_goes_when_the_last_is_acked(node: Node) -> None:
+def test_a_message_is_stored_once_with_an_entry_for_each_queue_and_goes_when_the_last_is_acked(
+    node: Node,
+) -> None:
     declared(node, "a", "b")
     with node.channel() as channel:
         channel.exchange_declare("e", "fanout")
@@ -103,7 +117,9 @@ def test_a_message_is_stored_once_with_an_entry_for_each_queue_and_goes_when_the
     assert node.store.reopened().load().inbox == []
 
 
-def test_after_a_crash_committed_messages_without_an_ack_come_again_and_all_others_are_gone(node: Node) -> None:
+def test_after_a_crash_committed_messages_without_an_ack_come_again_and_all_others_are_gone(
+    node: Node,
+) -> None:
     declared(node, "q", "gone")
     publish(node, "q", b"acked", b"unacked", b"untouched")
     publish(node, "gone", b"of a deleted queue")
@@ -119,15 +135,20 @@ def test_after_a_crash_committed_messages_without_an_ack_come_again_and_all_othe
     node.restart()
     with node.channel() as again:
         found = [again.get("q") for _ in range(3)]
-        assert [(delivery.body, delivery.redelivered) for delivery in found if delivery] == [(b"unacked", True), (b"untouched", True)]
+        assert [(delivery.body, delivery.redelivered) for delivery in found if delivery] == [
+            (b"unacked", True),
+            (b"untouched", True),
+        ]
         with pytest.raises(errors.QueueNotFound):
             again.get("gone")
 
 
-# -- the decisions, by number -------------------------------------------------------------------------------------------------
+# -- the decisions, by number --------------------------------------------------------------------------------
 
 
-def test_01_a_commit_takes_publishes_acks_nacks_and_dead_letterings_over_any_number_of_queues(node: Node) -> None:
+def test_01_a_commit_takes_publishes_acks_nacks_and_dead_letterings_over_any_number_of_queues(
+    node: Node,
+) -> None:
     declared(node, "in", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
     declared(node, "out", "dead")
     publish(node, "in", b"ack", b"reject", b"requeue")
@@ -144,7 +165,11 @@ def test_01_a_commit_takes_publishes_acks_nacks_and_dead_letterings_over_any_num
         channel.tx_commit()
         assert node.broker.state.numbers.sequence == sequence + 1, "one commit sequence number for all of it"
     node.restart()
-    assert (node.browse("in"), node.browse("out"), node.browse("dead")) == ([b"requeue"], [b"published"], [b"reject"])
+    assert (node.browse("in"), node.browse("out"), node.browse("dead")) == (
+        [b"requeue"],
+        [b"published"],
+        [b"reject"],
+    )
 
 
 def test_04_routing_is_decided_at_publish_with_errors_at_once(node: Node) -> None:
@@ -162,7 +187,9 @@ def test_04_routing_is_decided_at_publish_with_errors_at_once(node: Node) -> Non
     assert node.browse("q") == [b"to q"]
 
 
-def test_04_a_queue_deleted_before_commit_drops_out_and_a_mandatory_message_without_any_left_is_returned(node: Node) -> None:
+def test_04_a_queue_deleted_before_commit_drops_out_and_a_mandatory_message_without_any_left_is_returned(
+    node: Node,
+) -> None:
     declared(node, "a", "b")
     with node.channel() as channel, node.channel() as other:
         channel.exchange_declare("e", "fanout")
@@ -185,7 +212,11 @@ def test_05_an_unknown_or_repeated_delivery_tag_is_refused_at_once(node: Node) -
     with node.channel() as channel:
         delivery = channel.get("q")
         assert delivery
-        with pytest.raises(errors.PreconditionFailed, match=r"^.TXMQ_PRECONDITION_FAILED. unknown delivery tag 7$"):
+        with pytest.raises(
+            errors.PreconditionFailed,
+            match=r"^.TXMQ_PRECONDITION_FAILED. unknown delivery "
+            r"tag 7$",
+        ):
             channel.ack(7)
         with pytest.raises(errors.PreconditionFailed, match="unknown delivery tag 7"):
             channel.ack(7, multiple=True)
@@ -229,7 +260,10 @@ def test_07_closing_a_channel_rolls_back_and_requeues_acked_and_unacked_as_redel
         channel.publish(b"x", routing_key="q")
     with node.channel() as other:
         found = [other.get("q") for _ in range(3)]
-        assert [(delivery.body, delivery.redelivered) for delivery in found if delivery] == [(b"acked", True), (b"unacked", True)]
+        assert [(delivery.body, delivery.redelivered) for delivery in found if delivery] == [
+            (b"acked", True),
+            (b"unacked", True),
+        ]
 
 
 def test_08_recover_skips_tags_acked_in_the_open_transaction(node: Node) -> None:
@@ -260,7 +294,9 @@ def test_09_confirm_and_tx_on_one_channel_are_refused_both_ways(node: Node) -> N
             channel.tx_select()
 
 
-def test_10_a_nack_or_reject_in_a_transaction_does_nothing_before_commit_and_nothing_after_rollback(node: Node) -> None:
+def test_10_a_nack_or_reject_in_a_transaction_does_nothing_before_commit_and_nothing_after_rollback(
+    node: Node,
+) -> None:
     declared(node, "q")
     publish(node, "q", b"1", b"2")
     with node.channel() as channel, node.channel() as other:
@@ -282,7 +318,9 @@ def test_10_a_nack_or_reject_in_a_transaction_does_nothing_before_commit_and_not
 
 
 @pytest.mark.parametrize("limit", [{"x-max-length": 2}, {"x-max-length-bytes": 2}])
-def test_11_a_commit_over_a_full_reject_publish_queue_fails_whole_with_nothing_enqueued(node: Node, limit: dict[str, int]) -> None:
+def test_11_a_commit_over_a_full_reject_publish_queue_fails_whole_with_nothing_enqueued(
+    node: Node, limit: dict[str, int]
+) -> None:
     declared(node, "free")
     declared(node, "full", **limit, **{"x-overflow": "reject-publish"})
     publish(node, "full", b"1")
@@ -291,7 +329,11 @@ def test_11_a_commit_over_a_full_reject_publish_queue_fails_whole_with_nothing_e
         channel.publish(b"f", routing_key="free")
         channel.publish(b"2", routing_key="full")
         channel.publish(b"3", routing_key="full")
-        with pytest.raises(errors.PreconditionFailed, match=r"queue 'full' in vhost '/' is full.*nothing was enqueued"):
+        with pytest.raises(
+            errors.PreconditionFailed,
+            match=r"queue 'full' in vhost '/' is full.*nothing was "
+            r"enqueued",
+        ):
             channel.tx_commit()
     assert (node.browse("free"), node.browse("full")) == ([], [b"1"])
     publish(node, "full", b"2")
@@ -300,7 +342,9 @@ def test_11_a_commit_over_a_full_reject_publish_queue_fails_whole_with_nothing_e
 
 
 @pytest.mark.parametrize("limit", [{"x-max-length": 2}, {"x-max-length-bytes": 2}])
-def test_11_drop_head_drops_the_oldest_ready_message_and_dead_letters_it_in_the_same_commit(node: Node, limit: dict[str, int]) -> None:
+def test_11_drop_head_drops_the_oldest_ready_message_and_dead_letters_it_in_the_same_commit(
+    node: Node, limit: dict[str, int]
+) -> None:
     declared(node, "dead")
     declared(node, "q", **limit, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
     with node.channel() as holder, node.channel() as channel:
@@ -333,7 +377,9 @@ def test_12_after_a_failed_commit_the_channel_is_closed_and_its_state_rolled_bac
     assert node.drain("in") == [b"1"]
 
 
-def test_14_the_time_to_live_starts_at_commit_and_an_uncommitted_ack_keeps_a_message_from_expiring(node: Node) -> None:
+def test_14_the_time_to_live_starts_at_commit_and_an_uncommitted_ack_keeps_a_message_from_expiring(
+    node: Node,
+) -> None:
     declared(node, "q", **{"x-message-ttl": 1000})
     with node.channel() as channel:
         channel.tx_select()
@@ -362,7 +408,10 @@ def test_14_a_message_expires_by_its_own_expiration_also_after_a_restart_and_in_
     assert node.browse("q") == [b"short", b"long"]
     node.clock.advance(2)
     assert node.drain("q") == [b"long"]
-    with node.channel() as channel, pytest.raises(errors.PreconditionFailed, match="invalid expiration 'soon'"):
+    with (
+        node.channel() as channel,
+        pytest.raises(errors.PreconditionFailed, match="invalid expiration 'soon'"),
+    ):
         channel.publish(b"x", routing_key="q", properties=Properties(expiration="soon").encode())
 
 
@@ -387,7 +436,9 @@ def test_15_a_transient_message_keeps_its_place_in_the_commit_and_is_never_writt
 
 
 @pytest.mark.parametrize(("clean", "flags"), [(False, [True, True, True]), (True, [True, False, False])])
-def test_16_after_a_restart_redelivered_is_true_for_whatever_may_have_been_sent(node: Node, clean: bool, flags: list[bool]) -> None:
+def test_16_after_a_restart_redelivered_is_true_for_whatever_may_have_been_sent(
+    node: Node, clean: bool, flags: list[bool]
+) -> None:
     declared(node, "q")
     publish(node, "q", b"1", b"2", b"3")
     with node.channel() as channel:
@@ -432,7 +483,9 @@ def test_18_a_transaction_over_its_limits_is_refused_by_messages_bytes_and_open_
     assert node.browse("q") == [b"1", b"2"]
 
 
-def test_18_the_bodies_of_a_large_transaction_spill_to_a_segment_early_and_keep_their_order(node: Node) -> None:
+def test_18_the_bodies_of_a_large_transaction_spill_to_a_segment_early_and_keep_their_order(
+    node: Node,
+) -> None:
     declared(node, "odd", "all", "late")
     count = 2 * SPILL_ROWS + 10
     with node.channel() as channel:
@@ -449,7 +502,10 @@ def test_18_the_bodies_of_a_large_transaction_spill_to_a_segment_early_and_keep_
         assert node.browse("all") == expected
         assert node.browse("odd") == expected[1::2]
         state = node.broker.state
-        sequences = {state.messages.fetch(state.topology.queue("all"), offset).sequence for offset in (0, SPILL_ROWS, count - 1)}
+        sequences = {
+            state.messages.fetch(state.topology.queue("all"), offset).sequence
+            for offset in (0, SPILL_ROWS, count - 1)
+        }
         assert len(sequences) == 1, "one transaction, one commit sequence"
         node.restart()
         assert node.browse("all") == expected
@@ -515,7 +571,11 @@ def test_22_an_app_owns_its_queue_until_it_is_released_and_a_channel_keeps_the_a
 
     with node.channel() as channel:
         assert channel.get("q")
-        with pytest.raises(errors.ResourceLocked, match=r"cannot be owned by app 'etl'.*hold 1 of its messages"):
+        with pytest.raises(
+            errors.ResourceLocked,
+            match=r"cannot be owned by app 'etl'.*hold 1 of its "
+            r"messages",
+        ):
             claim("etl")
         channel.recover()
         claim("etl")
@@ -550,7 +610,7 @@ def test_22_claimed_entries_neither_expire_nor_overflow_and_those_behind_them_do
     assert node.browse("q") == [b"1", b"2"]
 
 
-# -- upkeep: the same messages wherever their bytes are ---------------------------------------------------------------------------
+# -- upkeep: the same messages wherever their bytes are ------------------------------------------------------
 
 
 def test_sealing_keeps_offsets_rows_sequences_and_holes_over_restarts(node: Node) -> None:
@@ -631,7 +691,9 @@ def test_a_message_that_cannot_be_stored_is_refused_with_its_reason_and_the_brok
             channel.publish(**message)
         channel.publish(bytearray(b"good"), routing_key="q")
         with pytest.raises(
-            errors.PreconditionFailed, match=r"invalid arg 'h' for a binding of queue 'q' in vhost '/': \{unacceptable_type,set\}"
+            errors.PreconditionFailed,
+            match=r"invalid arg 'h' for a binding of queue 'q' in vhost '/': "
+            r"\{unacceptable_type,set\}",
         ):
             channel.queue_bind("q", "amq.headers", arguments={"h": {1}})
         with pytest.raises(errors.OptionError, match="queue"):
@@ -648,7 +710,9 @@ def test_a_channel_needs_no_broker_around_it(node: Node) -> None:
 
 @pytest.mark.parametrize("limit", [{"x-max-length": 3}, {"x-max-length-bytes": 3}])
 @pytest.mark.parametrize("transactional", [False, True])
-def test_what_comes_back_to_a_full_queue_is_its_oldest_and_is_dropped(node: Node, limit: dict[str, int], transactional: bool) -> None:
+def test_what_comes_back_to_a_full_queue_is_its_oldest_and_is_dropped(
+    node: Node, limit: dict[str, int], transactional: bool
+) -> None:
     declared(node, "dead")
     declared(node, "q", **limit, **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
     publish(node, "q", b"a")

@@ -119,7 +119,9 @@ def test_a_broker_that_is_restarted_an_hour_before_its_latest_commit_expires_its
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_after_a_restart_the_clock_knows_the_latest_commit_wherever_it_lies(tmp_path: Path, sealed: bool) -> None:
+def test_after_a_restart_the_clock_knows_the_latest_commit_wherever_it_lies(
+    tmp_path: Path, sealed: bool
+) -> None:
     clock = Stepped()
     broker = LocalBroker(DurableStore(tmp_path), clock, upkeep=False)
     with broker.channel() as channel:

@@ -85,7 +85,9 @@ def test_one_refused_commit_does_not_fail_its_group() -> None:
     answers = together(store, broker, ["first", "bad", "third"])
     assert isinstance(answers.pop("bad"), errors.PreconditionFailed)
     assert answers == {"first": "first", "third": "third"}
-    assert {record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)} == {"first", "third"}
+    assert {
+        record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)
+    } == {"first", "third"}
     broker.close()
 
 
@@ -127,7 +129,9 @@ def test_a_defect_in_a_work_fails_its_caller_alone_and_changes_nothing() -> None
         broker.run(faulty)
     assert (broker.state.numbers.sequence, list(broker.state.names.outcomes)) == (0, [])
     assert broker.run(remember("later")) == "later"
-    assert [record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)] == ["later"]
+    assert [
+        record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)
+    ] == ["later"]
     broker.close()
 
 
@@ -142,7 +146,9 @@ def test_what_a_work_had_done_before_it_was_refused_is_undone() -> None:
     with pytest.raises(errors.LineageConflict):
         broker.run(work)
     assert list(broker.state.names.outcomes) == []
-    assert [record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)] == []
+    assert [
+        record.xid for record in store.reopened().load().records if isinstance(record, OutcomeRecord)
+    ] == []
     broker.close()
 
 

@@ -125,13 +125,18 @@ def test_an_open_segment_that_is_written_to_is_left_alone_until_much_of_it_is_de
 def test_staged_parts_and_branch_rows_move_with_the_rest_and_stay_whole(directory: Path) -> None:
     broker = opened(directory)
     engine = EmbeddedEngine(broker)
-    block = pa.RecordBatch.from_pydict({"body": pa.array([b"%d" % number for number in range(3000)], pa.binary())})
+    block = pa.RecordBatch.from_pydict(
+        {"body": pa.array([b"%d" % number for number in range(3000)], pa.binary())}
+    )
     rows = pa.RecordBatch.from_pydict({"id": pa.array(range(3000))})
     with broker.channel() as channel:
         channel.queue_declare("q")
         send(channel, "q", 1100, 3000)
         staged = engine.stage(BranchHeader("t", "b", "publish", {"routing_key": "q"}), [block])
-        dead = [engine.stage_part(BranchHeader("dead", "d", "append", {"table": "t"}), number, rows) for number in range(40)]
+        dead = [
+            engine.stage_part(BranchHeader("dead", "d", "append", {"table": "t"}), number, rows)
+            for number in range(40)
+        ]
         kept = engine.stage(BranchHeader("kept", "k", "append", {"table": "t"}), [rows])
         with broker.channel() as other:
             other.queue_purge("q")

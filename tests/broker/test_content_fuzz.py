@@ -1,7 +1,9 @@
-"""Random contents of messages through every door and every later life: nothing is lost, doubled or torn, and the broker goes on.
+"""Random contents of messages through every door and every later life: nothing is lost, doubled or torn, and
+the broker goes on.
 
-Each message is in exactly one queue, in the hands of one channel or transaction, or settled by somebody: a set of bodies says which.
-Nothing here may drop one: the queues and exchanges lead to each other without a cycle, and each exchange takes everything to one queue.
+Each message is in exactly one queue, in the hands of one channel or transaction, or settled by somebody: a
+set of bodies says which. Nothing here may drop one: the queues and exchanges lead to each other without a
+cycle, and each exchange takes everything to one queue.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def value(choose: random.Random, depth: int = 0) -> Any:
             return choose.randbytes(choose.randrange(4))
         case 10:
             return {
-                "queue": choose.choice([*SOURCES, "elsewhere", 3]),  # one of a target would be a cycle, which drops the message
+                # one of a target would be a cycle, which drops the message
+                "queue": choose.choice([*SOURCES, "elsewhere", 3]),
                 "reason": choose.choice(["expired", "rejected", None]),
                 "count": Long(7),
             }
@@ -124,11 +127,19 @@ class World:
         self.engine = EmbeddedEngine(self.node.broker)
         self.expected: set[bytes] = set()
         self.transient: set[bytes] = set()  # gone with a restart, perhaps
-        self.prepared: dict[str, tuple[set[bytes], set[bytes]]] = {}  # xid -> what it publishes, what it settles for good
+        # xid -> what it publishes, what it settles for good
+        self.prepared: dict[str, tuple[set[bytes], set[bytes]]] = {}
         self.number = 0
         with self.node.channel() as channel:
             channel.queue_declare("final")
-            channel.queue_declare("dead", arguments={"x-max-length": 3, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "final"})
+            channel.queue_declare(
+                "dead",
+                arguments={
+                    "x-max-length": 3,
+                    "x-dead-letter-exchange": "",
+                    "x-dead-letter-routing-key": "final",
+                },
+            )
             for kind in TYPES:
                 channel.exchange_declare(f"dlx-{kind}", kind)
             for name, arguments in SOURCES.items():
@@ -142,7 +153,7 @@ class World:
             channel.queue_bind("dead", "dlx-topic", "#")
             channel.queue_bind("dead", "dlx-headers", "", {"x-match": "all"})
 
-    # -- doors ------------------------------------------------------------------------------------------------------
+    # -- doors -----------------------------------------------------------------------------------------------
     def body(self, properties: bytes) -> bytes:
         self.number += 1
         body = b"message %d" % self.number
@@ -174,7 +185,9 @@ class World:
         body = self.body(properties)
         message = Message(body, name, "", properties)
         self.node.broker.run(
-            lambda state, change, now: state.messages.enqueue_rows(change, [Publish(message, (state.topology.queue(name),))], now)
+            lambda state, change, now: state.messages.enqueue_rows(
+                change, [Publish(message, (state.topology.queue(name),))], now
+            )
         )
         self.expected.add(body)
 
@@ -196,7 +209,7 @@ class World:
         self.engine.commit_branches(token, [staged])
         self.expected.update(bodies)
 
-    # -- later lives ------------------------------------------------------------------------------------------------
+    # -- later lives -----------------------------------------------------------------------------------------
     def got(self, channel: LocalChannel) -> list[tuple[int, bytes]]:
         found = []
         for name in self.choose.sample([*SOURCES, "dead"], 3):
@@ -271,7 +284,7 @@ class World:
         there = self.there()
         self.expected = {body for body in self.expected if body in there or body not in self.transient}
 
-    # -- what must hold ---------------------------------------------------------------------------------------------
+    # -- what must hold --------------------------------------------------------------------------------------
     def there(self) -> list[bytes]:
         return [body for name in (*SOURCES, "dead", "final") for body in self.node.browse(name)]
 
@@ -288,13 +301,21 @@ class World:
                 for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
                 for at in range(start, end)
             ]
-            assert len(properties_column(pa.array([row.properties for row in rows], pa.binary()))) == len(rows)
+            assert len(properties_column(pa.array([row.properties for row in rows], pa.binary()))) == len(
+                rows
+            )
             if name in ("dead", "final"):
                 for row in rows:
                     assert Properties.decode(row.properties).headers["x-death"]
 
     def run(self) -> None:
-        steps = [self.publish] * 4 + [self.put_in] * 3 + [self.consume] * 3 + [self.transact] * 2 + [self.expire] * 2
+        steps = (
+            [self.publish] * 4
+            + [self.put_in] * 3
+            + [self.consume] * 3
+            + [self.transact] * 2
+            + [self.expire] * 2
+        )
         steps += [self.stage, self.decide, self.seal, self.compact, self.restart]
         for number in range(STEPS):
             step = self.choose.choice(steps)
@@ -322,7 +343,9 @@ def test_properties_of_random_bytes_are_dead_lettered_as_a_header(seed: int) -> 
     node = Node()
     with node.channel() as channel:
         channel.queue_declare("dead")
-        channel.queue_declare("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+        channel.queue_declare(
+            "q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        )
     for number in range(300):
         properties = struct.pack(">H", choose.getrandbits(16)) + choose.randbytes(choose.randrange(40))
         message = Message(b"%d" % number, "q", "", properties)

@@ -14,8 +14,12 @@ from broker_core.broker.content import time_to_live_ms
 from broker_core.field_table import Long
 from broker_core.properties import Properties, rewrite
 
-values = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=9), st.binary(max_size=9))
-headers = st.dictionaries(st.sampled_from(["a", "b", "x-death", "c"]), st.one_of(values, st.lists(values, max_size=3)), max_size=4)
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=9), st.binary(max_size=9)
+)
+headers = st.dictionaries(
+    st.sampled_from(["a", "b", "x-death", "c"]), st.one_of(values, st.lists(values, max_size=3)), max_size=4
+)
 short = st.none() | st.text(max_size=9)
 properties = st.builds(
     Properties,
@@ -30,14 +34,22 @@ properties = st.builds(
 
 
 @given(found=properties, changed=headers)
-def test_rewritten_properties_are_what_decoding_changing_and_encoding_gives(found: Properties, changed: dict[str, Any]) -> None:
-    expected = {name: value for name, value in {**found.headers, **changed}.items() if not (name in changed and changed[name] is None)}
+def test_rewritten_properties_are_what_decoding_changing_and_encoding_gives(
+    found: Properties, changed: dict[str, Any]
+) -> None:
+    expected = {
+        name: value
+        for name, value in {**found.headers, **changed}.items()
+        if not (name in changed and changed[name] is None)
+    }
     rewritten = Properties.decode(rewrite(found.encode(), changed, without=("expiration",)))
     assert _plain(rewritten) == _plain(replace(found, headers=expected, expiration=None))
 
 
 def _plain(found: Properties) -> Properties:
-    """Bytes that are UTF-8 come back as text or as bytes by their type, and so does everything else: compare what was encoded."""
+    """Bytes that are UTF-8 come back as text or as bytes by their type, and so does everything else: compare
+    what was encoded.
+    """
     return Properties.decode(found.encode())
 
 
@@ -57,7 +69,8 @@ def test_damaged_properties_are_not_rewritten(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("0", 0), ("+5", 5), ("60000", 60000), ("", None), ("soon", None), ("1.5", None), (None, None)]
+    ("text", "expected"),
+    [("0", 0), ("+5", 5), ("60000", 60000), ("", None), ("soon", None), ("1.5", None), (None, None)],
 )
 def test_a_time_to_live_is_a_whole_number(text: str | None, expected: int | None) -> None:
     assert time_to_live_ms(text) == expected

@@ -12,10 +12,12 @@ from broker_core.properties import Properties
 
 from .conftest import Node, declared, publish
 
-# -- dead-lettering ---------------------------------------------------------------------------------------------------------------
+# -- dead-lettering ------------------------------------------------------------------------------------------
 
 
-def test_an_expired_message_is_dead_lettered_with_its_origin_and_the_copy_does_not_expire_again(node: Node) -> None:
+def test_an_expired_message_is_dead_lettered_with_its_origin_and_the_copy_does_not_expire_again(
+    node: Node,
+) -> None:
     declared(node, "dead")
     declared(node, "q", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
     publish(node, "q", b"1", properties=Properties(expiration="100", headers={"mine": 1}).encode())
@@ -28,7 +30,13 @@ def test_an_expired_message_is_dead_lettered_with_its_origin_and_the_copy_does_n
         properties = Properties.decode(delivery.message.properties)
     assert properties.expiration is None
     (death,) = properties.headers["x-death"]
-    assert (death["queue"], death["reason"], death["count"], death["routing-keys"], death["original-expiration"]) == (
+    assert (
+        death["queue"],
+        death["reason"],
+        death["count"],
+        death["routing-keys"],
+        death["original-expiration"],
+    ) == (
         "q",
         "expired",
         1,
@@ -42,7 +50,9 @@ def test_an_expired_message_is_dead_lettered_with_its_origin_and_the_copy_does_n
 
 
 def test_a_message_is_never_dead_lettered_back_into_the_same_queue_without_a_rejection(node: Node) -> None:
-    declared(node, "q", **{"x-message-ttl": 100, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
+    declared(
+        node, "q", **{"x-message-ttl": 100, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
+    )
     publish(node, "q", b"1")
     node.clock.advance(1)
     node.broker.upkeep.tick()
@@ -55,7 +65,7 @@ def test_a_message_is_never_dead_lettered_back_into_the_same_queue_without_a_rej
     assert node.browse("q") == [b"2"], "a rejection is somebody's wish: it may come round"
 
 
-# -- declaring --------------------------------------------------------------------------------------------------------------------
+# -- declaring -----------------------------------------------------------------------------------------------
 
 
 def test_a_server_named_and_an_exclusive_queue(node: Node) -> None:
@@ -94,7 +104,12 @@ def test_purge_takes_what_nobody_holds(node: Node) -> None:
 
 
 def test_decimals_and_bytes_in_arguments_are_the_same_after_a_restart(node: Node) -> None:
-    arguments = {"a": Decimal("3.140"), "b": [Decimal("-0.5"), b"\xff\0"], "c": {"d": b"", "e": {"f": Decimal(0)}}, "g": None}
+    arguments = {
+        "a": Decimal("3.140"),
+        "b": [Decimal("-0.5"), b"\xff\0"],
+        "c": {"d": b"", "e": {"f": Decimal(0)}},
+        "g": None,
+    }
     with node.channel() as channel:
         channel.queue_declare("q", arguments=arguments)
         channel.exchange_declare("e", "headers", arguments=arguments)
@@ -111,7 +126,9 @@ def test_decimals_and_bytes_in_arguments_are_the_same_after_a_restart(node: Node
     assert not node.broker.state.topology.exchange("e").bindings
 
 
-@pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("Infinity"), float("inf"), {"\0decimal": "1"}, object()])
+@pytest.mark.parametrize(
+    "value", [Decimal("NaN"), Decimal("Infinity"), float("inf"), {"\0decimal": "1"}, object()]
+)
 def test_a_value_of_an_argument_that_could_not_be_read_back_is_refused(node: Node, value: object) -> None:
     with node.channel() as channel, pytest.raises(PreconditionFailed, match="unacceptable_type"):
         channel.queue_declare("q", arguments={"a": value})

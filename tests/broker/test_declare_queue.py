@@ -1,4 +1,6 @@
-"""Queues: arguments, redeclaration, exclusive ones, deletion, x-expires. Texts and codes were taken from RabbitMQ 3.10."""
+"""Queues: arguments, redeclaration, exclusive ones, deletion, x-expires. Texts and codes were taken from
+RabbitMQ 3.10.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,12 @@ from .conftest import Node, declared, publish
 from .test_exchange import topology
 
 LOCKED = (
-    "cannot obtain exclusive access to locked queue 'q' in vhost '/'. It could be originally declared on another connection or the"
+    "cannot obtain exclusive access to locked queue 'q' in vhost '/'. It could be originally declared on "
+    "another connection or the"
     " exclusive property value does not match that of the original declaration."
 )
 
-# -- arguments --------------------------------------------------------------------------------------------------------------------
+# -- arguments -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,9 @@ LOCKED = (
     ],
     ids=repr,
 )
-def test_an_argument_with_a_wrong_value_is_refused_in_rabbitmqs_words_and_no_queue_is_made(arguments: dict[str, Any], text: str) -> None:
+def test_an_argument_with_a_wrong_value_is_refused_in_rabbitmqs_words_and_no_queue_is_made(
+    arguments: dict[str, Any], text: str
+) -> None:
     found, change = topology(), Change()
     with pytest.raises(errors.PreconditionFailed) as caught:
         found.declare_queue(change, "q", arguments=arguments)
@@ -75,14 +80,25 @@ def test_an_argument_with_a_wrong_value_is_refused_in_rabbitmqs_words_and_no_que
 def test_a_dead_letter_exchange_that_is_no_text_is_refused_in_rabbitmqs_words() -> None:
     with pytest.raises(errors.PreconditionFailed) as caught:
         topology().declare_queue(Change(), "q", arguments={"x-dead-letter-exchange": 5})
-    assert caught.value.summary == "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue 'q' in vhost '/'"
+    assert (
+        caught.value.summary
+        == "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue 'q' in vhost '/'"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "properties", "text"),
     [
-        ({"x-nonsense": 1}, {}, "invalid arg 'x-nonsense' for queue 'q' in vhost '/' of queue type rabbit_classic_queue"),
-        ({"x-max-age": "1D"}, {}, "invalid arg 'x-max-age' for queue 'q' in vhost '/' of queue type rabbit_classic_queue"),
+        (
+            {"x-nonsense": 1},
+            {},
+            "invalid arg 'x-nonsense' for queue 'q' in vhost '/' of queue type rabbit_classic_queue",
+        ),
+        (
+            {"x-max-age": "1D"},
+            {},
+            "invalid arg 'x-max-age' for queue 'q' in vhost '/' of queue type rabbit_classic_queue",
+        ),
         (
             {"x-queue-type": "quorum", "x-max-priority": 5},
             {},
@@ -93,9 +109,21 @@ def test_a_dead_letter_exchange_that_is_no_text_is_refused_in_rabbitmqs_words() 
             {},
             "invalid arg 'x-queue-mode' for queue 'q' in vhost '/' of queue type rabbit_quorum_queue",
         ),
-        ({"x-queue-type": "quorum"}, {"durable": False}, "invalid property 'non-durable' for queue 'q' in vhost '/'"),
-        ({"x-queue-type": "quorum"}, {"exclusive": True}, "invalid property 'exclusive-owner' for queue 'q' in vhost '/'"),
-        ({"x-queue-type": "quorum"}, {"auto_delete": True}, "invalid property 'auto-delete' for queue 'q' in vhost '/'"),
+        (
+            {"x-queue-type": "quorum"},
+            {"durable": False},
+            "invalid property 'non-durable' for queue 'q' in vhost '/'",
+        ),
+        (
+            {"x-queue-type": "quorum"},
+            {"exclusive": True},
+            "invalid property 'exclusive-owner' for queue 'q' in vhost '/'",
+        ),
+        (
+            {"x-queue-type": "quorum"},
+            {"auto_delete": True},
+            "invalid property 'auto-delete' for queue 'q' in vhost '/'",
+        ),
     ],
     ids=repr,
 )
@@ -109,7 +137,9 @@ def test_an_argument_that_would_have_no_effect_is_refused_and_named(
     assert not found.queues
 
 
-def test_every_argument_at_the_ends_of_its_range_survives_a_restart_and_so_does_a_clients_own(node: Node) -> None:
+def test_every_argument_at_the_ends_of_its_range_survives_a_restart_and_so_does_a_clients_own(
+    node: Node,
+) -> None:
     arguments = {
         "x-expires": 315_360_000_000,
         "x-message-ttl": 0,
@@ -137,40 +167,63 @@ def test_every_argument_at_the_ends_of_its_range_survives_a_restart_and_so_does_
     declared(node, "r", **quorum)
 
 
-# -- declared again ---------------------------------------------------------------------------------------------------------------
+# -- declared again ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("declaration", "text"),
     [
         ({"durable": False}, "'durable' for queue 'q' in vhost '/': received 'false' but current is 'true'"),
-        ({"auto_delete": True}, "'auto_delete' for queue 'q' in vhost '/': received 'true' but current is 'false'"),
-        ({"arguments": {}}, "'x-max-length' for queue 'q' in vhost '/': received none but current is the value '5' of type 'signedint'"),
-        ({"arguments": {"x-max-length": "5"}}, "'x-max-length' for queue 'q' in vhost '/': received '5' but current is '5'"),
-        ({"arguments": {"x-max-length": -6}}, "'x-max-length' for queue 'q' in vhost '/': received '-6' but current is '5'"),
-        ({"arguments": {"x-max-length": True}}, "'x-max-length' for queue 'q' in vhost '/': received 'true' but current is '5'"),
+        (
+            {"auto_delete": True},
+            "'auto_delete' for queue 'q' in vhost '/': received 'true' but current is 'false'",
+        ),
+        (
+            {"arguments": {}},
+            "'x-max-length' for queue 'q' in vhost '/': received none but current is the "
+            "value '5' of type 'signedint'",
+        ),
+        (
+            {"arguments": {"x-max-length": "5"}},
+            "'x-max-length' for queue 'q' in vhost '/': received '5' but current is '5'",
+        ),
+        (
+            {"arguments": {"x-max-length": -6}},
+            "'x-max-length' for queue 'q' in vhost '/': received '-6' but current is '5'",
+        ),
+        (
+            {"arguments": {"x-max-length": True}},
+            "'x-max-length' for queue 'q' in vhost '/': received 'true' but current is '5'",
+        ),
         (
             {"arguments": {"x-max-length": 5, "x-expires": 2**33}},
-            "'x-expires' for queue 'q' in vhost '/': received the value '8589934592' of type 'long' but current is none",
+            "'x-expires' for queue 'q' in vhost '/': received the value '8589934592' of type 'long' but "
+            "current is none",
         ),
         (
             {"arguments": {"x-max-length": 5, "x-single-active-consumer": True}},
-            "'x-single-active-consumer' for queue 'q' in vhost '/': received the value 'true' of type 'bool' but current is none",
+            "'x-single-active-consumer' for queue 'q' in vhost '/': received the value 'true' of type 'bool' "
+            "but current is none",
         ),
         (
             {"arguments": {"x-max-length": 5, "x-queue-type": "quorum"}},
-            "'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr' but current is none",
+            "'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr' but "
+            "current is none",
         ),
     ],
 )
-def test_a_queue_declared_again_otherwise_is_refused_in_rabbitmqs_words(declaration: dict[str, Any], text: str) -> None:
+def test_a_queue_declared_again_otherwise_is_refused_in_rabbitmqs_words(
+    declaration: dict[str, Any], text: str
+) -> None:
     found = topology()
     found.declare_queue(Change(), "q", arguments={"x-max-length": 5})
     change = Change()
     with pytest.raises(errors.PreconditionFailed) as caught:
         found.declare_queue(change, "q", **{"arguments": {"x-max-length": 5}, **declaration})
     assert caught.value.summary == f"inequivalent arg {text}"
-    same = found.declare_queue(change, "q", arguments={"x-max-length": 5, "x-queue-type": "classic", "mine": 1})
+    same = found.declare_queue(
+        change, "q", arguments={"x-max-length": 5, "x-queue-type": "classic", "mine": 1}
+    )
     assert same is found.queue("q") and not change.puts
 
 
@@ -179,7 +232,7 @@ def test_an_unknown_argument_is_refused_also_when_the_queue_is_there_already() -
         topology("q").declare_queue(Change(), "q", arguments={"x-nonsense": 1})
 
 
-# -- exclusive --------------------------------------------------------------------------------------------------------------------
+# -- exclusive -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,14 +249,18 @@ def test_an_unknown_argument_is_refused_also_when_the_queue_is_there_already() -
         lambda t: t.delete_queue(Change(), "q", if_unused=True),
     ],
 )
-def test_another_connections_exclusive_queue_is_locked_in_rabbitmqs_words(act: Callable[[Topology], object]) -> None:
+def test_another_connections_exclusive_queue_is_locked_in_rabbitmqs_words(
+    act: Callable[[Topology], object],
+) -> None:
     found = topology()
     found.declare_queue(Change(), "q", exclusive=True, connection="mine")
     found.bind(Change(), "q", "amq.fanout", connection="mine")
     with pytest.raises(errors.ResourceLocked) as caught:
         act(found)
     assert (caught.value.summary, caught.value.reply_code) == (LOCKED, 405)
-    assert found.declare_queue(Change(), "q", exclusive=True, connection="mine") is found.visible_to("q", "mine")
+    assert found.declare_queue(Change(), "q", exclusive=True, connection="mine") is found.visible_to(
+        "q", "mine"
+    )
     assert len(found.exchange("amq.fanout").bindings) == 1 and not found.exchange("amq.topic").bindings
     found.unbind(Change(), "q", "amq.topic", connection="other")  # not bound: as RabbitMQ
 
@@ -226,7 +283,7 @@ def test_the_exclusive_queues_of_a_connection_are_known_until_they_are_deleted()
     assert found.exclusive_queues("three") == []
 
 
-# -- deleting ---------------------------------------------------------------------------------------------------------------------
+# -- deleting ------------------------------------------------------------------------------------------------
 
 
 def consume(state: BrokerState, name: str, tag: str = "c") -> Channel:
@@ -235,7 +292,9 @@ def consume(state: BrokerState, name: str, tag: str = "c") -> Channel:
     return channel
 
 
-def test_deleting_if_unused_looks_at_consumers_and_if_empty_at_ready_messages_and_the_count_is_of_ready_ones(node: Node) -> None:
+def test_deleting_if_unused_looks_at_consumers_and_if_empty_at_ready_messages_and_the_count_is_of_ready_ones(
+    node: Node,
+) -> None:
     declared(node, "q")
     publish(node, "q", b"1", b"2")
     state = node.broker.state
@@ -251,7 +310,9 @@ def test_deleting_if_unused_looks_at_consumers_and_if_empty_at_ready_messages_an
             channel.queue_delete("q", if_unused=True, if_empty=True)
         assert caught.value.summary == "queue 'q' in vhost '/' in use"
         consumer.cancel("c")
-        assert channel.queue_delete("q", if_unused=True) == 1, "a message that is held is no use and is not counted"
+        assert channel.queue_delete("q", if_unused=True) == 1, (
+            "a message that is held is no use and is not counted"
+        )
         assert channel.queue_delete("q", if_unused=True) == 0
 
 
@@ -269,7 +330,9 @@ def test_the_consumers_of_a_deleted_queue_are_cancelled_and_handed_to_the_shell(
     channels = [consume(state, "q", tag) for tag in ("one", "two")]
     node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
     assert sorted(consumer.tag for consumer in state.topology.cancelled) == ["one", "two"]
-    assert not any(consumer.active for consumer in state.topology.cancelled) and not any(channel.consumers for channel in channels)
+    assert not any(consumer.active for consumer in state.topology.cancelled) and not any(
+        channel.consumers for channel in channels
+    )
 
 
 def test_a_queue_that_an_app_owns_is_neither_deleted_nor_expired(node: Node) -> None:
@@ -278,7 +341,9 @@ def test_a_queue_that_an_app_owns_is_neither_deleted_nor_expired(node: Node) -> 
     node.broker.run(lambda state, change, _now: own(change, state.topology.queue("q"), "etl"))
     now = node.clock()
     assert state.topology.unused_queues(now) == state.topology.unused_queues(now + 10**9) == []
-    node.broker.run(lambda state, change, _now: state.topology.delete_unused(change, [state.topology.queue("q")]))
+    node.broker.run(
+        lambda state, change, _now: state.topology.delete_unused(change, [state.topology.queue("q")])
+    )
     with node.channel() as channel, pytest.raises(errors.ResourceLocked) as caught:
         channel.queue_delete("q")
     assert caught.value.summary == "queue 'q' belongs to app 'etl'"
@@ -287,7 +352,9 @@ def test_a_queue_that_an_app_owns_is_neither_deleted_nor_expired(node: Node) -> 
     assert state.topology.unused_queues(now + 2 * 10**9) == [state.topology.queue("q")]
 
 
-def test_unused_queues_are_deleted_with_their_records_and_those_that_are_used_again_are_not(node: Node) -> None:
+def test_unused_queues_are_deleted_with_their_records_and_those_that_are_used_again_are_not(
+    node: Node,
+) -> None:
     for name in ("gone", "used"):
         declared(node, name)
     state = node.broker.state
@@ -315,7 +382,11 @@ def test_delivery_counts_of_a_deleted_queue_go_with_it(node: Node) -> None:
 
 def test_delivery_counts_survive_a_restart(node: Node) -> None:
     declared(node, "dead")
-    declared(node, "q", **{"x-delivery-limit": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    declared(
+        node,
+        "q",
+        **{"x-delivery-limit": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+    )
     publish(node, "q", b"1")
     for _ in range(3):
         assert node.browse("dead") == []
@@ -327,10 +398,14 @@ def test_delivery_counts_survive_a_restart(node: Node) -> None:
     with node.channel() as channel:
         assert channel.get("q") is None
         found = channel.get("dead")
-        assert found and Properties.decode(found.message.properties).headers["x-first-death-reason"] == "delivery_limit"
+        assert (
+            found
+            and Properties.decode(found.message.properties).headers["x-first-death-reason"]
+            == "delivery_limit"
+        )
 
 
-# -- x-expires --------------------------------------------------------------------------------------------------------------------
+# -- x-expires -----------------------------------------------------------------------------------------------
 
 MS = 1000
 START = 1_700_000_000_000_000
@@ -360,7 +435,9 @@ def test_a_queue_with_consumers_does_not_expire_and_its_time_starts_when_they_ha
     channel = consume(state, "q")
     assert state.topology.unused_queues(START) == state.topology.unused_queues(START + 10**9) == []
     channel.cancel("c")
-    assert state.topology.unused_queues(START + 2 * 10**9) == [], "the time starts when it is first seen without them"
+    assert state.topology.unused_queues(START + 2 * 10**9) == [], (
+        "the time starts when it is first seen without them"
+    )
     assert state.topology.unused_queues(START + 2 * 10**9 + 100 * MS) == [state.topology.queue("q")]
 
 

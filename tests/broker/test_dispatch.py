@@ -36,7 +36,9 @@ class Shell:
     def state(self) -> Any:
         return self.node.broker.state
 
-    def channel(self, prefetch: int = 0, *, connection: object = None, transactional: bool = False) -> Channel:
+    def channel(
+        self, prefetch: int = 0, *, connection: object = None, transactional: bool = False
+    ) -> Channel:
         channel = Channel(self.state, connection=connection)
         channel.qos(prefetch, False)
         if transactional:
@@ -45,7 +47,11 @@ class Shell:
 
     def consume(self, channel: Channel, queue: str, tag: str, **options: Any) -> Consumer:
         return channel.consume(
-            self.state.topology.queue(queue), tag, self._send, lambda consumer: self.told.append(consumer.tag), **options
+            self.state.topology.queue(queue),
+            tag,
+            self._send,
+            lambda consumer: self.told.append(consumer.tag),
+            **options,
         )
 
     def _send(self, consumer: Consumer, tag: int, redelivered: bool, row: InboxRow) -> None:
@@ -77,16 +83,25 @@ class Shell:
         self.commit(transaction)
 
     def commit(self, transaction: Transaction) -> Any:
-        return self.node.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))
+        return self.node.broker.run(
+            lambda state, change, now: state.transactions.commit(change, transaction, now)
+        )
 
     def settle(self, channel: Channel, tag: int, outcome: Any = "ack", *, multiple: bool = False) -> None:
         channel.settle(tag, outcome, multiple, 0)
         if not channel.transactional:
             self.commit(channel.take())
 
-    def publish(self, channel: Channel, queue: str, *bodies: bytes, properties: bytes = b"", exchange: str = "") -> Any:
+    def publish(
+        self, channel: Channel, queue: str, *bodies: bytes, properties: bytes = b"", exchange: str = ""
+    ) -> Any:
         for body in bodies:
-            channel.publish(Message(body, queue, exchange, properties), self.state.topology.route(exchange, queue), False, 0)
+            channel.publish(
+                Message(body, queue, exchange, properties),
+                self.state.topology.route(exchange, queue),
+                False,
+                0,
+            )
         return self.commit(channel.take())
 
 
@@ -99,10 +114,12 @@ def bodies(got: list[Got]) -> list[bytes]:
     return [body for _, body, _ in got]
 
 
-# -- credit -------------------------------------------------------------------------------------------------------------------
+# -- credit --------------------------------------------------------------------------------------------------
 
 
-def test_13_prefetch_credit_comes_back_at_commit_and_neither_at_the_ack_nor_at_rollback(node: Node, shell: Shell) -> None:
+def test_13_prefetch_credit_comes_back_at_commit_and_neither_at_the_ack_nor_at_rollback(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     publish(node, "q", b"1", b"2", b"3", b"4")
     channel = shell.channel(2, transactional=True)
@@ -119,7 +136,9 @@ def test_13_prefetch_credit_comes_back_at_commit_and_neither_at_the_ack_nor_at_r
     assert consumer.unacked == 2
 
 
-def test_outside_a_transaction_credit_is_back_with_the_ack_before_it_is_durable(node: Node, shell: Shell) -> None:
+def test_outside_a_transaction_credit_is_back_with_the_ack_before_it_is_durable(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     publish(node, "q", b"1", b"2")
     channel = shell.channel(1)
@@ -130,7 +149,9 @@ def test_outside_a_transaction_credit_is_back_with_the_ack_before_it_is_durable(
     assert node.queue("q").messages == 2, "nothing is committed yet"
 
 
-def test_a_prefetch_of_the_channel_is_shared_and_basic_get_and_no_ack_do_not_count(node: Node, shell: Shell) -> None:
+def test_a_prefetch_of_the_channel_is_shared_and_basic_get_and_no_ack_do_not_count(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     publish(node, "q", *(b"%d" % number for number in range(9)))
     channel = shell.channel()
@@ -162,7 +183,9 @@ def test_qos_is_for_consumers_made_from_then_on(node: Node, shell: Shell) -> Non
     assert sorted(tag for tag, _, _ in shell.dispatch()) == ["one", "two", "two"]
 
 
-def test_a_consumer_whose_connection_is_full_gets_no_more_and_what_it_did_not_get_keeps_its_place(node: Node, shell: Shell) -> None:
+def test_a_consumer_whose_connection_is_full_gets_no_more_and_what_it_did_not_get_keeps_its_place(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     publish(node, "q", *(b"%d" % number for number in range(6)))
     consumer = shell.consume(shell.channel(), "q", "c")
@@ -174,11 +197,13 @@ def test_a_consumer_whose_connection_is_full_gets_no_more_and_what_it_did_not_ge
     assert shell.dispatch() == [("c", b"%d" % number, False) for number in (2, 3, 4, 5)]
 
 
-# -- who gets it --------------------------------------------------------------------------------------------------------------
+# -- who gets it ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("budget", [1, 4096])
-def test_consumers_take_turns_also_when_dispatch_is_interrupted(node: Node, shell: Shell, budget: int) -> None:
+def test_consumers_take_turns_also_when_dispatch_is_interrupted(
+    node: Node, shell: Shell, budget: int
+) -> None:
     declared(node, "q")
     publish(node, "q", *(b"%d" % number for number in range(7)))
     for tag in "abc":
@@ -196,7 +221,9 @@ def test_where_there_is_enough_for_all_each_gets_its_credit_in_one_piece(node: N
     publish(node, "q", *(b"%d" % number for number in range(10)))
     for tag in "ab":
         shell.consume(shell.channel(5), "q", tag)
-    assert [(tag, int(body)) for tag, body, _ in shell.dispatch()] == [(tag, number) for number, tag in enumerate("aaaaabbbbb")]
+    assert [(tag, int(body)) for tag, body, _ in shell.dispatch()] == [
+        (tag, number) for number, tag in enumerate("aaaaabbbbb")
+    ]
 
 
 def test_a_consumer_of_higher_priority_is_served_first_while_it_has_credit(node: Node, shell: Shell) -> None:
@@ -204,10 +231,17 @@ def test_a_consumer_of_higher_priority_is_served_first_while_it_has_credit(node:
     shell.consume(shell.channel(), "q", "low", priority=-1)
     shell.consume(shell.channel(2), "q", "high", priority=5)
     publish(node, "q", b"1", b"2", b"3", b"4")
-    assert [(tag, body) for tag, body, _ in shell.dispatch()] == [("high", b"1"), ("high", b"2"), ("low", b"3"), ("low", b"4")]
+    assert [(tag, body) for tag, body, _ in shell.dispatch()] == [
+        ("high", b"1"),
+        ("high", b"2"),
+        ("low", b"3"),
+        ("low", b"4"),
+    ]
 
 
-def test_with_a_single_active_consumer_the_first_gets_all_until_it_goes_then_the_one_of_highest_priority(node: Node, shell: Shell) -> None:
+def test_with_a_single_active_consumer_the_first_gets_all_until_it_goes_then_the_one_of_highest_priority(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q", **{"x-single-active-consumer": True})
     channels = [shell.channel() for _ in range(3)]
     for channel, tag, priority in zip(channels, "abc", (0, 0, 7), strict=True):
@@ -249,12 +283,15 @@ def test_a_consumer_tag_names_one_consumer_of_a_channel(node: Node, shell: Shell
 def test_x_priority_must_be_a_whole_number() -> None:
     assert consumer_priority("q", {"x-priority": -3}) == -3
     with pytest.raises(
-        errors.PreconditionFailed, match="invalid arg 'x-priority' for queue 'q' in vhost '/': \"expected integer, got longstr\""
+        errors.PreconditionFailed,
+        match="invalid arg 'x-priority' for queue 'q' in vhost '/': \"expected integer, got longstr\"",
     ):
         consumer_priority("q", {"x-priority": "high"})
 
 
-def test_no_local_leaves_a_connections_own_messages_to_others_and_blocks_nothing(node: Node, shell: Shell) -> None:
+def test_no_local_leaves_a_connections_own_messages_to_others_and_blocks_nothing(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     mine, theirs = shell.channel(connection="mine"), shell.channel(connection="theirs")
     shell.consume(mine, "q", "m", no_local=True)
@@ -269,7 +306,7 @@ def test_no_local_leaves_a_connections_own_messages_to_others_and_blocks_nothing
     assert shell.dispatch() == [("t", b"own 2", False)]
 
 
-# -- what comes back ----------------------------------------------------------------------------------------------------------
+# -- what comes back -----------------------------------------------------------------------------------------
 
 
 def test_requeued_messages_come_first_in_their_old_order_as_redelivered(node: Node, shell: Shell) -> None:
@@ -286,7 +323,9 @@ def test_requeued_messages_come_first_in_their_old_order_as_redelivered(node: No
     assert shell.dispatch() == [("c", b"0", True), ("c", b"1", True), ("c", b"2", True)]
 
 
-def test_a_cancelled_consumers_deliveries_stay_with_its_channel_until_it_closes(node: Node, shell: Shell) -> None:
+def test_a_cancelled_consumers_deliveries_stay_with_its_channel_until_it_closes(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     publish(node, "q", b"1", b"2")
     channel = shell.channel()
@@ -309,14 +348,20 @@ def test_what_is_sent_without_ack_is_gone_when_its_settling_is_committed(node: N
     assert (node.queue("q").messages, channel.unacked) == (0, {})
 
 
-def test_a_queue_that_is_deleted_cancels_its_consumers_and_the_last_one_abandons_an_auto_delete_queue(node: Node, shell: Shell) -> None:
+def test_a_queue_that_is_deleted_cancels_its_consumers_and_the_last_one_abandons_an_auto_delete_queue(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     channel = shell.channel()
     shell.consume(channel, "q", "c")
     node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
     assert [consumer.tag for consumer in shell.state.topology.cancelled] == ["c"]
     assert channel.consumers == {}
-    node.broker.run(lambda state, change, _now: state.topology.declare_queue(change, "auto", durable=False, auto_delete=True))
+    node.broker.run(
+        lambda state, change, _now: state.topology.declare_queue(
+            change, "auto", durable=False, auto_delete=True
+        )
+    )
     for tag in "ab":
         shell.consume(channel, "auto", tag)
     channel.cancel("a")
@@ -329,7 +374,9 @@ def test_a_queue_of_an_app_has_no_consumers_and_one_with_consumers_no_app(node: 
     declared(node, "q")
     channel = shell.channel()
     shell.consume(channel, "q", "c")
-    with pytest.raises(errors.ResourceLocked, match="cannot be owned by app 'app': 1 consumers are subscribed to it"):
+    with pytest.raises(
+        errors.ResourceLocked, match="cannot be owned by app 'app': 1 consumers are subscribed to it"
+    ):
         node.broker.run(lambda state, change, _now: own(change, state.topology.queue("q"), "app"))
     channel.cancel("c")
     node.broker.run(lambda state, change, _now: own(change, state.topology.queue("q"), "app"))
@@ -337,7 +384,9 @@ def test_a_queue_of_an_app_has_no_consumers_and_one_with_consumers_no_app(node: 
         shell.consume(channel, "q", "c")
 
 
-def test_after_a_rollback_multiple_settles_from_the_first_unacked_tag_on_again(node: Node, shell: Shell) -> None:
+def test_after_a_rollback_multiple_settles_from_the_first_unacked_tag_on_again(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     publish(node, "q", *(b"%d" % number for number in range(5)))
     channel = shell.channel(transactional=True)
@@ -352,7 +401,9 @@ def test_after_a_rollback_multiple_settles_from_the_first_unacked_tag_on_again(n
         shell.settle(channel, 2, multiple=True)
 
 
-def test_after_a_crash_consumers_get_what_was_not_acked_in_order_and_nothing_else(node: Node, shell: Shell) -> None:
+def test_after_a_crash_consumers_get_what_was_not_acked_in_order_and_nothing_else(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     publish(node, "q", *(b"%d" % number for number in range(7)))
     channel = shell.channel()
@@ -365,7 +416,9 @@ def test_after_a_crash_consumers_get_what_was_not_acked_in_order_and_nothing_els
     assert shell.dispatch() == [("c", body, True) for body in (b"0", b"2", b"5", b"6")]
 
 
-def test_what_a_prepared_transaction_holds_is_passed_over_and_comes_back_in_its_place_by_rollback(node: Node, shell: Shell) -> None:
+def test_what_a_prepared_transaction_holds_is_passed_over_and_comes_back_in_its_place_by_rollback(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q")
     publish(node, "q", *(b"%d" % number for number in range(4)))
     with node.channel() as holder:
@@ -383,13 +436,19 @@ def test_what_a_prepared_transaction_holds_is_passed_over_and_comes_back_in_its_
     assert bodies(shell.dispatch()) == [b"1", b"3"]
 
 
-# -- delivery limit -----------------------------------------------------------------------------------------------------------
+# -- delivery limit ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["nack", "recover", "close", "get"])
-def test_a_message_that_comes_back_more_often_than_its_limit_is_dead_lettered(node: Node, shell: Shell, how: str) -> None:
+def test_a_message_that_comes_back_more_often_than_its_limit_is_dead_lettered(
+    node: Node, shell: Shell, how: str
+) -> None:
     declared(node, "dead")
-    declared(node, "q", **{"x-delivery-limit": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    declared(
+        node,
+        "q",
+        **{"x-delivery-limit": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+    )
     publish(node, "q", b"poison", b"good")
     counts = []
     for _ in range(3):
@@ -422,7 +481,9 @@ def test_a_message_that_comes_back_more_often_than_its_limit_is_dead_lettered(no
         assert "x-delivery-count" not in headers
 
 
-def test_the_count_of_deliveries_survives_a_restart_and_goes_with_the_message(node: Node, shell: Shell) -> None:
+def test_the_count_of_deliveries_survives_a_restart_and_goes_with_the_message(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q", **{"x-delivery-limit": 1})
     publish(node, "q", b"poison")
     channel = shell.channel()
@@ -441,11 +502,13 @@ def test_the_count_of_deliveries_survives_a_restart_and_goes_with_the_message(no
     assert shell.state.topology.queue("q").ready.deliveries.counts == {}
 
 
-# -- priorities of messages ---------------------------------------------------------------------------------------------------
+# -- priorities of messages ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stored", ["open", "sealed", "restarted"])
-def test_messages_come_by_priority_then_age_also_from_a_segment_and_after_a_restart(node: Node, shell: Shell, stored: str) -> None:
+def test_messages_come_by_priority_then_age_also_from_a_segment_and_after_a_restart(
+    node: Node, shell: Shell, stored: str
+) -> None:
     declared(node, "q", **{"x-max-priority": 3})
     for number, priority in enumerate((0, 5, 3, None, 1, 2, 3)):
         publish(node, "q", b"%d" % number, properties=Properties(priority=priority).encode())
@@ -464,14 +527,16 @@ def test_messages_come_by_priority_then_age_also_from_a_segment_and_after_a_rest
     assert bodies(shell.dispatch()) == [b"1", b"2", b"6", b"late", b"5", b"4", b"0", b"3"]
 
 
-def test_a_queue_with_priorities_drops_its_head_and_never_an_entry_that_a_consumer_takes(node: Node, shell: Shell) -> None:
+def test_a_queue_with_priorities_drops_its_head_and_never_an_entry_that_a_consumer_takes(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "q", **{"x-max-priority": 3, "x-max-length": 2})
     for number, priority in enumerate((0, 3, 1, 2)):
         publish(node, "q", b"%d" % number, properties=Properties(priority=priority).encode())
     assert node.browse("q") == [b"0", b"3"], "as in RabbitMQ, the head is the highest priority"
 
 
-# -- overflow -----------------------------------------------------------------------------------------------------------------
+# -- overflow ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx"])
@@ -479,7 +544,16 @@ def test_outside_a_transaction_a_full_queue_refuses_one_publish_and_the_other_qu
     node: Node, shell: Shell, overflow: str
 ) -> None:
     declared(node, "free", "dead")
-    declared(node, "full", **{"x-max-length": 1, "x-overflow": overflow, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    declared(
+        node,
+        "full",
+        **{
+            "x-max-length": 1,
+            "x-overflow": overflow,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "dead",
+        },
+    )
     with node.channel() as channel:
         channel.exchange_declare("e", "fanout")
         channel.queue_bind("free", "e")
@@ -493,11 +567,18 @@ def test_outside_a_transaction_a_full_queue_refuses_one_publish_and_the_other_qu
             dead = channel.get("dead")
             assert dead is not None
             death = Properties.decode(dead.message.properties).headers["x-death"][0]
-            assert (death["reason"], death["queue"], death["exchange"], death["routing-keys"]) == ("maxlen", "full", "e", ["k"])
+            assert (death["reason"], death["queue"], death["exchange"], death["routing-keys"]) == (
+                "maxlen",
+                "full",
+                "e",
+                ["k"],
+            )
 
 
 @pytest.mark.parametrize(("prefetch", "sent", "left"), [(0, [0, 1, 2, 3, 4, 5], []), (2, [0, 1], [5])])
-def test_drop_head_spares_what_consumers_take_at_once(node: Node, shell: Shell, prefetch: int, sent: list[int], left: list[int]) -> None:
+def test_drop_head_spares_what_consumers_take_at_once(
+    node: Node, shell: Shell, prefetch: int, sent: list[int], left: list[int]
+) -> None:
     declared(node, "q", **{"x-max-length": 1})
     channel = shell.channel(prefetch)
     shell.consume(channel, "q", "c")
@@ -507,12 +588,16 @@ def test_drop_head_spares_what_consumers_take_at_once(node: Node, shell: Shell, 
     assert [int(body) for body in bodies(shell.dispatch())] == left
 
 
-# -- time to live -------------------------------------------------------------------------------------------------------------
+# -- time to live --------------------------------------------------------------------------------------------
 
 
 def test_an_expired_message_is_never_sent_and_blocks_nothing(node: Node, shell: Shell) -> None:
     declared(node, "q", "dead")
-    declared(node, "t", **{"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    declared(
+        node,
+        "t",
+        **{"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+    )
     publish(node, "q", b"old", properties=Properties(expiration="1000").encode())
     publish(node, "t", b"old")
     node.clock.advance(2)
@@ -526,7 +611,9 @@ def test_an_expired_message_is_never_sent_and_blocks_nothing(node: Node, shell: 
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_with_no_time_to_live_a_message_goes_to_a_ready_consumer_or_expires_at_once(node: Node, shell: Shell, own: bool) -> None:
+def test_with_no_time_to_live_a_message_goes_to_a_ready_consumer_or_expires_at_once(
+    node: Node, shell: Shell, own: bool
+) -> None:
     declared(node, "q", **({} if own else {"x-message-ttl": 0}))
     properties = Properties(expiration="0").encode() if own else b""
     publish(node, "q", b"nobody is there", properties=properties)
@@ -547,7 +634,9 @@ def test_with_no_time_to_live_a_message_goes_to_a_ready_consumer_or_expires_at_o
         ("99999999999999", "{value_too_large,99999999999999}"),
     ],
 )
-def test_an_expiration_that_is_no_time_is_refused_at_publish(node: Node, shell: Shell, text: str, why: str) -> None:
+def test_an_expiration_that_is_no_time_is_refused_at_publish(
+    node: Node, shell: Shell, text: str, why: str
+) -> None:
     declared(node, "q")
     channel = shell.channel()
     with pytest.raises(errors.PreconditionFailed) as raised:
@@ -556,10 +645,12 @@ def test_an_expiration_that_is_no_time_is_refused_at_publish(node: Node, shell: 
     shell.publish(channel, "q", b"x", properties=Properties(expiration="+5000").encode())
 
 
-# -- dead letters -------------------------------------------------------------------------------------------------------------
+# -- dead letters --------------------------------------------------------------------------------------------
 
 
-def test_x_death_counts_deaths_of_one_queue_and_reason_and_other_headers_keep_their_types(node: Node, shell: Shell) -> None:
+def test_x_death_counts_deaths_of_one_queue_and_reason_and_other_headers_keep_their_types(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "a", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
     declared(node, "b", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "a"})
     properties = Properties(expiration="60000", headers={"k": Long(1), "CC": ["x"]}, delivery_mode=2).encode()
@@ -578,7 +669,13 @@ def test_x_death_counts_deaths_of_one_queue_and_reason_and_other_headers_keep_th
     common = {"reason": "rejected", "exchange": "", "count": 2}
     assert found.headers["x-death"] == [
         {"queue": "b", "routing-keys": ["b"], "time": Timestamp(start_s + 60), **common},
-        {"queue": "a", "routing-keys": ["a", "x"], "time": Timestamp(start_s), "original-expiration": "60000", **common},
+        {
+            "queue": "a",
+            "routing-keys": ["a", "x"],
+            "time": Timestamp(start_s),
+            "original-expiration": "60000",
+            **common,
+        },
     ]
     assert (found.expiration, found.delivery_mode, "CC" in found.headers) == (None, 2, False)
     assert encoded.count(b"\x05countl") == 2, "a count is a long, as RabbitMQ's"
@@ -586,10 +683,18 @@ def test_x_death_counts_deaths_of_one_queue_and_reason_and_other_headers_keep_th
     assert "x-original-transaction" not in found.headers, "it was published outside a transaction"
 
 
-def test_a_message_that_expires_in_a_circle_is_dropped_unless_somebody_rejected_it_on_the_way(node: Node, shell: Shell) -> None:
+def test_a_message_that_expires_in_a_circle_is_dropped_unless_somebody_rejected_it_on_the_way(
+    node: Node, shell: Shell
+) -> None:
     declared(node, "a", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "b"})
-    declared(node, "b", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "a", "x-message-ttl": 1000})
-    declared(node, "own", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "own", "x-message-ttl": 1000})
+    declared(
+        node, "b", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "a", "x-message-ttl": 1000}
+    )
+    declared(
+        node,
+        "own",
+        **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "own", "x-message-ttl": 1000},
+    )
     publish(node, "a", b"m")
     publish(node, "own", b"m")
     channel = shell.channel()
@@ -602,7 +707,7 @@ def test_a_message_that_expires_in_a_circle_is_dropped_unless_somebody_rejected_
     assert node.browse("own") == []
 
 
-# -- damage -------------------------------------------------------------------------------------------------------------------
+# -- damage --------------------------------------------------------------------------------------------------
 
 
 def test_a_queue_that_cannot_be_read_cancels_its_consumers_and_keeps_its_messages(

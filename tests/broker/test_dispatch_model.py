@@ -1,4 +1,6 @@
-"""Dispatch against a plain list of messages: any order of consuming, cancelling, settling, commits, rollbacks and closing."""
+"""Dispatch against a plain list of messages: any order of consuming, cancelling, settling, commits, rollbacks
+and closing.
+"""
 
 from __future__ import annotations
 
@@ -69,32 +71,44 @@ class DispatchModel(RuleBasedStateMachine):
         assert sorted(found) == left, "nothing is lost, nothing comes back"
         self.broker.close()
 
-    @initialize(arguments=st.sampled_from([{}, {"x-max-priority": 3}, {"x-single-active-consumer": True}, {"x-delivery-limit": 1000}]))
+    @initialize(
+        arguments=st.sampled_from(
+            [{}, {"x-max-priority": 3}, {"x-single-active-consumer": True}, {"x-delivery-limit": 1000}]
+        )
+    )
     def declare(self, arguments: dict[str, Any]) -> None:
         self.ranked = "x-max-priority" in arguments
         self.single = "x-single-active-consumer" in arguments
-        self.broker.run(lambda state, change, _now: state.topology.declare_queue(change, "q", arguments=arguments))
+        self.broker.run(
+            lambda state, change, _now: state.topology.declare_queue(change, "q", arguments=arguments)
+        )
         self.queue = self.state.topology.queue("q")
         self._publish([0, 1, 0, 3, 2, 0, 1, 0])
         for transactional, prefetch in ((True, 2), (False, 0)):
             self._open(transactional, prefetch, 0)
             self._consume(self.peers[-1], no_ack=False, priority=0)
 
-    # -- what consumers see ---------------------------------------------------------------------------------------------
+    # -- what consumers see ----------------------------------------------------------------------------------
     def _order(self, message: Sent) -> tuple[int, int]:
         return (-message.priority if self.ranked else 0, message.number)
 
     def _ready(self) -> list[Sent]:
         """In the order in which they have to come."""
-        return sorted((message for message in self.messages if not message.gone and message.holder is None), key=self._order)
+        return sorted(
+            (message for message in self.messages if not message.gone and message.holder is None),
+            key=self._order,
+        )
 
     def _holds(self, consumer: Consumer) -> int:
         return sum(
-            message.holder is not None and self.holding.get((message.holder[0], message.holder[1])) is consumer for message in self.messages
+            message.holder is not None
+            and self.holding.get((message.holder[0], message.holder[1])) is consumer
+            for message in self.messages
         )
 
     def _credit(self, consumer: Consumer) -> bool:
-        """From first principles: what is delivered to it and not settled, in a transaction not committed, counts.
+        """From first principles: what is delivered to it and not settled, in a transaction not committed,
+        counts.
 
         The limit of a channel holds up its consumers without acks too, as in RabbitMQ.
         """
@@ -116,9 +130,15 @@ class DispatchModel(RuleBasedStateMachine):
         assert redelivered == message.delivered
         assert self._credit(consumer), "prefetch is never exceeded"
         if self.single:
-            assert consumer is self.active, "the first one stays it until it goes; then the one of the highest priority"
+            assert consumer is self.active, (
+                "the first one stays it until it goes; then the one of the highest priority"
+            )
         else:
-            better = [other for other in self.consumers if other.priority > consumer.priority and self._credit(other)]
+            better = [
+                other
+                for other in self.consumers
+                if other.priority > consumer.priority and self._credit(other)
+            ]
             assert not better, "a consumer of higher priority comes first"
         message.delivered = True
         self.taken[consumer] = self.taken.get(consumer, 0) + 1
@@ -129,7 +149,7 @@ class DispatchModel(RuleBasedStateMachine):
             message.holder = (consumer.channel, tag)
             self.holding[(consumer.channel, tag)] = consumer
 
-    # -- rules ----------------------------------------------------------------------------------------------------------
+    # -- rules -----------------------------------------------------------------------------------------------
     @rule(
         count=st.integers(1, 6),
         priorities=st.lists(st.integers(0, 4), min_size=6, max_size=6),
@@ -175,7 +195,9 @@ class DispatchModel(RuleBasedStateMachine):
     def _consume(self, peer: Peer, no_ack: bool, priority: int) -> None:
         assert self.queue is not None
         self.tags += 1
-        consumer = peer.channel.consume(self.queue, f"c{self.tags}", self.send, lambda _: None, no_ack=no_ack, priority=priority)
+        consumer = peer.channel.consume(
+            self.queue, f"c{self.tags}", self.send, lambda _: None, no_ack=no_ack, priority=priority
+        )
         peer.consumers.append(consumer)
         self.consumers.append(consumer)
         if self.active is None:
@@ -229,8 +251,12 @@ class DispatchModel(RuleBasedStateMachine):
             message.gone, message.holder = True, None
         if not self.single and not self.state.agenda.runnable:
             for priority in {consumer.priority for consumer in before}:
-                counts = [self.taken.get(one, 0) for one in before if one.priority == priority and self._credit(one)]
-                assert not counts or max(counts) - min(counts) <= 1, "who could take more all the time got as much as the others"
+                counts = [
+                    self.taken.get(one, 0) for one in before if one.priority == priority and self._credit(one)
+                ]
+                assert not counts or max(counts) - min(counts) <= 1, (
+                    "who could take more all the time got as much as the others"
+                )
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data())
@@ -245,16 +271,29 @@ class DispatchModel(RuleBasedStateMachine):
             ready[0].delivered, ready[0].holder = True, (channel, delivery.tag)
 
     def _held(self, channel: Channel) -> dict[int, Sent]:
-        held = [message for message in self.messages if message.holder is not None and message.holder[0] is channel]
+        held = [
+            message
+            for message in self.messages
+            if message.holder is not None and message.holder[0] is channel
+        ]
         return {message.holder[1]: message for message in held if message.holder is not None}
 
     @precondition(lambda self: any(peer.channel.unacked for peer in self.peers))
-    @rule(data=st.data(), outcome=st.sampled_from(["ack", "requeue", "reject"]), multiple=st.booleans(), every=st.booleans())
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["ack", "requeue", "reject"]),
+        multiple=st.booleans(),
+        every=st.booleans(),
+    )
     def settle(self, data: st.DataObject, outcome: Any, multiple: bool, every: bool) -> None:
         channel = data.draw(st.sampled_from([peer.channel for peer in self.peers if peer.channel.unacked]))
         tag = data.draw(st.sampled_from(list(channel.unacked)))
         held = {held: message for held, message in self._held(channel).items() if not message.marked}
-        settled = [message for number, message in held.items() if number == tag or (multiple and (number < tag or every))]
+        settled = [
+            message
+            for number, message in held.items()
+            if number == tag or (multiple and (number < tag or every))
+        ]
         channel.settle(0 if multiple and every else tag, outcome, multiple, 0)
         for message in settled:
             message.marked = outcome
@@ -273,7 +312,9 @@ class DispatchModel(RuleBasedStateMachine):
     @precondition(lambda self: any(peer.channel.transactional for peer in self.peers))
     @rule(data=st.data(), commit=st.booleans())
     def end_a_transaction(self, data: st.DataObject, commit: bool) -> None:
-        channel = data.draw(st.sampled_from([peer.channel for peer in self.peers if peer.channel.transactional]))
+        channel = data.draw(
+            st.sampled_from([peer.channel for peer in self.peers if peer.channel.transactional])
+        )
         marked = [message for message in self._held(channel).values() if message.marked]
         if commit:
             transaction = channel.transaction
@@ -323,12 +364,17 @@ class DispatchModel(RuleBasedStateMachine):
     def channels_hold_what_the_model_says(self) -> None:
         for peer in self.peers:
             held = self._held(peer.channel)
-            assert list(peer.channel.unacked) == sorted(tag for tag, message in held.items() if not message.marked), "in tag order"
+            assert list(peer.channel.unacked) == sorted(
+                tag for tag, message in held.items() if not message.marked
+            ), "in tag order"
             assert set(peer.channel.marked) == {tag for tag, message in held.items() if message.marked}
             assert peer.channel.consuming == sum((peer.channel, tag) in self.holding for tag in held)
 
 
 TestDispatchModel = DispatchModel.TestCase
 TestDispatchModel.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

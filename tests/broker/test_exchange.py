@@ -64,10 +64,17 @@ KEY = st.lists(WORD, min_size=1, max_size=5).map(".".join)
 
 
 def naive(pattern: str, key: str) -> bool:
-    """Topic matching by a regular expression over "word." repeated; an empty key or pattern has no words, as in RabbitMQ."""
+    """Topic matching by a regular expression over "word." repeated; an empty key or pattern has no words, as
+    in RabbitMQ.
+    """
     parts = {"*": r"[^.]*\.", "#": r"(?:[^.]*\.)*"}
     words = pattern.split(".") if pattern else []
-    return re.fullmatch("".join(parts.get(word, re.escape(word) + r"\.") for word in words), key + "." if key else "") is not None
+    return (
+        re.fullmatch(
+            "".join(parts.get(word, re.escape(word) + r"\.") for word in words), key + "." if key else ""
+        )
+        is not None
+    )
 
 
 @given(st.lists(PATTERN, max_size=6), KEY)
@@ -103,7 +110,9 @@ def test_topic_exchange_agrees_with_a_regular_expression(patterns: list[str], ke
         ({"x-match": "any"}, {"a": 1}, False),
     ],
 )
-def test_headers_exchange_matches_by_x_match(arguments: dict[str, object], headers: dict[str, object], matches: bool) -> None:
+def test_headers_exchange_matches_by_x_match(
+    arguments: dict[str, object], headers: dict[str, object], matches: bool
+) -> None:
     found = topology("q")
     found.bind(Change(), "q", "amq.match", "", arguments)
     assert names(found, "amq.match", "", Properties(headers=headers).encode()) == (["q"] if matches else [])
@@ -134,7 +143,13 @@ def test_a_routed_column_says_row_by_row_what_a_single_message_would_get() -> No
     marked = Properties(headers={"h": 1}).encode()
     rows = [("amq.direct", "first", b"")] * 3
     rows += [("amq.topic", key, b"") for key in ("a.b", "a.c", "x.b", "b")] * 5
-    rows += [("amq.headers", "k", marked), ("amq.headers", "k", b""), ("", "all", b""), ("", "lost", b""), ("amq.direct", "none", b"")]
+    rows += [
+        ("amq.headers", "k", marked),
+        ("amq.headers", "k", b""),
+        ("", "all", b""),
+        ("", "lost", b""),
+        ("amq.direct", "none", b""),
+    ]
     exchanges, keys, properties = (pa.array(list(column)) for column in zip(*rows, strict=True))
     routed = found.route_column(exchanges, keys, properties)
     expected: dict[int, list[int]] = {}
@@ -145,7 +160,10 @@ def test_a_routed_column_says_row_by_row_what_a_single_message_would_get() -> No
             expected.setdefault(queue.queue_id, []).append(row)
         if not queues:
             lost.append((exchange, key))
-    assert {queue_id: list(map(int, selected_rows(selection))) for queue_id, selection in routed.selections.items()} == expected
+    assert {
+        queue_id: list(map(int, selected_rows(selection)))
+        for queue_id, selection in routed.selections.items()
+    } == expected
     assert {queue_id: selection.rows for queue_id, selection in routed.selections.items()} == {
         key: len(value) for key, value in expected.items()
     }
@@ -162,4 +180,8 @@ def test_a_million_rows_with_few_keys_are_routed_in_a_fraction_of_a_second() -> 
     started = time.perf_counter()
     routed = found.route_column("amq.topic", keys, pa.nulls(rows, pa.binary()))
     assert time.perf_counter() - started < 1.0  # measured 0.03 s alone on one core
-    assert sorted(selection.rows for selection in routed.selections.values()) == [rows // 10, rows // 10, rows]
+    assert sorted(selection.rows for selection in routed.selections.values()) == [
+        rows // 10,
+        rows // 10,
+        rows,
+    ]

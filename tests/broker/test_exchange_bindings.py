@@ -1,4 +1,6 @@
-"""Bindings from exchange to exchange, and alternate exchanges: where a message goes, also from the cache and by columns."""
+"""Bindings from exchange to exchange, and alternate exchanges: where a message goes, also from the cache and
+by columns.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_an_alternate_exchange_gets_what_no_binding_matched_and_only_that() -> N
     found = topology("q", "rest")
     found.declare_exchange(Change(), "main", "direct", arguments={"alternate-exchange": "rest"})
     found.bind(Change(), "q", "main", "k")
-    assert (names(found, "main", "k"), names(found, "main", "other")) == (["q"], []), "an alternate that does not exist takes nothing"
+    assert (names(found, "main", "k"), names(found, "main", "other")) == (["q"], []), (
+        "an alternate that does not exist takes nothing"
+    )
     found.declare_exchange(Change(), "rest", "fanout")
     found.bind(Change(), "rest", "rest")
     assert (names(found, "main", "k"), names(found, "main", "other")) == (["q"], ["rest"])
@@ -82,7 +86,9 @@ def test_an_alternate_exchange_gets_what_no_binding_matched_and_only_that() -> N
     assert not found.exchange("rest").upstream
 
 
-def test_a_binding_that_matches_counts_though_the_exchange_behind_it_leads_nowhere_and_each_exchange_has_its_own_alternate() -> None:
+def test_a_binding_that_matches_counts_though_the_exchange_behind_it_leads_nowhere_and_each_exchange_has_its_own_alternate() -> (
+    None
+):
     found = topology("first", "second")
     found.declare_exchange(Change(), "main", "direct", arguments={"alternate-exchange": "rest-1"})
     found.declare_exchange(Change(), "behind", "direct", arguments={"alternate-exchange": "rest-2"})
@@ -141,23 +147,41 @@ def test_routes_that_reach_a_headers_exchange_are_never_cached_by_key() -> None:
     assert names(found, "amq.topic", "a.b") == [] and names(found, "amq.topic", "a.b", marked) == ["q"]
     assert topic.known("a.b") is None and topic.by_headers
     found.unbind_exchange(Change(), "amq.headers", "amq.topic", "a.#", {"h": 1})
-    assert names(found, "amq.topic", "a.b", marked) == [] and topic.known("a.b") == () and not topic.by_headers
+    assert (
+        names(found, "amq.topic", "a.b", marked) == [] and topic.known("a.b") == () and not topic.by_headers
+    )
 
 
 EXCHANGES = {"d": "direct", "f": "fanout", "t": "topic", "h": "headers", "e": "direct"}
 KEYS = ["a", "b", "a.b"]
-EDGE = st.tuples(st.sampled_from(list(EXCHANGES)), st.sampled_from([*EXCHANGES, "q0", "q1", "q2"]), st.sampled_from([*KEYS, "a.#", "*"]))
-ALTERNATES = st.dictionaries(st.sampled_from(list(EXCHANGES)), st.sampled_from([*EXCHANGES, "", "none"]), max_size=3)
+EDGE = st.tuples(
+    st.sampled_from(list(EXCHANGES)),
+    st.sampled_from([*EXCHANGES, "q0", "q1", "q2"]),
+    st.sampled_from([*KEYS, "a.#", "*"]),
+)
+ALTERNATES = st.dictionaries(
+    st.sampled_from(list(EXCHANGES)), st.sampled_from([*EXCHANGES, "", "none"]), max_size=3
+)
 MARKS = [b"", Properties(headers={"h": 1}).encode(), Properties(headers={"h": 2}).encode()]
 
 
 def matches(kind: str, pattern: str, key: str, properties: bytes) -> bool:
     if kind == "topic":
-        return pattern == key or (pattern == "a.#" and key.startswith("a")) or (pattern == "*" and "." not in key)
-    return kind == "fanout" or (kind == "direct" and pattern == key) or (kind == "headers" and properties == MARKS[1])
+        return (
+            pattern == key
+            or (pattern == "a.#" and key.startswith("a"))
+            or (pattern == "*" and "." not in key)
+        )
+    return (
+        kind == "fanout"
+        or (kind == "direct" and pattern == key)
+        or (kind == "headers" and properties == MARKS[1])
+    )
 
 
-def naive(edges: list[tuple[str, str, str]], alternates: dict[str, str], start: str, key: str, properties: bytes) -> set[str]:
+def naive(
+    edges: list[tuple[str, str, str]], alternates: dict[str, str], start: str, key: str, properties: bytes
+) -> set[str]:
     """Where a message goes, from the definition, without caches or indexes."""
     reached, seen, pending = set(), {start}, [start]
     while pending:
@@ -165,7 +189,11 @@ def naive(edges: list[tuple[str, str, str]], alternates: dict[str, str], start: 
         if name == "":
             found = [key] if key.startswith("q") else []
         else:
-            found = [to for source, to, pattern in edges if source == name and matches(EXCHANGES[name], pattern, key, properties)]
+            found = [
+                to
+                for source, to, pattern in edges
+                if source == name and matches(EXCHANGES[name], pattern, key, properties)
+            ]
             if not found and name in alternates:
                 found = [alternates[name]]
         for to in found:
@@ -195,7 +223,11 @@ def test_after_any_binds_and_unbinds_every_route_is_what_the_definition_says(
     rows = [(name, key, mark) for name in EXCHANGES for key in [*KEYS, "q0"] for mark in MARKS]
     for binds, edge in steps:
         source, to, pattern = edge
-        act = (found.bind if binds else found.unbind) if to.startswith("q") else (found.bind_exchange if binds else found.unbind_exchange)
+        act = (
+            (found.bind if binds else found.unbind)
+            if to.startswith("q")
+            else (found.bind_exchange if binds else found.unbind_exchange)
+        )
         act(Change(), to, source, pattern, {"h": 1})
         if binds and edge not in edges:
             edges.append(edge)

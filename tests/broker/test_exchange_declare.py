@@ -1,4 +1,6 @@
-"""Exchanges: declared, redeclared and deleted in RabbitMQ's words; texts and codes were taken from RabbitMQ 3.10."""
+"""Exchanges: declared, redeclared and deleted in RabbitMQ's words; texts and codes were taken from RabbitMQ
+3.10.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,31 @@ from .test_exchange import names, topology
 @pytest.mark.parametrize(
     ("declaration", "error", "text"),
     [
-        ({"type": "fanout"}, errors.PreconditionFailed, "'type' for exchange 'x' in vhost '/': received 'fanout' but current is 'direct'"),
-        ({"durable": False}, errors.PreconditionFailed, "'durable' for exchange 'x' in vhost '/': received 'false' but current is 'true'"),
+        (
+            {"type": "fanout"},
+            errors.PreconditionFailed,
+            "'type' for exchange 'x' in vhost '/': received 'fanout' but current is 'direct'",
+        ),
+        (
+            {"durable": False},
+            errors.PreconditionFailed,
+            "'durable' for exchange 'x' in vhost '/': received 'false' but current is 'true'",
+        ),
         (
             {"auto_delete": True},
             errors.PreconditionFailed,
             "'auto_delete' for exchange 'x' in vhost '/': received 'true' but current is 'false'",
         ),
-        ({"internal": True}, errors.PreconditionFailed, "'internal' for exchange 'x' in vhost '/': received 'true' but current is 'false'"),
+        (
+            {"internal": True},
+            errors.PreconditionFailed,
+            "'internal' for exchange 'x' in vhost '/': received 'true' but current is 'false'",
+        ),
         (
             {"arguments": {}},
             errors.PreconditionFailed,
-            "'alternate-exchange' for exchange 'x' in vhost '/': received none but current is the value 'a' of type 'longstr'",
+            "'alternate-exchange' for exchange 'x' in vhost '/': received none but current is the value 'a' "
+            "of type 'longstr'",
         ),
         (
             {"arguments": {"alternate-exchange": "b"}},
@@ -47,7 +62,9 @@ def test_an_exchange_declared_again_otherwise_is_refused_and_stays_as_it_is(
     found.declare_exchange(Change(), "x", "direct", arguments={"alternate-exchange": "a"})
     change = Change()
     with pytest.raises(error) as caught:
-        found.declare_exchange(change, "x", **{"type": "direct", "arguments": {"alternate-exchange": "a"}, **declaration})
+        found.declare_exchange(
+            change, "x", **{"type": "direct", "arguments": {"alternate-exchange": "a"}, **declaration}
+        )
     assert caught.value.summary == f"inequivalent arg {text}"
     same = found.declare_exchange(change, "x", "direct", arguments={"alternate-exchange": "a", "mine": 1})
     assert same is found.exchange("x") and same.arguments == {"alternate-exchange": "a"} and not change.puts
@@ -56,18 +73,73 @@ def test_an_exchange_declared_again_otherwise_is_refused_and_stays_as_it_is(
 @pytest.mark.parametrize(
     ("act", "error", "code", "text"),
     [
-        (lambda t, c: t.declare_exchange(c, "x", "nonsense"), errors.CommandInvalid, 503, "unknown exchange type 'nonsense'"),
+        (
+            lambda t, c: t.declare_exchange(c, "x", "nonsense"),
+            errors.CommandInvalid,
+            503,
+            "unknown exchange type 'nonsense'",
+        ),
         (lambda t, c: t.declare_exchange(c, "x", ""), errors.CommandInvalid, 503, "invalid exchange type ''"),
-        (lambda t, c: t.declare_exchange(c, "amq.direct", "nonsense"), errors.CommandInvalid, 503, "unknown exchange type 'nonsense'"),
-        (lambda t, c: t.declare_exchange(c, ""), errors.AccessRefused, 403, "operation not permitted on the default exchange"),
-        (lambda t, c: t.exchange(""), errors.AccessRefused, 403, "operation not permitted on the default exchange"),
-        (lambda t, c: t.delete_exchange(c, ""), errors.AccessRefused, 403, "operation not permitted on the default exchange"),
-        (lambda t, c: t.bind(c, "q", ""), errors.AccessRefused, 403, "operation not permitted on the default exchange"),
-        (lambda t, c: t.unbind(c, "q", ""), errors.AccessRefused, 403, "operation not permitted on the default exchange"),
-        (lambda t, c: t.bind_exchange(c, "amq.topic", ""), errors.AccessRefused, 403, "operation not permitted on the default exchange"),
-        (lambda t, c: t.bind_exchange(c, "", "amq.topic"), errors.AccessRefused, 403, "operation not permitted on the default exchange"),
-        (lambda t, c: t.unbind_exchange(c, "", "amq.topic"), errors.AccessRefused, 403, "operation not permitted on the default exchange"),
-        (lambda t, c: t.declare_exchange(c, "amq.x"), errors.AccessRefused, 403, "exchange name 'amq.x' contains reserved prefix 'amq.*'"),
+        (
+            lambda t, c: t.declare_exchange(c, "amq.direct", "nonsense"),
+            errors.CommandInvalid,
+            503,
+            "unknown exchange type 'nonsense'",
+        ),
+        (
+            lambda t, c: t.declare_exchange(c, ""),
+            errors.AccessRefused,
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            lambda t, c: t.exchange(""),
+            errors.AccessRefused,
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            lambda t, c: t.delete_exchange(c, ""),
+            errors.AccessRefused,
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            lambda t, c: t.bind(c, "q", ""),
+            errors.AccessRefused,
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            lambda t, c: t.unbind(c, "q", ""),
+            errors.AccessRefused,
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            lambda t, c: t.bind_exchange(c, "amq.topic", ""),
+            errors.AccessRefused,
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            lambda t, c: t.bind_exchange(c, "", "amq.topic"),
+            errors.AccessRefused,
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            lambda t, c: t.unbind_exchange(c, "", "amq.topic"),
+            errors.AccessRefused,
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            lambda t, c: t.declare_exchange(c, "amq.x"),
+            errors.AccessRefused,
+            403,
+            "exchange name 'amq.x' contains reserved prefix 'amq.*'",
+        ),
         (
             lambda t, c: t.delete_exchange(c, "amq.direct"),
             errors.AccessRefused,
@@ -88,10 +160,30 @@ def test_an_exchange_declared_again_otherwise_is_refused_and_stays_as_it_is(
         ),
         (lambda t, c: t.exchange("none"), errors.ExchangeNotFound, 404, "no exchange 'none' in vhost '/'"),
         (lambda t, c: t.route("none", "k"), errors.ExchangeNotFound, 404, "no exchange 'none' in vhost '/'"),
-        (lambda t, c: t.bind(c, "gone", "none"), errors.ExchangeNotFound, 404, "no exchange 'none' in vhost '/'"),
-        (lambda t, c: t.bind(c, "gone", "amq.topic"), errors.QueueNotFound, 404, "no queue 'gone' in vhost '/'"),
-        (lambda t, c: t.bind_exchange(c, "to", "from"), errors.ExchangeNotFound, 404, "no exchange 'from' in vhost '/'"),
-        (lambda t, c: t.bind_exchange(c, "to", "amq.topic"), errors.ExchangeNotFound, 404, "no exchange 'to' in vhost '/'"),
+        (
+            lambda t, c: t.bind(c, "gone", "none"),
+            errors.ExchangeNotFound,
+            404,
+            "no exchange 'none' in vhost '/'",
+        ),
+        (
+            lambda t, c: t.bind(c, "gone", "amq.topic"),
+            errors.QueueNotFound,
+            404,
+            "no queue 'gone' in vhost '/'",
+        ),
+        (
+            lambda t, c: t.bind_exchange(c, "to", "from"),
+            errors.ExchangeNotFound,
+            404,
+            "no exchange 'from' in vhost '/'",
+        ),
+        (
+            lambda t, c: t.bind_exchange(c, "to", "amq.topic"),
+            errors.ExchangeNotFound,
+            404,
+            "no exchange 'to' in vhost '/'",
+        ),
         (
             lambda t, c: t.declare_exchange(c, "x", arguments={"alternate-exchange": 5}),
             errors.PreconditionFailed,
@@ -129,7 +221,9 @@ def test_deleting_and_unbinding_what_is_not_there_is_fine() -> None:
     assert change.drops == ()
 
 
-def test_an_exchange_is_in_use_while_it_has_bindings_to_others_and_not_while_others_have_bindings_to_it() -> None:
+def test_an_exchange_is_in_use_while_it_has_bindings_to_others_and_not_while_others_have_bindings_to_it() -> (
+    None
+):
     found = topology()
     found.declare_exchange(Change(), "from", "fanout")
     found.declare_exchange(Change(), "to", "fanout")
@@ -144,7 +238,7 @@ def test_an_exchange_is_in_use_while_it_has_bindings_to_others_and_not_while_oth
     assert not {"from", "to"} & set(found.exchanges)
 
 
-# -- auto-delete ------------------------------------------------------------------------------------------------------------------
+# -- auto-delete ---------------------------------------------------------------------------------------------
 
 
 def auto_delete(*queues: str) -> Topology:
@@ -167,7 +261,9 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding_and_not_before_it_ha
     assert change.drops == ((BindingRecord, ("auto", "b", "", {})), (ExchangeRecord, ("auto",)))
 
 
-def test_an_auto_delete_exchange_goes_when_the_queue_or_the_exchange_that_it_was_bound_to_is_deleted() -> None:
+def test_an_auto_delete_exchange_goes_when_the_queue_or_the_exchange_that_it_was_bound_to_is_deleted() -> (
+    None
+):
     found = auto_delete("a")
     found.bind(Change(), "a", "auto")
     found.delete_queue(Change(), "a")
@@ -179,7 +275,9 @@ def test_an_auto_delete_exchange_goes_when_the_queue_or_the_exchange_that_it_was
     assert "auto" not in found.exchanges
 
 
-def test_a_binding_to_an_auto_delete_exchange_does_not_count_and_one_that_goes_takes_those_before_it_along() -> None:
+def test_a_binding_to_an_auto_delete_exchange_does_not_count_and_one_that_goes_takes_those_before_it_along() -> (
+    None
+):
     found = auto_delete("q")
     found.declare_exchange(Change(), "first", "fanout", auto_delete=True)
     found.bind_exchange(Change(), "auto", "amq.fanout")
@@ -191,13 +289,19 @@ def test_a_binding_to_an_auto_delete_exchange_does_not_count_and_one_that_goes_t
     assert not {"auto", "first"} & set(found.exchanges)
 
 
-# -- durable ----------------------------------------------------------------------------------------------------------------------
+# -- durable -------------------------------------------------------------------------------------------------
 
 
-def test_exchanges_with_their_arguments_and_bindings_between_durable_ones_survive_a_restart_and_no_others(node: Node) -> None:
+def test_exchanges_with_their_arguments_and_bindings_between_durable_ones_survive_a_restart_and_no_others(
+    node: Node,
+) -> None:
     def work(state: BrokerState, change: Change, _now: int) -> None:
         state.topology.declare_exchange(
-            change, "kept", "topic", internal=True, arguments={"alternate-exchange": "other", "mine": [1, {"a": None}]}
+            change,
+            "kept",
+            "topic",
+            internal=True,
+            arguments={"alternate-exchange": "other", "mine": [1, {"a": None}]},
         )
         state.topology.declare_exchange(change, "other", "fanout", auto_delete=True)
         state.topology.declare_exchange(change, "lost", "fanout", durable=False)
@@ -215,8 +319,14 @@ def test_exchanges_with_their_arguments_and_bindings_between_durable_ones_surviv
     assert state.topology.exchange("other").auto_delete and "lost" not in state.topology.exchanges
     (binding,) = state.topology.exchange("amq.topic").bindings.values()
     assert binding == (kept, "a.#", {"n": 1})
-    assert [queue.name for queue in state.topology.route("amq.topic", "a.b")] == ["q"], "by the binding, then by the alternate exchange"
-    node.broker.run(lambda state, change, _now: state.topology.unbind_exchange(change, "kept", "amq.topic", "a.#", {"n": 1}))
+    assert [queue.name for queue in state.topology.route("amq.topic", "a.b")] == ["q"], (
+        "by the binding, then by the alternate exchange"
+    )
+    node.broker.run(
+        lambda state, change, _now: state.topology.unbind_exchange(
+            change, "kept", "amq.topic", "a.#", {"n": 1}
+        )
+    )
     node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
     state = node.restart().state
     assert not state.topology.exchange("amq.topic").bindings and "other" not in state.topology.exchanges

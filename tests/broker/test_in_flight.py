@@ -1,4 +1,5 @@
-"""A channel that closes, or whose operation is refused, while it has something in flight: what it settles has one holder.
+"""A channel that closes, or whose operation is refused, while it has something in flight: what it settles has
+one holder.
 
 That is the channel, a prepared transaction, or nobody any more; never two. Not here: AMQP sessions
 (``tests/server/test_amqp_lost_connection.py``), and interrupts (``test_interrupts.py``).
@@ -55,7 +56,10 @@ def test_what_a_refused_ack_would_settle_is_ready_again_and_held_by_nobody(node:
         assert channel.get("in") is not None
     with Refusing(node), pytest.raises(PreconditionFailed):
         ALONE[word](channel)
-    assert (node.queue("in").messages, node.queue("in").unacknowledged) == (3, {"ack of several": 1, "ack of all": 0}.get(word, 2))
+    assert (node.queue("in").messages, node.queue("in").unacknowledged) == (
+        3,
+        {"ack of several": 1, "ack of all": 0}.get(word, 2),
+    )
     channel.close()
     assert node.queue("in").unacknowledged == 0
     assert node.drain("in") == [b"1", b"2", b"3"]
@@ -102,7 +106,7 @@ def test_a_work_of_a_channel_that_is_closed_meanwhile_is_not_carried_out(node: N
     assert node.broker.queues() == []
 
 
-# -- the channel itself: its connection is gone while the answer to its commit is on its way ------------------------------------------
+# -- the channel itself: its connection is gone while the answer to its commit is on its way -----------------
 
 
 def tx_channel(node: Node, outcome: str) -> Channel:
@@ -120,12 +124,16 @@ def tx_channel(node: Node, outcome: str) -> Channel:
 
 
 def close(node: Node, channel: Channel) -> list[int]:
-    found: list[int] = node.broker.run(lambda _state, change, _now: channel.close("its connection was lost", change))
+    found: list[int] = node.broker.run(
+        lambda _state, change, _now: channel.close("its connection was lost", change)
+    )
     return found
 
 
 @pytest.mark.parametrize("decided", [None, "commit", "rollback"])
-def test_deliveries_of_a_prepared_transaction_stay_with_it_when_its_channel_closes(node: Node, decided: str | None) -> None:
+def test_deliveries_of_a_prepared_transaction_stay_with_it_when_its_channel_closes(
+    node: Node, decided: str | None
+) -> None:
     channel = tx_channel(node, "ack")
     transaction = channel.transaction
     node.broker.run(lambda state, change, now: state.prepared.prepare(change, transaction, "xid", now))
@@ -141,7 +149,9 @@ def test_deliveries_of_a_prepared_transaction_stay_with_it_when_its_channel_clos
 
 
 @pytest.mark.parametrize("word", ["close", "rollback"])
-def test_what_a_committed_transaction_requeued_and_another_holds_is_not_taken_from_it(node: Node, word: str) -> None:
+def test_what_a_committed_transaction_requeued_and_another_holds_is_not_taken_from_it(
+    node: Node, word: str
+) -> None:
     channel = tx_channel(node, "requeue")
     transaction = channel.transaction
     node.broker.run(lambda state, change, now: state.transactions.commit(change, transaction, now))

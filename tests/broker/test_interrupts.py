@@ -26,7 +26,9 @@ PROGRAM = str(Path(interrupted.__file__))
 
 
 @pytest.mark.parametrize("how", ["random", "failpoints"])
-def test_an_interrupt_at_any_moment_leaves_every_commit_whole_and_the_broker_working(how: str, tmp_path: Path) -> None:
+def test_an_interrupt_at_any_moment_leaves_every_commit_whole_and_the_broker_working(
+    how: str, tmp_path: Path
+) -> None:
     transactions = 3000
     command = [sys.executable, PROGRAM, str(tmp_path / "data"), "7", str(transactions), how]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -114,7 +116,9 @@ def test_close_waits_for_a_commit_that_another_thread_leads() -> None:
     store.gate.clear()
     store.entered.clear()
     answers: list[object] = []
-    leader = threading.Thread(target=lambda: (answers.append(broker.run(remember("led"))), order.append("committed")))
+    leader = threading.Thread(
+        target=lambda: (answers.append(broker.run(remember("led"))), order.append("committed"))
+    )
     leader.start()
     assert store.entered.wait(600)
     closer = threading.Thread(target=broker.close)

@@ -12,7 +12,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(["add", "subtract", "drop_below"]), S
 
 
 @given(STEPS, SPAN)
-def test_interval_set_agrees_with_a_plain_set_after_any_history(steps: list[tuple[str, tuple[int, int]]], span: tuple[int, int]) -> None:
+def test_interval_set_agrees_with_a_plain_set_after_any_history(
+    steps: list[tuple[str, tuple[int, int]]], span: tuple[int, int]
+) -> None:
     found, model = IntervalSet(), set[int]()
     for step, (start, end) in steps:
         if step == "add":

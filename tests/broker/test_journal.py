@@ -1,4 +1,6 @@
-"""What one commit writes and takes back, over both stores: a restart finds what was there before it, no more and no less."""
+"""What one commit writes and takes back, over both stores: a restart finds what was there before it, no more
+and no less.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Place:
         self.broker.close()
         if self.path is not None:
             assert verify(self.path).problems == []
-        self.store = self.store.reopened() if isinstance(self.store, MemoryStore) else DurableStore(str(self.path))
+        self.store = (
+            self.store.reopened() if isinstance(self.store, MemoryStore) else DurableStore(str(self.path))
+        )
         self.broker = LocalBroker(self.store, upkeep=False)
         return self.broker
 
@@ -50,7 +54,11 @@ class Place:
     def bodies(self, name: str) -> list[bytes]:
         queue = self.broker.state.topology.queue(name)
         spans = queue.progress.unsettled_within(0, queue.log.visible_end)
-        return [self.broker.state.messages.fetch(queue, offset).body for start, end in spans for offset in range(start, end)]
+        return [
+            self.broker.state.messages.fetch(queue, offset).body
+            for start, end in spans
+            for offset in range(start, end)
+        ]
 
 
 @pytest.fixture(params=["memory", "durable"])
@@ -66,8 +74,12 @@ def test_blocks_that_push_each_other_out_of_a_full_queue_leave_nothing_behind(pl
         channel.queue_declare("latest", arguments={"x-max-length": 100})
     named = []
     for task in range(3):
-        block = pa.RecordBatch.from_pydict({"body": pa.array([b"%d %d" % (task, n) for n in range(2000)], pa.binary())})
-        named.append(engine.stage(BranchHeader("t", f"b{task}", "publish", {"routing_key": "latest"}), [block]))
+        block = pa.RecordBatch.from_pydict(
+            {"body": pa.array([b"%d %d" % (task, n) for n in range(2000)], pa.binary())}
+        )
+        named.append(
+            engine.stage(BranchHeader("t", f"b{task}", "publish", {"routing_key": "latest"}), [block])
+        )
     engine.commit_branches("t", named)
     expected = [b"2 %d" % n for n in range(1900, 2000)]
     assert place.bodies("latest") == expected
@@ -129,7 +141,9 @@ def test_a_queue_that_is_filled_and_deleted_in_one_group_leaves_nothing_behind(p
 def test_a_message_that_cannot_be_stored_leaves_no_gap_among_those_that_can(place: Place) -> None:
     def send(body: bytes, key: str) -> None:
         def work(state: BrokerState, change: Change, now: int) -> None:
-            state.messages.enqueue_rows(change, [Publish(Message(body, key, "", b""), (state.topology.queue("q"),))], now)
+            state.messages.enqueue_rows(
+                change, [Publish(Message(body, key, "", b""), (state.topology.queue("q"),))], now
+            )
 
         place.broker.run(work)
 
@@ -143,7 +157,10 @@ def test_a_message_that_cannot_be_stored_leaves_no_gap_among_those_that_can(plac
     assert place.bodies("q") == expected
     place.restart()
     assert place.bodies("q") == expected
-    assert [place.broker.state.messages.fetch(place.broker.state.topology.queue("q"), offset).body for offset in range(20)] == expected
+    assert [
+        place.broker.state.messages.fetch(place.broker.state.topology.queue("q"), offset).body
+        for offset in range(20)
+    ] == expected
 
 
 def test_a_work_whose_records_cannot_be_stored_fails_alone_and_writes_nothing(place: Place) -> None:

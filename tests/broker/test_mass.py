@@ -1,4 +1,6 @@
-"""A great many messages that expire, are rejected or come back at once: in pieces, in order, none lost and none twice."""
+"""A great many messages that expire, are rejected or come back at once: in pieces, in order, none lost and
+none twice.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ def held(node: Node, queue: str, count: int) -> LocalChannel:
     return channel
 
 
-# -- expiry -------------------------------------------------------------------------------------------------------------
+# -- expiry --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [TO_DEAD, {}, {**TO_DEAD, "x-max-priority": 3}, {**TO_DEAD, "x-max-length-bytes": 1 << 30}])
-def test_mass_expiry_takes_a_bounded_number_in_each_commit_and_all_in_order(node: Node, arguments: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [TO_DEAD, {}, {**TO_DEAD, "x-max-priority": 3}, {**TO_DEAD, "x-max-length-bytes": 1 << 30}]
+)
+def test_mass_expiry_takes_a_bounded_number_in_each_commit_and_all_in_order(
+    node: Node, arguments: dict[str, object]
+) -> None:
     declared(node, "dead")
     declared(node, "q", **{"x-message-ttl": 1000, **arguments})
     filled(node, "q", MANY)
@@ -58,7 +64,9 @@ def test_mass_expiry_takes_a_bounded_number_in_each_commit_and_all_in_order(node
     assert (node.browse("q"), node.browse("dead")) == ([], dead)
 
 
-def test_mass_expiry_of_large_messages_is_bounded_in_bytes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mass_expiry_of_large_messages_is_bounded_in_bytes(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(expiry, "SLICE_BYTES", 10_000)
     declared(node, "dead")
     declared(node, "q", **{"x-message-ttl": 1000, **TO_DEAD})
@@ -136,16 +144,23 @@ def test_a_queue_that_cannot_be_expired_is_set_aside_and_said_once_and_the_other
     assert len(node.browse("dead")) == 6
 
 
-# -- rejects ------------------------------------------------------------------------------------------------------------
+# -- rejects -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transactional", [True, False])
 @pytest.mark.parametrize("exchange", ["direct", "fanout", "topic", "headers"])
-def test_a_great_many_rejects_of_one_channel_are_dead_lettered_once_and_in_order(node: Node, exchange: str, transactional: bool) -> None:
+def test_a_great_many_rejects_of_one_channel_are_dead_lettered_once_and_in_order(
+    node: Node, exchange: str, transactional: bool
+) -> None:
     declared(node, "dead", "other")
     with node.channel() as channel:
         channel.exchange_declare("dlx", exchange)
-        channel.queue_bind("dead", "dlx", "q", {"x-match": "any-with-x", "x-first-death-queue": "q"} if exchange == "headers" else None)
+        channel.queue_bind(
+            "dead",
+            "dlx",
+            "q",
+            {"x-match": "any-with-x", "x-first-death-queue": "q"} if exchange == "headers" else None,
+        )
     declared(node, "q", **{"x-dead-letter-exchange": "dlx"})
     filled(node, "q", MANY)
     channel = held(node, "q", MANY)
@@ -172,7 +187,10 @@ def test_what_a_great_many_rejects_become_has_the_same_headers_as_one_has(node: 
         channel.reject(found.tag, requeue=False)
     held(node, "q", MANY).nack(0, multiple=True, requeue=False)
     queue = node.broker.state.topology.queue("dead")
-    rows = [node.broker.state.messages.fetch(queue, offset) for offset in range(queue.progress.floor, queue.log.next_offset)]
+    rows = [
+        node.broker.state.messages.fetch(queue, offset)
+        for offset in range(queue.progress.floor, queue.log.next_offset)
+    ]
     assert len(rows) == MANY + 1 and len({row.properties for row in rows}) == 1
 
 
@@ -209,7 +227,13 @@ def test_a_transaction_of_many_rejects_that_is_refused_leaves_them_in_the_queue(
 def test_many_rejects_reach_a_short_queue_and_leave_it_as_its_limit_says(node: Node, limit: str) -> None:
     declared(node, "last")
     declared(
-        node, "dead", **{limit: 2 if limit == "x-max-length" else 8, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "last"}
+        node,
+        "dead",
+        **{
+            limit: 2 if limit == "x-max-length" else 8,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "last",
+        },
     )
     declared(node, "q", **TO_DEAD)
     filled(node, "q", MANY)
@@ -240,11 +264,15 @@ def test_many_rejects_into_what_is_gone_go_nowhere(node: Node, gone: str) -> Non
     assert gone == "queue" or node.browse("q") == []
 
 
-# -- coming back --------------------------------------------------------------------------------------------------------
+# -- coming back ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [{}, {"x-queue-type": "quorum"}, {"x-max-priority": 3}, {"x-max-length-bytes": 1 << 30}])
-def test_all_that_a_lost_connection_held_comes_back_in_order_and_redelivered(node: Node, arguments: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [{}, {"x-queue-type": "quorum"}, {"x-max-priority": 3}, {"x-max-length-bytes": 1 << 30}]
+)
+def test_all_that_a_lost_connection_held_comes_back_in_order_and_redelivered(
+    node: Node, arguments: dict[str, object]
+) -> None:
     declared(node, "q", **arguments)
     filled(node, "q", 50)
     channel = held(node, "q", 40)

@@ -1,4 +1,6 @@
-"""Ids that are given once: after a restart, a rollback or a refusal nothing that is durable meets a later thing of the same id."""
+"""Ids that are given once: after a restart, a rollback or a refusal nothing that is durable meets a later
+thing of the same id.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Place:
         state = self.broker.state
         found = state.topology.queue(queue)
         pairs = found.progress.unsettled_within(0, found.log.visible_end)
-        return [state.messages.fetch(found, offset).body for start, end in pairs for offset in range(start, end)]
+        return [
+            state.messages.fetch(found, offset).body for start, end in pairs for offset in range(start, end)
+        ]
 
 
 @pytest.fixture(params=["memory", "durable"])
@@ -69,7 +73,9 @@ VOLATILE = {
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 @pytest.mark.parametrize("kind", VOLATILE)
-def test_no_prepared_publish_or_ack_reaches_a_later_queue_after_a_restart(place: Place, kind: str, clean: bool) -> None:
+def test_no_prepared_publish_or_ack_reaches_a_later_queue_after_a_restart(
+    place: Place, kind: str, clean: bool
+) -> None:
     broker = place.broker
     channel = broker.channel()
     channel.queue_declare("reply", **VOLATILE[kind])  # type: ignore[arg-type]
@@ -113,7 +119,10 @@ def test_no_spilled_prepared_message_reaches_a_later_queue_after_a_restart(place
         with place.restart(clean=clean).channel() as later:
             later.queue_declare(name)
     assert place.broker.commit("x") == SPILL_ROWS + 3
-    assert len(place.bodies("keep")) == SPILL_ROWS + 3 and place.bodies("orders") == place.bodies("invoices") == []
+    assert (
+        len(place.bodies("keep")) == SPILL_ROWS + 3
+        and place.bodies("orders") == place.bodies("invoices") == []
+    )
 
 
 def test_a_prepared_transaction_counts_what_a_deleted_queue_costs_it(node: Node) -> None:
@@ -153,7 +162,11 @@ def test_no_queue_id_and_no_sequence_is_given_twice_in_random_histories_of_resta
             if step == "prepare":
                 _prepared(broker, name)
             elif step == "publish":
-                channel.publish(b"x", routing_key=name, properties=Properties(delivery_mode=chance.choice([1, 2])).encode())
+                channel.publish(
+                    b"x",
+                    routing_key=name,
+                    properties=Properties(delivery_mode=chance.choice([1, 2])).encode(),
+                )
             elif step == "refuse":
                 _refused(broker)
             elif step == "delete":
@@ -176,7 +189,9 @@ def _rows(broker: LocalBroker) -> Iterator[InboxRow]:
 
 def _prepared(broker: LocalBroker, queue: str) -> None:
     source = broker.state.topology.queue(queue)
-    with broker.channel() if not source.exclusive else broker.channel(connection=source.connection) as channel:
+    with (
+        broker.channel() if not source.exclusive else broker.channel(connection=source.connection) as channel
+    ):
         channel.tx_select()
         channel.publish(b"prepared", routing_key=queue)
         channel.prepare(f"x-{queue}")
@@ -200,10 +215,13 @@ def test_an_id_that_an_older_version_left_in_a_prepared_transaction_is_never_giv
         channel.publish(b"for nobody", routing_key="q")
         channel.prepare("x")
     broker = node.broker
-    lost = broker.state.numbers.sequence + 5_000  # above the durable mark, as numbers of volatile queues once were
+    # above the durable mark, as numbers of volatile queues once were
+    lost = broker.state.numbers.sequence + 5_000
 
     def as_before(_state: BrokerState, change: Change, _now: int) -> None:
-        (record,) = [record for record in node.store.reopened().load().records if isinstance(record, PreparedRecord)]
+        (record,) = [
+            record for record in node.store.reopened().load().records if isinstance(record, PreparedRecord)
+        ]
         change.put(PreparedRecord(record.xid, record.prepared_at, record.publishes, [[lost]], []))
 
     broker.run(as_before)
@@ -215,7 +233,9 @@ def test_an_id_that_an_older_version_left_in_a_prepared_transaction_is_never_giv
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
-def test_blocks_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(tmp_path: Path, clean: bool) -> None:
+def test_blocks_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(
+    tmp_path: Path, clean: bool
+) -> None:
     place = Place(tmp_path / "data")
     expected: list[bytes] = []
     numbers: set[int] = set()
@@ -229,7 +249,10 @@ def test_blocks_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(tm
                 end(channel)
         expected += [b"%d/%d" % (round_number, number) for number in range(SPILL_ROWS + 1)]
         found = {
-            run.block_id for run in place.broker.state.topology.queue("q").log.runs_between(len(expected) - SPILL_ROWS - 1, len(expected))
+            run.block_id
+            for run in place.broker.state.topology.queue("q").log.runs_between(
+                len(expected) - SPILL_ROWS - 1, len(expected)
+            )
         }
         assert not found & numbers
         numbers |= found
@@ -239,7 +262,9 @@ def test_blocks_and_segments_of_a_rollback_give_their_numbers_to_nothing_else(tm
 
 
 @pytest.mark.parametrize("end", [LocalChannel.tx_rollback, LocalChannel.recover])
-def test_17_no_delivery_tag_of_a_channel_is_given_twice(node: Node, end: Callable[[LocalChannel], object]) -> None:
+def test_17_no_delivery_tag_of_a_channel_is_given_twice(
+    node: Node, end: Callable[[LocalChannel], object]
+) -> None:
     declared(node, "q")
     publish(node, "q", *(b"%d" % number for number in range(3)))
     with node.channel() as channel:

@@ -1,4 +1,6 @@
-"""``x-original-transaction`` of a dead letter: the id of the transaction that published it, and nothing where there was none."""
+"""``x-original-transaction`` of a dead letter: the id of the transaction that published it, and nothing where
+there was none.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def reject_all(node: Node, queue: str = "q") -> None:
             channel.reject(delivery.tag, requeue=False)
 
 
-def transaction(node: Node, *bodies: bytes, end: Callable[[LocalChannel], object] = LocalChannel.tx_commit) -> None:
+def transaction(
+    node: Node, *bodies: bytes, end: Callable[[LocalChannel], object] = LocalChannel.tx_commit
+) -> None:
     with node.channel() as channel:
         channel.tx_select()
         for body in bodies:
@@ -58,7 +62,9 @@ def test_a_dead_letter_names_the_token_or_xid_of_its_transaction(node: Node, res
         node.restart()
     reject_all(node)
     assert ids(node) == ["order 7", "order 7", "order 8"]
-    assert node.broker.outcome("order 7") == node.broker.outcome("order 8") == "committed", "the same name answers"
+    assert node.broker.outcome("order 7") == node.broker.outcome("order 8") == "committed", (
+        "the same name answers"
+    )
 
 
 def test_a_dead_letter_of_a_transaction_without_a_name_has_an_id_of_its_own() -> None:
@@ -100,14 +106,22 @@ def test_a_dead_letter_of_a_plain_publish_names_no_transaction(node: Node, resta
 
 def test_a_dead_letter_keeps_the_id_through_expiry_overflow_and_every_later_death(node: Node) -> None:
     declared(node, "q", **{**DEAD, "x-max-length": 1})
-    declared(node, "dead", **{"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"})
+    declared(
+        node,
+        "dead",
+        **{"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "end"},
+    )
     declared(node, "end")
     transaction(node, b"1", b"2", end=lambda channel: channel.tx_commit("t"))
     assert ids(node) == ["t"]
     node.clock.advance(2)
     node.broker.upkeep.tick()
     (found,) = headers(node, "end")
-    assert (found["x-original-transaction"], found["x-first-death-reason"], len(found["x-death"])) == ("t", "maxlen", 2)
+    assert (found["x-original-transaction"], found["x-first-death-reason"], len(found["x-death"])) == (
+        "t",
+        "maxlen",
+        2,
+    )
 
 
 def test_a_dead_letter_of_a_spilled_transaction_names_it_too(node: Node) -> None:
@@ -140,7 +154,9 @@ def test_a_dead_letter_of_a_micro_batch_names_its_token(node: Node) -> None:
     opened = engine.open_batch("app", "query", 0, "fail")
     from tests.engine.bench import rows
 
-    staged = engine.stage(BranchHeader(opened.token, "branch", "publish", {"routing_key": "q"}), [rows([b"1"])])
+    staged = engine.stage(
+        BranchHeader(opened.token, "branch", "publish", {"routing_key": "q"}), [rows([b"1"])]
+    )
     engine.commit_batch("app", "query", 0, opened.token, [staged])
     node.restart()
     reject_all(node)
@@ -153,13 +169,19 @@ def test_many_transactions_of_one_group_commit_keep_their_names(node: Node) -> N
     declared(node, "dead")
     for number in range(50):
         transaction(
-            node, b"%d" % number, end=lambda channel, number=number: channel.tx_commit(f"t{number}") if number % 2 else channel.tx_commit()
+            node,
+            b"%d" % number,
+            end=lambda channel, number=number: (
+                channel.tx_commit(f"t{number}") if number % 2 else channel.tx_commit()
+            ),
         )
     reject_all(node)
-    assert [one for one in ids(node) if str(one).startswith("t")] == [f"t{number}" for number in range(1, 50, 2)]
+    assert [one for one in ids(node) if str(one).startswith("t")] == [
+        f"t{number}" for number in range(1, 50, 2)
+    ]
 
 
-# -- x-delivery-limit ----------------------------------------------------------------------------------------------------------
+# -- x-delivery-limit ----------------------------------------------------------------------------------------
 
 
 def _returned(node: Node, give_back: str) -> None:
@@ -183,7 +205,9 @@ def _returned(node: Node, give_back: str) -> None:
 
 @pytest.mark.parametrize("give_back", ["nack", "tx nack", "recover", "tx prepared"])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_10_a_requeue_past_the_delivery_limit_dead_letters_in_the_same_commit(node: Node, give_back: str, ahead: bool) -> None:
+def test_10_a_requeue_past_the_delivery_limit_dead_letters_in_the_same_commit(
+    node: Node, give_back: str, ahead: bool
+) -> None:
     """No upkeep runs here, and nobody gets from the queue in between."""
     declared(node, "q", **{**DEAD, "x-delivery-limit": 0})
     declared(node, "dead")

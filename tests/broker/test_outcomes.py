@@ -1,4 +1,6 @@
-"""Was it committed? Outcomes are kept by number and by age; what may have been forgotten is unknown, and never "no"."""
+"""Was it committed? Outcomes are kept by number and by age; what may have been forgotten is unknown, and
+never "no".
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def call(broker: LocalBroker, channel: str, number: int) -> None:
 
 
 def took_place(broker: LocalBroker, channel: str, number: int, since_us: int) -> bool:
-    return broker.run(lambda state, _change, _now: state.names.outcomes.call_took_place(channel, number, since_us))
+    return broker.run(
+        lambda state, _change, _now: state.names.outcomes.call_took_place(channel, number, since_us)
+    )
 
 
 def test_commits_of_channels_take_no_places_among_names_and_one_record_each(asked: Asked) -> None:
@@ -135,7 +139,9 @@ def test_commits_of_channels_take_no_places_among_names_and_one_record_each(aske
         call(asked.broker, "c1", number)
     for _ in range(2):
         assert committed(asked.broker, "mine") and not committed(asked.broker, "other")
-        assert took_place(asked.broker, "c1", 199, opened_us) and not took_place(asked.broker, "c1", 200, opened_us)
+        assert took_place(asked.broker, "c1", 199, opened_us) and not took_place(
+            asked.broker, "c1", 200, opened_us
+        )
         assert not took_place(asked.broker, "c2", 1, opened_us)
         assert len(asked.broker.state.names.outcomes.channels) == 1
         asked.restart()
@@ -157,19 +163,27 @@ def test_the_commit_of_a_channel_that_is_forgotten_is_unknown_to_who_opened_befo
 
 def test_a_work_that_fails_forgets_nothing(asked: Asked) -> None:
     asked.commit(*(f"t{number}" for number in range(2 * KEPT.count - 1)))
-    before = (list(asked.broker.state.names.outcomes.items()), dict(asked.broker.state.names.outcomes.horizons))
+    before = (
+        list(asked.broker.state.names.outcomes.items()),
+        dict(asked.broker.state.names.outcomes.horizons),
+    )
 
     def failing(state: BrokerState, change: Change, now: int) -> None:
         state.names.outcomes.remember(change, OutcomeRecord("one more", "committed", now))
         state.names.outcomes.remember_call(change, "c", 1, now)
         assert (
-            "t0" not in state.names.outcomes and ForgottenRecord in map(type, change.puts) and ChannelCommitRecord in map(type, change.puts)
+            "t0" not in state.names.outcomes
+            and ForgottenRecord in map(type, change.puts)
+            and ChannelCommitRecord in map(type, change.puts)
         )
         raise errors.PreconditionFailed("no")
 
     with pytest.raises(errors.PreconditionFailed):
         asked.broker.run(failing)
-    assert (list(asked.broker.state.names.outcomes.items()), dict(asked.broker.state.names.outcomes.horizons)) == before
+    assert (
+        list(asked.broker.state.names.outcomes.items()),
+        dict(asked.broker.state.names.outcomes.horizons),
+    ) == before
     assert not asked.broker.state.names.outcomes.channels
 
 

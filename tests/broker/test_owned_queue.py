@@ -1,4 +1,6 @@
-"""A queue that an app owns, beside all that else may happen to a queue: what a claim freezes stays the same rows."""
+"""A queue that an app owns, beside all that else may happen to a queue: what a claim freezes stays the same
+rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ APP = "app"
 
 
 class Durable:
-    """A broker over a data directory, and its successors after crashes; one app with one stream over the queue ``in``."""
+    """A broker over a data directory, and its successors after crashes; one app with one stream over the
+    queue ``in``.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,7 +63,9 @@ class Durable:
         return self.engine.resolve(APP, start, end)
 
     def read(self, ranges: Ranges, block: int = 0) -> list[bytes]:
-        ticket = ReadTicket(APP, "query", block, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()))
+        ticket = ReadTicket(
+            APP, "query", block, ranges, tuple((log, first, last) for log, (first, last) in ranges.items())
+        )
         return [body for rows in self.engine.read(ticket) for body in rows.column("body").to_pylist()]
 
     def close(self) -> None:
@@ -73,12 +79,14 @@ def durable(tmp_path: Path) -> Iterator[Durable]:
     found.close()
 
 
-# -- a claimed range is the same rows, always -----------------------------------------------------------------------------------
+# -- a claimed range is the same rows, always ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["inbox", "segment"])
 @pytest.mark.parametrize("clean", [False, True], ids=["killed", "closed"])
-def test_a_claimed_range_with_transient_messages_is_the_same_rows_after_a_restart(durable: Durable, clean: bool, sealed: bool) -> None:
+def test_a_claimed_range_with_transient_messages_is_the_same_rows_after_a_restart(
+    durable: Durable, clean: bool, sealed: bool
+) -> None:
     durable.declare("in", "other")
     sent = []
     for number in range(12):
@@ -113,12 +121,16 @@ def test_a_transient_message_that_no_claim_names_does_not_survive_and_shifts_non
     assert durable.read(durable.ranges(first, second), 1) == [b"4"]
 
 
-# -- the head of an owned queue -------------------------------------------------------------------------------------------------
+# -- the head of an owned queue ------------------------------------------------------------------------------
 
 
 def test_an_expired_message_of_an_owned_queue_expires_once_and_ends_the_sweep(node: Node) -> None:
     declared(node, "dead")
-    declared(node, "q", **{"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    declared(
+        node,
+        "q",
+        **{"x-message-ttl": 1000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+    )
     publish(node, "q", b"claimed")
 
     def consume(state: Any, change: Any, _now: int) -> None:
@@ -150,7 +162,7 @@ def test_a_head_is_never_an_entry_that_is_settled_wherever_the_search_begins(nod
     assert [queue.ready.first_ready(start, 4) for start in range(5)] == [2, 2, 2, 3, None]
 
 
-# -- rows of a run --------------------------------------------------------------------------------------------------------------
+# -- rows of a run -------------------------------------------------------------------------------------------
 
 
 def grown(*rows: int) -> Run:
@@ -191,12 +203,14 @@ def test_an_offset_that_no_run_holds_is_data_loss_and_never_a_row_of_a_neighbour
             queue.log.locate(offset)
 
 
-# -- offsets of transient messages that a crash took ----------------------------------------------------------------------------
+# -- offsets of transient messages that a crash took ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("decision", ["commit", "rollback"])
 @pytest.mark.parametrize("requeue", [None, True, False], ids=["ack", "requeue", "reject"])
-def test_a_prepared_settlement_of_a_lost_transient_message_takes_no_later_one(durable: Durable, requeue: Any, decision: str) -> None:
+def test_a_prepared_settlement_of_a_lost_transient_message_takes_no_later_one(
+    durable: Durable, requeue: Any, decision: str
+) -> None:
     durable.declare("dead")
     durable.declare("q", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
     durable.publish("q", b"transient", properties=TRANSIENT)
@@ -216,7 +230,9 @@ def test_a_prepared_settlement_of_a_lost_transient_message_takes_no_later_one(du
         assert channel.get("dead") is None
 
 
-def test_how_often_a_lost_transient_message_came_back_is_not_counted_for_a_later_one(durable: Durable) -> None:
+def test_how_often_a_lost_transient_message_came_back_is_not_counted_for_a_later_one(
+    durable: Durable,
+) -> None:
     durable.declare("q", **{"x-delivery-limit": 1})
     durable.publish("q", b"transient", properties=TRANSIENT)
     with durable.broker.channel() as channel:
@@ -232,7 +248,7 @@ def test_how_often_a_lost_transient_message_came_back_is_not_counted_for_a_later
             channel.nack(got.tag)
 
 
-# -- pairs: a claim beside each feature of a queue (docs/claims.md) -------------------------------------------------------------
+# -- pairs: a claim beside each feature of a queue (docs/claims.md) ------------------------------------------
 
 DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 LATEST = Origin("latest")
@@ -267,7 +283,11 @@ class Pair:
 
     def browse(self, queue: str) -> list[bytes]:
         found = self.durable.engine.available([queue])[queue]
-        return [body for rows in self.durable.engine.browse([(queue, found.start, found.end)]) for body in rows.column("body").to_pylist()]
+        return [
+            body
+            for rows in self.durable.engine.browse([(queue, found.start, found.end)])
+            for body in rows.column("body").to_pylist()
+        ]
 
     def decide(self) -> None:
         self.durable.read(self.ranges)
@@ -285,7 +305,9 @@ class Pair:
 
 @REOPENED
 @pytest.mark.parametrize("own", [False, True], ids=["of the queue", "of the message"])
-def test_pair_time_to_live_takes_what_is_skipped_and_behind_and_nothing_claimed(durable: Durable, reopened: str, own: bool) -> None:
+def test_pair_time_to_live_takes_what_is_skipped_and_behind_and_nothing_claimed(
+    durable: Durable, reopened: str, own: bool
+) -> None:
     properties = Properties(expiration="1000", delivery_mode=2).encode() if own else b""
     pair = Pair(durable, reopened, properties, **DEAD, **({} if own else {"x-message-ttl": 1000}))
     durable.clock.advance(5)
@@ -298,19 +320,29 @@ def test_pair_time_to_live_takes_what_is_skipped_and_behind_and_nothing_claimed(
 
 
 @REOPENED
-@pytest.mark.parametrize("limit", [{"x-max-length": 4}, {"x-max-length-bytes": 36}], ids=["messages", "bytes"])
-def test_pair_drop_head_drops_what_is_skipped_then_what_is_behind_and_nothing_claimed(durable: Durable, reopened: str, limit: Any) -> None:
+@pytest.mark.parametrize(
+    "limit", [{"x-max-length": 4}, {"x-max-length-bytes": 36}], ids=["messages", "bytes"]
+)
+def test_pair_drop_head_drops_what_is_skipped_then_what_is_behind_and_nothing_claimed(
+    durable: Durable, reopened: str, limit: Any
+) -> None:
     pair = Pair(durable, reopened, **limit, **DEAD)
     durable.publish("in", b"behind 3")
-    pair.shows(b"skipped 2", b"claimed 1", b"claimed 2", b"behind 1", b"behind 2", b"behind 3", dead=(b"skipped 1",))
+    pair.shows(
+        b"skipped 2", b"claimed 1", b"claimed 2", b"behind 1", b"behind 2", b"behind 3", dead=(b"skipped 1",)
+    )
     durable.publish("in", b"behind 4", b"behind 5")
     left = [b"behind %d" % number for number in range(2, 6)]
     pair.shows(b"claimed 1", b"claimed 2", *left, dead=(b"skipped 1", b"skipped 2", b"behind 1"))
 
 
 @REOPENED
-@pytest.mark.parametrize("limit", [{"x-max-length": 4}, {"x-max-length-bytes": 36}], ids=["messages", "bytes"])
-def test_pair_reject_publish_counts_what_is_skipped_and_not_what_is_claimed(durable: Durable, reopened: str, limit: Any) -> None:
+@pytest.mark.parametrize(
+    "limit", [{"x-max-length": 4}, {"x-max-length-bytes": 36}], ids=["messages", "bytes"]
+)
+def test_pair_reject_publish_counts_what_is_skipped_and_not_what_is_claimed(
+    durable: Durable, reopened: str, limit: Any
+) -> None:
     pair = Pair(durable, reopened, **limit, **{"x-overflow": "reject-publish"})
     with durable.broker.channel() as channel, pytest.raises(PreconditionFailed, match="is full"):
         channel.publish(b"refused", routing_key="in")
@@ -324,11 +356,15 @@ def test_pair_reject_publish_counts_what_is_skipped_and_not_what_is_claimed(dura
 
 
 @REOPENED
-def test_pair_priorities_order_neither_claims_nor_what_is_read_and_hold_again_after_a_release(durable: Durable, reopened: str) -> None:
+def test_pair_priorities_order_neither_claims_nor_what_is_read_and_hold_again_after_a_release(
+    durable: Durable, reopened: str
+) -> None:
     durable.declare("dead")
     durable.declare("in", **{"x-max-priority": 5})
     for priority in (1, 5, 3):
-        durable.publish("in", b"%d" % priority, properties=Properties(priority=priority, delivery_mode=2).encode())
+        durable.publish(
+            "in", b"%d" % priority, properties=Properties(priority=priority, delivery_mode=2).encode()
+        )
     end = durable.claim(limit=Limit(max_rows=2))
     durable.publish("in", b"4", properties=Properties(priority=4, delivery_mode=2).encode())
     if reopened != "not":
@@ -336,7 +372,13 @@ def test_pair_priorities_order_neither_claims_nor_what_is_read_and_hold_again_af
     assert durable.read(durable.ranges({"in": START}, end)) == [b"1", b"5"]
     durable.engine.release(APP, "in")
     with durable.broker.channel() as channel:
-        assert [(found := channel.get("in")) and found.body for _ in range(5)] == [b"5", b"4", b"3", b"1", None]
+        assert [(found := channel.get("in")) and found.body for _ in range(5)] == [
+            b"5",
+            b"4",
+            b"3",
+            b"1",
+            None,
+        ]
 
 
 @REOPENED
@@ -364,16 +406,27 @@ def test_pair_a_delivery_limit_counts_on_after_the_release(durable: Durable, reo
 
 
 @REOPENED
-def test_pair_a_release_gives_back_what_was_not_consumed_and_says_redelivered_of_the_claimed(durable: Durable, reopened: str) -> None:
+def test_pair_a_release_gives_back_what_was_not_consumed_and_says_redelivered_of_the_claimed(
+    durable: Durable, reopened: str
+) -> None:
     pair = Pair(durable, reopened)
     durable.engine.release(APP, "in")
     found = pair.drain()
-    assert [body for body, _ in found] == [b"skipped 1", b"skipped 2", b"claimed 1", b"claimed 2", b"behind 1", b"behind 2"]
+    assert [body for body, _ in found] == [
+        b"skipped 1",
+        b"skipped 2",
+        b"claimed 1",
+        b"claimed 2",
+        b"behind 1",
+        b"behind 2",
+    ]
     assert [redelivered for body, redelivered in found if body.startswith(b"claimed")] == [True, True]
 
 
 @REOPENED
-def test_pair_consumers_and_deletion_are_refused_and_nothing_ends_the_queue_while_it_is_owned(durable: Durable, reopened: str) -> None:
+def test_pair_consumers_and_deletion_are_refused_and_nothing_ends_the_queue_while_it_is_owned(
+    durable: Durable, reopened: str
+) -> None:
     pair = Pair(durable, reopened, **{"x-expires": 1000})
     for word in ("get", "queue_delete"):
         with durable.broker.channel() as channel, pytest.raises(ResourceLocked, match="belongs to app"):
@@ -381,12 +434,16 @@ def test_pair_consumers_and_deletion_are_refused_and_nothing_ends_the_queue_whil
     for _ in range(3):
         durable.clock.advance(10)
         durable.broker.upkeep.expire()
-    durable.broker.run(lambda state, change, _now: state.topology.delete_unused(change, [state.topology.queue("in")]))
+    durable.broker.run(
+        lambda state, change, _now: state.topology.delete_unused(change, [state.topology.queue("in")])
+    )
     pair.shows(b"skipped 1", b"skipped 2", b"claimed 1", b"claimed 2", b"behind 1", b"behind 2")
 
 
 @REOPENED
-def test_pair_a_prepared_delivery_keeps_an_app_out_and_a_prepared_publish_comes_behind_a_claim(durable: Durable, reopened: str) -> None:
+def test_pair_a_prepared_delivery_keeps_an_app_out_and_a_prepared_publish_comes_behind_a_claim(
+    durable: Durable, reopened: str
+) -> None:
     durable.declare("in", "other")
     durable.publish("in", b"held")
     for xid, settles in (("settles", True), ("publishes", False)):
@@ -412,7 +469,9 @@ def test_pair_a_prepared_delivery_keeps_an_app_out_and_a_prepared_publish_comes_
 
 
 @REOPENED
-def test_pair_seal_and_compaction_keep_a_decided_claim_until_it_is_acked(durable: Durable, reopened: str) -> None:
+def test_pair_seal_and_compaction_keep_a_decided_claim_until_it_is_acked(
+    durable: Durable, reopened: str
+) -> None:
     pair = Pair(durable, reopened)
     pair.decide()
     durable.broker.upkeep.close_open()

@@ -1,4 +1,6 @@
-"""Messages that hold anything: every door refuses what means nothing, and what is in a queue already can leave it in every way."""
+"""Messages that hold anything: every door refuses what means nothing, and what is in a queue already can
+leave it in every way.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ DEATH = {"count": Long(1), "queue": "q", "reason": "rejected", "exchange": "", "
 
 
 def headers(**values: Any) -> bytes:
-    return Properties(headers={name.replace("_", "-"): value for name, value in values.items()}, delivery_mode=2).encode()
+    return Properties(
+        headers={name.replace("_", "-"): value for name, value in values.items()}, delivery_mode=2
+    ).encode()
 
 
 def nested(depth: int, value: Any = 1) -> Any:
@@ -49,26 +53,35 @@ DAMAGED_ONES = {
 # Properties that decode, and hold what nobody expects.
 ODD_ONES = {
     "the largest count": headers(x_death=[{**DEATH, "count": Long(LARGEST)}]),
-    "the largest count of another queue": headers(x_death=[{**DEATH, "queue": "other", "count": Long(LARGEST)}]),
+    "the largest count of another queue": headers(
+        x_death=[{**DEATH, "queue": "other", "count": Long(LARGEST)}]
+    ),
     "a time as a count": headers(x_death=[{**DEATH, "count": Timestamp(2**64 - 1)}]),
     "a text as a count": headers(x_death=[{**DEATH, "count": "many"}]),
     "deaths that are a text": headers(x_death="yesterday"),
     "deaths that are a table": headers(x_death=DEATH),
     "deaths of every shape": headers(x_death=[1, None, [], {}, {"queue": ["q"], "reason": 7}, DEATH, "x"]),
-    "first deaths of other types": headers(x_first_death_queue=1, x_first_death_reason=[None], x_first_death_exchange=b"\xff"),
+    "first deaths of other types": headers(
+        x_first_death_queue=1, x_first_death_reason=[None], x_first_death_exchange=b"\xff"
+    ),
     "a transaction that is a table": headers(x_original_transaction={"a": {}}),
     "CC that is a text": headers(CC="boss@example.com"),
     "CC and BCC that are tables": headers(CC={"a": 1}, BCC={}),
     "keys of every type in CC": headers(CC=[1, None, "dead", b"\xff", {}, "k" * 255]),
     "CC nested as deep as may be": headers(CC=nested(63)),
     "deaths nested as deep as may be": headers(x_death=[{"queue": nested(61)}]),
-    "text that is not UTF-8": b"\x20\x00\x00\x00\x00\x0f\x07x-death" + b"S" + struct.pack(">I", 2) + b"\xff\xfe",
+    "text that is not UTF-8": b"\x20\x00\x00\x00\x00\x0f\x07x-death"
+    + b"S"
+    + struct.pack(">I", 2)
+    + b"\xff\xfe",
     "the longest key of a header": headers(**{"k" * 255: "v"}),
     "an expiration that is no number": Properties(expiration="soon", delivery_mode=2).encode(),
     "an expiration below zero": Properties(expiration="-1", delivery_mode=2).encode(),
     "an expiration of 255 digits": Properties(expiration="9" * 255, delivery_mode=2).encode(),
     "an expiration with headers": Properties(expiration="0", headers={"a": 1}, delivery_mode=2).encode(),
-    "every property": Properties("a", "b", {"c": 1}, 2, 9, "d", "e", "60000", "f", 2**64 - 1, "g", "h", "i", "j").encode(),
+    "every property": Properties(
+        "a", "b", {"c": 1}, 2, 9, "d", "e", "60000", "f", 2**64 - 1, "g", "h", "i", "j"
+    ).encode(),
 }
 ALL = DAMAGED_ONES | ODD_ONES
 AT_ONCE = {"an expiration behind a damaged table", "an expiration below zero", "an expiration with headers"}
@@ -78,11 +91,17 @@ STAYING = [name for name in ALL if name not in AT_ONCE]
 def put_in(node: Node, queue: str, body: bytes, properties: bytes) -> None:
     """As it may stand in a data directory, past every door."""
     message = Message(body, queue, "", properties)
-    node.broker.run(lambda state, change, now: state.messages.enqueue_rows(change, [Publish(message, (state.topology.queue(queue),))], now))
+    node.broker.run(
+        lambda state, change, now: state.messages.enqueue_rows(
+            change, [Publish(message, (state.topology.queue(queue),))], now
+        )
+    )
 
 
 def dead_end(node: Node, **arguments: Any) -> None:
-    """``q`` dead-letters to a fanout exchange with the queue ``dead``, so that messages keep their keys and their CC."""
+    """``q`` dead-letters to a fanout exchange with the queue ``dead``, so that messages keep their keys and
+    their CC.
+    """
     declared(node, "dead", "out")
     with node.channel() as channel:
         channel.exchange_declare("dlx", "fanout")
@@ -126,7 +145,9 @@ WAYS: dict[str, tuple[Callable[[Node], None], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ALL)
-def test_whatever_a_message_holds_it_is_dead_lettered_once_and_can_be_read(node: Node, name: str, way: str) -> None:
+def test_whatever_a_message_holds_it_is_dead_lettered_once_and_can_be_read(
+    node: Node, name: str, way: str
+) -> None:
     if name in AT_ONCE:
         way = "expired"
     leave, arguments = WAYS[way]
@@ -180,7 +201,9 @@ def test_every_type_of_exchange_takes_any_dead_letter(node: Node, kind: str, nam
 
 
 def test_a_message_whose_properties_are_damaged_does_not_go_round_for_ever(node: Node) -> None:
-    declared(node, "q", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q", "x-message-ttl": 0})
+    declared(
+        node, "q", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q", "x-message-ttl": 0}
+    )
     put_in(node, "q", b"poison", b"\x21\x00\x00\x00\x00\x02\x01k\x010")
     for _ in range(3):
         expire(node)
@@ -198,7 +221,7 @@ def test_a_queue_that_counts_deliveries_delivers_any_message(node: Node, name: s
             channel.reject(found.tag, requeue=True)
 
 
-# -- the doors ----------------------------------------------------------------------------------------------------------
+# -- the doors -----------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[bytes, type[errors.TxmqError]]] = {
     **{name: (properties, errors.RemoteProtocolError) for name, properties in DAMAGED_ONES.items()},
@@ -223,8 +246,16 @@ def test_a_publish_in_process_and_a_staged_row_are_refused_as_basic_publish_is(n
 
 def block(**columns: list[Any]) -> pa.RecordBatch:
     rows = len(next(iter(columns.values())))
-    given = {"exchange": [""] * rows, "routing_key": ["q"] * rows, "body": [b"x"] * rows, "properties": [b""] * rows, **columns}
-    return pa.RecordBatch.from_pydict(given, schema=pa.schema([field.with_nullable(True) for field in MESSAGE_SCHEMA]))
+    given = {
+        "exchange": [""] * rows,
+        "routing_key": ["q"] * rows,
+        "body": [b"x"] * rows,
+        "properties": [b""] * rows,
+        **columns,
+    }
+    return pa.RecordBatch.from_pydict(
+        given, schema=pa.schema([field.with_nullable(True) for field in MESSAGE_SCHEMA])
+    )
 
 
 @pytest.mark.parametrize("column", MESSAGE_SCHEMA.names)
@@ -244,7 +275,9 @@ def test_a_staged_routing_key_is_text_of_255_bytes_at_most() -> None:
 
 
 def test_staged_rows_whose_lengths_lie_are_refused_before_anybody_looks_at_them() -> None:
-    damaged = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(struct.pack("<iii", 0, 1 << 30, 3)), pa.py_buffer(b"abc")])
+    damaged = pa.Array.from_buffers(
+        pa.binary(), 2, [None, pa.py_buffer(struct.pack("<iii", 0, 1 << 30, 3)), pa.py_buffer(b"abc")]
+    )
     with pytest.raises(errors.OptionError, match="damaged"):
         check_rows(block(body=[b"x", b"y"]).set_column(2, "body", damaged))
 
@@ -260,6 +293,8 @@ def test_a_routing_key_that_is_no_text_is_refused_wherever_it_leads(node: Node) 
 
 @pytest.mark.parametrize("argument", ["x-dead-letter-exchange", "x-dead-letter-routing-key"])
 @pytest.mark.parametrize("value", ["k" * 256, "\ud800"])
-def test_a_queue_is_refused_whose_dead_letters_could_not_be_delivered(node: Node, argument: str, value: str) -> None:
+def test_a_queue_is_refused_whose_dead_letters_could_not_be_delivered(
+    node: Node, argument: str, value: str
+) -> None:
     with pytest.raises((errors.PreconditionFailed, errors.OptionError), match=argument):
         declared(node, "q", **{"x-dead-letter-exchange": "", argument: value})

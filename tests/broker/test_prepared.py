@@ -11,7 +11,7 @@ from broker_core.properties import Properties
 
 from .conftest import Node, declared, publish
 
-# -- XA (decision 20) -----------------------------------------------------------------------------------------------------------
+# -- XA (decision 20) ----------------------------------------------------------------------------------------
 
 
 def prepared(node: Node, xid: str = "x1") -> None:
@@ -37,7 +37,13 @@ def test_20_a_prepared_transaction_is_invisible_outlives_its_channel_and_a_crash
     node.clock.advance(100_000)
     assert node.drain("in") == node.browse("out") == []
     (info,) = node.broker.prepared()
-    assert (info.xid, info.publishes, info.settles, info.size_bytes, info.age_s > 99_999) == ("x1", 1, 1, 6, True)
+    assert (info.xid, info.publishes, info.settles, info.size_bytes, info.age_s > 99_999) == (
+        "x1",
+        1,
+        1,
+        6,
+        True,
+    )
     node.broker.commit("x1")
     assert (node.browse("in"), node.browse("out"), node.broker.prepared()) == ([], [b"result"], [])
     node.restart()
@@ -45,7 +51,9 @@ def test_20_a_prepared_transaction_is_invisible_outlives_its_channel_and_a_crash
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_20_a_prepared_transaction_that_is_rolled_back_gives_its_deliveries_back_as_redelivered(node: Node, restart: bool) -> None:
+def test_20_a_prepared_transaction_that_is_rolled_back_gives_its_deliveries_back_as_redelivered(
+    node: Node, restart: bool
+) -> None:
     prepared(node)
     if restart:
         node.restart()
@@ -57,7 +65,9 @@ def test_20_a_prepared_transaction_that_is_rolled_back_gives_its_deliveries_back
     assert node.browse("out") == []
 
 
-def test_20_unknown_xid_and_wrong_state_are_different_errors_and_a_repeated_decision_is_fine(node: Node) -> None:
+def test_20_unknown_xid_and_wrong_state_are_different_errors_and_a_repeated_decision_is_fine(
+    node: Node,
+) -> None:
     prepared(node)
     for call in (node.broker.commit, node.broker.rollback):
         with pytest.raises(errors.UnknownTransaction, match="no transaction has the xid 'nobody'"):
@@ -101,10 +111,18 @@ def test_20_a_large_prepared_transaction_keeps_its_spilled_rows_over_a_crash(nod
 
 
 @pytest.mark.parametrize(
-    "wrong", [(State.COMMITTED, State.ROLLED_BACK), (State.ROLLED_BACK, State.COMMITTED), (State.PREPARED, State.PREPARED)]
+    "wrong",
+    [
+        (State.COMMITTED, State.ROLLED_BACK),
+        (State.ROLLED_BACK, State.COMMITTED),
+        (State.PREPARED, State.PREPARED),
+    ],
 )
 def test_20_a_transaction_goes_only_through_its_states(wrong: tuple[State, State]) -> None:
     transaction = Transaction(Limits(), 0, "x")
     transaction.become(wrong[0])
-    with pytest.raises(errors.TransactionState, match=f"transaction 'x' is {wrong[0].value}, it cannot become {wrong[1].value}"):
+    with pytest.raises(
+        errors.TransactionState,
+        match=f"transaction 'x' is {wrong[0].value}, it cannot become {wrong[1].value}",
+    ):
         transaction.become(wrong[1])

@@ -1,4 +1,6 @@
-"""Prepared means committable (XA): a full queue refuses at prepare or never. Room is kept until the decision, also over a restart."""
+"""Prepared means committable (XA): a full queue refuses at prepare or never. Room is kept until the decision,
+also over a restart.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def refused(node: Node, *bodies: bytes) -> None:
     before = (node.browse("q"), node.queue("q"))
     with pytest.raises(errors.PreconditionFailed, match="queue 'q' in vhost '/' is full"):
         publish(node, "q", *bodies)
-    ends: list[Callable[[LocalChannel], object]] = [LocalChannel.tx_commit, lambda channel: channel.prepare("other")]
+    ends: list[Callable[[LocalChannel], object]] = [
+        LocalChannel.tx_commit,
+        lambda channel: channel.prepare("other"),
+    ]
     for end in ends:
         channel = node.channel()
         channel.tx_select()
@@ -48,7 +53,9 @@ def refused(node: Node, *bodies: bytes) -> None:
 
 @limited
 @pytest.mark.parametrize("restart", [False, True])
-def test_20_a_full_queue_never_refuses_what_is_prepared(node: Node, arguments: dict[str, Any], restart: bool) -> None:
+def test_20_a_full_queue_never_refuses_what_is_prepared(
+    node: Node, arguments: dict[str, Any], restart: bool
+) -> None:
     declared(node, "q", **arguments)
     prepare(node, "x", b"1", b"2")
     refused(node, b"3")
@@ -79,7 +86,9 @@ def test_20_a_rollback_gives_the_room_back(node: Node, arguments: dict[str, Any]
 
 
 @limited
-def test_20_prepare_refuses_what_does_not_fit_and_the_transaction_can_go_on(node: Node, arguments: dict[str, Any]) -> None:
+def test_20_prepare_refuses_what_does_not_fit_and_the_transaction_can_go_on(
+    node: Node, arguments: dict[str, Any]
+) -> None:
     declared(node, "q", **arguments)
     declared(node, "in")
     publish(node, "in", b"work")
@@ -114,7 +123,9 @@ def test_20_the_room_of_prepared_transactions_is_kept_once_for_each_of_them(node
 
 
 def test_20_a_decision_goes_in_over_the_limit_where_messages_came_back_meanwhile(node: Node) -> None:
-    """What a consumer held does not count; when it comes back there is less room than was promised, and the promise holds."""
+    """What a consumer held does not count; when it comes back there is less room than was promised, and the
+    promise holds.
+    """
     declared(node, "q", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     publish(node, "q", b"held")
     holder = node.channel()
@@ -136,7 +147,9 @@ def test_20_the_room_for_a_spilled_prepared_transaction_is_kept(node: Node) -> N
 
 
 def test_20_dead_letters_and_confirms_see_the_room_that_is_kept(node: Node) -> None:
-    """A publish outside a transaction is refused alone; a dead letter into a full queue is kept, and the decision too."""
+    """A publish outside a transaction is refused alone; a dead letter into a full queue is kept, and the
+    decision too.
+    """
     declared(node, "q", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     declared(node, "source", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"})
     prepare(node, "x", b"prepared")

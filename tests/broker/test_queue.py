@@ -26,7 +26,9 @@ class Ids:
 
 
 def rows_of(runs: list[Run]) -> list[tuple[int, int, int]]:
-    return [(run.first + ahead, run.block_id, int(row)) for run in runs for ahead, row in enumerate(run.rows())]
+    return [
+        (run.first + ahead, run.block_id, int(row)) for run in runs for ahead, row in enumerate(run.rows())
+    ]
 
 
 def take(queue: Queue) -> int | None:
@@ -57,9 +59,11 @@ class QueueModel(RuleBasedStateMachine):
             else:
                 self.records[(type(entry), entry.key)] = entry
         for block_id in change.forgets:
-            assert not any(entry[0] == block_id for offset, entry in enumerate(self.entries) if offset not in self.settled), (
-                "a living block is never forgotten"
-            )
+            assert not any(
+                entry[0] == block_id
+                for offset, entry in enumerate(self.entries)
+                if offset not in self.settled
+            ), "a living block is never forgotten"
 
     @rule(gaps=st.lists(st.integers(1, 3), min_size=1, max_size=5))
     def append_to_the_open_block(self, gaps: list[int]) -> None:
@@ -84,7 +88,9 @@ class QueueModel(RuleBasedStateMachine):
         for row in rows:
             bitmap[row >> 3] |= 1 << (row & 7)
         contiguous = rows == list(range(rows[0], rows[-1] + 1))
-        first = self.queue.log.append(len(rows), info.block_id, rows[0] if contiguous else 0, b"" if contiguous else bytes(bitmap), 7, 7)
+        first = self.queue.log.append(
+            len(rows), info.block_id, rows[0] if contiguous else 0, b"" if contiguous else bytes(bitmap), 7, 7
+        )
         assert first == len(self.entries)
         self.records[(RunRecord, (1, first))] = self.queue.log.record_last_run()
         self.entries += [(info.block_id, row) for row in rows]
@@ -101,7 +107,11 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        ready = [offset for offset in range(len(self.entries)) if offset not in self.settled and offset not in self.held]
+        ready = [
+            offset
+            for offset in range(len(self.entries))
+            if offset not in self.settled and offset not in self.held
+        ]
         requeued = [offset for offset in ready if offset in self.sent]
         offset = take(self.queue)
         assert offset == min(requeued or ready, default=None)
@@ -129,11 +139,15 @@ class QueueModel(RuleBasedStateMachine):
         progress = self.records.get((ProgressRecord, (1,)))
         if isinstance(progress, ProgressRecord):
             holes = [record for record in self.records.values() if isinstance(record, HoleRecord)]
-            found = set(range(progress.floor)) | {offset for hole in holes for offset in range(hole.start, hole.end)}
+            found = set(range(progress.floor)) | {
+                offset for hole in holes for offset in range(hole.start, hole.end)
+            }
             assert found == self.settled, "progress and holes say exactly what is settled"
         for record in self.records.values():
             if isinstance(record, RunRecord):
-                assert not set(range(record.first, record.first + record.count)) <= self.settled, "a deletable run has no record"
+                assert not set(range(record.first, record.first + record.count)) <= self.settled, (
+                    "a deletable run has no record"
+                )
 
     @invariant()
     def the_queue_says_what_the_list_says(self) -> None:
@@ -145,9 +159,9 @@ class QueueModel(RuleBasedStateMachine):
         assert queue.progress.floor == min(unsettled, default=end)
         middle = end // 2
         for start, stop in ((0, end), (middle, end), (0, middle)):
-            assert {at for low, high in queue.progress.settled_within(start, stop) for at in range(low, high)} == self.settled & set(
-                range(start, stop)
-            )
+            assert {
+                at for low, high in queue.progress.settled_within(start, stop) for at in range(low, high)
+            } == self.settled & set(range(start, stop))
             kept = rows_of(queue.log.runs_between(start, stop))
             assert [entry for entry in kept if entry[0] not in self.settled] == [
                 (offset, *self.entries[offset]) for offset in unsettled if start <= offset < stop

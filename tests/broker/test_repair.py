@@ -1,4 +1,6 @@
-"""A catalog whose records contradict each other: what can be derived is repaired, what cannot is named, all else is served."""
+"""A catalog whose records contradict each other: what can be derived is repaired, what cannot is named, all
+else is served.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def bodies(broker: LocalBroker, name: str) -> list[bytes]:
         return found
 
 
-def test_leftovers_of_queues_blocks_and_settled_messages_are_dropped_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_leftovers_of_queues_blocks_and_settled_messages_are_dropped_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ids = filled(tmp_path)
     bad = ids["bad"]
     leftovers = [
@@ -101,8 +105,12 @@ def test_leftovers_of_queues_blocks_and_settled_messages_are_dropped_and_said(tm
     assert before.problems == [] and len(before.repairs) == 10
     with caplog.at_level(logging.WARNING):
         broker = LocalBroker(DurableStore(tmp_path), upkeep=False)
-    assert sorted(record.getMessage().partition(": ")[2] for record in caplog.records) == sorted(before.repairs)
-    assert bodies(broker, "bad") == [b"3", b"4", b"5", b"9"] and broker.state.topology.queue("bad").messages == 4
+    assert sorted(record.getMessage().partition(": ")[2] for record in caplog.records) == sorted(
+        before.repairs
+    )
+    assert (
+        bodies(broker, "bad") == [b"3", b"4", b"5", b"9"] and broker.state.topology.queue("bad").messages == 4
+    )
     assert bodies(broker, "good") == [b"served"]
     broker.close()
     after = verify(tmp_path)
@@ -115,12 +123,20 @@ def test_leftovers_of_queues_blocks_and_settled_messages_are_dropped_and_said(tm
         (lambda queue, block: RunRecord(queue, 10, 5, GONE, 0, b"", 0, 0), f"block {GONE} does not exist"),
         (lambda queue, block: RunRecord(queue, 10, 5, block, 8, b"", 0, 0), "rows 8 to 13 are not in block"),
         (lambda queue, block: RunRecord(queue, 10, 5, block, -1, b"", 0, 0), "rows -1 to 4 are not in block"),
-        (lambda queue, block: RunRecord(queue, 10, 5, block, 0, b"\x07", 0, 0), "its bitmap selects 3 rows, not 5"),
-        (lambda queue, block: RunRecord(queue, 5, 10, block, 0, b"", 0, 0), "the runs at offsets 0 and 5 overlap"),
+        (
+            lambda queue, block: RunRecord(queue, 10, 5, block, 0, b"\x07", 0, 0),
+            "its bitmap selects 3 rows, not 5",
+        ),
+        (
+            lambda queue, block: RunRecord(queue, 5, 10, block, 0, b"", 0, 0),
+            "the runs at offsets 0 and 5 overlap",
+        ),
     ],
     ids=["no block", "behind the block", "before the block", "bitmap", "overlap"],
 )
-def test_rows_that_nobody_has_are_named_and_the_other_queues_are_served(tmp_path: Path, record: Any, why: str) -> None:
+def test_rows_that_nobody_has_are_named_and_the_other_queues_are_served(
+    tmp_path: Path, record: Any, why: str
+) -> None:
     ids = filled(tmp_path)
     damage(tmp_path, record(ids["bad"], 1))
     (problem,) = verify(tmp_path).problems
@@ -152,7 +168,10 @@ def test_a_decided_or_prepared_transaction_without_its_rows_is_named_and_kept(tm
     route = {"block": [GONE + 1, 3, 30, False], "queues": {str(ids["good"]): [0, 3, ""]}}
     damage(tmp_path, entry, part, PreparedRecord("x", 1, b"", [route], []))
     problems = verify(tmp_path).problems
-    assert problems[0] == f"part 0 of branch b, which is decided and not applied: its 5 rows are not in block {GONE}"
+    assert (
+        problems[0]
+        == f"part 0 of branch b, which is decided and not applied: its 5 rows are not in block {GONE}"
+    )
     store = DurableStore(tmp_path)
     state = load(_without_publishes(store.load()), new_block_id=store.new_block_id, read=store.read)
     assert set(state.prepared.by_xid) == {"x"} and len(state.loaded.take(PartRecord)) == 1
@@ -168,7 +187,10 @@ def _without_publishes(image: StoreImage) -> StoreImage:
     from broker_core.broker.transaction import _to_ipc
 
     empty = _to_ipc([])
-    image.records = [replace(record, publishes=empty) if isinstance(record, PreparedRecord) else record for record in image.records]
+    image.records = [
+        replace(record, publishes=empty) if isinstance(record, PreparedRecord) else record
+        for record in image.records
+    ]
     return image
 
 
@@ -177,16 +199,34 @@ def test_two_messages_with_one_offset_are_named_and_the_first_is_served() -> Non
         return InboxRow(1, number, number + 1, 1, "", "q", b"", b"%d" % number, ROUTE.pack(5, offset))
 
     store = MemoryStore()
-    store.commit([Change(rows=[row(0, 0), row(1, 1), row(2, 1), row(3, 2)], journal=[QueueRecord(5, "q", True, False, False, {})])])
+    store.commit(
+        [
+            Change(
+                rows=[row(0, 0), row(1, 1), row(2, 1), row(3, 2)],
+                journal=[QueueRecord(5, "q", True, False, False, {})],
+            )
+        ]
+    )
     broker = LocalBroker(store.reopened(), upkeep=False)
-    assert broker.state.loaded.repaired.problems == ["queue 'q': row 2 of open block 1 has offset 1, which another message has"]
+    assert broker.state.loaded.repaired.problems == [
+        "queue 'q': row 2 of open block 1 has offset 1, which another message has"
+    ]
     assert bodies(broker, "q") == [b"0", b"1", b"3"]
     broker.close()
 
 
 def test_a_record_of_which_no_sense_can_be_made_is_a_corrupt_catalog_not_a_key_error() -> None:
     store = MemoryStore()
-    store.commit([Change(journal=[OriginRecord("a", "not json", 0, {}, False), PreparedRecord("x", 1, b"no arrow", [], [[1, 2]])])])
+    store.commit(
+        [
+            Change(
+                journal=[
+                    OriginRecord("a", "not json", 0, {}, False),
+                    PreparedRecord("x", 1, b"no arrow", [], [[1, 2]]),
+                ]
+            )
+        ]
+    )
     with pytest.raises(errors.CorruptCatalog, match="no sense can be made"):
         LocalBroker(store.reopened(), upkeep=False)
 
@@ -227,8 +267,13 @@ def written(found: Sequence[Record], journal: Sequence[Record | Drop]) -> list[R
 @example([ProgressRecord(1, "", 1, 1, 1, 1), RunRecord(1, 0, 2, 1, 0, b"", 1, 1)], [(1, 0)])
 @settings(deadline=None, max_examples=150)
 @given(st.lists(records, max_size=25), st.lists(st.tuples(queue_ids, small), max_size=6))
-def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(drawn: list[Record], places: list[tuple[int, int]]) -> None:
-    topology: list[Record] = [QueueRecord(1, "q1", True, False, False, {}), QueueRecord(2, "q2", True, False, False, {})]
+def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(
+    drawn: list[Record], places: list[tuple[int, int]]
+) -> None:
+    topology: list[Record] = [
+        QueueRecord(1, "q1", True, False, False, {}),
+        QueueRecord(2, "q2", True, False, False, {}),
+    ]
     found = written([], [*topology, *drawn, AttemptRecord("t1", "", "", 0, 1)])
     inbox = [InboxRow(9, row, 1, 1, "", "", b"", b"", ROUTE.pack(*place)) for row, place in enumerate(places)]
     infos = [BlockInfo(1, 8, 0, 0), BlockInfo(2, 2, 0, 0)]
@@ -239,7 +284,11 @@ def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(dr
     ids = iter(range(100, 1000))
     state = load(StoreImage(found, inbox, infos, 1, True), new_block_id=lambda: next(ids), read=unread)
     for queue in state.topology.queues.values():
-        offsets = [offset for start, end in queue.progress.unsettled_within(0, queue.log.next_offset) for offset in range(start, end)]
+        offsets = [
+            offset
+            for start, end in queue.progress.unsettled_within(0, queue.log.next_offset)
+            for offset in range(start, end)
+        ]
         assert queue.messages == len(offsets) >= 0
         for offset in offsets:
             queue.log.locate(offset)  # there is a run for each
@@ -248,7 +297,11 @@ def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(dr
         queue.settle(0, queue.log.next_offset)
         queue.record(change)
         left = written(written(found, first.journal), change.journal)
-        assert [r for r in left if isinstance(r, (RunRecord, HoleRecord, DeliveryRecord)) and r.queue_id == queue.queue_id] == []
+        assert [
+            r
+            for r in left
+            if isinstance(r, (RunRecord, HoleRecord, DeliveryRecord)) and r.queue_id == queue.queue_id
+        ] == []
 
 
 def test_a_catalog_without_contradictions_is_left_as_it_is() -> None:

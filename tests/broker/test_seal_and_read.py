@@ -4,10 +4,13 @@ from broker_core import failpoint
 from tests.broker.conftest import Node, declared, publish
 
 
-def test_queues_that_share_a_growing_inbox_block_give_their_own_messages_in_order_after_it_is_sealed(node: Node):
+def test_queues_that_share_a_growing_inbox_block_give_their_own_messages_in_order_after_it_is_sealed(
+    node: Node,
+):
     declared(node, "a", "b")
     with node.channel() as channel:
-        for number in range(6):  # a commit each: the runs of both grow within one block, each with every other row
+        # a commit each: the runs of both grow within one block, each with every other row
+        for number in range(6):
             channel.publish(str(number).encode(), routing_key="ab"[number % 2])
     node.broker.upkeep.close_open()
     node.broker.upkeep.seal()

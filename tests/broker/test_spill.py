@@ -1,4 +1,6 @@
-"""A large transaction goes to a segment piece by piece, whatever is in it; nobody can tell from outside (decisions 15, 18)."""
+"""A large transaction goes to a segment piece by piece, whatever is in it; nobody can tell from outside
+(decisions 15, 18).
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def _history(node: Node, seed: int, spill_rows: int) -> Iterator[object]:
         for number in range(chance.randrange(1, 60)):
             queues = [name for name in QUEUES if name != "dead" and chance.random() < 0.3]
             body = b"%d/%d" % (step, number)
-            channel.publish(body, "all", ".".join(queues), chance.choice(KINDS), mandatory=chance.random() < 0.2)
+            channel.publish(
+                body, "all", ".".join(queues), chance.choice(KINDS), mandatory=chance.random() < 0.2
+            )
         end = chance.choice(["commit", "commit", "prepare", "roll back", "delete"])
         try:
             yield _ended(node, channel, end, f"x{step}")
@@ -95,8 +99,13 @@ def _ended(node: Node, channel: LocalChannel, end: str, xid: str) -> object:
 
 def _seen(node: Node) -> dict[str, object]:
     return {
-        **{name: node.browse(name) for name in QUEUES if name in node.broker.state.topology.queues and name != "dead"},
-        "dead": {name: _dead_of(node, name) for name in ("short", "small")},  # which of two queues overflows first is open
+        **{
+            name: node.browse(name)
+            for name in QUEUES
+            if name in node.broker.state.topology.queues and name != "dead"
+        },
+        # which of two queues overflows first is open
+        "dead": {name: _dead_of(node, name) for name in ("short", "small")},
         "counts": [(info.name, info.messages, info.unacknowledged) for info in node.broker.queues()],
         "prepared": [(info.xid, info.publishes, info.dropped) for info in node.broker.prepared()],
     }
@@ -110,13 +119,17 @@ def _dead_of(node: Node, name: str) -> list[bytes]:
         for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
         for offset in range(start, end)
     ]
-    return [row.body for row in rows if Properties.decode(row.properties).headers["x-first-death-queue"] == name]
+    return [
+        row.body for row in rows if Properties.decode(row.properties).headers["x-first-death-queue"] == name
+    ]
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_18_nobody_can_tell_whether_a_transaction_was_spilled(seed: int) -> None:
     small, large = Node(), Node()
-    for number, (spilled, whole) in enumerate(zip(_history(small, seed, 4), _history(large, seed, SPILL_ROWS), strict=True)):
+    for number, (spilled, whole) in enumerate(
+        zip(_history(small, seed, 4), _history(large, seed, SPILL_ROWS), strict=True)
+    ):
         assert spilled == whole, f"step {number}"
     small.broker.close()
     large.broker.close()
@@ -146,7 +159,9 @@ def test_15_a_restart_ends_the_transient_messages_of_a_large_transaction_only(tm
         channel.queue_declare("q")
         channel.tx_select()
         for number in range(1_000):
-            channel.publish(b"%d" % number, routing_key="q", properties=TRANSIENT if number % 3 == 0 else PERSISTENT)
+            channel.publish(
+                b"%d" % number, routing_key="q", properties=TRANSIENT if number % 3 == 0 else PERSISTENT
+            )
         channel.tx_commit()
         assert [channel.get("q").body for _ in range(4)] == [b"0", b"1", b"2", b"3"]  # type: ignore[union-attr]
     broker.close()
@@ -176,7 +191,9 @@ def test_s2_a_claimed_range_of_spilled_transient_messages_is_read_again_after_a_
     engine = EmbeddedEngine(node.restart())
     ranges = engine.resolve("app", {"q": START}, end)
     ticket = ReadTicket("app", "query", 0, ranges, (("q", 0, 20),))
-    assert [body for rows in engine.read(ticket) for body in rows.column("body").to_pylist()] == [b"%d" % number for number in range(20)]
+    assert [body for rows in engine.read(ticket) for body in rows.column("body").to_pylist()] == [
+        b"%d" % number for number in range(20)
+    ]
 
 
 def test_21_mandatory_messages_of_a_spilled_piece_come_back_when_their_queue_is_gone(node: Node) -> None:
@@ -185,7 +202,9 @@ def test_21_mandatory_messages_of_a_spilled_piece_come_back_when_their_queue_is_
     with node.channel() as channel:
         channel.tx_select()
         for number in range(8):
-            channel.publish(b"%d" % number, routing_key="other" if number == 4 else "q", mandatory=number % 2 == 0)
+            channel.publish(
+                b"%d" % number, routing_key="other" if number == 4 else "q", mandatory=number % 2 == 0
+            )
             channel.publish(b"nowhere %d" % number, routing_key="nowhere", mandatory=number == 5)
         channel.queue_delete("q")
         channel.tx_commit()

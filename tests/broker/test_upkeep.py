@@ -61,7 +61,14 @@ def fill(broker: LocalBroker, count: int, first: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["store.seal.written", "upkeep.seal.written", "committer.planned", "store.commit.begin", "store.commit.committed"]
+    "step",
+    [
+        "store.seal.written",
+        "upkeep.seal.written",
+        "committer.planned",
+        "store.commit.begin",
+        "store.commit.committed",
+    ],
 )
 def test_a_crash_at_any_step_of_a_seal_loses_and_doubles_nothing(directory: Path, step: str) -> None:
     broker = opened(directory)
@@ -128,7 +135,11 @@ def test_a_block_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(dir
     fill(broker, 1)
     info = broker.append(
         pa.RecordBatch.from_pydict(
-            {name: ["q"] if name == "routing_key" else [b""] for name in ("exchange", "routing_key", "body", "properties")}, MESSAGE_SCHEMA
+            {
+                name: ["q"] if name == "routing_key" else [b""]
+                for name in ("exchange", "routing_key", "body", "properties")
+            },
+            MESSAGE_SCHEMA,
         )
     )
 

@@ -24,7 +24,14 @@ from txmq import cli
 
 
 def _txmq(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "txmq", *arguments], capture_output=True, text=True, timeout=600, input=stdin, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "txmq", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        input=stdin,
+        check=False,
+    )
 
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -92,7 +99,15 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
     opened = engine.open_batch("app", "q", 0, "fail")
     staged = []
     for name in ("lake/a", "lake/b"):
-        header = BranchHeader(opened.token, f"branch of {name}", "append", {"table": name}, app_id="app", query_id="q", batch_id=0)
+        header = BranchHeader(
+            opened.token,
+            f"branch of {name}",
+            "append",
+            {"table": name},
+            app_id="app",
+            query_id="q",
+            batch_id=0,
+        )
         staged.append(engine.stage(header, [pa.record_batch({"v": [name, None]})]))
     engine.commit_batch("app", "q", 0, opened.token, staged)
     listed = _json(capsys, "unapplied", "app", "--url", url)
@@ -101,9 +116,13 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
     to = tmp_path / "skipped"
     (to / "app.1.0.parquet").mkdir(parents=True)
     assert "nothing was skipped" in _fails(capsys, "skip", "app", "1", "--to", str(to), "--url", url)
-    assert "nothing for 'lake/c'" in _fails(capsys, "skip", "app", "1", "--to", str(to), "--table", "lake/c", "--url", url)
+    assert "nothing for 'lake/c'" in _fails(
+        capsys, "skip", "app", "1", "--to", str(to), "--table", "lake/c", "--url", url
+    )
     assert len(engine.unapplied("app")[0].to_apply) == 2
-    (file,) = _json(capsys, "skip", "app", "1", "--to", str(tmp_path / "b"), "--table", "lake/b", "--url", url)["files"]
+    (file,) = _json(
+        capsys, "skip", "app", "1", "--to", str(tmp_path / "b"), "--table", "lake/b", "--url", url
+    )["files"]
     assert pq.read_table(file).to_pylist() == [{"v": "lake/b"}, {"v": None}]
     assert json.loads(pq.read_schema(file).metadata[b"txmq"])["to"] == "lake/b"
     assert [row["to"] for row in _json(capsys, "unapplied", "app", "--url", url)] == ["lake/a"]
@@ -113,22 +132,47 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
 
 
 def test_declare_bind_publish_and_peek(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(capsys, "declare", "exchange", "flights", "topic", "--url", url) == "exchange flights of type topic\n"
-    assert _run(capsys, "declare", "queue", "late", "--url", url, "--argument", "x-max-length=100") == "queue late\n"
-    assert _json(capsys, "bind", "flights", "late", "JFK.#", "--url", url) == {"exchange": "flights", "queue": "late", "key": "JFK.#"}
-    assert _json(capsys, "publish", "--exchange", "flights", "--routing-key", "JFK.UA", "--url", url, "one", "two") == {"published": 2}
+    assert (
+        _run(capsys, "declare", "exchange", "flights", "topic", "--url", url)
+        == "exchange flights of type topic\n"
+    )
+    assert (
+        _run(capsys, "declare", "queue", "late", "--url", url, "--argument", "x-max-length=100")
+        == "queue late\n"
+    )
+    assert _json(capsys, "bind", "flights", "late", "JFK.#", "--url", url) == {
+        "exchange": "flights",
+        "queue": "late",
+        "key": "JFK.#",
+    }
+    assert _json(
+        capsys, "publish", "--exchange", "flights", "--routing-key", "JFK.UA", "--url", url, "one", "two"
+    ) == {"published": 2}
     shown = _json(capsys, "peek", "late", "--url", url)
     assert [(row["offset"], row["routing_key"], row["body"], row["properties"]) for row in shown] == [
         (0, "JFK.UA", "one", {"delivery_mode": 2}),
         (1, "JFK.UA", "two", {"delivery_mode": 2}),
     ]
-    assert [row["body"] for row in _json(capsys, "peek", "late", "--url", url, "--limit", "1", "--offset", "1")] == ["two"]
+    assert [
+        row["body"] for row in _json(capsys, "peek", "late", "--url", url, "--limit", "1", "--offset", "1")
+    ] == ["two"]
     header, first, _second = _run(capsys, "peek", "late", "--url", url).splitlines()
-    assert header.split() == ["queue", "offset", "exchange", "routing_key", "timestamp", "redelivered", "properties", "body"]
+    assert header.split() == [
+        "queue",
+        "offset",
+        "exchange",
+        "routing_key",
+        "timestamp",
+        "redelivered",
+        "properties",
+        "body",
+    ]
     assert first.endswith("one")
 
 
-def test_queues_are_an_aligned_table_or_json(broker: Broker, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queues_are_an_aligned_table_or_json(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with broker.channel() as channel:
         channel.queue_declare("a", arguments={"x-max-length": 5})
         channel.queue_declare("much-longer-name")
@@ -150,17 +194,24 @@ def test_publish_takes_each_line_of_the_input(url: str, capsys: pytest.CaptureFi
 
 
 def test_publish_to_no_queue_is_an_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "[TXMQ_UNROUTABLE] 2 of 2 messages reached no queue" in _fails(capsys, "publish", "--queue", "nowhere", "--url", url, "a", "b")
+    assert "[TXMQ_UNROUTABLE] 2 of 2 messages reached no queue" in _fails(
+        capsys, "publish", "--queue", "nowhere", "--url", url, "a", "b"
+    )
 
 
-def test_prepared_transactions_are_listed_committed_and_rolled_back(broker: Broker, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepared_transactions_are_listed_committed_and_rolled_back(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with broker.channel() as channel:
         channel.queue_declare("q")
         channel.tx_select()
         for xid in ("first", "second"):
             channel.publish(xid.encode(), routing_key="q")
             channel.prepare(xid)
-    assert {row["xid"]: row["publishes"] for row in _json(capsys, "transactions", "--url", url)} == {"first": 1, "second": 1}
+    assert {row["xid"]: row["publishes"] for row in _json(capsys, "transactions", "--url", url)} == {
+        "first": 1,
+        "second": 1,
+    }
     assert _run(capsys, "commit", "first", "--url", url) == "committed first\n"
     assert _json(capsys, "rollback", "second", "--url", url) == {"xid": "second", "state": "rolled_back"}
     assert _json(capsys, "transactions", "--url", url) == []
@@ -169,7 +220,9 @@ def test_prepared_transactions_are_listed_committed_and_rolled_back(broker: Brok
     assert "[TXMQ_TRANSACTION_STATE]" in _fails(capsys, "commit", "second", "--url", url)
 
 
-def test_apps_are_listed_and_their_queues_released(broker: Broker, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_apps_are_listed_and_their_queues_released(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with broker.channel() as channel:
         channel.queue_declare("orders")
         channel.publish(b"x", routing_key="orders")
@@ -177,11 +230,15 @@ def test_apps_are_listed_and_their_queues_released(broker: Broker, url: str, cap
     (app,) = _json(capsys, "apps", "--url", url)
     assert (app["app_id"], app["queues"], app["lag"]) == ("alerts", ["orders"], 1)
     assert "[TXMQ_PRECONDITION_FAILED]" in _fails(capsys, "release", "another", "orders", "--url", url)
-    assert _run(capsys, "release", "alerts", "orders", "--url", url) == "released queue orders from app alerts\n"
+    assert (
+        _run(capsys, "release", "alerts", "orders", "--url", url) == "released queue orders from app alerts\n"
+    )
     assert broker.queues()[0].owner == ""
 
 
-def test_attempts_are_listed_and_discarded(broker: Broker, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attempts_are_listed_and_discarded(
+    broker: Broker, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with broker.channel() as channel:
         channel.queue_declare("out")
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * 3, pa.binary())})
@@ -195,12 +252,16 @@ def test_attempts_are_listed_and_discarded(broker: Broker, url: str, capsys: pyt
         broker.engine.commit_branches("token", [staged])
 
 
-def test_data_finds_the_broker_that_owns_the_directory(broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_finds_the_broker_that_owns_the_directory(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _run(capsys, "declare", "queue", "q", "--data", str(tmp_path / "data"))
     assert [queue.name for queue in broker.queues()] == ["q"]
 
 
-def test_looking_at_a_data_directory_that_is_not_there_creates_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_looking_at_a_data_directory_that_is_not_there_creates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "there is no data directory" in _fails(capsys, "queues", "--data", str(tmp_path / "absent"))
     assert not (tmp_path / "absent").exists()
 
@@ -225,7 +286,16 @@ def test_verify_says_whether_everything_holds(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_serve_prints_one_ready_line_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "txmq", "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "txmq",
+        "serve",
+        "--data",
+        str(tmp_path / "data"),
+        "--listen",
+        "127.0.0.1:0",
+    ]
     command += ["--amqp", "127.0.0.1:0", "--amqp", "[::1]:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -245,7 +315,9 @@ def test_serve_prints_one_ready_line_and_ends_cleanly_on_sigterm(tmp_path: Path)
 
 
 def test_serve_on_a_taken_port_is_one_clear_error(broker: Broker, tmp_path: Path) -> None:
-    taken = _txmq("serve", "--data", str(tmp_path / "other"), "--listen", f"127.0.0.1:{broker.port}", "--amqp", "none")
+    taken = _txmq(
+        "serve", "--data", str(tmp_path / "other"), "--listen", f"127.0.0.1:{broker.port}", "--amqp", "none"
+    )
     assert taken.returncode == 1
     assert f"[TXMQ_CONNECTION] cannot listen on 127.0.0.1:{broker.port}" in taken.stderr
     assert taken.stderr.count("\n") == 1
@@ -278,8 +350,13 @@ def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.
         (["queues", "--url", "http://h:1"], "it must be txmq://[user:password@]host:port"),
         (["queues", "--url", "txmq://u:secret@h:99999"], "'txmq://u:***@h:99999'; its port must be a number"),
         (["serve", "--data", "d", "--listen", "nowhere"], "--listen is 'nowhere'; it must be HOST:PORT"),
-        (["publish", "--queue", "q", "--exchange", "e", "--url", "txmq://h:1", "x"], "give it or --exchange and --routing-key, not both"),
+        (
+            ["publish", "--queue", "q", "--exchange", "e", "--url", "txmq://h:1", "x"],
+            "give it or --exchange and --routing-key, not both",
+        ),
     ],
 )
-def test_wrong_value_is_one_line_that_names_it(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_value_is_one_line_that_names_it(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert text in _fails(capsys, *arguments)

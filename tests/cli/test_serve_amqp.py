@@ -25,16 +25,31 @@ def connect(url: str, user: str = "guest", password: str = "guest") -> pika.Bloc
 
 def refused(directory: Path, *arguments: str) -> str:
     """What ``txmq serve`` says when it does not start."""
-    command = [sys.executable, "-m", "txmq", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "txmq",
+        "serve",
+        "--data",
+        str(directory / "data"),
+        "--listen",
+        "127.0.0.1:0",
+        *arguments,
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 1 and ended.stdout == ""
     return ended.stderr.strip()
 
 
-@pytest.mark.parametrize("address", ["localhost", "5672", ":5672", "127.0.0.1:", "127.0.0.1:70000", "::1:5672", "127.0.0.1:amqp"])
+@pytest.mark.parametrize(
+    "address", ["localhost", "5672", ":5672", "127.0.0.1:", "127.0.0.1:70000", "::1:5672", "127.0.0.1:amqp"]
+)
 def test_an_address_that_is_none_is_refused_with_an_example(tmp_path: Path, address: str) -> None:
     said = refused(tmp_path, "--amqp", address)
-    assert f"AMQP listener {address!r} must be HOST:PORT, for example 127.0.0.1:5672" in said and "\n" not in said
+    assert (
+        f"AMQP listener {address!r} must be HOST:PORT, for example 127.0.0.1:5672" in said
+        and "\n" not in said
+    )
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
@@ -45,7 +60,18 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 def test_none_takes_no_amqp_clients(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "txmq", "serve", "--data", str(tmp_path), "--listen", "127.0.0.1:0", "--amqp", "none"]
+    command = [
+        sys.executable,
+        "-m",
+        "txmq",
+        "serve",
+        "--data",
+        str(tmp_path),
+        "--listen",
+        "127.0.0.1:0",
+        "--amqp",
+        "none",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert len(process.stdout.readline().split()) == 2  # ready txmq://HOST:PORT
@@ -79,8 +105,13 @@ def test_a_users_file_that_says_nothing_is_refused(tmp_path: Path, text: str | N
     assert said in refused(tmp_path, "--users", str(users), "--amqp", "127.0.0.1:0")
 
 
-def test_18_a_transaction_over_its_limit_of_messages_is_refused_with_406_and_the_channel_rolled_back(tmp_path: Path) -> None:
-    with serving(tmp_path / "data", "--transaction-messages", "3") as broker, closing(connect(broker.amqp_url)) as connection:
+def test_18_a_transaction_over_its_limit_of_messages_is_refused_with_406_and_the_channel_rolled_back(
+    tmp_path: Path,
+) -> None:
+    with (
+        serving(tmp_path / "data", "--transaction-messages", "3") as broker,
+        closing(connect(broker.amqp_url)) as connection,
+    ):
         channel = connection.channel()
         channel.queue_declare("q", durable=True)
         channel.tx_select()
@@ -88,12 +119,18 @@ def test_18_a_transaction_over_its_limit_of_messages_is_refused_with_406_and_the
             channel.basic_publish("", "q", b"m")
         with pytest.raises(ChannelClosedByBroker) as closed:
             channel.tx_commit()
-        assert (closed.value.reply_code, "holds 3 messages, the limit" in closed.value.reply_text) == (406, True)
+        assert (closed.value.reply_code, "holds 3 messages, the limit" in closed.value.reply_text) == (
+            406,
+            True,
+        )
         assert connection.channel().queue_declare("q", passive=True).method.message_count == 0
 
 
 def test_18_a_transaction_over_its_limit_of_bytes_is_refused_with_406(tmp_path: Path) -> None:
-    with serving(tmp_path / "data", "--transaction-bytes", "1000") as broker, closing(connect(broker.amqp_url)) as connection:
+    with (
+        serving(tmp_path / "data", "--transaction-bytes", "1000") as broker,
+        closing(connect(broker.amqp_url)) as connection,
+    ):
         channel = connection.channel()
         channel.tx_select()
         channel.queue_declare("q", durable=True)
@@ -103,8 +140,13 @@ def test_18_a_transaction_over_its_limit_of_bytes_is_refused_with_406(tmp_path: 
             channel.tx_commit()
 
 
-def test_18_a_transaction_that_is_open_for_too_long_is_rolled_back_and_what_it_acked_comes_back(tmp_path: Path) -> None:
-    with serving(tmp_path / "data", "--transaction-time", "0.5") as broker, closing(connect(broker.amqp_url)) as connection:
+def test_18_a_transaction_that_is_open_for_too_long_is_rolled_back_and_what_it_acked_comes_back(
+    tmp_path: Path,
+) -> None:
+    with (
+        serving(tmp_path / "data", "--transaction-time", "0.5") as broker,
+        closing(connect(broker.amqp_url)) as connection,
+    ):
         channel = connection.channel()
         channel.queue_declare("q", durable=True)
         channel.basic_publish("", "q", b"m", pika.BasicProperties(delivery_mode=2))
@@ -118,13 +160,19 @@ def test_18_a_transaction_that_is_open_for_too_long_is_rolled_back_and_what_it_a
             connection.process_data_events(0.1)
         (reason,) = closed
         assert isinstance(reason, ChannelClosedByBroker)
-        assert (reason.reply_code, "is open for longer than 0.5 s, the limit" in reason.reply_text) == (406, True)
+        assert (reason.reply_code, "is open for longer than 0.5 s, the limit" in reason.reply_text) == (
+            406,
+            True,
+        )
         method, _, body = connection.channel().basic_get("q", auto_ack=True)
         assert (method.redelivered, body) == (True, b"m")
 
 
 def test_a_trace_copies_what_is_published_and_a_rate_limit_slows_who_publishes(tmp_path: Path) -> None:
-    with serving(tmp_path / "data", "--trace", "--publish-rate", "20") as broker, closing(connect(broker.amqp_url)) as connection:
+    with (
+        serving(tmp_path / "data", "--trace", "--publish-rate", "20") as broker,
+        closing(connect(broker.amqp_url)) as connection,
+    ):
         channel = connection.channel()
         channel.queue_declare("seen")
         channel.queue_bind("seen", "amq.rabbitmq.trace", "publish.#")
@@ -138,7 +186,9 @@ def test_a_trace_copies_what_is_published_and_a_rate_limit_slows_who_publishes(t
         assert took > 0.9
 
 
-@pytest.mark.parametrize("option", [("--publish-rate", "0"), ("--transaction-time", "-1"), ("--transaction-messages", "-1")])
+@pytest.mark.parametrize(
+    "option", [("--publish-rate", "0"), ("--transaction-time", "-1"), ("--transaction-messages", "-1")]
+)
 def test_a_limit_that_is_none_is_a_wrong_command_line(tmp_path: Path, option: Sequence[str]) -> None:
     command = [sys.executable, "-m", "txmq", "serve", "--data", str(tmp_path), *option]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)

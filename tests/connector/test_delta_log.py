@@ -29,9 +29,19 @@ def commit(version: int, timestamp_ms: int, metadata: dict[str, Any] | None = No
         ([commit(8, DECIDED_MS - CLOCKS_APART_MS // 2)], None),
         ([], False),
     ],
-    ids=["newest", "behind another's", "before the decision", "whole log", "cleaned too far", "clocks differ", "no log"],
+    ids=[
+        "newest",
+        "behind another's",
+        "before the decision",
+        "whole log",
+        "cleaned too far",
+        "clocks differ",
+        "no log",
+    ],
 )
-def test_the_log_proves_a_batch_or_its_absence_or_says_that_it_cannot(history: list[Commit], answer: bool | None) -> None:
+def test_the_log_proves_a_batch_or_its_absence_or_says_that_it_cannot(
+    history: list[Commit], answer: bool | None
+) -> None:
     assert held(iter(history), BATCH, DECIDED_MS * 1000) is answer
 
 

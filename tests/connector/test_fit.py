@@ -1,4 +1,6 @@
-"""What fits into a Delta table, decided without a session; that Delta agrees is shown with real tables elsewhere."""
+"""What fits into a Delta table, decided without a session; that Delta agrees is shown with real tables
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,17 @@ import json
 from typing import Any
 
 import pytest
-from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, NullType, ShortType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from broker_core.errors import OptionError
 from connector.fit import Known, asserting, check_columns, fit, literal, nullable, quoted
@@ -31,10 +43,18 @@ A, AB = schema(a=IntegerType()), schema(a=IntegerType(), b=IntegerType())
     ("given", "held", "told"),
     [
         (schema(v=StringType()), known(column("v", IntegerType())), "'v' is string, not int: cast it"),
-        (schema(v=IntegerType(), x=IntegerType()), known(column("v", IntegerType())), "no column 'x': drop it, or set mergeSchema=True"),
+        (
+            schema(v=IntegerType(), x=IntegerType()),
+            known(column("v", IntegerType())),
+            "no column 'x': drop it, or set mergeSchema=True",
+        ),
         (schema(s=AB), known(column("s", A)), "'s' is struct<a:int,b:int>"),
         (schema(s=ArrayType(AB)), known(column("s", ArrayType(A))), "cast it"),
-        (schema(s=MapType(StringType(), LongType())), known(column("s", MapType(StringType(), IntegerType()))), "cast it"),
+        (
+            schema(s=MapType(StringType(), LongType())),
+            known(column("s", MapType(StringType(), IntegerType()))),
+            "cast it",
+        ),
         (
             schema(v=IntegerType()),
             known(column("v", IntegerType()), column("w", IntegerType(), False)),
@@ -42,7 +62,13 @@ A, AB = schema(a=IntegerType()), schema(a=IntegerType(), b=IntegerType())
         ),
         (
             schema(v=LongType()),
-            known(column("v", LongType(), **{"delta.identity.start": 1, "delta.identity.allowExplicitInsert": False})),
+            known(
+                column(
+                    "v",
+                    LongType(),
+                    **{"delta.identity.start": 1, "delta.identity.allowExplicitInsert": False},
+                )
+            ),
             "GENERATED ALWAYS AS IDENTITY: leave it out",
         ),
     ],
@@ -63,7 +89,13 @@ def test_another_partitioning_than_the_tables_is_refused_and_its_own_is_not() ->
 
 
 def test_columns_that_delta_never_takes_are_refused() -> None:
-    doubled = StructType([StructField("s", ArrayType(StructType([StructField("a", IntegerType()), StructField("A", IntegerType())])))])
+    doubled = StructType(
+        [
+            StructField(
+                "s", ArrayType(StructType([StructField("a", IntegerType()), StructField("A", IntegerType())]))
+            )
+        ]
+    )
     with pytest.raises(OptionError, match=r"column 's\.a' occurs twice"):
         check_columns("t", doubled, [])
     with pytest.raises(OptionError, match="'m' has type void"):
@@ -75,8 +107,16 @@ def test_columns_that_delta_never_takes_are_refused() -> None:
 
 
 def test_a_narrower_integer_is_cast_only_where_the_value_is_checked() -> None:
-    found = fit("t", schema(V=LongType(), w=ShortType()), known(column("v", IntegerType()), column("w", LongType())), [], merges=False)
-    assert found.columns["v"].startswith("CASE WHEN `V` IS NULL OR `V` BETWEEN -2147483648L AND 2147483647L THEN CAST(`V` AS int)")
+    found = fit(
+        "t",
+        schema(V=LongType(), w=ShortType()),
+        known(column("v", IntegerType()), column("w", LongType())),
+        [],
+        merges=False,
+    )
+    assert found.columns["v"].startswith(
+        "CASE WHEN `V` IS NULL OR `V` BETWEEN -2147483648L AND 2147483647L THEN CAST(`V` AS int)"
+    )
     assert "[TXMQ_OPTION]" in found.columns["v"] and found.columns["w"] == "CAST(`w` AS bigint)"
     assert found.conditions == ()
 
@@ -89,7 +129,9 @@ def test_every_promise_of_the_table_becomes_a_condition_on_each_row() -> None:
         column("g", IntegerType(), **{"delta.generationExpression": "v + 1"}),
         column("h", IntegerType(), **{"delta.generationExpression": "v * 2"}),
         column("s", ArrayType(inner, False)),
-        column("i", IntegerType(), **{"delta.invariants": json.dumps({"expression": {"expression": "i > 0"}})}),
+        column(
+            "i", IntegerType(), **{"delta.invariants": json.dumps({"expression": {"expression": "i > 0"}})}
+        ),
         column("m", StringType()),
         **{"delta.constraints.pos": "v > 0", "delta.appendOnly": "true"},
     )
@@ -111,5 +153,10 @@ def test_every_promise_of_the_table_becomes_a_condition_on_each_row() -> None:
 def test_odd_names_and_texts_are_quoted() -> None:
     assert quoted("a`b") == "`a``b`" and literal("it's \\ so") == "'it\\'s \\\\ so'"
     assert asserting("v", []) == "`v`"
-    assert asserting("v", [("v > 0", "no")]).startswith("CASE WHEN NOT coalesce((v > 0), false) THEN raise_error('[TXMQ_OPTION] no')")
-    assert nullable(StructType([StructField("a", ArrayType(IntegerType(), False), False)])).simpleString() == "struct<a:array<int>>"
+    assert asserting("v", [("v > 0", "no")]).startswith(
+        "CASE WHEN NOT coalesce((v > 0), false) THEN raise_error('[TXMQ_OPTION] no')"
+    )
+    assert (
+        nullable(StructType([StructField("a", ArrayType(IntegerType(), False), False)])).simpleString()
+        == "struct<a:array<int>>"
+    )

@@ -1,4 +1,6 @@
-"""Options: one clear error for everything that is unknown, wrong, contradictory or misplaced; the docs show the table that is parsed."""
+"""Options: one clear error for everything that is unknown, wrong, contradictory or misplaced; the docs show
+the table that is parsed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ URL = {"url": "txmq://localhost:5673"}
 STREAM_READ = {**URL, "queue": "orders", "appid": "alerts"}
 BATCH_READ = {**URL, "queue": "orders"}
 STREAM_WRITE = {**URL, "appid": "alerts"}
-BASE = {"stream read": STREAM_READ, "batch read": BATCH_READ, "stream write": STREAM_WRITE, "batch write": dict(URL)}
+BASE = {
+    "stream read": STREAM_READ,
+    "batch read": BATCH_READ,
+    "stream write": STREAM_WRITE,
+    "batch write": dict(URL),
+}
 
 
 def refused(raw: dict[str, str], mode: Any) -> str:
@@ -36,7 +43,9 @@ def test_the_manual_of_the_data_source_shows_exactly_the_options_that_are_parsed
 
 
 def test_option_names_are_case_insensitive() -> None:
-    options = read_options({"URL": "txmq://h:1", "Queue": "a, b", "APPID": "x", "MaxOffsetsPerTrigger": "5"}, "stream read")
+    options = read_options(
+        {"URL": "txmq://h:1", "Queue": "a, b", "APPID": "x", "MaxOffsetsPerTrigger": "5"}, "stream read"
+    )
     assert options.queues == ("a", "b")
     assert (options.app_id, options.max_rows) == ("x", 5)
 
@@ -47,7 +56,12 @@ def test_defaults_are_those_of_the_table() -> None:
     assert (read.max_rows, read.max_bytes, read.min_rows, read.max_delay_s) == (None, None, None, 900.0)
     assert (read.include_properties, read.fail_on_data_loss, read.on_new_checkpoint) == (False, True, "fail")
     write = write_options(STREAM_WRITE, "stream write")
-    assert (write.exchange, write.routing_key, write.on_unroutable, write.on_new_checkpoint) == ("", "", "fail", "fail")
+    assert (write.exchange, write.routing_key, write.on_unroutable, write.on_new_checkpoint) == (
+        "",
+        "",
+        "fail",
+        "fail",
+    )
 
 
 def test_an_unknown_option_is_refused_with_the_option_probably_meant() -> None:
@@ -61,7 +75,9 @@ def test_an_unknown_option_is_refused_with_the_option_probably_meant() -> None:
 @pytest.mark.parametrize("mode", ALL)
 def test_no_option_is_silently_ignored(option: Any, mode: Any) -> None:
     if mode not in option.modes:
-        assert f"option {option.name!r} (value 'x') is for" in refused({**BASE[mode], option.name.lower(): "x"}, mode)
+        assert f"option {option.name!r} (value 'x') is for" in refused(
+            {**BASE[mode], option.name.lower(): "x"}, mode
+        )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +100,9 @@ def test_no_option_is_silently_ignored(option: Any, mode: Any) -> None:
         ("onNewCheckpoint", "ignore", "fail, resume"),
     ],
 )
-def test_a_wrong_value_is_refused_with_option_value_and_what_is_allowed(name: str, value: str, allowed: str) -> None:
+def test_a_wrong_value_is_refused_with_option_value_and_what_is_allowed(
+    name: str, value: str, allowed: str
+) -> None:
     raw = {key: old for key, old in STREAM_READ.items() if key != name.lower()}
     text = refused({**raw, name.lower(): value}, "stream read")
     assert f"option {name!r} has the wrong value {value!r}; allowed: {allowed}" in text
@@ -93,27 +111,47 @@ def test_a_wrong_value_is_refused_with_option_value_and_what_is_allowed(name: st
 @pytest.mark.parametrize(
     ("raw", "mode", "text"),
     [
-        ({**STREAM_READ, "data": "d"}, "stream read", "options 'url' ('txmq://localhost:5673') and 'data' ('d') exclude each other"),
+        (
+            {**STREAM_READ, "data": "d"},
+            "stream read",
+            "options 'url' ('txmq://localhost:5673') and 'data' ('d') exclude each other",
+        ),
         (
             {**STREAM_READ, "startingoffsets": "latest", "startingtimestamp": "1"},
             "stream read",
             "options 'startingOffsets' ('latest') and 'startingTimestamp' ('1') exclude each other",
         ),
-        ({**STREAM_WRITE, "queue": "q", "exchange": "x"}, "stream write", "options 'queue' ('q') and 'exchange' ('x') exclude each other"),
+        (
+            {**STREAM_WRITE, "queue": "q", "exchange": "x"},
+            "stream write",
+            "options 'queue' ('q') and 'exchange' ('x') exclude each other",
+        ),
         (
             {**STREAM_WRITE, "queue": "q", "routingkey": "x"},
             "stream write",
             "'queue' ('q') and 'routingKey' ('x') exclude each other",
         ),
         ({**STREAM_WRITE, "queue": "a,b"}, "stream write", "allowed: one queue to write to"),
-        ({**STREAM_READ, "maxtriggerdelay": "1s"}, "stream read", "has no meaning without 'minOffsetsPerTrigger'"),
+        (
+            {**STREAM_READ, "maxtriggerdelay": "1s"},
+            "stream read",
+            "has no meaning without 'minOffsetsPerTrigger'",
+        ),
         (
             {**STREAM_READ, "minoffsetspertrigger": "9", "maxoffsetspertrigger": "8"},
             "stream read",
             "(9) is above 'maxOffsets",
         ),
-        ({**STREAM_READ, "startingoffsets": '{"a": 1}'}, "stream read", "'startingOffsets' names a, option 'queue' names orders"),
-        ({**BATCH_READ, "endingoffsets": '{"a": 1}'}, "batch read", "'endingOffsets' names a, option 'queue' names orders"),
+        (
+            {**STREAM_READ, "startingoffsets": '{"a": 1}'},
+            "stream read",
+            "'startingOffsets' names a, option 'queue' names orders",
+        ),
+        (
+            {**BATCH_READ, "endingoffsets": '{"a": 1}'},
+            "batch read",
+            "'endingOffsets' names a, option 'queue' names orders",
+        ),
         ({**BATCH_READ, "startingoffsets": "latest"}, "batch read", "'startingOffsets' cannot be latest"),
         ({**BATCH_READ, "endingoffsets": "earliest"}, "batch read", "'endingOffsets' cannot be earliest"),
         ({**URL, "queue": "q"}, "stream read", "option 'appId' is missing"),
@@ -134,7 +172,16 @@ def test_what_spark_adds_to_the_options_of_a_sink_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("15m", 900.0), ("30s", 30.0), ("500ms", 0.5), ("2h", 7200.0), ("1d", 86400.0), ("5min", 300.0), ("250", 0.25)]
+    ("text", "seconds"),
+    [
+        ("15m", 900.0),
+        ("30s", 30.0),
+        ("500ms", 0.5),
+        ("2h", 7200.0),
+        ("1d", 86400.0),
+        ("5min", 300.0),
+        ("250", 0.25),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     raw = {**STREAM_READ, "minoffsetspertrigger": "1", "maxtriggerdelay": text}
@@ -146,9 +193,13 @@ def test_sizes(text: str, size: int) -> None:
     assert read_options({**STREAM_READ, "maxbytespertrigger": text}, "stream read").max_bytes == size
 
 
-@pytest.mark.parametrize("text", ["1357016400000", "2013-01-01T05:00:00Z", "2013-01-01T05:00:00", "2013-01-01T00:00:00-05:00"])
+@pytest.mark.parametrize(
+    "text", ["1357016400000", "2013-01-01T05:00:00Z", "2013-01-01T05:00:00", "2013-01-01T00:00:00-05:00"]
+)
 def test_a_starting_timestamp_is_milliseconds_or_iso_8601_and_utc_without_a_zone(text: str) -> None:
-    assert read_options({**STREAM_READ, "startingtimestamp": text}, "stream read").origin == Origin(timestamp_us=1_357_016_400_000_000)
+    assert read_options({**STREAM_READ, "startingtimestamp": text}, "stream read").origin == Origin(
+        timestamp_us=1_357_016_400_000_000
+    )
 
 
 def test_queue_is_short_for_the_default_exchange_and_this_routing_key() -> None:

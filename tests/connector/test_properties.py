@@ -23,14 +23,24 @@ SCALAR = st.one_of(
     st.floats(allow_nan=False),
     st.text(max_size=20),
     st.binary(max_size=20),
-    st.builds(lambda unscaled, scale: Decimal(unscaled).scaleb(-scale), st.integers(-(2**31), 2**31 - 1), st.integers(0, 20)),
+    st.builds(
+        lambda unscaled, scale: Decimal(unscaled).scaleb(-scale),
+        st.integers(-(2**31), 2**31 - 1),
+        st.integers(0, 20),
+    ),
 )
 VALUE: st.SearchStrategy[Any] = st.recursive(
-    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SHORT, inner, max_size=3), max_leaves=8
+    SCALAR,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SHORT, inner, max_size=3),
+    max_leaves=8,
 )
 PROPERTIES = st.builds(
     Properties,
-    **{name: st.none() | SHORT for name in NAMES if name not in ("headers", "delivery_mode", "priority", "timestamp")},
+    **{
+        name: st.none() | SHORT
+        for name in NAMES
+        if name not in ("headers", "delivery_mode", "priority", "timestamp")
+    },
     headers=st.dictionaries(SHORT, VALUE, max_size=4),
     delivery_mode=st.none() | st.integers(0, 255),
     priority=st.none() | st.integers(0, 255),
@@ -91,7 +101,10 @@ def test_no_properties_are_no_bytes() -> None:
 
 def test_the_bytes_are_those_of_the_specification() -> None:
     properties = Properties(content_type="text/plain", delivery_mode=2, headers={"n": 1})
-    assert properties.encode() == b"\xb0\x00" + b"\x0atext/plain" + b"\x00\x00\x00\x07\x01nI\x00\x00\x00\x01" + b"\x02"
+    assert (
+        properties.encode()
+        == b"\xb0\x00" + b"\x0atext/plain" + b"\x00\x00\x00\x07\x01nI\x00\x00\x00\x01" + b"\x02"
+    )
 
 
 def test_every_header_type_of_rabbitmq_is_read() -> None:

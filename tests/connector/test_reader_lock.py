@@ -1,4 +1,6 @@
-"""A queue is read by one source of an app in a Spark driver; what has ended holds nothing, and other drivers are not asked."""
+"""A queue is read by one source of an app in a Spark driver; what has ended holds nothing, and other drivers
+are not asked.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,13 @@ PARENT = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c'
 class Source:
     """The process of a source. ``driver``: with a driver process of its own between it and the test."""
 
-    def __init__(self, stack: ExitStack, queues: str = "q", *, driver: bool = False, patience_s: float = 0.0) -> None:
+    def __init__(
+        self, stack: ExitStack, queues: str = "q", *, driver: bool = False, patience_s: float = 0.0
+    ) -> None:
         command = [sys.executable, "-c", *([PARENT] if driver else []), CHILD, str(patience_s), queues]
-        self.process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        self.process = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
         stack.callback(self.process.kill)
         assert self._line() == "started"
 

@@ -1,4 +1,6 @@
-"""The columns that Spark sees: exactly its Arrow types, the engine's buffers, and properties that survive the way there and back."""
+"""The columns that Spark sees: exactly its Arrow types, the engine's buffers, and properties that survive the
+way there and back.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,20 @@ def batch(properties: list[bytes]) -> pa.RecordBatch:
         [False] * count,
         properties,
     ]
-    return pa.RecordBatch.from_arrays([pa.array(values, field.type) for values, field in zip(columns, READ_SCHEMA)], schema=READ_SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values, field.type) for values, field in zip(columns, READ_SCHEMA)], schema=READ_SCHEMA
+    )
 
 
 @pytest.mark.parametrize("include_properties", [False, True])
 @pytest.mark.parametrize("properties", [[b"", b""], [Properties(type="t").encode(), b""], []])
-def test_batches_have_exactly_the_arrow_schema_that_spark_derives(include_properties: bool, properties: list[bytes]) -> None:
+def test_batches_have_exactly_the_arrow_schema_that_spark_derives(
+    include_properties: bool, properties: list[bytes]
+) -> None:
     (given,) = to_spark(iter([batch(properties)]), include_properties=include_properties)
-    assert given.schema.equals(to_arrow_schema(read_schema(include_properties=include_properties), timezone="UTC"))
+    assert given.schema.equals(
+        to_arrow_schema(read_schema(include_properties=include_properties), timezone="UTC")
+    )
     given.validate(full=True)
 
 
@@ -74,7 +82,10 @@ FULL = Properties(
 def test_every_property_arrives_in_its_field() -> None:
     (row,) = properties_column(pa.array([FULL.encode()])).to_pylist()
     moment = datetime(2013, 1, 1, 5, tzinfo=timezone.utc)
-    expected = {name: getattr(FULL, name) for name in PROPERTIES_TYPE.names} | {"headers": [("a", "b")], "timestamp": moment}
+    expected = {name: getattr(FULL, name) for name in PROPERTIES_TYPE.names} | {
+        "headers": [("a", "b")],
+        "timestamp": moment,
+    }
     assert row == expected
 
 
@@ -90,9 +101,25 @@ def test_a_message_without_properties_has_null() -> None:
 
 
 def test_a_header_that_is_no_string_is_given_as_its_json_text() -> None:
-    headers = {"n": 1, "t": True, "z": None, "l": [1, "a"], "d": {"k": Decimal("1.5")}, "s": "ü", "b": b"\xff"}
+    headers = {
+        "n": 1,
+        "t": True,
+        "z": None,
+        "l": [1, "a"],
+        "d": {"k": Decimal("1.5")},
+        "s": "ü",
+        "b": b"\xff",
+    }
     (row,) = properties_column(pa.array([Properties(headers=headers).encode()])).to_pylist()
-    assert dict(row["headers"]) == {"n": "1", "t": "true", "z": None, "l": '[1,"a"]', "d": '{"k":1.5}', "s": "ü", "b": '"/w=="'}
+    assert dict(row["headers"]) == {
+        "n": "1",
+        "t": "true",
+        "z": None,
+        "l": '[1,"a"]',
+        "d": '{"k":1.5}',
+        "s": "ü",
+        "b": '"/w=="',
+    }
 
 
 def test_a_priority_above_sparks_tinyint_is_given_as_127() -> None:
@@ -106,7 +133,9 @@ def test_any_subset_of_the_fields_can_be_written() -> None:
 
 
 def test_a_property_that_amqp_cannot_hold_is_refused() -> None:
-    rows = pa.RecordBatch.from_arrays([pa.array([{"priority": -1}], pa.struct([("priority", pa.int8())]))], names=["properties"])
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([{"priority": -1}], pa.struct([("priority", pa.int8())]))], names=["properties"]
+    )
     with pytest.raises(LocalProtocolError, match="'priority' is -1, allowed is 0 to 255"):
         to_messages(rows)
 
@@ -123,15 +152,27 @@ BODY = StructField("body", BinaryType())
         ),
         ([StructField("exchange", StringType())], "the rows have no column 'body'"),
         ([StructField("body", LongType())], "column 'body' has the type bigint; allowed: binary, string"),
-        ([BODY, StructField("routing_key", IntegerType())], "column 'routing_key' has the type int; allowed: string"),
-        ([BODY, StructField("properties", StringType())], "column 'properties' has the type string; allowed: a struct of"),
+        (
+            [BODY, StructField("routing_key", IntegerType())],
+            "column 'routing_key' has the type int; allowed: string",
+        ),
+        (
+            [BODY, StructField("properties", StringType())],
+            "column 'properties' has the type string; allowed: a struct of",
+        ),
         (
             [BODY, StructField("properties", StructType([StructField("prio", StringType())]))],
             "field 'prio' of column 'properties' is unknown",
         ),
         (
-            [BODY, StructField("properties", StructType([StructField("headers", MapType(StringType(), LongType()))]))],
-            "field 'headers' of column 'properties' has the type map<string,bigint>; allowed: map<string,string>",
+            [
+                BODY,
+                StructField(
+                    "properties", StructType([StructField("headers", MapType(StringType(), LongType()))])
+                ),
+            ],
+            "field 'headers' of column 'properties' has the type map<string,bigint>; allowed: "
+            "map<string,string>",
         ),
     ],
 )
@@ -143,7 +184,9 @@ def test_rows_that_cannot_be_messages_are_refused(fields: list[StructField], tex
 
 @pytest.mark.parametrize("body", [BinaryType(), StringType()])
 def test_rows_that_can_be_messages_are_accepted(body: Any) -> None:
-    check_publish_columns(StructType([StructField("BODY".lower(), body), StructField("properties", PROPERTIES_TYPE)]))
+    check_publish_columns(
+        StructType([StructField("BODY".lower(), body), StructField("properties", PROPERTIES_TYPE)])
+    )
 
 
 def test_a_differing_schema_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""The streaming reader's driver side on a broker in memory: when latestOffset claims, and what it waits for."""
+"""The streaming reader's driver side on a broker in memory: when latestOffset claims, and what it waits
+for.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def ask(stream: TxmqStreamReader, start: dict[str, Any] | None = None) -> dict[s
 
 
 @pytest.mark.parametrize("origin", [{"startingOffsets": "latest"}, {"startingTimestamp": "2999-01-01"}, {}])
-def test_min_offsets_of_a_new_stream_are_counted_from_its_first_question(bench: Bench, origin: dict[str, str]) -> None:
+def test_min_offsets_of_a_new_stream_are_counted_from_its_first_question(
+    bench: Bench, origin: dict[str, str]
+) -> None:
     stream = reader(bench, minOffsetsPerTrigger="3", **origin)
     assert ask(stream) == START
     for number in range(3):
@@ -86,7 +90,9 @@ def test_a_stream_without_min_offsets_claims_what_comes_after_an_idle_answer(ben
     assert ask(stream) == {"in": 1}
 
 
-def test_a_second_readstream_of_a_queue_is_refused_before_it_claims_anything(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_readstream_of_a_queue_is_refused_before_it_claims_anything(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A message between the two questions of a trigger would put them out of step, which no restart cures."""
     monkeypatch.setattr(reader_lock, "PATIENCE_S", 0.0)
     first, second = reader(bench), reader(bench, queue="in2,in")

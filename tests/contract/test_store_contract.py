@@ -1,4 +1,6 @@
-"""One behaviour, two stores: what broker_core/store/port.py promises holds for MemoryStore and for DurableStore."""
+"""One behaviour, two stores: what broker_core/store/port.py promises holds for MemoryStore and for
+DurableStore.
+"""
 
 from __future__ import annotations
 
@@ -68,12 +70,23 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
 def messages(*bodies: bytes, key: str = "q") -> pa.RecordBatch:
     columns: list[list[Any]] = [[""] * len(bodies), [key] * len(bodies), list(bodies), [b""] * len(bodies)]
     return pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, MESSAGE_SCHEMA, strict=True)], schema=MESSAGE_SCHEMA
+        [pa.array(column, field.type) for column, field in zip(columns, MESSAGE_SCHEMA, strict=True)],
+        schema=MESSAGE_SCHEMA,
     )
 
 
 def inbox(block_id: int, row: int, sequence: int, body: bytes = b"m") -> InboxRow:
-    return InboxRow(block_id, row, sequence, 1_700_000_000_000_000 + sequence, "ex", "key.é", b"\x01\x02", body, struct.pack("<qq", 7, row))
+    return InboxRow(
+        block_id,
+        row,
+        sequence,
+        1_700_000_000_000_000 + sequence,
+        "ex",
+        "key.é",
+        b"\x01\x02",
+        body,
+        struct.pack("<qq", 7, row),
+    )
 
 
 def put_row(store: Store, block_id: int, row: int, sequence: int, body: bytes = b"m") -> InboxRow:
@@ -102,7 +115,13 @@ def sample(cls: type[Record], i: int) -> Record:
 
 
 def test_an_empty_store_is_empty_and_clean(case: Case) -> None:
-    assert (case.image.records, case.image.inbox, case.image.blocks, case.image.sequence, case.image.clean) == ([], [], [], 0, True)
+    assert (
+        case.image.records,
+        case.image.inbox,
+        case.image.blocks,
+        case.image.sequence,
+        case.image.clean,
+    ) == ([], [], [], 0, True)
 
 
 @pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
@@ -123,13 +142,20 @@ def test_a_dropped_record_is_gone_and_the_others_stay(case: Case, cls: type[Reco
 
 
 def test_a_put_replaces_the_record_with_the_same_key_also_within_one_commit(case: Case) -> None:
-    case.store.commit([Change(journal=[ProgressRecord(1, "a", 1, 1, 1, 0)]), Change(journal=[ProgressRecord(1, "a", 2, 2, 2, 0)])])
+    case.store.commit(
+        [
+            Change(journal=[ProgressRecord(1, "a", 1, 1, 1, 0)]),
+            Change(journal=[ProgressRecord(1, "a", 2, 2, 2, 0)]),
+        ]
+    )
     case.store.commit([Change(journal=[ProgressRecord(1, "b", 3, 3, 3, 0)])])
     case.crash()
     assert case.image.records == [ProgressRecord(1, "b", 3, 3, 3, 0)]
 
 
-def test_the_last_of_put_and_drop_holds_within_a_change_and_between_the_changes_of_a_commit(case: Case) -> None:
+def test_the_last_of_put_and_drop_holds_within_a_change_and_between_the_changes_of_a_commit(
+    case: Case,
+) -> None:
     def hole(queue_id: int, end: int = 6) -> HoleRecord:
         return HoleRecord(queue_id, 5, end)
 
@@ -190,7 +216,9 @@ def test_a_named_block_reads_back_equal_and_with_its_size(case: Case) -> None:
 
 
 def test_an_empty_block_and_a_block_of_another_schema_read_back_equal(case: Case) -> None:
-    rows = pa.record_batch({"id": pa.array([1, None], pa.int32()), "x": pa.array([[1.5], []], pa.list_(pa.float64()))})
+    rows = pa.record_batch(
+        {"id": pa.array([1, None], pa.int32()), "x": pa.array([[1.5], []], pa.list_(pa.float64()))}
+    )
     infos = [case.store.append(messages()), case.store.append(rows)]
     case.store.commit([Change(names=[info.block_id for info in infos])])
     case.crash()
@@ -218,7 +246,9 @@ def test_an_open_block_reads_as_merged_rows_while_it_grows(case: Case) -> None:
     for i in range(3):
         put_row(case.store, block_id, i, i + 1, b"%d" % i)
         block = case.store.read(block_id)
-        assert block.schema.equals(MERGED_SCHEMA) and block.column("body").to_pylist() == [b"%d" % j for j in range(i + 1)]
+        assert block.schema.equals(MERGED_SCHEMA) and block.column("body").to_pylist() == [
+            b"%d" % j for j in range(i + 1)
+        ]
     row = block.to_pylist()[2]
     assert (row["commit_sequence"], row["committed_at"], row["exchange"], row["routing_key"], row["properties"]) == (
         3, 1_700_000_000_000_003, "ex", "key.é", b"\x01\x02",
@@ -283,18 +313,27 @@ def test_a_forgotten_block_is_gone_sealed_open_or_never_named(case: Case) -> Non
 
 def test_one_commit_takes_many_changes_together(case: Case) -> None:
     block_id = case.store.new_block_id()
-    case.store.commit([Change(sequence=i + 1, rows=[inbox(block_id, i, i + 1)], journal=[HoleRecord(1, i, i + 1)]) for i in range(16)])
+    case.store.commit(
+        [
+            Change(sequence=i + 1, rows=[inbox(block_id, i, i + 1)], journal=[HoleRecord(1, i, i + 1)])
+            for i in range(16)
+        ]
+    )
     case.crash()
     assert len(case.image.inbox) == len(case.image.records) == 16 and case.image.sequence == 16
 
 
 @pytest.mark.parametrize("step", ["begin", "synced", "executed"])
-def test_a_commit_that_fails_before_its_commit_point_leaves_nothing_and_ends_the_store(case: Case, step: str) -> None:
+def test_a_commit_that_fails_before_its_commit_point_leaves_nothing_and_ends_the_store(
+    case: Case, step: str
+) -> None:
     block_id = case.store.new_block_id()
     kept = put_row(case.store, block_id, 0, 1)
     info = case.store.append(messages(b"a"))
     failpoint.arm(f"store.commit.{step}", "raise")
-    change = Change(sequence=2, rows=[inbox(block_id, 1, 2)], journal=[HoleRecord(1, 2, 3)], names=[info.block_id])
+    change = Change(
+        sequence=2, rows=[inbox(block_id, 1, 2)], journal=[HoleRecord(1, 2, 3)], names=[info.block_id]
+    )
     with pytest.raises(StoreFailed):
         case.store.commit([change])
     failpoint.disarm()
@@ -302,7 +341,12 @@ def test_a_commit_that_fails_before_its_commit_point_leaves_nothing_and_ends_the
         with pytest.raises(StoreFailed, match="an earlier write failed"):
             write()
     case.crash()
-    assert (case.image.inbox, case.image.records, case.image.blocks, case.image.sequence) == ([kept], [], [], 1)
+    assert (case.image.inbox, case.image.records, case.image.blocks, case.image.sequence) == (
+        [kept],
+        [],
+        [],
+        1,
+    )
     put_row(case.store, block_id, 1, 2)
 
 
@@ -323,7 +367,9 @@ WRONG: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
-def test_a_record_that_cannot_be_read_back_as_it_is_is_refused_and_nothing_is_written(case: Case, cls: type[Record]) -> None:
+def test_a_record_that_cannot_be_read_back_as_it_is_is_refused_and_nothing_is_written(
+    case: Case, cls: type[Record]
+) -> None:
     good = sample(cls, 1)
     for field in fields(cls):
         for value in WRONG[str(field.type).partition("[")[0]]:
@@ -346,10 +392,19 @@ def test_a_record_that_cannot_be_read_back_as_it_is_is_refused_and_nothing_is_wr
 
 @pytest.mark.parametrize(
     "values",
-    [{"body": bytearray(b"x")}, {"body": "x"}, {"routing_key": "\ud800"}, {"exchange": b"e"}, {"exchange": "\udc80"}, {"properties": None}],
+    [
+        {"body": bytearray(b"x")},
+        {"body": "x"},
+        {"routing_key": "\ud800"},
+        {"exchange": b"e"},
+        {"exchange": "\udc80"},
+        {"properties": None},
+    ],
     ids=repr,
 )
-def test_a_message_that_cannot_be_read_back_as_it_is_is_refused_and_nothing_is_written(case: Case, values: dict[str, Any]) -> None:
+def test_a_message_that_cannot_be_read_back_as_it_is_is_refused_and_nothing_is_written(
+    case: Case, values: dict[str, Any]
+) -> None:
     good, bad = inbox(1, 0, 1), inbox(1, 1, 2)._replace(**values)
     with pytest.raises(OptionError, match=f"the {next(iter(values))} of a message"):
         case.store.encode(Change(rows=[good, bad]))
@@ -377,11 +432,15 @@ def test_what_was_encoded_before_is_what_is_committed(case: Case) -> None:
 
 
 def test_a_closed_store_says_so_and_reopens_clean_and_a_crashed_one_does_not(case: Case) -> None:
-    case.store.commit([Change(journal=[LedgerRecord("a", 1, "q", 0, "t", {}, 1, 1, 1, 1, [], 0, True, False)])])
+    case.store.commit(
+        [Change(journal=[LedgerRecord("a", 1, "q", 0, "t", {}, 1, 1, 1, 1, [], 0, True, False)])]
+    )
     old = case.store
     case.reopen()
     assert case.image.clean and len(case.image.records) == 1
     with pytest.raises(StoreFailed, match="closed"):
-        old.append(messages(b"a")) if isinstance(old, DurableStore) else MemoryStore.append(old, messages(b"a"))
+        old.append(messages(b"a")) if isinstance(old, DurableStore) else MemoryStore.append(
+            old, messages(b"a")
+        )
     case.crash()
     assert not case.image.clean

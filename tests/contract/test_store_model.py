@@ -13,7 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker_core import errors
 from broker_core.broker.change import Change, Drop, InboxRow
-from broker_core.broker.records import BindingRecord, HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
+from broker_core.broker.records import (
+    BindingRecord,
+    HoleRecord,
+    OutcomeRecord,
+    ProgressRecord,
+    Record,
+    RunRecord,
+)
 from broker_core.message import MESSAGE_SCHEMA
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
@@ -23,8 +30,15 @@ from tests.contract.test_store_contract import messages
 keys = st.integers(0, 3)
 records = st.one_of(
     st.builds(HoleRecord, keys, keys, st.integers(0, 99)),
-    st.builds(lambda queue, floor: ProgressRecord(queue, "", floor, floor, floor, 0), keys, st.integers(0, 99)),
-    st.builds(lambda queue, first, sequence: RunRecord(queue, first, 1, 1, 0, b"", sequence, 0), keys, keys, st.integers(0, 99)),
+    st.builds(
+        lambda queue, floor: ProgressRecord(queue, "", floor, floor, floor, 0), keys, st.integers(0, 99)
+    ),
+    st.builds(
+        lambda queue, first, sequence: RunRecord(queue, first, 1, 1, 0, b"", sequence, 0),
+        keys,
+        keys,
+        st.integers(0, 99),
+    ),
     st.builds(lambda key, value: BindingRecord("e", "q", "k", {"a": [value], "b": key}), keys, keys),
     st.builds(lambda key, at: OutcomeRecord(f"x{key}", "committed", at), keys, st.integers(0, 99)),
 )
@@ -75,7 +89,11 @@ class TwoStores(RuleBasedStateMachine):
         self._commit(changes)
         for group in groups:
             for entry in group:
-                key = (entry.kind, repr(entry.key)) if isinstance(entry, Drop) else (type(entry), repr(entry.key))
+                key = (
+                    (entry.kind, repr(entry.key))
+                    if isinstance(entry, Drop)
+                    else (type(entry), repr(entry.key))
+                )
                 if isinstance(entry, Drop):
                     self.model.pop(key, None)
                 else:
@@ -87,7 +105,9 @@ class TwoStores(RuleBasedStateMachine):
             for committing in (False, True):
                 change = Change(journal=[*group, entry, *behind])
                 try:
-                    store.commit([Change(journal=list(group)), change]) if committing else store.encode(change)
+                    store.commit([Change(journal=list(group)), change]) if committing else store.encode(
+                        change
+                    )
                 except errors.OptionError:
                     continue
                 raise AssertionError("it was not refused")
@@ -100,7 +120,11 @@ class TwoStores(RuleBasedStateMachine):
         for size in sizes:
             self.sequence += 1
             for block_id, change in zip(self.open_batch, changes, strict=True):
-                change.rows.append(InboxRow(block_id, self.open_rows, self.sequence, 1, "e", "k", b"", b"x" * size, bytes(16)))
+                change.rows.append(
+                    InboxRow(
+                        block_id, self.open_rows, self.sequence, 1, "e", "k", b"", b"x" * size, bytes(16)
+                    )
+                )
             self.open_rows += 1
         self._commit([changes])
 
@@ -164,7 +188,11 @@ class TwoStores(RuleBasedStateMachine):
         self.memory = self.memory.reopened()
         self.durable = DurableStore(self.directory / "data", roll_bytes=3_000)
         images = [self.memory.load(), self.durable.load()]
-        assert sorted(map(repr, images[0].records)) == sorted(map(repr, images[1].records)) == sorted(map(repr, self.model.values()))
+        assert (
+            sorted(map(repr, images[0].records))
+            == sorted(map(repr, images[1].records))
+            == sorted(map(repr, self.model.values()))
+        )
         rows = [[row[1:] for row in image.inbox] for image in images]
         assert rows[0] == rows[1]
         assert images[0].clean == images[1].clean == clean

@@ -1,7 +1,8 @@
 """A reader that polls counts and contents of two queues while somebody commits large transactions to both.
 
-Run as ``python amqp_reader.py URL FIRST SECOND LARGE``; it ends when its input ends and prints JSON: how often it polled, how many messages
-it took from SECOND, and the part of a commit that it saw, "" where it saw none. Bodies are numbers from 0 on, in order.
+Run as ``python amqp_reader.py URL FIRST SECOND LARGE``; it ends when its input ends and prints JSON: how
+often it polled, how many messages it took from SECOND, and the part of a commit that it saw, "" where it saw
+none. Bodies are numbers from 0 on, in order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ def poll(client: Peer, first: str, second: str, large: int, fetched: int) -> tup
     if one % large or (two + fetched) % large:
         return 0, f"counts {one} and {two} after {fetched} taken"
     if two + fetched < one:
-        return 0, f"{one} messages in the first queue, {two + fetched} in the second, which was looked at later"
+        return (
+            0,
+            f"{one} messages in the first queue, {two + fetched} in the second, which was looked at later",
+        )
     for number in range(fetched, fetched + GETS):
         found = client.get(1, second)
         if found is None:

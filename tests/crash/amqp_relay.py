@@ -1,7 +1,9 @@
-"""A worker that moves messages from one queue to another with pika: get 100, publish 100, ack, commit; again and again.
+"""A worker that moves messages from one queue to another with pika: get 100, publish 100, ack, commit; again
+and again.
 
-Run as ``python amqp_relay.py HOST PORT SOURCE SINK BATCH``; it ends when its input ends. Each body is ``NUMBER:HOPS``; a move adds one hop.
-Prints ``moved N`` after each commit-ok. Invariant: it forgets a batch whose commit-ok did not come, and asks the queue again.
+Run as ``python amqp_relay.py HOST PORT SOURCE SINK BATCH``; it ends when its input ends. Each body is
+``NUMBER:HOPS``; a move adds one hop. Prints ``moved N`` after each commit-ok. Invariant: it forgets a batch
+whose commit-ok did not come, and asks the queue again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def relay(connection: pika.BlockingConnection, source: str, sink: str, batch: in
                 break
             tag = method.delivery_tag
             number, _, hops = body.decode().partition(":")
-            channel.basic_publish("", sink, f"{number}:{int(hops) + 1}".encode(), pika.BasicProperties(delivery_mode=2))
+            channel.basic_publish(
+                "", sink, f"{number}:{int(hops) + 1}".encode(), pika.BasicProperties(delivery_mode=2)
+            )
             moved += 1
         if not moved:
             time.sleep(IDLE_S)

@@ -1,8 +1,9 @@
-"""What the crash tests of the store do to it: steps that use every kind of write, each one commit, each told by its number.
+"""What the crash tests of the store do to it: steps that use every kind of write, each one commit, each told
+by its number.
 
-``step`` depends only on the seed, the number and what the store holds, so a MemoryStore that ran the same steps is the model of
-a durable one that was killed. As a program: ``store_workload.py DIRECTORY SEED STEPS`` goes on where the directory stands and
-prints ``ack N`` after each commit, and the error where one ends it.
+``step`` depends only on the seed, the number and what the store holds, so a MemoryStore that ran the same
+steps is the model of a durable one that was killed. As a program: ``store_workload.py DIRECTORY SEED STEPS``
+goes on where the directory stands and prints ``ack N`` after each commit, and the error where one ends it.
 
 Invariant: step N puts HoleRecord(1, N, N + 1) in its commit, so the store itself says which steps it holds.
 """
@@ -60,14 +61,20 @@ class State:
 def messages(number: int, count: int) -> pa.RecordBatch:
     bodies = [b"large-%d-%d" % (number, i) * 8 for i in range(count)]
     columns: list[list[Any]] = [[""] * count, ["q"] * count, bodies, [b""] * count]
-    arrays = [pa.array(column, schema_field.type) for column, schema_field in zip(columns, MESSAGE_SCHEMA, strict=True)]
+    arrays = [
+        pa.array(column, schema_field.type)
+        for column, schema_field in zip(columns, MESSAGE_SCHEMA, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
 
 def _written(store: Store, block: pa.RecordBatch, *, by_file: bool) -> BlockInfo:
     """Appended; or, where the store has files and the disk has room for one, handed over in it."""
     if by_file and isinstance(store, DurableStore):
-        with contextlib.suppress(OSError, DiskFull), contextlib.closing(PartWriter(str(store.directory))) as writer:
+        with (
+            contextlib.suppress(OSError, DiskFull),
+            contextlib.closing(PartWriter(str(store.directory))) as writer,
+        ):
             writer.append(block)
             for info, _ in store.adopt(writer.end()):
                 return info
@@ -79,7 +86,9 @@ def step(store: Store, state: State, seed: int) -> None:
     number = state.steps
     choice = random.Random(f"{seed}-{number}")
     change = Change(sequence=number + 1, journal=[HoleRecord(1, number, number + 1)])
-    kind = choice.choice(("small", "small", "small", "large", "large", "seal", "compact", "forget", "branch", "apply"))
+    kind = choice.choice(
+        ("small", "small", "small", "large", "large", "seal", "compact", "forget", "branch", "apply")
+    )
     if kind == "seal" and state.open_rows:
         store.seal(state.open_batch)
         change.seals.append(state.open_batch)
@@ -102,7 +111,9 @@ def step(store: Store, state: State, seed: int) -> None:
     elif kind == "branch":
         info = store.append(pa.record_batch({"n": pa.array(range(number, number + choice.randrange(1, 50)))}))
         store.sync()
-        part = PartRecord("branch", number, "t", "append", {}, 0, 0, info.rows, 0, 0, info.block_id, b"", {}, 0, [])
+        part = PartRecord(
+            "branch", number, "t", "append", {}, 0, 0, info.rows, 0, 0, info.block_id, b"", {}, 0, []
+        )
         change.names.append(info.block_id)
         change.put(part)
         state.parts.append(part)
@@ -113,7 +124,17 @@ def step(store: Store, state: State, seed: int) -> None:
     else:
         state.open_batch = state.open_batch or store.new_block_id()
         for _ in range(choice.randrange(1, 4)):
-            row = InboxRow(state.open_batch, state.open_rows, number + 1, number, "", "q", b"", b"small-%d" % number, bytes(16))
+            row = InboxRow(
+                state.open_batch,
+                state.open_rows,
+                number + 1,
+                number,
+                "",
+                "q",
+                b"",
+                b"small-%d" % number,
+                bytes(16),
+            )
             change.rows.append(row)
             state.open_rows += 1
     store.commit([change])
@@ -121,7 +142,9 @@ def step(store: Store, state: State, seed: int) -> None:
 
 
 def contents(store: Store, image: StoreImage) -> list[Any]:
-    """All the store holds, with the rows of the blocks in place of their ids, which differ from store to store."""
+    """All the store holds, with the rows of the blocks in place of their ids, which differ from store to
+    store.
+    """
     found: list[Any] = []
     for record in image.records:
         if isinstance(record, HoleRecord):

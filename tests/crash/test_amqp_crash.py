@@ -1,4 +1,5 @@
-"""The broker is killed with SIGKILL while AMQP clients commit: all of a transaction is there or nothing, and after commit-ok always all.
+"""The broker is killed with SIGKILL while AMQP clients commit: all of a transaction is there or nothing, and
+after commit-ok always all.
 
 Real clients (a raw socket, pika), a real broker process; the store's own steps are in ``test_store_crash``.
 """
@@ -47,7 +48,9 @@ def wanted(round_: int, queue: int) -> list[bytes]:
 def publishes(round_: int) -> bytes:
     """The frames of a whole transaction's publishes, one queue after the other, message by message."""
     return b"".join(
-        content(1, B.Publish(routing_key=QUEUES[queue]), b"%d:%d:%d" % (round_, queue, number), delivery_mode=2)
+        content(
+            1, B.Publish(routing_key=QUEUES[queue]), b"%d:%d:%d" % (round_, queue, number), delivery_mode=2
+        )
         for number in range(EACH)
         for queue in range(len(QUEUES))
     )
@@ -66,7 +69,9 @@ def declare(served: AmqpServed) -> None:
 
 
 class Transaction:
-    """One large transaction: takes ``TAKEN``, publishes ``MESSAGES``, acks, commits. Each step may be the broker's last."""
+    """One large transaction: takes ``TAKEN``, publishes ``MESSAGES``, acks, commits. Each step may be the
+    broker's last.
+    """
 
     def __init__(self, url: str, frames: bytes) -> None:
         self._frames = frames
@@ -117,17 +122,26 @@ def check(served: AmqpServed, round_: int, committed: bool) -> bool:
 
 
 SPILL = "store.append.written"  # the bodies of a large transaction, perhaps before its commit
-STEPS = [SPILL, "store.commit.begin", "store.commit.synced", "store.commit.executed", "store.commit.committed"]
+STEPS = [
+    SPILL,
+    "store.commit.begin",
+    "store.commit.synced",
+    "store.commit.executed",
+    "store.commit.committed",
+]
 DURABLE = ["store.commit.committed", "committer.durable", "committer.published"]
 STEPS += ["committer.planned", "committer.durable", "committer.published"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_killed_at_this_step_of_a_commit_of_20000_all_or_nothing_is_in_every_queue(served: AmqpServed, step: str) -> None:
+def test_killed_at_this_step_of_a_commit_of_20000_all_or_nothing_is_in_every_queue(
+    served: AmqpServed, step: str
+) -> None:
     frames = publishes(0)
     declare(served)
     hit, over = 1, 0
-    for _ in range(20):  # what it writes on its own, and for deliveries, passes there too: the hit of the commit has to be found
+    # what it writes on its own, and for deliveries, passes there too: the hit of the commit has to be found
+    for _ in range(20):
         served.restart(f"{step}@{hit}=kill")
         transaction = None
         with contextlib.suppress(Closed, ConnectionError):
@@ -138,14 +152,16 @@ def test_killed_at_this_step_of_a_commit_of_20000_all_or_nothing_is_in_every_que
             assert check(served, 0, committed=True)
             declare(served)
             over += 1
-            hit -= over % 2 == 0  # once more with the same: there is more to do after a commit than after a crash
+            # once more with the same: there is more to do after a commit than after a crash
+            hit -= over % 2 == 0
         elif transaction is not None and (transaction.gathered or (step == SPILL and transaction.taken)):
             assert served.wait() == -9
             served.start()
             there = check(served, 0, committed=False)
             if there == (step in DURABLE):
                 return
-            assert not there  # killed in a commit that the broker made on its own, before the one of the transaction
+            # killed in a commit that the broker made on its own, before the one of the transaction
+            assert not there
             declare(served)
             hit += 1
         else:
@@ -184,11 +200,13 @@ def test_killed_at_random_moments_a_commit_of_20000_is_all_or_nothing(served: Am
 
 
 @pytest.mark.soak
-def test_soak_killed_at_random_moments_a_commit_of_20000_is_all_or_nothing(served: AmqpServed, seed: int, rounds: int) -> None:
+def test_soak_killed_at_random_moments_a_commit_of_20000_is_all_or_nothing(
+    served: AmqpServed, seed: int, rounds: int
+) -> None:
     commits_killed_at_random(served, seed, rounds)
 
 
-# -- relays ---------------------------------------------------------------------------------------------------------------
+# -- relays --------------------------------------------------------------------------------------------------
 
 RING = ["ring.0", "ring.1", "ring.2"]
 CIRCLING = 900
@@ -199,7 +217,15 @@ class Relay:
     """A worker process, and how many messages its acknowledged commits moved."""
 
     def __init__(self, served: AmqpServed, source: str, sink: str) -> None:
-        command = [sys.executable, amqp_relay.__file__, served.host, str(served.port), source, sink, str(BATCH)]
+        command = [
+            sys.executable,
+            amqp_relay.__file__,
+            served.host,
+            str(served.port),
+            source,
+            sink,
+            str(BATCH),
+        ]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.moved = 0
         self._reading = threading.Thread(target=self._read)
@@ -231,7 +257,9 @@ def eventually(condition: object, timeout_s: float = 60.0) -> None:
 
 
 def relays_killed(served: AmqpServed, seed: int, kills: int) -> None:
-    """Every message goes round a ring of queues by three workers while the broker is killed ``kills`` times."""
+    """Every message goes round a ring of queues by three workers while the broker is killed ``kills``
+    times.
+    """
     choice = random.Random(seed)
     with peer(served.amqp_url, 1) as client:
         for queue in RING:
@@ -243,10 +271,14 @@ def relays_killed(served: AmqpServed, seed: int, kills: int) -> None:
         client.end()
     workers: list[Relay] = []
     try:
-        workers += [Relay(served, RING[number], RING[(number + 1) % len(RING)]) for number in range(len(RING))]
+        workers += [
+            Relay(served, RING[number], RING[(number + 1) % len(RING)]) for number in range(len(RING))
+        ]
         for _ in range(kills):
             before = [worker.moved for worker in workers]
-            eventually(lambda before=before: all(worker.moved > moved for worker, moved in zip(workers, before)))
+            eventually(
+                lambda before=before: all(worker.moved > moved for worker, moved in zip(workers, before))
+            )
             time.sleep(choice.random() * 0.3)
             served.restart()
         before = [worker.moved for worker in workers]
@@ -268,16 +300,20 @@ def relays_killed(served: AmqpServed, seed: int, kills: int) -> None:
     assert acknowledged <= hops <= acknowledged + (kills + 1) * len(RING) * BATCH
 
 
-def test_relays_of_three_workers_lose_and_double_nothing_when_the_broker_is_killed(served: AmqpServed, seed: int) -> None:
+def test_relays_of_three_workers_lose_and_double_nothing_when_the_broker_is_killed(
+    served: AmqpServed, seed: int
+) -> None:
     relays_killed(served, seed, 3)
 
 
 @pytest.mark.soak
-def test_soak_relays_of_three_workers_lose_and_double_nothing_when_the_broker_is_killed(served: AmqpServed, seed: int, rounds: int) -> None:
+def test_soak_relays_of_three_workers_lose_and_double_nothing_when_the_broker_is_killed(
+    served: AmqpServed, seed: int, rounds: int
+) -> None:
     relays_killed(served, seed, max(10, rounds // 5))
 
 
-# -- a reader beside large commits ----------------------------------------------------------------------------------------
+# -- a reader beside large commits ---------------------------------------------------------------------------
 
 SEEN = ["seen.0", "seen.1"]
 LARGE = 2_000
@@ -301,9 +337,13 @@ class Reader:
 
 
 def commits_beside_a_reader(served: AmqpServed, commits: int) -> None:
-    """Each commit publishes ``LARGE`` to two queues; every third transaction is rolled back and counts for nothing."""
+    """Each commit publishes ``LARGE`` to two queues; every third transaction is rolled back and counts for
+    nothing.
+    """
     with peer(served.amqp_url, 1) as client:
-        client.call(1, commands.Exchange.Declare(exchange="seen", exchange_type="fanout"), commands.Exchange.DeclareOk)
+        client.call(
+            1, commands.Exchange.Declare(exchange="seen", exchange_type="fanout"), commands.Exchange.DeclareOk
+        )
         for queue in SEEN:
             client.call(1, Q.Declare(queue=queue, durable=True), Q.DeclareOk)
             client.call(1, Q.Bind(queue=queue, exchange="seen", routing_key=""), Q.BindOk)
@@ -313,7 +353,9 @@ def commits_beside_a_reader(served: AmqpServed, commits: int) -> None:
             published = 0
             for number in range(commits):
                 bodies = [b"%d" % (published + row) for row in range(LARGE)]
-                frames = b"".join(content(1, B.Publish(exchange="seen"), body, delivery_mode=2) for body in bodies)
+                frames = b"".join(
+                    content(1, B.Publish(exchange="seen"), body, delivery_mode=2) for body in bodies
+                )
                 client.write(frames)
                 if number % 3 == 2:
                     client.call(1, T.Rollback(), T.RollbackOk)

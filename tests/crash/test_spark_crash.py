@@ -1,7 +1,8 @@
 """The rows of the crash table that are Spark's, with real drivers, a real broker and real Delta tables.
 
-A driver costs seconds to start. So each row's pipeline is killed in a driver of its own, and then one driver restarts all of them; the
-tests look at what is left. Row numbers are those of the crash table in docs/transactions.md.
+A driver costs seconds to start. So each row's pipeline is killed in a driver of its own, and then one driver
+restarts all of them; the tests look at what is left. Row numbers are those of the crash table in
+docs/transactions.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ KILLED: dict[str, tuple[str, int, str, dict[str, object]]] = {
     "latest": ("foreach.opened", 1, "group", {"options": {"startingOffsets": "latest"}}),
 }
 # the source runs in a process of its own, which takes its failpoint from the environment
-KILLED_IN_SOURCE = {"unacked": "connector.latest_offset.asked@2", "unlogged": "connector.latest_offset.claimed"}
+KILLED_IN_SOURCE = {
+    "unacked": "connector.latest_offset.asked@2",
+    "unlogged": "connector.latest_offset.claimed",
+}
 STOPPED = {"two-drivers": "foreach.staged", "zombie": "foreach.applying.0"}
 
 
@@ -61,7 +65,9 @@ def _kill(scratch: Path, served: Served) -> dict[str, Pipeline]:
     return killed
 
 
-def _restarts(scratch: Path, killed: dict[str, Pipeline], served: Served, dropping: Served, dying: Served) -> list[Pipeline]:
+def _restarts(
+    scratch: Path, killed: dict[str, Pipeline], served: Served, dropping: Served, dying: Served
+) -> list[Pipeline]:
     """Every run of the one driver that recovers, in order; an app that stands twice is run twice."""
     for app in ("lost-decided", "lost-staged"):
         shutil.rmtree(killed[app].checkpoint)
@@ -161,20 +167,28 @@ def test_row_1_a_task_that_fails_after_its_rows_and_is_retried_publishes_once(ou
     assert Path(f"{pipeline.lake}.failed").exists()
 
 
-def test_row_2_a_batch_whose_function_fails_leaves_nothing_and_its_replay_everything_once(outcome: Outcome) -> None:
+def test_row_2_a_batch_whose_function_fails_leaves_nothing_and_its_replay_everything_once(
+    outcome: Outcome,
+) -> None:
     assert "the function fails after it has staged everything" in str(outcome.first["batch-fails"])
     require_once(outcome, "batch-fails")
 
 
-def test_row_3_a_driver_killed_after_staging_and_before_the_commit_publishes_and_appends_once(outcome: Outcome) -> None:
+def test_row_3_a_driver_killed_after_staging_and_before_the_commit_publishes_and_appends_once(
+    outcome: Outcome,
+) -> None:
     require_once(outcome, "staged")
 
 
-def test_row_5_a_lost_reply_to_the_commit_is_asked_for_again_and_everything_is_there_once(outcome: Outcome) -> None:
+def test_row_5_a_lost_reply_to_the_commit_is_asked_for_again_and_everything_is_there_once(
+    outcome: Outcome,
+) -> None:
     assert require_once(outcome, "reply-lost").entries() == 1
 
 
-def test_row_6_a_driver_killed_before_sparks_commit_log_replays_the_batch_and_keeps_its_state(outcome: Outcome) -> None:
+def test_row_6_a_driver_killed_before_sparks_commit_log_replays_the_batch_and_keeps_its_state(
+    outcome: Outcome,
+) -> None:
     assert outcome.last["state"] is None, outcome.last["state"]
     pipeline = outcome.pipelines["state"]
     by_sequence = sorted((row["sequence"], row["body"], row["count"]) for row in pipeline.table("counts"))
@@ -206,10 +220,18 @@ def test_row_7_a_source_that_is_not_txmq_is_exactly_once_too(outcome: Outcome) -
 
 
 @pytest.mark.parametrize("app", ["unmirrored", "mirrored-untold"])
-def test_row_8_a_missing_ledger_row_is_repaired_at_the_next_start_and_never_doubled(outcome: Outcome, app: str) -> None:
+def test_row_8_a_missing_ledger_row_is_repaired_at_the_next_start_and_never_doubled(
+    outcome: Outcome, app: str
+) -> None:
     pipeline = require_once(outcome, app)
     (row,) = pipeline.ledger_rows()
-    assert (row["app_id"], row["batch_id"], row["log"], row["start_offset"], row["end_offset"]) == (app, 0, pipeline.queue, 0, 4)
+    assert (row["app_id"], row["batch_id"], row["log"], row["start_offset"], row["end_offset"]) == (
+        app,
+        0,
+        pipeline.queue,
+        0,
+        4,
+    )
     assert (row["messages"], row["published"]) == (4, 4)
 
 
@@ -218,14 +240,20 @@ def test_row_9_an_error_after_the_decision_rolls_nothing_back(outcome: Outcome) 
     assert require_once(outcome, "commit-raises").entries() == 1
 
 
-def test_row_10_a_driver_killed_before_the_sources_ack_loses_nothing_and_reads_nothing_again(outcome: Outcome) -> None:
+def test_row_10_a_driver_killed_before_the_sources_ack_loses_nothing_and_reads_nothing_again(
+    outcome: Outcome,
+) -> None:
     pipeline = require_once(outcome, "unacked")
     assert [len(bodies) for _, bodies in pipeline.collected()] == [2, 2]
 
 
-def test_row_14_a_driver_killed_before_sparks_offset_log_gets_the_same_range_again_under_another_limit(outcome: Outcome) -> None:
+def test_row_14_a_driver_killed_before_sparks_offset_log_gets_the_same_range_again_under_another_limit(
+    outcome: Outcome,
+) -> None:
     pipeline = require_once(outcome, "unlogged")
-    assert [len(bodies) for _, bodies in pipeline.collected()] == [2, 2], "the claim was made under a limit of 2"
+    assert [len(bodies) for _, bodies in pipeline.collected()] == [2, 2], (
+        "the claim was made under a limit of 2"
+    )
 
 
 @pytest.mark.parametrize("app", list(STOPPED))
@@ -235,27 +263,37 @@ def test_rows_11_and_12_a_second_driver_takes_over_and_the_first_wakes_up_later_
     require_once(outcome, app)
 
 
-def test_row_13_a_lost_checkpoint_stops_loudly_and_resumes_without_loss_or_duplicates(outcome: Outcome) -> None:
+def test_row_13_a_lost_checkpoint_stops_loudly_and_resumes_without_loss_or_duplicates(
+    outcome: Outcome,
+) -> None:
     assert "[TXMQ_LINEAGE]" in str(outcome.first["lost-decided"])
     require_once(outcome, "lost-decided")
 
 
-def test_row_13_a_checkpoint_lost_before_anything_was_decided_is_replaced_and_everything_is_there_once(outcome: Outcome) -> None:
+def test_row_13_a_checkpoint_lost_before_anything_was_decided_is_replaced_and_everything_is_there_once(
+    outcome: Outcome,
+) -> None:
     assert outcome.first["lost-staged"] is None
     require_once(outcome, "lost-staged")
 
 
-def test_row_15_a_driver_killed_in_batch_0_of_a_stream_from_latest_loses_nothing_that_came_later(outcome: Outcome) -> None:
+def test_row_15_a_driver_killed_in_batch_0_of_a_stream_from_latest_loses_nothing_that_came_later(
+    outcome: Outcome,
+) -> None:
     assert outcome.last["latest"] is None, outcome.last["latest"]
     assert [text.split(":")[0] for text in outcome.pipelines["latest"].published()] == ["e", "f"]
 
 
-def test_row_16_a_checkpoint_one_batch_older_restored_is_answered_already_for_that_batch_and_goes_on(outcome: Outcome) -> None:
+def test_row_16_a_checkpoint_one_batch_older_restored_is_answered_already_for_that_batch_and_goes_on(
+    outcome: Outcome,
+) -> None:
     require_once(outcome, "restored", [*MESSAGES, "e", "f"])
     assert [bodies for _, bodies in outcome.pipelines["restored"].collected()] == [MESSAGES, ["e"], ["f"]]
 
 
-def test_row_17_a_broker_killed_in_reads_in_staging_and_around_the_commit_stops_no_query(outcome: Outcome) -> None:
+def test_row_17_a_broker_killed_in_reads_in_staging_and_around_the_commit_stops_no_query(
+    outcome: Outcome,
+) -> None:
     assert outcome.first["broker-dies"] is None
     require_once(outcome, "broker-dies")
 

@@ -1,6 +1,8 @@
-"""The store's rows of the crash table: a real process that commits, killed with SIGKILL at every step of every write.
+"""The store's rows of the crash table: a real process that commits, killed with SIGKILL at every step of
+every write.
 
-What was acknowledged is there, the commit in flight is there whole or not at all, nothing else is, and the store goes on working.
+What was acknowledged is there, the commit in flight is there whole or not at all, nothing else is, and the
+store goes on working.
 """
 
 from __future__ import annotations
@@ -31,16 +33,37 @@ pytestmark = pytest.mark.crash
 PROGRAM = str(Path(store_workload.__file__))
 STEPS = 120
 
-# every failpoint of the store, and at which hit the process dies: late enough that all kinds of steps have been done
-COMMIT_POINTS = ["store.append.written@20", "store.commit.begin@60", "store.commit.synced@60", "store.commit.executed@60"]
-COMMIT_POINTS += ["store.commit.committed@60", "store.seal.written@5", "store.seal.synced@5", "store.rewrite.synced@5"]
-COMMIT_POINTS += ["store.adopt.linked@5", "store.sync.synced@5", "store.forget.unlinked@3", "store.close.synced", "store.close.committed"]
-RECOVERY_POINTS = [f"store.recovery.{name}" for name in ("catalog", "replayed", "removed", "cut", "executed", "committed")]
+# every failpoint of the store, and at which hit the process dies: late enough that all kinds of steps have
+# been done
+COMMIT_POINTS = [
+    "store.append.written@20",
+    "store.commit.begin@60",
+    "store.commit.synced@60",
+    "store.commit.executed@60",
+]
+COMMIT_POINTS += [
+    "store.commit.committed@60",
+    "store.seal.written@5",
+    "store.seal.synced@5",
+    "store.rewrite.synced@5",
+]
+COMMIT_POINTS += [
+    "store.adopt.linked@5",
+    "store.sync.synced@5",
+    "store.forget.unlinked@3",
+    "store.close.synced",
+    "store.close.committed",
+]
+RECOVERY_POINTS = [
+    f"store.recovery.{name}" for name in ("catalog", "replayed", "removed", "cut", "executed", "committed")
+]
 
 
 def start(path: Path, seed: int, steps: int, *limits: int, failpoints: str = "") -> subprocess.Popen[str]:
     command = [sys.executable, PROGRAM, str(path), str(seed), str(steps), *map(str, limits)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TXMQ_FAILPOINTS": failpoints})
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TXMQ_FAILPOINTS": failpoints}
+    )
 
 
 def run(path: Path, seed: int, steps: int, *limits: int, failpoints: str = "") -> tuple[int, list[str]]:
@@ -84,7 +107,9 @@ def check(path: Path, model: Model, acked: int) -> int:
 
 
 @pytest.mark.parametrize("failpoint", COMMIT_POINTS)
-def test_killed_at_this_step_everything_acknowledged_is_there_nothing_is_partial_and_work_goes_on(failpoint: str, tmp_path: Path) -> None:
+def test_killed_at_this_step_everything_acknowledged_is_there_nothing_is_partial_and_work_goes_on(
+    failpoint: str, tmp_path: Path
+) -> None:
     path, model = tmp_path / "data", Model(1)
     code, lines = run(path, 1, STEPS, failpoints=f"{failpoint}=kill")
     assert code == -signal.SIGKILL
@@ -97,7 +122,9 @@ def test_killed_at_this_step_everything_acknowledged_is_there_nothing_is_partial
 
 
 @pytest.mark.parametrize("failpoint", RECOVERY_POINTS)
-def test_killed_at_this_step_of_recovery_the_next_recovery_finds_the_same(failpoint: str, tmp_path: Path) -> None:
+def test_killed_at_this_step_of_recovery_the_next_recovery_finds_the_same(
+    failpoint: str, tmp_path: Path
+) -> None:
     path, model = tmp_path / "data", Model(2)
     code, lines = run(path, 2, STEPS, failpoints="store.commit.synced@90=kill")
     assert code == -signal.SIGKILL
@@ -132,12 +159,16 @@ def named_ends(path: Path) -> dict[int, int]:
                     ends[place.segment] = max(ends[place.segment], place.position + place.length)
         finally:
             catalog.close()
-    numbers = [int(file.stem) for file in (path / "segments").iterdir()] if (path / "segments").exists() else []
+    numbers = (
+        [int(file.stem) for file in (path / "segments").iterdir()] if (path / "segments").exists() else []
+    )
     return {number: ends.get(number, 0) for number in numbers if number not in closed}
 
 
 def tear(path: Path, choice: random.Random) -> int:
-    """What a power cut may do to bytes that were never synced: they are missing, or anything. Returns the number of files torn."""
+    """What a power cut may do to bytes that were never synced: they are missing, or anything. Returns the
+    number of files torn.
+    """
     torn = 0
     for number, end in named_ends(path).items():
         file = path / "segments" / f"{number:08d}.arrow"
@@ -158,9 +189,12 @@ def tear(path: Path, choice: random.Random) -> int:
 
 
 @pytest.mark.parametrize(
-    "failpoint", ["store.append.written@25", "store.commit.begin@70", "store.seal.written@4", "store.commit.executed@77"]
+    "failpoint",
+    ["store.append.written@25", "store.commit.begin@70", "store.seal.written@4", "store.commit.executed@77"],
 )
-def test_torn_bytes_that_were_never_synced_take_nothing_acknowledged_with_them(failpoint: str, tmp_path: Path) -> None:
+def test_torn_bytes_that_were_never_synced_take_nothing_acknowledged_with_them(
+    failpoint: str, tmp_path: Path
+) -> None:
     model = Model(3)
     code, lines = run(tmp_path / "data", 3, STEPS, failpoints=f"{failpoint}=kill")
     assert code == -signal.SIGKILL
@@ -192,12 +226,16 @@ def kill_again_and_again(tmp_path: Path, seed: int, rounds: int) -> None:
         acked = check(path, model, acked)
 
 
-def test_killed_at_random_moments_again_and_again_the_store_equals_the_model(tmp_path: Path, seed: int) -> None:
+def test_killed_at_random_moments_again_and_again_the_store_equals_the_model(
+    tmp_path: Path, seed: int
+) -> None:
     kill_again_and_again(tmp_path, seed, int(os.environ.get("TXMQ_SOAK_ROUNDS", "4")))
 
 
 @pytest.mark.soak
-def test_soak_killed_at_random_moments_the_store_equals_the_model(tmp_path: Path, seed: int, rounds: int) -> None:
+def test_soak_killed_at_random_moments_the_store_equals_the_model(
+    tmp_path: Path, seed: int, rounds: int
+) -> None:
     kill_again_and_again(tmp_path, seed, rounds)
 
 
@@ -212,13 +250,17 @@ def test_soak_killed_at_random_moments_the_store_equals_the_model(tmp_path: Path
         ("store.seal.synced@2=enospc", "TXMQ_DISK_FULL"),
     ],
 )
-def test_a_disk_error_at_this_step_ends_the_store_loudly_and_loses_nothing_acknowledged(failpoint: str, text: str, tmp_path: Path) -> None:
+def test_a_disk_error_at_this_step_ends_the_store_loudly_and_loses_nothing_acknowledged(
+    failpoint: str, text: str, tmp_path: Path
+) -> None:
     code, lines = run(tmp_path / "data", 4, STEPS, failpoints=failpoint)
     assert code == 0 and text in lines[-1]
     check(tmp_path / "data", Model(4), acknowledged(lines))
 
 
-def test_a_segment_that_hits_the_limit_of_the_disk_names_it_and_all_acknowledged_is_there_after_reopening(tmp_path: Path) -> None:
+def test_a_segment_that_hits_the_limit_of_the_disk_names_it_and_all_acknowledged_is_there_after_reopening(
+    tmp_path: Path,
+) -> None:
     path, model = tmp_path / "data", Model(5)
     code, lines = run(path, 5, 10_000, 1_500_000, 1 << 30)
     assert code == 0
@@ -232,7 +274,11 @@ def test_a_segment_that_hits_the_limit_of_the_disk_names_it_and_all_acknowledged
 @contextlib.contextmanager
 def small_file_system(path: Path, size_bytes: int) -> Iterator[Path]:
     path.mkdir()
-    mounted = os.geteuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", path]).returncode == 0
+    mounted = (
+        os.geteuid() == 0
+        and subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", path]).returncode
+        == 0
+    )
     if not mounted:
         pytest.skip("needs the right to mount a tmpfs")
     try:
@@ -242,12 +288,17 @@ def small_file_system(path: Path, size_bytes: int) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("size_bytes", [2 << 20, 3 << 20])
-def test_a_full_file_system_is_named_and_all_acknowledged_is_there_once_there_is_room(size_bytes: int, tmp_path: Path) -> None:
+def test_a_full_file_system_is_named_and_all_acknowledged_is_there_once_there_is_room(
+    size_bytes: int, tmp_path: Path
+) -> None:
     with small_file_system(tmp_path / "disk", size_bytes) as disk:
         path, model = disk / "data", Model(6)
         code, lines = run(path, 6, 100_000, 0, 1 << 30)
         assert code == 0 and "[TXMQ_DISK_FULL]" in lines[-1]
-        assert f"file system {disk}, " in lines[-1] and "free some space, then start the broker again" in lines[-1]
+        assert (
+            f"file system {disk}, " in lines[-1]
+            and "free some space, then start the broker again" in lines[-1]
+        )
         acked = acknowledged(lines)
         assert acked > 100
         with contextlib.suppress(StoreError):  # still full: it may open or say so, it must not lose anything

@@ -1,4 +1,6 @@
-"""A broker in memory, and the words of a driver and of its tasks, for example tests of the micro-batch protocol."""
+"""A broker in memory, and the words of a driver and of its tasks, for example tests of the micro-batch
+protocol.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +63,22 @@ class Bench:
             channel.tx_commit()
 
     def claim(
-        self, start: Vector | None = None, *, app: str = APP, limit: Limit = NO_LIMIT, origin: Origin = EARLIEST, on_new: Any = "fail"
+        self,
+        start: Vector | None = None,
+        *,
+        app: str = APP,
+        limit: Limit = NO_LIMIT,
+        origin: Origin = EARLIEST,
+        on_new: Any = "fail",
     ) -> Vector:
         return self.engine.claim(app, start or {"in": START}, limit, origin, on_new)
 
     def ranges(self, start: Vector, end: Vector, app: str = APP) -> Ranges:
         return self.engine.resolve(app, start, end)
 
-    def read(self, query: str, batch: int, ranges: Ranges, *, app: str = APP, strict: bool = True) -> list[bytes]:
+    def read(
+        self, query: str, batch: int, ranges: Ranges, *, app: str = APP, strict: bool = True
+    ) -> list[bytes]:
         slices = tuple((log, start, end) for log, (start, end) in ranges.items())
         batches = list(self.engine.read(ReadTicket(app, query, batch, ranges, slices, strict)))
         assert all(found.schema.equals(READ_SCHEMA) for found in batches)
@@ -86,11 +96,19 @@ class Bench:
         branch: str = "",
     ) -> StagedBranch:
         header = BranchHeader(
-            token, branch or uuid.uuid4().hex, kind, target or {"routing_key": "out"}, app_id=app, query_id=query, batch_id=batch
+            token,
+            branch or uuid.uuid4().hex,
+            kind,
+            target or {"routing_key": "out"},
+            app_id=app,
+            query_id=query,
+            batch_id=batch,
         )
         return self.engine.stage(header, [rows(bodies)])
 
-    def run(self, query: str, batch: int, start: Vector, end: Vector, *publish: bytes, on_new: Any = "fail") -> Any:
+    def run(
+        self, query: str, batch: int, start: Vector, end: Vector, *publish: bytes, on_new: Any = "fail"
+    ) -> Any:
         """A whole batch: open, read, stage, commit."""
         opened = self.engine.open_batch(APP, query, batch, on_new)
         assert opened.entry is None
@@ -100,7 +118,11 @@ class Bench:
 
     def visible(self, queue: str = "out") -> list[bytes]:
         found = self.engine.available([queue])[queue]
-        return [body for batch in self.engine.browse([(queue, found.start, found.end)]) for body in batch.column("body").to_pylist()]
+        return [
+            body
+            for batch in self.engine.browse([(queue, found.start, found.end)])
+            for body in batch.column("body").to_pylist()
+        ]
 
     def deleted(self, offset: int, queue: str = "in") -> bool:
         return not self.local.state.topology.queue(queue).log.runs_between(offset, offset + 1)

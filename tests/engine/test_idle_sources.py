@@ -1,4 +1,6 @@
-"""Several sources under one app: what one of them does, or how long it idles, costs the others nothing (S2, S4)."""
+"""Several sources under one app: what one of them does, or how long it idles, costs the others nothing (S2,
+S4).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def busy_batches(bench: Bench, first: int, count: int, start: Vector) -> Vector:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_s2_an_idle_source_goes_on_after_any_number_of_batches_of_a_busy_one(bench: Bench, few_are_kept: int, crash: bool) -> None:
+def test_s2_an_idle_source_goes_on_after_any_number_of_batches_of_a_busy_one(
+    bench: Bench, few_are_kept: int, crash: bool
+) -> None:
     bench.produce(b"rare", queue="in2")
     idle = bench.claim(IDLE)
     bench.run("q", 0, IDLE, idle)
@@ -48,8 +52,12 @@ def test_s2_an_idle_source_goes_on_after_any_number_of_batches_of_a_busy_one(ben
     assert bench.visible("in") == bench.visible("in2") == []
 
 
-def test_s2_a_start_that_was_claimed_holds_also_when_the_claim_before_it_is_pruned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old driver of the checkpoint, told to resume, claims too, and takes the place of a claim that the checkpoint was at."""
+def test_s2_a_start_that_was_claimed_holds_also_when_the_claim_before_it_is_pruned(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old driver of the checkpoint, told to resume, claims too, and takes the place of a claim that the
+    checkpoint was at.
+    """
     monkeypatch.setattr(claim_rules, "KEPT_CLAIMS", 2)
     at = busy_batches(bench, 0, 3, BUSY)
     bench.produce(b"more")
@@ -63,7 +71,9 @@ def test_s2_a_start_that_was_claimed_holds_also_when_the_claim_before_it_is_prun
     assert bench.visible("in") == []
 
 
-def test_s2_a_claim_that_is_not_read_yet_outlives_the_claims_of_another_source(bench: Bench, few_are_kept: int) -> None:
+def test_s2_a_claim_that_is_not_read_yet_outlives_the_claims_of_another_source(
+    bench: Bench, few_are_kept: int
+) -> None:
     """A batch waits for its decision while another query of the app, over another queue, goes on."""
     bench.produce(b"slow", queue="in2")
     idle = bench.claim(IDLE)
@@ -102,7 +112,7 @@ def test_s2_a_released_queue_takes_the_claims_of_its_source_only(bench: Bench, f
     assert [claim.end for claim in claims_of(bench)] == [idle]
 
 
-# -- a batch that did not read its range -----------------------------------------------------------------------------------
+# -- a batch that did not read its range ---------------------------------------------------------------------
 
 
 def unread(bench: Bench, batch: int, start: Vector) -> Vector:
@@ -116,7 +126,9 @@ def unread(bench: Bench, batch: int, start: Vector) -> Vector:
 
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("crash", [False, True])
-def test_s4_a_batch_behind_one_that_did_not_read_its_range_is_decided(bench: Bench, batches: int, crash: bool) -> None:
+def test_s4_a_batch_behind_one_that_did_not_read_its_range_is_decided(
+    bench: Bench, batches: int, crash: bool
+) -> None:
     bench.produce(b"0")
     at = bench.claim(BUSY)
     bench.run("q", 0, BUSY, at)
@@ -135,7 +147,9 @@ def test_c4_a_range_behind_messages_that_nobody_acknowledged_is_refused(bench: B
     bench.produce(b"0")
     bench.run("q", 0, BUSY, bench.claim(BUSY))
     ledger = bench.engine._ledger
-    ledger.require_ranges(APP, {"in": [3, 4]}, "q", 1, lambda log, start, end: (log, start, end) == ("in", 1, 3))
+    ledger.require_ranges(
+        APP, {"in": [3, 4]}, "q", 1, lambda log, start, end: (log, start, end) == ("in", 1, 3)
+    )
     with pytest.raises(LineageConflict, match="consumed up to 1"):
         ledger.require_ranges(APP, {"in": [3, 4]}, "q", 1, lambda *_: False)
     with pytest.raises(LineageConflict, match="consumed up to 1"):

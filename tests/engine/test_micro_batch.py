@@ -1,6 +1,7 @@
 """The micro-batch protocol, rules C1 to C6, on the embedded engine over a broker in memory.
 
-Each test is named after what it promises. Interleavings and crashes at every step are the model's (tests/model/).
+Each test is named after what it promises. Interleavings and crashes at every step are the model's
+(tests/model/).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from broker_core.micro_batch import claim as claim_rules
 from broker_core.micro_batch import ledger as ledger_rules
 from tests.engine.bench import APP, Bench
 
-# -- C1: open -----------------------------------------------------------------------------------------------------------------
+# -- C1: open ------------------------------------------------------------------------------------------------
 
 
 def test_c1_batches_follow_each_other_and_the_sequence_counts_them(bench: Bench) -> None:
@@ -104,7 +105,7 @@ def test_c1_without_consumption_a_decided_batch_behind_a_newer_claim_is_a_lineag
         bench.engine.open_batch(APP, "", 0, "fail", consumes=False)
 
 
-# -- C2: stage ------------------------------------------------------------------------------------------------------------------
+# -- C2: stage -----------------------------------------------------------------------------------------------
 
 
 def test_c2_staged_rows_are_durable_and_invisible_until_a_commit_names_them(bench: Bench) -> None:
@@ -181,7 +182,7 @@ def test_rollback_of_a_decided_batch_is_refused(bench: Bench) -> None:
     assert bench.visible() == [b"x"]
 
 
-# -- C4: decide -----------------------------------------------------------------------------------------------------------------
+# -- C4: decide ----------------------------------------------------------------------------------------------
 
 
 def test_c4_a_batch_publishes_consumes_and_writes_its_entry_in_one_commit(bench: Bench) -> None:
@@ -302,7 +303,9 @@ def staged_parts(bench: Bench) -> int:
     return sum(isinstance(record, PartRecord) for record in bench.store.reopened().load().records)
 
 
-def test_c4_the_ledger_is_pruned_behind_what_is_applied_and_numbers_never_fall(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c4_the_ledger_is_pruned_behind_what_is_applied_and_numbers_never_fall(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger_rules, "KEPT_ENTRIES", 3)
     for batch in range(10):
         opened = bench.engine.open_batch(APP, "q", batch, "fail")
@@ -312,7 +315,9 @@ def test_c4_the_ledger_is_pruned_behind_what_is_applied_and_numbers_never_fall(b
     assert bench.engine.open_batch(APP, "q", 10, "fail").sequence == 11
 
 
-def test_c4_claims_are_pruned_and_the_newest_still_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c4_claims_are_pruned_and_the_newest_still_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claim_rules, "KEPT_CLAIMS", 3)
     at: Vector = {"in": START}
     for number in range(6):
@@ -324,7 +329,7 @@ def test_c4_claims_are_pruned_and_the_newest_still_answer(bench: Bench, monkeypa
         bench.ranges({"in": START}, {"in": 1})
 
 
-# -- C5, C6: apply and mirror ---------------------------------------------------------------------------------------------------
+# -- C5, C6: apply and mirror --------------------------------------------------------------------------------
 
 TABLE = {"table": "lake/a", "options": {}}
 
@@ -337,7 +342,9 @@ def decide_append(bench: Bench, batch: int, *bodies: bytes) -> Any:
 
 def applied_rows(bench: Bench, entry: Any) -> list[bytes]:
     branches = [branch for part in entry.to_apply for branch in part.branches]
-    return [body for batch in bench.engine.read_branches(branches) for body in batch.column("body").to_pylist()]
+    return [
+        body for batch in bench.engine.read_branches(branches) for body in batch.column("body").to_pylist()
+    ]
 
 
 def test_c5_decided_rows_wait_in_order_until_they_are_applied(bench: Bench) -> None:
@@ -399,7 +406,10 @@ def test_c5_branches_are_grouped_by_target_with_all_their_rows(bench: Bench) -> 
         bench.stage(opened.token, b"4", kind="after_commit", target={"name": "upsert"}),
     ]
     entry = bench.engine.commit_batch(APP, "q", 0, opened.token, branches).entry
-    assert [(part.kind, part.rows, len(part.branches)) for part in entry.to_apply] == [("append", 3, 2), ("after_commit", 1, 1)]
+    assert [(part.kind, part.rows, len(part.branches)) for part in entry.to_apply] == [
+        ("append", 3, 2),
+        ("after_commit", 1, 1),
+    ]
     assert not entry.applied and applied_rows(bench, entry) == [b"1", b"2", b"3", b"4"]
 
 
@@ -413,7 +423,9 @@ def test_c6_entries_wait_to_be_mirrored_in_order(bench: Bench) -> None:
     assert [entry.sequence for entry in bench.engine.unmirrored(APP, 1)] == [3]
 
 
-def test_c6_the_ledger_keeps_what_a_delta_ledger_in_use_does_not_have(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c6_the_ledger_keeps_what_a_delta_ledger_in_use_does_not_have(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger_rules, "KEPT_ENTRIES", 2)
     for batch in range(5):
         opened = bench.engine.open_batch(APP, "q", batch, "fail")
@@ -423,7 +435,7 @@ def test_c6_the_ledger_keeps_what_a_delta_ledger_in_use_does_not_have(bench: Ben
     assert [entry.sequence for entry in bench.engine.unmirrored(APP)] == [2, 3, 4, 5]
 
 
-# -- batch writes ---------------------------------------------------------------------------------------------------------------
+# -- batch writes --------------------------------------------------------------------------------------------
 
 
 def test_a_batch_write_is_one_transaction_and_idempotent(bench: Bench) -> None:
@@ -452,13 +464,21 @@ def test_the_apps_are_listed_with_what_they_own_and_what_waits(bench: Bench) -> 
     bench.claim()
     decide_append(bench, 0, b"x")
     (found,) = bench.engine.apps()
-    assert (found.app_id, found.queues, found.sequence, found.query_id, found.batch_id) == (APP, ("in",), 1, "q", 0)
+    assert (found.app_id, found.queues, found.sequence, found.query_id, found.batch_id) == (
+        APP,
+        ("in",),
+        1,
+        "q",
+        0,
+    )
     assert (found.lag, found.unapplied, found.unmirrored) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("rows", [(b"once",), ()])
 @pytest.mark.parametrize("app", [APP, ""])
-def test_c4_a_commit_that_names_a_branch_twice_is_refused_and_changes_nothing(bench: Bench, app: str, rows: tuple[bytes, ...]) -> None:
+def test_c4_a_commit_that_names_a_branch_twice_is_refused_and_changes_nothing(
+    bench: Bench, app: str, rows: tuple[bytes, ...]
+) -> None:
     token = bench.engine.open_batch(APP, "q", 0, "fail").token if app else "a batch write"
     staged = bench.stage(token, *rows, query="q" if app else "", batch=0 if app else -1, app=app)
 

@@ -1,6 +1,7 @@
 """The micro-batch protocol, rules S1 to S6, on the embedded engine over a broker in memory.
 
-Each test is named after what it promises. Interleavings and crashes at every step are the model's (tests/model/).
+Each test is named after what it promises. Interleavings and crashes at every step are the model's
+(tests/model/).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from broker_core.errors import (
 from broker_core.micro_batch import claim as claim_rules
 from tests.engine.bench import APP, Bench
 
-# -- S1, S2: the claim record -----------------------------------------------------------------------------------------------
+# -- S1, S2: the claim record --------------------------------------------------------------------------------
 
 
 def test_s1_a_symbolic_start_is_resolved_once_whatever_comes_or_is_asked_later(bench: Bench) -> None:
@@ -159,7 +160,11 @@ def test_s2_a_claim_at_the_final_end_of_available_now_takes_nothing_with_any_lim
     for _ in range(3):
         bench.produce(b"x")
     bench.claim(limit=Limit(max_rows=1))
-    for limit in (Limit(max_bytes=10, end={"in": 1}), Limit(max_rows=1, end={"in": 1}), Limit(max_rows=0, max_bytes=0, end={"in": 0})):
+    for limit in (
+        Limit(max_bytes=10, end={"in": 1}),
+        Limit(max_rows=1, end={"in": 1}),
+        Limit(max_rows=0, max_bytes=0, end={"in": 0}),
+    ):
         assert bench.claim({"in": 1}, limit=limit) == {"in": 1}
     assert bench.claim({"in": 1}, limit=Limit(max_bytes=10)) == {"in": 3}
 
@@ -198,7 +203,7 @@ def test_a_queue_that_does_not_exist_is_named(bench: Bench) -> None:
         bench.engine.logs(["nowhere"])
 
 
-# -- S3, S4: read ---------------------------------------------------------------------------------------------------------------
+# -- S3, S4: read --------------------------------------------------------------------------------------------
 
 
 def test_s3_a_range_resolves_after_it_was_settled_and_acked(bench: Bench) -> None:
@@ -246,7 +251,9 @@ def test_s4_fail_on_data_loss_false_reads_what_is_left(bench: Bench) -> None:
     assert bench.read("q", 0, {"in": (0, 1)}, strict=False) == []
 
 
-def test_s4_what_was_settled_before_the_claim_is_skipped_on_every_replay_and_is_no_data_loss(bench: Bench) -> None:
+def test_s4_what_was_settled_before_the_claim_is_skipped_on_every_replay_and_is_no_data_loss(
+    bench: Bench,
+) -> None:
     bench.produce(b"a", b"b", b"c")
     channel = bench.local.channel()
     first, second = channel.get("in"), channel.get("in")
@@ -274,7 +281,9 @@ def test_s4_redelivered_is_frozen_by_the_claim(bench: Bench) -> None:
     ticket = ReadTicket(APP, "q", 0, ranges, (("in", 0, 2),))
 
     def flags() -> list[bool]:
-        return [flag for found in bench.engine.read(ticket) for flag in found.column("redelivered").to_pylist()]
+        return [
+            flag for found in bench.engine.read(ticket) for flag in found.column("redelivered").to_pylist()
+        ]
 
     assert flags() == [True, False]
     bench.crash()
@@ -285,7 +294,11 @@ def test_s4_a_slice_reads_its_part_of_the_range_only(bench: Bench) -> None:
     bench.produce(*[b"%d" % number for number in range(10)])
     ranges = bench.ranges({"in": START}, bench.claim())
     ticket = ReadTicket(APP, "q", 0, ranges, (("in", 3, 6),))
-    assert [body for found in bench.engine.read(ticket) for body in found.column("body").to_pylist()] == [b"3", b"4", b"5"]
+    assert [body for found in bench.engine.read(ticket) for body in found.column("body").to_pylist()] == [
+        b"3",
+        b"4",
+        b"5",
+    ]
 
 
 def test_s4_no_read_no_consumption(bench: Bench) -> None:
@@ -329,14 +342,15 @@ def test_a_decided_batch_refuses_to_read_what_it_did_not_consume(bench: Bench) -
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
     bench.engine.commit_batch(APP, "q", 0, opened.token, [])  # an empty batch
     bench.produce(b"a")
-    end = bench.claim()  # an older checkpoint, from before the empty batch, is restored and plans batch 0 anew
+    # an older checkpoint, from before the empty batch, is restored and plans batch 0 anew
+    end = bench.claim()
     assert bench.engine.open_batch(APP, "q", 0, "fail").already
     with pytest.raises(LineageConflict, match="decided"):
         bench.read("q", 0, bench.ranges({"in": START}, end))
     assert bench.visible("in") == [b"a"]
 
 
-# -- S5, S6: deletion, ownership ------------------------------------------------------------------------------------------------
+# -- S5, S6: deletion, ownership -----------------------------------------------------------------------------
 
 
 def test_s5_a_decided_batch_settles_but_only_the_ack_of_the_next_deletes(bench: Bench) -> None:
@@ -462,7 +476,9 @@ def test_s6_only_the_owner_is_released(bench: Bench) -> None:
         bench.engine.release(APP, "nowhere")
 
 
-def test_s4_reads_are_forgotten_by_number_as_claims_are(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s4_reads_are_forgotten_by_number_as_claims_are(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claim_rules, "KEPT_CLAIMS", 3)
     at: Vector = {"in": START}
     for batch in range(10):

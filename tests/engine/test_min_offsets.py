@@ -1,4 +1,6 @@
-"""minOffsetsPerTrigger, maxTriggerDelay: a claim takes nothing while too few messages wait; what a start means is fixed all the same."""
+"""minOffsetsPerTrigger, maxTriggerDelay: a claim takes nothing while too few messages wait; what a start
+means is fixed all the same.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,13 @@ def test_the_delay_counts_from_the_oldest_message_that_is_not_settled(bench: Ben
     assert bench.claim(limit=at_least(2, 30)) == {"in": 3}
 
 
-@pytest.mark.parametrize(("origin", "first"), [(LATEST, 1), (Origin(offsets={"in": -1}), 1), (Origin(offsets={"in": 0}), 0), (Origin(), 0)])
-def test_a_stream_that_waits_for_more_messages_knows_where_it_starts(bench: Bench, origin: Origin, first: int) -> None:
+@pytest.mark.parametrize(
+    ("origin", "first"),
+    [(LATEST, 1), (Origin(offsets={"in": -1}), 1), (Origin(offsets={"in": 0}), 0), (Origin(), 0)],
+)
+def test_a_stream_that_waits_for_more_messages_knows_where_it_starts(
+    bench: Bench, origin: Origin, first: int
+) -> None:
     """The start is fixed by the first question, not by the first answer that has messages."""
     bench.produce(b"old")
     for _ in range(2):
@@ -123,7 +130,9 @@ def test_a_claim_that_was_made_is_given_again_whatever_waits_now(bench: Bench) -
     assert bench.claim(limit=at_least(1000)) == end
 
 
-def test_a_starting_timestamp_in_the_future_is_the_end_of_the_queue_at_the_first_question(bench: Bench) -> None:
+def test_a_starting_timestamp_in_the_future_is_the_end_of_the_queue_at_the_first_question(
+    bench: Bench,
+) -> None:
     start = Origin(timestamp_us=bench.now + 100 * SECOND_US)
     bench.produce(b"old")
     for _ in range(2):

@@ -1,4 +1,6 @@
-"""Ids that are given once, seen from a pipeline: staged rows, claims and the ledger never meet a later thing of the same name or number."""
+"""Ids that are given once, seen from a pipeline: staged rows, claims and the ledger never meet a later thing
+of the same name or number.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ RESUME = "resume"
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
-def test_c4_no_staged_row_reaches_a_queue_that_was_declared_after_a_restart(bench: Bench, clean: bool) -> None:
+def test_c4_no_staged_row_reaches_a_queue_that_was_declared_after_a_restart(
+    bench: Bench, clean: bool
+) -> None:
     with bench.local.channel() as channel:
         channel.exchange_declare("alerts", "fanout")
         channel.queue_declare("monitor", durable=False)
@@ -33,7 +37,9 @@ def test_c4_no_staged_row_reaches_a_queue_that_was_declared_after_a_restart(benc
 
 
 def test_s6_a_release_binds_no_decision_that_follows_it_after_a_restart(bench: Bench) -> None:
-    """A release names the commit sequence number of its time, which no write may have carried: it must not be given again."""
+    """A release names the commit sequence number of its time, which no write may have carried: it must not be
+    given again.
+    """
     bench.produce(b"1", b"2")
     end = bench.claim()
     bench.run("q", 0, {"in": START}, end)
@@ -81,7 +87,9 @@ def test_s4_a_read_of_a_deleted_queue_consumes_nothing_of_its_namesake(bench: Be
 
 @pytest.mark.parametrize("crash", [False, True])
 def test_s2_a_claim_after_a_release_comes_after_every_decision_of_the_app(bench: Bench, crash: bool) -> None:
-    """Spark Connect tells a lost checkpoint by the claim's place: a place that is given again would hide it."""
+    """Spark Connect tells a lost checkpoint by the claim's place: a place that is given again would hide
+    it.
+    """
     bench.produce(b"1")
     end = bench.claim()
     opened = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False)

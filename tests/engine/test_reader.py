@@ -1,4 +1,6 @@
-"""Reads beside everything that takes bytes away: consumers, acknowledgements, sealing, compaction, deletion."""
+"""Reads beside everything that takes bytes away: consumers, acknowledgements, sealing, compaction,
+deletion.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Bed:
 
     def ticket(self, start: Vector, end: Vector, batch: int = 0, *, strict: bool = True) -> ReadTicket:
         ranges = self.engine.resolve("app", start, end)
-        return ReadTicket("app", "query", batch, ranges, tuple((log, *span) for log, span in ranges.items()), strict)
+        return ReadTicket(
+            "app", "query", batch, ranges, tuple((log, *span) for log, span in ranges.items()), strict
+        )
 
 
 @pytest.fixture
@@ -84,9 +88,15 @@ def test_a_browser_that_compaction_overtakes_gets_whole_bodies_and_no_settled_ro
     first = bodies([next(reading)])
     assert first == bed.sent[:ROWS]
     left = bed.consume(keep=100)
-    before = [bed.store.locate(run.block_id) for run in bed.local.state.topology.queue("q").log.runs_between(0, len(bed.sent))]
+    before = [
+        bed.store.locate(run.block_id)
+        for run in bed.local.state.topology.queue("q").log.runs_between(0, len(bed.sent))
+    ]
     bed.compact()
-    after = [bed.store.locate(run.block_id) for run in bed.local.state.topology.queue("q").log.runs_between(0, len(bed.sent))]
+    after = [
+        bed.store.locate(run.block_id)
+        for run in bed.local.state.topology.queue("q").log.runs_between(0, len(bed.sent))
+    ]
     assert before[1:-1] != after[1:-1], "batches were rewritten under the reader"
     assert bodies(list(reading)) == [body for body in left if body not in first]
 
@@ -125,17 +135,22 @@ def test_a_replay_reads_whole_bodies_after_its_batch_is_decided_and_compaction_r
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("planned", [True, False], ids=["planned before", "planned after"])
-def test_a_read_of_rows_that_were_acked_and_compacted_is_data_loss_and_never_blank(bed: Bed, planned: bool, strict: bool) -> None:
+def test_a_read_of_rows_that_were_acked_and_compacted_is_data_loss_and_never_blank(
+    bed: Bed, planned: bool, strict: bool
+) -> None:
     first = bed.claim(limit=Limit(max_rows=ROWS * 3 // 2))
     assert first == {"q": ROWS}, "a transaction is not split"
-    second = bed.claim(first, Limit(max_rows=ROWS - 100))  # but where it is larger than the limit: its batch stays for the rest
+    # but where it is larger than the limit: its batch stays for the rest
+    second = bed.claim(first, Limit(max_rows=ROWS - 100))
     ticket = bed.ticket(first, second, strict=strict)
     plan = bed.engine.open_read(ticket)
     third = bed.claim(second, Limit(max_rows=10))
     bed.engine.ack("app", bed.claim(third, Limit(max_rows=10)))
     assert bed.local.state.topology.queue("q").progress.acked > second["q"]
     bed.compact()
-    assert bed.local.read_block(plan.pieces[0].block_id).column("body")[0].as_py() == b"", "and its bytes are blank"
+    assert bed.local.read_block(plan.pieces[0].block_id).column("body")[0].as_py() == b"", (
+        "and its bytes are blank"
+    )
 
     def read() -> list[bytes]:
         return bodies(list(bed.engine.read_plan(plan, ticket) if planned else bed.engine.read(ticket)))
@@ -163,11 +178,15 @@ def test_rows_that_another_driver_has_applied_meanwhile_are_a_missing_branch_and
     end = bed.claim()
     list(bed.engine.read(bed.ticket({"q": START}, end)))
     token = bed.engine.open_batch("app", "query", 0, "fail").token
-    header = BranchHeader(token, "branch", "append", {"path": "/table"}, app_id="app", query_id="query", batch_id=0)
+    header = BranchHeader(
+        token, "branch", "append", {"path": "/table"}, app_id="app", query_id="query", batch_id=0
+    )
     rows = pa.RecordBatch.from_pydict({"n": list(range(INLINE_ROWS + 1))})
     parts = [bed.engine.stage_part(header, number, rows) for number in range(2)]
     checksum = branch_checksum(checksum for _, checksum in parts)
-    entry = bed.engine.commit_batch("app", "query", 0, token, [StagedBranch("branch", 0, 0, 2 * rows.num_rows, checksum)]).entry
+    entry = bed.engine.commit_batch(
+        "app", "query", 0, token, [StagedBranch("branch", 0, 0, 2 * rows.num_rows, checksum)]
+    ).entry
     reading = bed.engine.read_branches(["branch"])
     assert next(reading).num_rows == rows.num_rows
     bed.engine.mark_applied("app", entry.sequence)
@@ -188,5 +207,8 @@ def test_a_small_claim_over_deleted_rows_ends_where_a_transaction_ends(bed: Bed)
     bed.publish(BATCHES)
     end = bed.claim(limit=Limit(max_rows=2 * ROWS + ROWS // 2))
     assert end == {"q": 3 * ROWS}, "two transactions are whole, and nothing of the third"
-    assert bodies(list(bed.engine.read(bed.ticket({"q": START}, end)))) == bed.sent[:ROWS] + bed.sent[2 * ROWS : 3 * ROWS]
+    assert (
+        bodies(list(bed.engine.read(bed.ticket({"q": START}, end))))
+        == bed.sent[:ROWS] + bed.sent[2 * ROWS : 3 * ROWS]
+    )
     assert bodies(list(bed.engine.read(bed.ticket(end, bed.claim(end), 1)))) == bed.sent[4 * ROWS :]

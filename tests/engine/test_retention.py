@@ -1,4 +1,6 @@
-"""What the broker remembers of batches and writes ends some time, and never before somebody may still need it."""
+"""What the broker remembers of batches and writes ends some time, and never before somebody may still need
+it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def kept(bench: Bench) -> list[int]:
     return [entry.sequence for entry in bench.engine._ledger._entries[APP].values()]
 
 
-def test_the_ledger_waits_for_a_delta_ledger_that_lags_and_gives_up_one_that_is_not_written_any_more(few: None) -> None:
+def test_the_ledger_waits_for_a_delta_ledger_that_lags_and_gives_up_one_that_is_not_written_any_more(
+    few: None,
+) -> None:
     bench = Bench()
     start = decide(bench, 0, 12, {"in": START})
     assert kept(bench) == list(range(3, 13))
@@ -46,7 +50,9 @@ def test_the_ledger_waits_for_a_delta_ledger_that_lags_and_gives_up_one_that_is_
     start = decide(bench, 32, 1, start)
     assert kept(bench) == list(range(20, 34))
     start = decide(bench, 33, 40, start)
-    assert kept(bench) == [20, *range(64, 74)], "the Delta ledger is given up; the last mirrored entry stays, to know that there was one"
+    assert kept(bench) == [20, *range(64, 74)], (
+        "the Delta ledger is given up; the last mirrored entry stays, to know that there was one"
+    )
     assert [entry.sequence for entry in bench.engine.unmirrored(APP, 2)] == [64, 65]
     (app,) = bench.engine.apps()
     assert (app.unapplied, app.unmirrored) == (0, 10)
@@ -60,7 +66,9 @@ def test_the_ledger_waits_for_a_delta_ledger_that_lags_and_gives_up_one_that_is_
 def test_a_batch_that_is_not_applied_stays_in_the_ledger_however_many_follow(few: None) -> None:
     bench = Bench()
     opened = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False)
-    branch = bench.stage(opened.token, b"row", query="q", batch=0, app=APP, kind="append", target={"table": "t"})
+    branch = bench.stage(
+        opened.token, b"row", query="q", batch=0, app=APP, kind="append", target={"table": "t"}
+    )
     bench.engine.commit_batch(APP, "q", 0, opened.token, [branch], consumes=False)
     for batch in range(1, 40):
         opened = bench.engine.open_batch(APP, "q", batch, "fail", consumes=False)
@@ -75,7 +83,9 @@ def test_a_batch_that_is_not_applied_stays_in_the_ledger_however_many_follow(few
     assert kept(bench) == list(range(32, 42))
 
 
-def test_a_batch_write_that_nobody_commits_is_dropped_a_day_after_its_last_part(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_write_that_nobody_commits_is_dropped_a_day_after_its_last_part(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bench = Bench()
     bench.now = 100 * DAY_US
     old = bench.stage("old", b"1")
@@ -101,7 +111,9 @@ def test_a_batch_write_that_nobody_commits_is_dropped_a_day_after_its_last_part(
     assert bench.engine.commit_branches("busy", [busy, later]) == 2
     bench.now += 3 * DAY_US
     bench.engine.drop_abandoned()
-    assert [attempt.token for attempt in bench.engine.attempts()] == [of_app], "an app's attempt is dropped when the app goes on"
+    assert [attempt.token for attempt in bench.engine.attempts()] == [of_app], (
+        "an app's attempt is dropped when the app goes on"
+    )
     bench.crash()
     assert [attempt.token for attempt in bench.engine.attempts()] == [of_app]
     assert bench.visible() == [b"2", b"3"]

@@ -1,4 +1,6 @@
-"""What an app skips by its starting offsets stays in the queue, beside what it claims, until somebody else takes it."""
+"""What an app skips by its starting offsets stays in the queue, beside what it claims, until somebody else
+takes it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_what_an_app_skips_stays_over_decision_acks_and_release(bench: Bench, ki
     queue = bench.local.state.topology.queue("in")
     assert queue.progress.needed_within(0, 7) == [[0, 7]], "the last finished range stays for a replay"
     bench.engine.ack(APP, end)
-    assert bench.visible("in") == old, "the ack of a source without a ledger consumes its range, and nothing below"
+    assert bench.visible("in") == old, (
+        "the ack of a source without a ledger consumes its range, and nothing below"
+    )
     assert queue.progress.needed_within(0, 7) == [[0, 5], [6, 7]]
     if crash:
         bench.crash()
@@ -70,7 +74,9 @@ def test_what_an_app_skips_stays_over_decision_acks_and_release(bench: Bench, ki
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_skipped_backlog_can_be_purged_while_the_app_goes_on_and_nothing_else(bench: Bench, crash: bool) -> None:
+def test_a_skipped_backlog_can_be_purged_while_the_app_goes_on_and_nothing_else(
+    bench: Bench, crash: bool
+) -> None:
     old = backlog(bench)
     end = consume(bench, LATEST, b"new")
     bench.produce(b"newer")
@@ -113,7 +119,9 @@ def test_a_skipped_backlog_makes_room_first_where_the_length_is_limited(bench: B
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_new_checkpoint_that_resumes_goes_on_where_its_app_was_and_not_in_the_backlog(bench: Bench, crash: bool) -> None:
+def test_a_new_checkpoint_that_resumes_goes_on_where_its_app_was_and_not_in_the_backlog(
+    bench: Bench, crash: bool
+) -> None:
     """Also where another system is the sink, so that no ledger knows how far the app came."""
     backlog(bench)
     bench.claim(origin=LATEST)
@@ -136,7 +144,9 @@ def test_a_released_app_that_starts_at_the_beginning_reads_what_it_had_skipped(b
 
 
 def test_the_other_queue_of_a_released_claim_is_claimed_anew_with_what_was_skipped(bench: Bench) -> None:
-    """A claim over two queues ends as a whole; the queue that stays the app's keeps what nobody consumed, over restarts too."""
+    """A claim over two queues ends as a whole; the queue that stays the app's keeps what nobody consumed,
+    over restarts too.
+    """
     start = {"in": START, "in2": START}
     for queue in start:
         bench.produce(b"old", queue=queue)
@@ -147,7 +157,11 @@ def test_the_other_queue_of_a_released_claim_is_claimed_anew_with_what_was_skipp
     bench.engine.release(APP, "in")
     for _ in range(2):
         queue = bench.local.state.topology.queue("in2")
-        assert (queue.owner, list(queue.progress.claimed), bench.visible("in2")) == (APP, [], [b"old", b"new"])
+        assert (queue.owner, list(queue.progress.claimed), bench.visible("in2")) == (
+            APP,
+            [],
+            [b"old", b"new"],
+        )
         bench.crash()
     end = bench.claim(start, origin=Origin())
     assert bench.ranges(start, end) == {"in": (0, 2), "in2": (0, 2)}

@@ -32,10 +32,16 @@ def gone(bench: Bench, how: str) -> None:
 
 @SIZES
 @pytest.mark.parametrize("how", ["deleted", "declared again"])
-def test_c4_a_queue_that_goes_between_stage_and_decision_fails_it_with_count_and_examples(bench: Bench, rows: int, how: str) -> None:
+def test_c4_a_queue_that_goes_between_stage_and_decision_fails_it_with_count_and_examples(
+    bench: Bench, rows: int, how: str
+) -> None:
     token, branch = staged(bench, rows)
     gone(bench, how)
-    with pytest.raises(Unroutable, match=rf"\] {rows} messages .*exchange '' routing key 'out'.*nothing was published") as raised:
+    with pytest.raises(
+        Unroutable,
+        match=rf"\] {rows} messages .*exchange '' routing key 'out'.*nothing was "
+        rf"published",
+    ) as raised:
         bench.engine.commit_batch(APP, "q", 0, token, [branch])
     assert str(raised.value).count("routing key") == min(rows, 3)
     assert bench.engine.last_entry(APP) is None
@@ -43,7 +49,9 @@ def test_c4_a_queue_that_goes_between_stage_and_decision_fails_it_with_count_and
 
 
 @SIZES
-def test_c4_messages_whose_queue_has_gone_are_dropped_and_not_counted_as_published(bench: Bench, rows: int) -> None:
+def test_c4_messages_whose_queue_has_gone_are_dropped_and_not_counted_as_published(
+    bench: Bench, rows: int
+) -> None:
     token, branch = staged(bench, rows)
     gone(bench, "deleted")
     entry = bench.engine.commit_batch(APP, "q", 0, token, [branch], on_unroutable="drop").entry
@@ -57,7 +65,9 @@ def test_c4_a_message_that_reaches_another_queue_still_is_published_there(bench:
         channel.queue_bind("out", "both", "#")
         channel.queue_bind("in2", "both", "all.#")
     token, branch = staged(bench, rows, {"exchange": "both", "routing_key": "all.x"})
-    lost = bench.stage(token, b"only out", query="q", batch=0, app=APP, target={"exchange": "both", "routing_key": "some"})
+    lost = bench.stage(
+        token, b"only out", query="q", batch=0, app=APP, target={"exchange": "both", "routing_key": "some"}
+    )
     gone(bench, "deleted")
     with pytest.raises(Unroutable, match=r"\] 1 messages .*exchange 'both' routing key 'some'\)"):
         bench.engine.commit_batch(APP, "q", 0, token, [branch, lost])

@@ -1,6 +1,7 @@
 """What the tests ask of a broker through pika, in one word each.
 
-Not here: rules; a question changes nothing but what its name says. Invariant: nothing sleeps; ``eventually`` awaits a condition.
+Not here: rules; a question changes nothing but what its name says. Invariant: nothing sleeps; ``eventually``
+awaits a condition.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def eventually(condition: Callable[[], Any], what: str = "the condition came tru
     return wait_until(condition, what, poll_s=0.01)
 
 
-def publish(channel: BlockingChannel, queue: str, *bodies: bytes | str, exchange: str = "", **properties: Any) -> None:
+def publish(
+    channel: BlockingChannel, queue: str, *bodies: bytes | str, exchange: str = "", **properties: Any
+) -> None:
     for body in bodies:
         channel.basic_publish(exchange, queue, body, BasicProperties(**{"delivery_mode": 2, **properties}))
 
@@ -53,7 +56,15 @@ def get(channel: BlockingChannel, queue: str, auto_ack: bool = False) -> Got | N
     method, properties, body = channel.basic_get(queue, auto_ack=auto_ack)
     if method is None or properties is None or body is None:
         return None
-    return Got(method.delivery_tag, body, method.redelivered, properties, method.exchange, method.routing_key, method.message_count)
+    return Got(
+        method.delivery_tag,
+        body,
+        method.redelivered,
+        properties,
+        method.exchange,
+        method.routing_key,
+        method.message_count,
+    )
 
 
 def get_one(channel: BlockingChannel, queue: str, auto_ack: bool = False) -> Got:
@@ -79,7 +90,11 @@ class Inbox:
         self.tag = channel.basic_consume(queue, self._receive, **consume)
 
     def _receive(self, _channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
-        self.received.append(Got(method.delivery_tag, body, method.redelivered, properties, method.exchange, method.routing_key))
+        self.received.append(
+            Got(
+                method.delivery_tag, body, method.redelivered, properties, method.exchange, method.routing_key
+            )
+        )
 
     @property
     def bodies(self) -> list[bytes]:
@@ -89,13 +104,17 @@ class Inbox:
         """The first ``count`` deliveries; more is an error."""
         deadline = time.monotonic() + TIMEOUT_S
         while len(self.received) < count:
-            assert time.monotonic() < deadline, f"{len(self.received)} of {count} deliveries within {TIMEOUT_S} s"
+            assert time.monotonic() < deadline, (
+                f"{len(self.received)} of {count} deliveries within {TIMEOUT_S} s"
+            )
             self.channel.connection.process_data_events(0.05)
         assert len(self.received) == count
         return self.received
 
     def settled(self) -> list[Got]:
-        """What has come when the broker has answered once more: whatever it was able to send before that is here."""
+        """What has come when the broker has answered once more: whatever it was able to send before that is
+        here.
+        """
         self.channel.basic_qos(0)
         self.channel.connection.process_data_events(0)
         return self.received
@@ -123,7 +142,9 @@ def channel_refuses(channel: BlockingChannel, action: Callable[[], Any], code: i
     assert channel.connection.channel().is_open
 
 
-def connection_refuses(connection: BlockingConnection, action: Callable[[], Any], code: int, text: str) -> None:
+def connection_refuses(
+    connection: BlockingConnection, action: Callable[[], Any], code: int, text: str
+) -> None:
     """``action`` closes the connection with exactly this code and text."""
 
     def ask() -> None:

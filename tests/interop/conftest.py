@@ -1,8 +1,9 @@
 """One broker for all client libraries, and queue names that no two tests share.
 
-``TXMQ_INTEROP_URL`` (``amqp://user:password@host:port/vhost``) runs the same tests against another AMQP 0-9-1 server; tests of what only
-txmq promises are skipped there. Not here: brokers that are killed, a test that does that starts its own (``tests/amqp_server.py``).
-Invariant: what a test declared under a name of ``fresh`` is deleted after it, and its connections are closed.
+``TXMQ_INTEROP_URL`` (``amqp://user:password@host:port/vhost``) runs the same tests against another AMQP 0-9-1
+server; tests of what only txmq promises are skipped there. Not here: brokers that are killed, a test that
+does that starts its own (``tests/amqp_server.py``). Invariant: what a test declared under a name of ``fresh``
+is deleted after it, and its connections are closed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     skip = pytest.mark.skip(reason="only txmq promises this, and TXMQ_INTEROP_URL names another server")
     for item in items:
-        if item.path.is_relative_to(HERE) and (item.get_closest_marker("txmq_only") or "served" in getattr(item, "fixturenames", ())):
+        if item.path.is_relative_to(HERE) and (
+            item.get_closest_marker("txmq_only") or "served" in getattr(item, "fixturenames", ())
+        ):
             item.add_marker(skip)
 
 

@@ -1,8 +1,10 @@
-"""Programs in other languages: each checks one side of a broker and prints a line per check, which becomes a test of its own.
+"""Programs in other languages: each checks one side of a broker and prints a line per check, which becomes a
+test of its own.
 
-A program prints ``ok NAME``, ``FAILED NAME: why`` or ``skipped NAME: why``, and ``kill the broker`` where it wants that done. The names
-are read from its source when tests are collected. Not here: the programs, and how a language is built.
-Invariant: a program runs once per module, a check that printed nothing fails, and no program outlives its time.
+A program prints ``ok NAME``, ``FAILED NAME: why`` or ``skipped NAME: why``, and ``kill the broker`` where it
+wants that done. The names are read from its source when tests are collected. Not here: the programs, and how
+a language is built. Invariant: a program runs once per module, a check that printed nothing fails, and no
+program outlives its time.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class Ended:
 
 
 def run(command: Sequence[str], folder: Path, kill: Callable[[], object] | None = None) -> Ended:
-    """Runs a program to its end in ``folder``; ``kill`` does what it asks for. It is killed after ``LIMIT_S``."""
+    """Runs a program to its end in ``folder``; ``kill`` does what it asks for. It is killed after
+    ``LIMIT_S``.
+    """
     lines: list[str] = []
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=folder, text=True)
@@ -100,7 +104,9 @@ class Programs:
         self._ended: dict[str, Ended] = {}
 
     def ended(self, name: str, command: Sequence[str], *, kills: bool = False) -> Ended:
-        """The program of this name, which has run with the broker's URL as last argument. Skips where it may not kill the broker."""
+        """The program of this name, which has run with the broker's URL as last argument. Skips where it may
+        not kill the broker.
+        """
         if kills and self._served is None:
             pytest.skip("this kills the broker, and TXMQ_INTEROP_URL names one that is not ours")
         if name not in self._ended:
@@ -111,7 +117,9 @@ class Programs:
 
 @contextlib.contextmanager
 def programs(folder: Path, data: Path) -> Iterator[Programs]:
-    """Programs that run in ``folder``, with a broker on ``data`` or the one that ``TXMQ_INTEROP_URL`` names."""
+    """Programs that run in ``folder``, with a broker on ``data`` or the one that ``TXMQ_INTEROP_URL``
+    names.
+    """
     other = os.environ.get("TXMQ_INTEROP_URL")
     if other:
         yield Programs(other, folder, None)

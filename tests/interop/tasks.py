@@ -1,6 +1,8 @@
-"""The tasks of ``test_celery.py``. The worker and the test import the same module; ``TXMQ_CELERY_*`` tell it what to use.
+"""The tasks of ``test_celery.py``. The worker and the test import the same module; ``TXMQ_CELERY_*`` tell it
+what to use.
 
-Not here: the test. Invariant: an effect is one appended line, so a task that ran twice left two and one that never ran left none.
+Not here: the test. Invariant: an effect is one appended line, so a task that ran twice left two and one that
+never ran left none.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ app.conf.update(
     task_default_queue=NAME,
     task_queues=[
         Queue(
-            NAME, routing_key=NAME, queue_arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD, "x-max-priority": 9}
+            NAME,
+            routing_key=NAME,
+            queue_arguments={
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": DEAD,
+                "x-max-priority": 9,
+            },
         )
     ],
     result_expires=300,

@@ -105,7 +105,10 @@ def test_five_hundred_publishes_at_once_are_each_confirmed(url: str, fresh: Fres
     async def scenario(connection: AbstractConnection) -> None:
         channel = await connection.channel()
         queue = await channel.declare_queue(fresh("queue"), durable=True)
-        sends = [channel.default_exchange.publish(persistent(str(number).encode()), queue.name) for number in range(500)]
+        sends = [
+            channel.default_exchange.publish(persistent(str(number).encode()), queue.name)
+            for number in range(500)
+        ]
         answers = await asyncio.gather(*sends)
         assert {type(answer).__name__ for answer in answers} == {"Ack"}
         assert (await queue.declare()).message_count == 500
@@ -118,11 +121,19 @@ def test_unroutable_and_refused_publishes_raise_what_the_broker_said(url: str, f
     async def scenario(connection: AbstractConnection) -> None:
         channel = await connection.channel(on_return_raises=True)
         with pytest.raises(aiormq.exceptions.PublishError) as unroutable:
-            await channel.default_exchange.publish(Message(b"lost", message_id="m"), fresh("nowhere"), mandatory=True)
+            await channel.default_exchange.publish(
+                Message(b"lost", message_id="m"), fresh("nowhere"), mandatory=True
+            )
         returned = unroutable.value.message
         assert returned is not None
-        assert (returned.delivery.reply_code, returned.delivery.reply_text, returned.body) == (312, "NO_ROUTE", b"lost")
-        full = await channel.declare_queue(fresh("full"), arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        assert (returned.delivery.reply_code, returned.delivery.reply_text, returned.body) == (
+            312,
+            "NO_ROUTE",
+            b"lost",
+        )
+        full = await channel.declare_queue(
+            fresh("full"), arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+        )
         await channel.default_exchange.publish(Message(b"fits"), full.name)
         with pytest.raises(DeliveryError) as refused:
             await channel.default_exchange.publish(Message(b"does not"), full.name)
@@ -225,7 +236,8 @@ def test_errors_of_a_channel_are_raised_with_the_brokers_text(url: str, fresh: F
         with pytest.raises(ChannelPreconditionFailed) as other:
             await (await connection.channel()).declare_queue(name, durable=False)
         assert str(other.value) == (
-            f"PRECONDITION_FAILED - inequivalent arg 'durable' for queue '{name}' in vhost '/': received 'false' but current is 'true'"
+            f"PRECONDITION_FAILED - inequivalent arg 'durable' for queue '{name}' in vhost '/': received "
+            "'false' but current is 'true'"
         )
 
     run(url, scenario)
@@ -241,7 +253,9 @@ def test_remote_calls_over_a_server_named_queue_get_results_and_errors(url: str,
 
         method = fresh("add")
         await rpc.register(method, add, auto_delete=True)
-        results = await asyncio.gather(*(rpc.call(method, {"left": number, "right": 1}) for number in range(50)))
+        results = await asyncio.gather(
+            *(rpc.call(method, {"left": number, "right": 1}) for number in range(50))
+        )
         assert results == list(range(1, 51))
         with pytest.raises(TypeError):
             await rpc.call(method, {"left": "1", "right": 1})

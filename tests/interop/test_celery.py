@@ -1,6 +1,8 @@
-"""A real Celery worker with ``acks_late``: results over rpc://, chains, failures, and SIGKILL of the worker and of the broker.
+"""A real Celery worker with ``acks_late``: results over rpc://, chains, failures, and SIGKILL of the worker
+and of the broker.
 
-Not here: Celery's own rules. Invariant: every worker is a process group of its own and is ended with all its children.
+Not here: Celery's own rules. Invariant: every worker is a process group of its own and is ended with all its
+children.
 """
 
 from __future__ import annotations
@@ -41,10 +43,21 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Worker:
-        command = [sys.executable, "-m", "celery", "-A", "tests.interop.tasks", "worker", "--concurrency=2", "--loglevel=INFO"]
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "tests.interop.tasks",
+            "worker",
+            "--concurrency=2",
+            "--loglevel=INFO",
+        ]
         command += ["--without-mingle", "--without-gossip", f"--hostname=worker@{uuid.uuid4().hex[:8]}"]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=self._environment, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=ROOT, env=self._environment, start_new_session=True
+            )
         return self
 
     def kill(self) -> None:
@@ -92,9 +105,13 @@ class Rig:
 
     def wait_for_effects(self, names: set[str]) -> list[str]:
         try:
-            return list(eventually(lambda: self.effects() if names <= set(self.effects()) else None, "every task ran"))
+            return list(
+                eventually(lambda: self.effects() if names <= set(self.effects()) else None, "every task ran")
+            )
         except AssertionError:
-            raise AssertionError(f"never ran: {sorted(names - set(self.effects()))}; {self.worker.log.read_text()[-3000:]}") from None
+            raise AssertionError(
+                f"never ran: {sorted(names - set(self.effects()))}; {self.worker.log.read_text()[-3000:]}"
+            ) from None
 
     def value(self, result: Any) -> Any:
         return result.get(timeout=TIMEOUT_S)
@@ -132,7 +149,9 @@ def test_results_chains_groups_failures_and_retries_come_back_over_rpc(rig: Rig)
     results = [tasks.add.delay(number, 1) for number in range(100)]
     assert [rig.value(result) for result in results] == list(range(1, 101))
     assert rig.value(celery.chain(tasks.add.s(1, 1), tasks.add.s(2), tasks.add.s(3)).delay()) == 7
-    assert sorted(rig.value(celery.group(tasks.add.s(number, number) for number in range(10)).delay())) == list(range(0, 20, 2))
+    assert sorted(
+        rig.value(celery.group(tasks.add.s(number, number) for number in range(10)).delay())
+    ) == list(range(0, 20, 2))
     failed = tasks.fail.delay("wrong")
     with pytest.raises(ValueError, match="wrong"):
         rig.value(failed)
@@ -152,7 +171,10 @@ def test_a_killed_and_restarted_worker_runs_every_task_and_completes_every_chain
     rig.worker.start()
     chains = [[f"chain {number} link {link}" for link in range(4)] for number in range(15)]
     singles = [f"single {number}" for number in range(60)]
-    waiting = [celery.chain(tasks.step.s([], links[0]), *(tasks.step.s(link) for link in links[1:])).delay() for links in chains]
+    waiting = [
+        celery.chain(tasks.step.s([], links[0]), *(tasks.step.s(link) for link in links[1:])).delay()
+        for links in chains
+    ]
     for name in singles:
         tasks.write.delay(name)
     for done in (10, 40, 80):  # killed in the middle, three times
@@ -178,10 +200,13 @@ def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: Rig) -> None:
     tasks = rig.tasks
     rig.worker.start()
     assert rig.value(tasks.add.delay(1, 1)) == 2
-    # More than the prefetch of the worker (two processes, a multiplier of 1): it asks for more credit for each that it holds.
+    # More than the prefetch of the worker (two processes, a multiplier of 1): it asks for more credit for
+    # each that it holds.
     for number in range(6):
         tasks.write.apply_async([f"later {number}"], countdown=60)
-    assert [tasks.add.delay(number, number).get(timeout=TIMEOUT_S) for number in range(10)] == list(range(0, 20, 2))
+    assert [tasks.add.delay(number, number).get(timeout=TIMEOUT_S) for number in range(10)] == list(
+        range(0, 20, 2)
+    )
     assert rig.effects() == []
 
 
@@ -198,7 +223,9 @@ def test_higher_priorities_run_first(rig: Rig) -> None:
     assert {name.split()[0] for name in order[:18]} == {"high"}
 
 
-def test_a_worker_goes_on_after_the_broker_was_killed_and_no_task_is_lost(served: AmqpServed, tmp_path: Path) -> None:
+def test_a_worker_goes_on_after_the_broker_was_killed_and_no_task_is_lost(
+    served: AmqpServed, tmp_path: Path
+) -> None:
     rig = Rig(served.amqp_url, tmp_path)
     try:
         rig.worker.start()

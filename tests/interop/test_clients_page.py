@@ -1,7 +1,8 @@
-"""``docs/clients.md`` is true: its Python blocks print what is shown below them, its programs are the files that are tested.
+"""``docs/clients.md`` is true: its Python blocks print what is shown below them, its programs are the files
+that are tested.
 
-Not here: the Java and Go programs themselves (``test_java.py``, ``test_go.py``). Invariant: blocks run in the order of the page, against
-one broker, each in a process of its own, as a reader would run them.
+Not here: the Java and Go programs themselves (``test_java.py``, ``test_go.py``). Invariant: blocks run in the
+order of the page, against one broker, each in a process of its own, as a reader would run them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tests.amqp_server import AmqpServed, serving
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "clients.md").read_text()
 TIMEOUT_S = 600.0
-SHOWN = r"```python\n((?:(?!```).)*)```\n```\n((?:(?!```).)*)```"  # a block, and right below it what it prints
+# a block, and right below it what it prints
+SHOWN = r"```python\n((?:(?!```).)*)```\n```\n((?:(?!```).)*)```"
 
 
 class Block(NamedTuple):
@@ -51,13 +53,21 @@ def page_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AmqpServed
 
 def here(code: str, broker: AmqpServed) -> str:
     """``code`` with the addresses of ``broker``."""
-    return code.replace("127.0.0.1:5672", f"127.0.0.1:{broker.port}").replace("127.0.0.1:5673", f"127.0.0.1:{broker.flight_port}")
+    return code.replace("127.0.0.1:5672", f"127.0.0.1:{broker.port}").replace(
+        "127.0.0.1:5673", f"127.0.0.1:{broker.flight_port}"
+    )
 
 
 def run_block(code: str, directory: Path) -> str:
     environment = {**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning"}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=directory, env=environment, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=directory,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -68,27 +78,42 @@ def test_the_page_has_a_running_block_for_each_client() -> None:
 
 
 @pytest.mark.txmq_only
-@pytest.mark.parametrize("block", PLAIN, ids=[f"{block.section} {number}" for number, block in enumerate(PLAIN)])
-def test_a_python_block_prints_what_the_page_says(block: Block, page_broker: AmqpServed, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "block", PLAIN, ids=[f"{block.section} {number}" for number, block in enumerate(PLAIN)]
+)
+def test_a_python_block_prints_what_the_page_says(
+    block: Block, page_broker: AmqpServed, tmp_path: Path
+) -> None:
     assert run_block(here(block.code, page_broker), tmp_path) == block.output
 
 
 @pytest.mark.txmq_only
-def test_the_pika_block_of_the_readme_moves_every_order_to_an_invoice(page_broker: AmqpServed, tmp_path: Path) -> None:
+def test_the_pika_block_of_the_readme_moves_every_order_to_an_invoice(
+    page_broker: AmqpServed, tmp_path: Path
+) -> None:
     (block,) = [
-        block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL) if "import pika" in block
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "import pika" in block
     ]
     code = here(
-        block.replace("localhost:", "127.0.0.1:").replace('"orders"', '"readme.orders"').replace('"invoices"', '"readme.invoices"'),
+        block.replace("localhost:", "127.0.0.1:")
+        .replace('"orders"', '"readme.orders"')
+        .replace('"invoices"', '"readme.invoices"'),
         page_broker,
     )
-    with pika.BlockingConnection(pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{page_broker.port}/%2F")) as connection:
+    with pika.BlockingConnection(
+        pika.URLParameters(f"amqp://guest:guest@127.0.0.1:{page_broker.port}/%2F")
+    ) as connection:
         channel = connection.channel()
         channel.queue_declare("readme.orders", durable=True)
         for number in range(3):
             channel.basic_publish("", "readme.orders", f"{number}".encode())
         run_block(code, tmp_path)
-        counts = [channel.queue_declare(f"readme.{name}", passive=True).method.message_count for name in ("orders", "invoices")]
+        counts = [
+            channel.queue_declare(f"readme.{name}", passive=True).method.message_count
+            for name in ("orders", "invoices")
+        ]
     assert counts == [0, 3]
 
 

@@ -1,7 +1,9 @@
-"""A client that asks to close its connection while frames of its channels are still on their way, as amqplib of Node.js does.
+"""A client that asks to close its connection while frames of its channels are still on their way, as amqplib
+of Node.js does.
 
-Its connection.close overtakes the publishes that it had queued. A broker that then closes its socket with bytes unread resets the
-connection, and the client never sees connection.close-ok. Specification: after connection.close-ok, what still comes is dropped.
+Its connection.close overtakes the publishes that it had queued. A broker that then closes its socket with
+bytes unread resets the connection, and the client never sees connection.close-ok. Specification: after
+connection.close-ok, what still comes is dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Direct reply-to, as RPC clients use it: an answer reaches its requester without a queue, and nobody else."""
+"""Direct reply-to, as RPC clients use it: an answer reaches its requester without a queue, and nobody
+else.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from pamqp import base, commands
 from tests.amqp_peer import Peer, changed, content, encoded, peer
 from tests.interop.conftest import Fresh
 
-B, C, E, H, Q, T = commands.Basic, commands.Connection, commands.Exchange, commands.Channel, commands.Queue, commands.Tx
+B, C, E, H, Q, T = (
+    commands.Basic,
+    commands.Connection,
+    commands.Exchange,
+    commands.Channel,
+    commands.Queue,
+    commands.Tx,
+)
 REPLIES = "amq.rabbitmq.reply-to"
 
 
@@ -63,7 +72,8 @@ def closed(client: Peer, channel: int, *frames: base.Frame | bytes) -> tuple[int
 
 def there(client: Peer, name: str) -> bool:
     """Whether a declaration says that the requester is still there."""
-    client.send(2, changed(Q.Declare(passive=True), queue=name))  # a name of RabbitMQ has letters that queues should not have
+    # a name of RabbitMQ has letters that queues should not have
+    client.send(2, changed(Q.Declare(passive=True), queue=name))
     frame = client.receive()[1]
     if isinstance(frame, Q.DeclareOk):
         assert (frame.queue, frame.message_count, frame.consumer_count) == (name, 0, 1)
@@ -75,14 +85,23 @@ def there(client: Peer, name: str) -> bool:
     return False
 
 
-def test_an_answer_reaches_its_requester_with_its_properties_and_no_other_channel(asker: Peer, server: Peer, rpc: str) -> None:
+def test_an_answer_reaches_its_requester_with_its_properties_and_no_other_channel(
+    asker: Peer, server: Peer, rpc: str
+) -> None:
     consume(asker)
     asker.call(2, B.Consume(queue=REPLIES, no_ack=True, consumer_tag="other"), B.ConsumeOk)
-    name = asked(asker, server, rpc, correlation_id="7", headers={"a": [1, {"b": "c"}]}, content_type="text/plain")
+    name = asked(
+        asker, server, rpc, correlation_id="7", headers={"a": [1, {"b": "c"}]}, content_type="text/plain"
+    )
     assert name.startswith(REPLIES + ".") and len(name) < 256
     server.publish(1, "", name, b"answer", correlation_id="7")
     deliver = asker.expect(B.Deliver, 1)
-    assert (deliver.consumer_tag, deliver.redelivered, deliver.exchange, deliver.routing_key) == ("me", False, "", name)
+    assert (deliver.consumer_tag, deliver.redelivered, deliver.exchange, deliver.routing_key) == (
+        "me",
+        False,
+        "",
+        name,
+    )
     properties, body = asker.content(1)
     assert (properties.correlation_id, body) == ("7", b"answer")
 
@@ -90,10 +109,25 @@ def test_an_answer_reaches_its_requester_with_its_properties_and_no_other_channe
 def test_a_request_keeps_all_else_that_it_says(asker: Peer, server: Peer, rpc: str) -> None:
     consume(asker)
     asker.publish(
-        1, "", rpc, b"question", reply_to=REPLIES, correlation_id="7", headers={"a": 1}, expiration="60000", message_id="m", priority=3
+        1,
+        "",
+        rpc,
+        b"question",
+        reply_to=REPLIES,
+        correlation_id="7",
+        headers={"a": 1},
+        expiration="60000",
+        message_id="m",
+        priority=3,
     )
     found = received(asker, server, rpc)
-    assert (found.correlation_id, found.headers, found.expiration, found.message_id, found.priority) == ("7", {"a": 1}, "60000", "m", 3)
+    assert (found.correlation_id, found.headers, found.expiration, found.message_id, found.priority) == (
+        "7",
+        {"a": 1},
+        "60000",
+        "m",
+        3,
+    )
 
 
 def test_a_reply_to_that_is_another_ones_name_passes_as_it_is(asker: Peer, server: Peer, rpc: str) -> None:
@@ -121,7 +155,9 @@ def test_a_reply_consumer_that_would_ack_or_is_the_second_one_is_refused(asker: 
     assert closed(asker, 1, B.Consume(queue=REPLIES, no_ack=False, consumer_tag="second")) == cannot
 
 
-def test_a_cancelled_reply_consumer_can_be_set_again_under_another_name(asker: Peer, server: Peer, rpc: str) -> None:
+def test_a_cancelled_reply_consumer_can_be_set_again_under_another_name(
+    asker: Peer, server: Peer, rpc: str
+) -> None:
     consume(asker)
     first = asked(asker, server, rpc)
     asker.call(1, B.Cancel(consumer_tag="me"), B.CancelOk)
@@ -134,7 +170,9 @@ def test_a_cancelled_reply_consumer_can_be_set_again_under_another_name(asker: P
     assert asker.content(1)[1] == b"answer"
 
 
-def test_a_declaration_tells_whether_the_requester_is_still_there(asker: Peer, server: Peer, rpc: str) -> None:
+def test_a_declaration_tells_whether_the_requester_is_still_there(
+    asker: Peer, server: Peer, rpc: str
+) -> None:
     assert there(server, REPLIES)
     assert not there(server, REPLIES + ".nobody")
     consume(asker)
@@ -162,13 +200,18 @@ def test_a_name_is_no_queue_to_get_from_bind_consume_or_purge(asker: Peer, serve
             ):
                 assert closed(client, 2, command) == (404, f"NOT_FOUND - no queue '{queue}' in vhost '/'")
             assert client.call(2, changed(Q.Delete(), queue=queue), Q.DeleteOk).message_count == 0
-        assert closed(client, 2, changed(B.Consume(), queue=name)) == (404, f"NOT_FOUND - no queue '{name}' in vhost '/'")
+        assert closed(client, 2, changed(B.Consume(), queue=name)) == (
+            404,
+            f"NOT_FOUND - no queue '{name}' in vhost '/'",
+        )
     server.publish(1, "", name, b"answer")
     asker.expect(B.Deliver, 1)
     assert asker.content(1)[1] == b"answer"
 
 
-def test_a_mandatory_answer_is_delivered_and_returned_as_one_that_no_queue_has(asker: Peer, server: Peer, rpc: str) -> None:
+def test_a_mandatory_answer_is_delivered_and_returned_as_one_that_no_queue_has(
+    asker: Peer, server: Peer, rpc: str
+) -> None:
     consume(asker)
     name = asked(asker, server, rpc)
     for transactional in (False, True):
@@ -187,7 +230,9 @@ def test_a_mandatory_answer_is_delivered_and_returned_as_one_that_no_queue_has(a
 
 
 @pytest.mark.parametrize("routing_key", [REPLIES, REPLIES + ".nobody"])
-def test_an_answer_to_nobody_is_dropped_and_returned_where_it_is_mandatory(server: Peer, routing_key: str) -> None:
+def test_an_answer_to_nobody_is_dropped_and_returned_where_it_is_mandatory(
+    server: Peer, routing_key: str
+) -> None:
     server.publish(1, "", routing_key, b"dropped")
     server.publish(1, "", routing_key, b"answer", mandatory=True)
     assert server.expect(B.Return, 1).routing_key == routing_key
@@ -207,7 +252,9 @@ def test_answers_are_confirmed_also_those_to_nobody(asker: Peer, server: Peer, r
 
 
 @pytest.mark.txmq_only  # RabbitMQ sends it at once, whatever becomes of the transaction
-def test_an_answer_in_a_transaction_is_sent_by_its_commit_and_never_after_a_rollback(asker: Peer, server: Peer, rpc: str) -> None:
+def test_an_answer_in_a_transaction_is_sent_by_its_commit_and_never_after_a_rollback(
+    asker: Peer, server: Peer, rpc: str
+) -> None:
     consume(asker)
     name = asked(asker, server, rpc)
     server.call(1, T.Select(), T.SelectOk)
@@ -231,7 +278,9 @@ def test_requests_in_a_transaction_carry_the_name_too(asker: Peer, server: Peer,
     asker.expect(B.Deliver, 1)
 
 
-def test_the_limit_of_a_channel_does_not_keep_answers_from_it(asker: Peer, server: Peer, rpc: str, fresh: Fresh) -> None:
+def test_the_limit_of_a_channel_does_not_keep_answers_from_it(
+    asker: Peer, server: Peer, rpc: str, fresh: Fresh
+) -> None:
     work = fresh("work")
     asker.call(1, Q.Declare(queue=work), Q.DeclareOk)
     asker.call(1, B.Qos(prefetch_count=1, global_=True), B.QosOk)
@@ -260,7 +309,9 @@ def test_a_consumer_tag_of_a_reply_consumer_cannot_be_one_that_is_in_use(asker: 
 
 
 @pytest.mark.txmq_only
-def test_a_large_transaction_of_answers_delivers_each_and_returns_the_mandatory_ones(asker: Peer, server: Peer, rpc: str) -> None:
+def test_a_large_transaction_of_answers_delivers_each_and_returns_the_mandatory_ones(
+    asker: Peer, server: Peer, rpc: str
+) -> None:
     consume(asker)
     name = asked(asker, server, rpc)
     server.call(1, T.Select(), T.SelectOk)

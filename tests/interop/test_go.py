@@ -1,4 +1,5 @@
-"""The official Go client, unmodified, from the module proxy: the program in ``go/``, one group of checks at a time.
+"""The official Go client, unmodified, from the module proxy: the program in ``go/``, one group of checks at a
+time.
 
 Skipped without Go 1.20 or later, and where the module is neither cached nor to be had.
 """
@@ -24,19 +25,26 @@ MODULE = "github.com/rabbitmq/amqp091-go"
 
 
 def go(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["go", *arguments], cwd=SOURCES, env=os.environ | SETTINGS, capture_output=True, text=True)
+    return subprocess.run(
+        ["go", *arguments], cwd=SOURCES, env=os.environ | SETTINGS, capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
 def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the compiled programs ``checks`` and ``example``. Skips where the machine cannot build them."""
+    """A folder with the compiled programs ``checks`` and ``example``. Skips where the machine cannot build
+    them.
+    """
     if not shutil.which("go"):
         pytest.skip("there is no Go on this machine: install version 1.20 or later")
     fetched = go("mod", "download", MODULE)
     if "requires go >=" in fetched.stderr:
         pytest.skip(f"the Go of this machine is too old: {fetched.stderr.strip()}")
     if fetched.returncode and "checksum mismatch" not in fetched.stderr:
-        pytest.skip(f"the Go module proxy cannot be reached and {MODULE} is not cached: {fetched.stderr.strip()[-300:]}")
+        pytest.skip(
+            f"the Go module proxy cannot be reached and {MODULE} is not cached: "
+            f"{fetched.stderr.strip()[-300:]}"
+        )
     folder = tmp_path_factory.mktemp("binaries")
     for name, source in (("checks", "."), ("example", "example.go")):
         built = go("build", "-o", str(folder / name), source)
@@ -70,7 +78,9 @@ def test_go_program_comes_to_all_its_checks_and_no_others(program: tuple[Program
     found.ended(group, [binary, group], kills=group == "restart").complete(CHECKS[group])
 
 
-def test_go_example_consumes_publishes_acks_and_commits(program: tuple[Programs, str], binaries: Path) -> None:
+def test_go_example_consumes_publishes_acks_and_commits(
+    program: tuple[Programs, str], binaries: Path
+) -> None:
     found, _ = program
     with pika.BlockingConnection(pika.URLParameters(found.url)) as connection:
         for queue in ("orders", "invoices"):

@@ -1,4 +1,5 @@
-"""The official Java client, unmodified, from Maven Central: the programs in ``java/``, and its automatic recovery from a kill.
+"""The official Java client, unmodified, from Maven Central: the programs in ``java/``, and its automatic
+recovery from a kill.
 
 Skipped without a JDK 17 or later, and where the jars are neither cached nor to be had.
 """
@@ -40,7 +41,9 @@ def jars() -> str:
         pytest.skip(f"the Java client is neither cached nor to be had from Maven Central: {error}")
     for name, checksum in JARS.items():
         (jar,) = (path for path in found if path.name.endswith(name))
-        assert hashlib.sha256(jar.read_bytes()).hexdigest() == checksum, f"{jar} is not the jar of Maven Central: delete it"
+        assert hashlib.sha256(jar.read_bytes()).hexdigest() == checksum, (
+            f"{jar} is not the jar of Maven Central: delete it"
+        )
     return os.pathsep.join(map(str, found))
 
 
@@ -49,7 +52,11 @@ def java(jars: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
     """The programs, and the class path with which they run."""
     classes = tmp_path_factory.mktemp("classes")
     sources = sorted(str(source) for source in SOURCES.glob("*.java"))
-    compiled = subprocess.run(["javac", "--release", "17", "-d", str(classes), "-cp", jars, *sources], capture_output=True, text=True)
+    compiled = subprocess.run(
+        ["javac", "--release", "17", "-d", str(classes), "-cp", jars, *sources],
+        capture_output=True,
+        text=True,
+    )
     if "release version 17 not supported" in compiled.stderr:
         pytest.skip("the JDK of this machine is older than 17")
     assert compiled.returncode == 0, compiled.stderr
@@ -73,7 +80,9 @@ def test_java_client(java: tuple[Programs, str], program: str, check: str) -> No
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_java_program_comes_to_all_its_checks_and_no_others(java: tuple[Programs, str], program: str) -> None:
     found, classpath = java
-    found.ended(program, ["java", "-cp", classpath, program], kills=program == "Recovery").complete(CHECKS[program])
+    found.ended(program, ["java", "-cp", classpath, program], kills=program == "Recovery").complete(
+        CHECKS[program]
+    )
 
 
 def test_java_example_consumes_publishes_acks_and_commits(java: tuple[Programs, str], jars: str) -> None:

@@ -13,7 +13,14 @@ from urllib.parse import unquote, urlsplit
 import amqp
 import kombu
 import pytest
-from amqp.exceptions import AccessRefused, ConsumerCancelled, MessageNacked, NotFound, PreconditionFailed, ResourceLocked
+from amqp.exceptions import (
+    AccessRefused,
+    ConsumerCancelled,
+    MessageNacked,
+    NotFound,
+    PreconditionFailed,
+    ResourceLocked,
+)
 from kombu.pidbox import Mailbox
 from kombu.pools import producers
 
@@ -62,16 +69,21 @@ def drain(channel: amqp.Channel, queue: str) -> list[str]:
 def test_both_login_mechanisms_let_in_and_keep_out(url: str, mechanism: str) -> None:
     open_amqp(url, login_method=mechanism).close()
     parts = urlsplit(url)
-    wrong = amqp.Connection(f"{parts.hostname}:{parts.port}", userid="guest", password="wrong", login_method=mechanism)
+    wrong = amqp.Connection(
+        f"{parts.hostname}:{parts.port}", userid="guest", password="wrong", login_method=mechanism
+    )
     with pytest.raises(AccessRefused) as refusal:
         wrong.connect()
     assert refusal.value.reply_text == (
-        f"ACCESS_REFUSED - Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
+        f"ACCESS_REFUSED - Login was refused using authentication mechanism {mechanism}. For details see the "
+        "broker logfile."
     )
     wrong.collect()
 
 
-def test_a_transaction_of_py_amqp_commits_and_rolls_back(connection: amqp.Connection, channel: amqp.Channel, fresh: Fresh) -> None:
+def test_a_transaction_of_py_amqp_commits_and_rolls_back(
+    connection: amqp.Connection, channel: amqp.Channel, fresh: Fresh
+) -> None:
     queue, reader = fresh("queue"), connection.channel()
     channel.queue_declare(queue, durable=True, auto_delete=False)
     channel.tx_select()
@@ -87,9 +99,13 @@ def test_confirms_return_and_nack(url: str, fresh: Fresh) -> None:
     connection = open_amqp(url, confirm_publish=True)
     channel = connection.channel()
     returned: list[tuple[str, str]] = []
-    channel.events["basic_return"].add(lambda error, _exchange, key, _message: returned.append((error.reply_text, key)))
+    channel.events["basic_return"].add(
+        lambda error, _exchange, key, _message: returned.append((error.reply_text, key))
+    )
     full, nowhere = fresh("full"), fresh("nowhere")
-    channel.queue_declare(full, auto_delete=False, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    channel.queue_declare(
+        full, auto_delete=False, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+    )
     publish(channel, full, "fits")
     with pytest.raises(MessageNacked):
         publish(channel, full, "does not")
@@ -99,12 +115,17 @@ def test_confirms_return_and_nack(url: str, fresh: Fresh) -> None:
     connection.close()
 
 
-def test_errors_are_the_exceptions_of_their_code_with_the_method_that_caused_them(connection: amqp.Connection, fresh: Fresh) -> None:
+def test_errors_are_the_exceptions_of_their_code_with_the_method_that_caused_them(
+    connection: amqp.Connection, fresh: Fresh
+) -> None:
     missing, queue = fresh("missing"), fresh("queue")
     connection.channel().queue_declare(queue, durable=True, auto_delete=False)
     with pytest.raises(NotFound) as absent:
         connection.channel().queue_declare(missing, passive=True)
-    assert (absent.value.reply_code, absent.value.reply_text) == (404, f"NOT_FOUND - no queue '{missing}' in vhost '/'")
+    assert (absent.value.reply_code, absent.value.reply_text) == (
+        404,
+        f"NOT_FOUND - no queue '{missing}' in vhost '/'",
+    )
     assert absent.value.method_sig == (50, 10)
     with pytest.raises(PreconditionFailed) as different:
         connection.channel().queue_declare(queue, durable=False, auto_delete=False)
@@ -123,14 +144,19 @@ def test_an_exclusive_queue_is_locked_for_another_connection(url: str, channel: 
     second.close()
 
 
-def test_consume_qos_ack_and_redelivery(connection: amqp.Connection, channel: amqp.Channel, fresh: Fresh) -> None:
+def test_consume_qos_ack_and_redelivery(
+    connection: amqp.Connection, channel: amqp.Channel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     received: list[tuple[str, bool, int]] = []
     channel.queue_declare(queue, auto_delete=False)
     channel.basic_qos(0, 2, False)
     publish(channel, queue, *"abc")
     channel.basic_consume(
-        queue, callback=lambda message: received.append((message.body, message.delivery_info["redelivered"], message.delivery_tag))
+        queue,
+        callback=lambda message: received.append(
+            (message.body, message.delivery_info["redelivered"], message.delivery_tag)
+        ),
     )
     wait(connection, lambda: len(received) == 2)
     channel.basic_reject(1, requeue=True)
@@ -154,7 +180,9 @@ def wait(connection: amqp.Connection, condition: Any) -> None:
     eventually(came)
 
 
-def test_a_deleted_queue_cancels_its_consumer(connection: amqp.Connection, channel: amqp.Channel, fresh: Fresh) -> None:
+def test_a_deleted_queue_cancels_its_consumer(
+    connection: amqp.Connection, channel: amqp.Channel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     channel.queue_declare(queue, auto_delete=False)
     cancelled: list[str] = []
@@ -169,7 +197,10 @@ def test_heartbeats_keep_an_idle_connection_of_py_amqp(url: str) -> None:
     connection = open_amqp(url, heartbeat=1)
     assert connection.heartbeat == 1
     received_before = connection.bytes_recv
-    eventually(lambda: connection.send_heartbeat() or beats(connection) > received_before + 1, "two heartbeats of the server came")
+    eventually(
+        lambda: connection.send_heartbeat() or beats(connection) > received_before + 1,
+        "two heartbeats of the server came",
+    )
     assert connection.connected
     connection.close()
 
@@ -214,7 +245,14 @@ def test_a_producer_declares_publishes_and_a_consumer_gets_the_same(
     received: list[Any] = []
 
     def receive(body: Any, message: kombu.Message) -> None:
-        received.append((body, message.delivery_info["routing_key"], message.headers["id"], message.properties["priority"]))
+        received.append(
+            (
+                body,
+                message.delivery_info["routing_key"],
+                message.headers["id"],
+                message.properties["priority"],
+            )
+        )
         message.ack()
 
     with producers[broker].acquire(block=True) as producer:
@@ -225,7 +263,9 @@ def test_a_producer_declares_publishes_and_a_consumer_gets_the_same(
             )  # fmt: skip
     with broker.Consumer(queue, callbacks=[receive], accept=["json", "pickle"]):
         eventually(lambda: _drain(broker) or len(received) == 2)
-    assert received == [({"values": [1, 2.5, "drei", None]}, "task.new", priority, priority) for priority in (5, 0)]
+    assert received == [
+        ({"values": [1, 2.5, "drei", None]}, "task.new", priority, priority) for priority in (5, 0)
+    ]
 
 
 def _drain(broker: kombu.Connection) -> None:
@@ -235,7 +275,9 @@ def _drain(broker: kombu.Connection) -> None:
 
 def test_a_consumer_that_requeues_and_one_that_rejects(broker: kombu.Connection, fresh: Fresh) -> None:
     dead = kombu.Queue(fresh("dead"), durable=False)
-    queue = kombu.Queue(fresh("queue"), queue_arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead.name})
+    queue = kombu.Queue(
+        fresh("queue"), queue_arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead.name}
+    )
     seen: list[bool] = []
 
     def receive(_body: Any, message: kombu.Message) -> None:
@@ -261,7 +303,9 @@ def test_a_mailbox_of_kombu_asks_and_is_answered(broker: kombu.Connection, url: 
     def serve() -> None:
         with kombu.Connection(url) as connection, connection.channel() as channel:
             handlers = {"double": lambda _state, number: 2 * number}
-            node = Mailbox(namespace, type="fanout", connection=connection).Node("node", channel=channel, handlers=handlers)
+            node = Mailbox(namespace, type="fanout", connection=connection).Node(
+                "node", channel=channel, handlers=handlers
+            )
             with node.listen(channel=channel):
                 asked.set()
                 while not stop.is_set():
@@ -279,7 +323,9 @@ def test_a_mailbox_of_kombu_asks_and_is_answered(broker: kombu.Connection, url: 
         thread.join(TIMEOUT_S)
 
 
-def test_a_consumer_of_kombu_learns_that_its_queue_was_deleted(broker: kombu.Connection, url: str, fresh: Fresh) -> None:
+def test_a_consumer_of_kombu_learns_that_its_queue_was_deleted(
+    broker: kombu.Connection, url: str, fresh: Fresh
+) -> None:
     queue = kombu.Queue(fresh("queue"))
     with broker.channel() as channel:
         consumer = broker.Consumer(queue, callbacks=[print], channel=channel)

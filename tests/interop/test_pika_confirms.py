@@ -29,7 +29,9 @@ def test_every_publish_is_confirmed_and_stands_in_the_queue_in_order(
     assert [int(body) for body in drain(other, queue)] == list(range(100))
 
 
-def test_a_publish_that_reaches_no_queue_is_confirmed_all_the_same(confirming: BlockingChannel, fresh: Fresh) -> None:
+def test_a_publish_that_reaches_no_queue_is_confirmed_all_the_same(
+    confirming: BlockingChannel, fresh: Fresh
+) -> None:
     exchange = fresh("fan")
     confirming.exchange_declare(exchange, "fanout")
     publish(confirming, "key", "a", exchange=exchange)
@@ -38,15 +40,26 @@ def test_a_publish_that_reaches_no_queue_is_confirmed_all_the_same(confirming: B
 
 
 @pytest.mark.parametrize("transient", [False, True])
-def test_mandatory_without_a_queue_comes_back_with_312_and_all_it_had(confirming: BlockingChannel, fresh: Fresh, transient: bool) -> None:
+def test_mandatory_without_a_queue_comes_back_with_312_and_all_it_had(
+    confirming: BlockingChannel, fresh: Fresh, transient: bool
+) -> None:
     nowhere = fresh("nowhere")
     properties = pika.BasicProperties(message_id="m-1", headers={"k": 1}, delivery_mode=1 if transient else 2)
     with pytest.raises(UnroutableError) as unroutable:
         confirming.basic_publish("", nowhere, b"body", properties, mandatory=True)
     (returned,) = unroutable.value.messages
     method = returned.method
-    assert (method.reply_code, method.reply_text, method.exchange, method.routing_key) == (312, "NO_ROUTE", "", nowhere)
-    assert (returned.body, returned.properties.message_id, returned.properties.headers) == (b"body", "m-1", {"k": 1})
+    assert (method.reply_code, method.reply_text, method.exchange, method.routing_key) == (
+        312,
+        "NO_ROUTE",
+        "",
+        nowhere,
+    )
+    assert (returned.body, returned.properties.message_id, returned.properties.headers) == (
+        b"body",
+        "m-1",
+        {"k": 1},
+    )
 
 
 def test_mandatory_with_a_queue_is_not_returned(confirming: BlockingChannel, fresh: Fresh) -> None:
@@ -69,10 +82,15 @@ def test_a_full_queue_nacks_what_it_refuses_and_confirms_again_when_there_is_roo
     assert drain(other, queue) == [b"2", b"4"]
 
 
-def test_a_missing_exchange_closes_the_confirming_channel_with_404(confirming: BlockingChannel, fresh: Fresh) -> None:
+def test_a_missing_exchange_closes_the_confirming_channel_with_404(
+    confirming: BlockingChannel, fresh: Fresh
+) -> None:
     missing = fresh("missing")
     channel_refuses(
-        confirming, lambda: publish(confirming, "", "x", exchange=missing), 404, f"NOT_FOUND - no exchange '{missing}' in vhost '/'"
+        confirming,
+        lambda: publish(confirming, "", "x", exchange=missing),
+        404,
+        f"NOT_FOUND - no exchange '{missing}' in vhost '/'",
     )
 
 

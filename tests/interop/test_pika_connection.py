@@ -1,4 +1,6 @@
-"""Connections of pika: handshake and its refusals, errors and channels opened again, heartbeats, sizes, many channels."""
+"""Connections of pika: handshake and its refusals, errors and channels opened again, heartbeats, sizes, many
+channels.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,24 @@ import threading
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import ChannelClosedByBroker, ChannelWrongStateError, ProbableAccessDeniedError, ProbableAuthenticationError
+from pika.exceptions import (
+    ChannelClosedByBroker,
+    ChannelWrongStateError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
 
-from tests.interop.asking import PERSISTENT, Inbox, channel_refuses, connection_refuses, counts, drain, eventually, get_one, publish
+from tests.interop.asking import (
+    PERSISTENT,
+    Inbox,
+    channel_refuses,
+    connection_refuses,
+    counts,
+    drain,
+    eventually,
+    get_one,
+    publish,
+)
 from tests.interop.conftest import Connect, Fresh
 
 FRAME_OVERHEAD = 8
@@ -53,7 +70,8 @@ def test_a_wrong_password_or_user_is_refused_with_403(connect: Connect, user: st
     assert str(refusal.value.args[0]) == repr(
         pika.exceptions.ConnectionClosedByBroker(
             403,
-            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see the broker logfile.",
+            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see the "
+            "broker logfile.",
         )
     )
 
@@ -61,13 +79,17 @@ def test_a_wrong_password_or_user_is_refused_with_403(connect: Connect, user: st
 def test_a_virtual_host_that_is_not_there_is_refused_with_530(connect: Connect) -> None:
     with pytest.raises(ProbableAccessDeniedError) as refusal:
         connect(virtual_host="elsewhere", connection_attempts=1)
-    assert str(refusal.value.args[0]) == repr(pika.exceptions.ConnectionClosedByBroker(530, "NOT_ALLOWED - vhost elsewhere not found"))
+    assert str(refusal.value.args[0]) == repr(
+        pika.exceptions.ConnectionClosedByBroker(530, "NOT_ALLOWED - vhost elsewhere not found")
+    )
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_closed_channels_number_can_be_opened_again_at_once_and_starts_afresh(connection: BlockingConnection, fresh: Fresh) -> None:
+def test_a_closed_channels_number_can_be_opened_again_at_once_and_starts_afresh(
+    connection: BlockingConnection, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     connection.channel().queue_declare(queue)
     for _ in range(20):
@@ -81,12 +103,16 @@ def test_a_closed_channels_number_can_be_opened_again_at_once_and_starts_afresh(
             channel.queue_declare(queue)
 
 
-def test_an_error_on_one_channel_leaves_the_others_and_their_consumers_alone(connection: BlockingConnection, fresh: Fresh) -> None:
+def test_an_error_on_one_channel_leaves_the_others_and_their_consumers_alone(
+    connection: BlockingConnection, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     working, failing = connection.channel(), connection.channel()
     working.queue_declare(queue)
     inbox = Inbox(working, queue)
-    channel_refuses(failing, lambda: failing.basic_ack(5), 406, "PRECONDITION_FAILED - unknown delivery tag 5")
+    channel_refuses(
+        failing, lambda: failing.basic_ack(5), 406, "PRECONDITION_FAILED - unknown delivery tag 5"
+    )
     publish(working, queue, "a")
     assert [one.body for one in inbox.wait(1)] == [b"a"]
     working.basic_ack(1)
@@ -108,19 +134,25 @@ def test_what_was_published_before_an_error_is_there_and_what_came_after_it_is_n
     assert drain(other, queue) == [b"before"]
 
 
-def test_an_error_of_the_connection_closes_all_its_channels_and_requeues(connect: Connect, other: BlockingChannel, fresh: Fresh) -> None:
+def test_an_error_of_the_connection_closes_all_its_channels_and_requeues(
+    connect: Connect, other: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     other.queue_declare(queue)
     publish(other, queue, "a")
     connection = connect()
     channels = [connection.channel() for _ in range(3)]
     get_one(channels[0], queue)
-    connection_refuses(connection, lambda: channels[1].basic_recover(requeue=False), 540, "NOT_IMPLEMENTED - requeue=false")
+    connection_refuses(
+        connection, lambda: channels[1].basic_recover(requeue=False), 540, "NOT_IMPLEMENTED - requeue=false"
+    )
     assert [one.is_open for one in channels] == [False] * 3
     assert get_one(other, queue).redelivered is True
 
 
-def test_flow_off_is_refused_and_flow_on_is_answered(connection: BlockingConnection, channel: BlockingChannel) -> None:
+def test_flow_off_is_refused_and_flow_on_is_answered(
+    connection: BlockingConnection, channel: BlockingChannel
+) -> None:
     assert channel.flow(True) is True
     connection_refuses(connection, lambda: channel.flow(False), 540, "NOT_IMPLEMENTED - active=false")
 
@@ -129,7 +161,9 @@ def test_flow_off_is_refused_and_flow_on_is_answered(connection: BlockingConnect
 
 
 @pytest.mark.parametrize("frame_max", [4096, 131072])
-def test_bodies_around_the_frame_size_come_back_byte_for_byte(connect: Connect, fresh: Fresh, frame_max: int) -> None:
+def test_bodies_around_the_frame_size_come_back_byte_for_byte(
+    connect: Connect, fresh: Fresh, frame_max: int
+) -> None:
     queue, channel = fresh("queue"), connect(frame_max=frame_max).channel()
     channel.queue_declare(queue)
     fits = frame_max - FRAME_OVERHEAD
@@ -141,7 +175,9 @@ def test_bodies_around_the_frame_size_come_back_byte_for_byte(connect: Connect, 
     assert [one.body for one in Inbox(channel, queue).wait(len(sizes))] == bodies
 
 
-def test_bodies_of_10_mb_pass_in_a_transaction_with_confirms_and_to_a_reader_of_small_frames(connect: Connect, fresh: Fresh) -> None:
+def test_bodies_of_10_mb_pass_in_a_transaction_with_confirms_and_to_a_reader_of_small_frames(
+    connect: Connect, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     body = hashlib.sha256(b"seed").digest() * (10 * 1024 * 1024 // 32)
     tx, confirming, small = connect().channel(), connect().channel(), connect(frame_max=4096).channel()
@@ -155,7 +191,9 @@ def test_bodies_of_10_mb_pass_in_a_transaction_with_confirms_and_to_a_reader_of_
     assert (first.body == body, second.body == body) == (True, True)
 
 
-def test_bodies_of_several_channels_may_be_interleaved_frame_by_frame(connection: BlockingConnection, fresh: Fresh) -> None:
+def test_bodies_of_several_channels_may_be_interleaved_frame_by_frame(
+    connection: BlockingConnection, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     channels = [connection.channel() for _ in range(3)]
     channels[0].queue_declare(queue)
@@ -178,14 +216,18 @@ def test_bodies_of_several_channels_may_be_interleaved_frame_by_frame(connection
 # --- many, idle, blocked ----------------------------------------------------------------------------------------------
 
 
-def test_two_hundred_channels_of_one_connection_work_side_by_side(connection: BlockingConnection, fresh: Fresh) -> None:
+def test_two_hundred_channels_of_one_connection_work_side_by_side(
+    connection: BlockingConnection, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     channels = [connection.channel() for _ in range(200)]
     channels[0].queue_declare(queue)
     inboxes = [Inbox(one, queue, auto_ack=True) for one in channels]
     for number, one in enumerate(channels):
         publish(one, queue, str(number))
-    eventually(lambda: connection.process_data_events(0.05) or sum(len(one.received) for one in inboxes) == 200)
+    eventually(
+        lambda: connection.process_data_events(0.05) or sum(len(one.received) for one in inboxes) == 200
+    )
     assert sorted(int(body) for inbox in inboxes for body in inbox.bodies) == list(range(200))
     assert [len(inbox.received) for inbox in inboxes] == [1] * 200  # in turn
 
@@ -200,7 +242,10 @@ def test_an_idle_connection_lives_by_heartbeats_and_a_dead_one_loses_its_consume
         one.channel().basic_consume(queue, lambda *_: None)
     assert counts(other, queue) == (0, 2)
     # pika sends heartbeats only while it is called: one of the two is.
-    eventually(lambda: idle.process_data_events(0.05) or counts(other, queue) == (0, 1), "the silent connection is gone")
+    eventually(
+        lambda: idle.process_data_events(0.05) or counts(other, queue) == (0, 1),
+        "the silent connection is gone",
+    )
     idle.process_data_events(3)
     assert idle.is_open
     assert counts(other, queue) == (0, 1)

@@ -1,4 +1,6 @@
-"""Consumers, gets and what is done with deliveries: order, tags, credit, redelivered flags, and who is told when a queue goes."""
+"""Consumers, gets and what is done with deliveries: order, tags, credit, redelivered flags, and who is told
+when a queue goes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def queue(channel: BlockingChannel, fresh: Fresh) -> str:
     return name
 
 
-def test_deliveries_come_in_order_with_tags_from_1_and_all_that_was_published(channel: BlockingChannel, queue: str, fresh: Fresh) -> None:
+def test_deliveries_come_in_order_with_tags_from_1_and_all_that_was_published(
+    channel: BlockingChannel, queue: str, fresh: Fresh
+) -> None:
     exchange = fresh("topic")
     channel.exchange_declare(exchange, "topic")
     channel.queue_bind(queue, exchange, "a.*")
@@ -79,7 +83,9 @@ def test_get_tells_how_many_are_left_and_an_empty_queue_says_so(channel: Blockin
     assert get(channel, queue) is None
 
 
-def test_ack_of_several_settles_those_below_the_tag_only(channel: BlockingChannel, other: BlockingChannel, queue: str) -> None:
+def test_ack_of_several_settles_those_below_the_tag_only(
+    channel: BlockingChannel, other: BlockingChannel, queue: str
+) -> None:
     publish(channel, queue, *"abcde")
     for _ in range(5):
         get_one(channel, queue)
@@ -113,16 +119,22 @@ def test_a_tag_that_was_never_given_or_is_settled_already_closes_the_channel_wit
 
 
 def test_tag_0_without_multiple_is_unknown(channel: BlockingChannel, queue: str) -> None:
-    channel_refuses(channel, lambda: channel.basic_ack(0), 406, "PRECONDITION_FAILED - unknown delivery tag 0")
+    channel_refuses(
+        channel, lambda: channel.basic_ack(0), 406, "PRECONDITION_FAILED - unknown delivery tag 0"
+    )
 
 
 def test_a_get_without_ack_has_no_tag_to_ack(channel: BlockingChannel, queue: str) -> None:
     publish(channel, queue, "a")
     tag = get_one(channel, queue, auto_ack=True).tag
-    channel_refuses(channel, lambda: channel.basic_ack(tag), 406, f"PRECONDITION_FAILED - unknown delivery tag {tag}")
+    channel_refuses(
+        channel, lambda: channel.basic_ack(tag), 406, f"PRECONDITION_FAILED - unknown delivery tag {tag}"
+    )
 
 
-def test_requeued_messages_stand_where_they_were_and_are_redelivered(channel: BlockingChannel, other: BlockingChannel, queue: str) -> None:
+def test_requeued_messages_stand_where_they_were_and_are_redelivered(
+    channel: BlockingChannel, other: BlockingChannel, queue: str
+) -> None:
     publish(channel, queue, *"abcdef")
     for _ in range(4):
         get_one(channel, queue)
@@ -136,7 +148,9 @@ def test_requeued_messages_stand_where_they_were_and_are_redelivered(channel: Bl
     ]  # fmt: skip
 
 
-def test_a_reject_without_requeue_and_no_dead_letter_exchange_drops(channel: BlockingChannel, queue: str) -> None:
+def test_a_reject_without_requeue_and_no_dead_letter_exchange_drops(
+    channel: BlockingChannel, queue: str
+) -> None:
     publish(channel, queue, *"abc")
     for _ in range(3):
         get_one(channel, queue)
@@ -147,7 +161,9 @@ def test_a_reject_without_requeue_and_no_dead_letter_exchange_drops(channel: Blo
     eventually(lambda: counts(with_other, queue) == (0, 0))
 
 
-def test_recover_with_requeue_gives_all_back_redelivered_under_new_tags(channel: BlockingChannel, queue: str) -> None:
+def test_recover_with_requeue_gives_all_back_redelivered_under_new_tags(
+    channel: BlockingChannel, queue: str
+) -> None:
     publish(channel, queue, *"abc")
     for _ in range(3):
         get_one(channel, queue)
@@ -157,11 +173,17 @@ def test_recover_with_requeue_gives_all_back_redelivered_under_new_tags(channel:
     assert [(one.tag, one.body, one.redelivered) for one in got] == [(4, b"a", True), (5, b"c", True)]
 
 
-def test_recover_without_requeue_is_not_implemented(connection: BlockingConnection, channel: BlockingChannel) -> None:
-    connection_refuses(connection, lambda: channel.basic_recover(requeue=False), 540, "NOT_IMPLEMENTED - requeue=false")
+def test_recover_without_requeue_is_not_implemented(
+    connection: BlockingConnection, channel: BlockingChannel
+) -> None:
+    connection_refuses(
+        connection, lambda: channel.basic_recover(requeue=False), 540, "NOT_IMPLEMENTED - requeue=false"
+    )
 
 
-def test_a_closed_connection_gives_its_deliveries_back(connect: Connect, channel: BlockingChannel, queue: str) -> None:
+def test_a_closed_connection_gives_its_deliveries_back(
+    connect: Connect, channel: BlockingChannel, queue: str
+) -> None:
     publish(channel, queue, *"abc")
     leaving = connect()
     Inbox(leaving.channel(), queue).wait(3)
@@ -192,7 +214,9 @@ def test_a_cancelled_consumer_gets_nothing_more_and_its_deliveries_stay_its_chan
     assert len(inbox.received) == 2
 
 
-def test_a_consumer_is_told_when_its_queue_is_deleted(channel: BlockingChannel, other: BlockingChannel, queue: str) -> None:
+def test_a_consumer_is_told_when_its_queue_is_deleted(
+    channel: BlockingChannel, other: BlockingChannel, queue: str
+) -> None:
     told: list[str] = []
     channel.add_on_cancel_callback(lambda frame: told.append(frame.method.consumer_tag))
     channel.basic_consume(queue, lambda *_: None, consumer_tag="mine")
@@ -203,7 +227,9 @@ def test_a_consumer_is_told_when_its_queue_is_deleted(channel: BlockingChannel, 
     assert channel.is_open
 
 
-def test_the_generator_of_pika_ends_when_the_queue_is_deleted(channel: BlockingChannel, other: BlockingChannel, queue: str) -> None:
+def test_the_generator_of_pika_ends_when_the_queue_is_deleted(
+    channel: BlockingChannel, other: BlockingChannel, queue: str
+) -> None:
     publish(channel, queue, "a")
     received = []
     for method, _properties, body in channel.consume(queue):
@@ -213,7 +239,9 @@ def test_the_generator_of_pika_ends_when_the_queue_is_deleted(channel: BlockingC
     assert received == [b"a"]
 
 
-def test_a_consumer_tag_of_the_servers_making(connection: BlockingConnection, channel: BlockingChannel, queue: str) -> None:
+def test_a_consumer_tag_of_the_servers_making(
+    connection: BlockingConnection, channel: BlockingChannel, queue: str
+) -> None:
     answers: list[Any] = []
     channel._impl._rpc(pika.spec.Basic.Consume(queue=queue), answers.append, [pika.spec.Basic.ConsumeOk])
     eventually(lambda: connection.process_data_events(0.05) or answers)
@@ -238,7 +266,9 @@ def test_a_tag_used_twice_on_a_channel_closes_the_connection_with_530(
     )
 
 
-def test_the_same_tag_on_two_channels_is_two_consumers(connection: BlockingConnection, channel: BlockingChannel, queue: str) -> None:
+def test_the_same_tag_on_two_channels_is_two_consumers(
+    connection: BlockingConnection, channel: BlockingChannel, queue: str
+) -> None:
     second = connection.channel()
     for one in (channel, second):
         one.basic_consume(queue, lambda *_: None, consumer_tag="t")
@@ -276,7 +306,9 @@ def test_prefetch_is_each_consumers_own_and_a_later_one_does_not_change_it(
     channel.basic_qos(prefetch_count=2)
     second = Inbox(channel, queue)
     publish(channel, queue, *"abcdefgh")
-    eventually(lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 3)
+    eventually(
+        lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 3
+    )
     eventually(lambda: counts(channel, queue) == (5, 2))
     assert (len(first.received), len(second.received)) == (1, 2)
 
@@ -287,10 +319,14 @@ def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(
     channel.basic_qos(prefetch_count=3, global_qos=True)
     first, second = Inbox(channel, queue), Inbox(channel, queue)
     publish(channel, queue, *"abcdefgh")
-    eventually(lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 3)
+    eventually(
+        lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 3
+    )
     eventually(lambda: counts(channel, queue) == (5, 2))
     channel.basic_ack(0, multiple=True)
-    eventually(lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 6)
+    eventually(
+        lambda: connection.process_data_events(0.05) or len(first.received) + len(second.received) == 6
+    )
     eventually(lambda: counts(channel, queue) == (2, 2))
 
 
@@ -304,7 +340,9 @@ def test_a_prefetch_for_consumers_lifts_the_one_of_the_channel(channel: Blocking
     assert [one.body for one in inbox.wait(4)] == [b"a", b"b", b"c", b"d"]
 
 
-def test_prefetch_says_nothing_to_a_consumer_without_acks_and_to_get(channel: BlockingChannel, queue: str) -> None:
+def test_prefetch_says_nothing_to_a_consumer_without_acks_and_to_get(
+    channel: BlockingChannel, queue: str
+) -> None:
     channel.basic_qos(prefetch_count=1)
     publish(channel, queue, "a", "b", "c", "d", "e")
     assert [get_one(channel, queue).body for _ in range(2)] == [b"a", b"b"]
@@ -314,14 +352,21 @@ def test_prefetch_says_nothing_to_a_consumer_without_acks_and_to_get(channel: Bl
 
 
 def test_prefetch_size_is_not_implemented(connection: BlockingConnection, channel: BlockingChannel) -> None:
-    connection_refuses(connection, lambda: channel.basic_qos(prefetch_size=10), 540, "NOT_IMPLEMENTED - prefetch_size!=0 (10)")
+    connection_refuses(
+        connection,
+        lambda: channel.basic_qos(prefetch_size=10),
+        540,
+        "NOT_IMPLEMENTED - prefetch_size!=0 (10)",
+    )
 
 
 def test_consumers_of_one_queue_take_turns(connection: BlockingConnection, queue: str) -> None:
     channels = [connection.channel() for _ in range(3)]
     inboxes = [Inbox(one, queue) for one in channels]
     publish(channels[0], queue, *(str(number) for number in range(30)))
-    eventually(lambda: connection.process_data_events(0.05) or sum(len(one.received) for one in inboxes) == 30)
+    eventually(
+        lambda: connection.process_data_events(0.05) or sum(len(one.received) for one in inboxes) == 30
+    )
     assert [len(one.received) for one in inboxes] == [10, 10, 10]
     for inbox in inboxes:
         assert [int(body) for body in inbox.bodies] == sorted(int(body) for body in inbox.bodies)
@@ -348,7 +393,9 @@ def test_an_exclusive_consumer_shuts_others_out_both_ways(connection: BlockingCo
     channel_refuses(third, lambda: third.basic_consume(queue, lambda *_: None, exclusive=True), 403, text)
 
 
-def test_a_single_active_consumer_gets_everything_and_the_next_takes_over_when_it_goes(connect: Connect, fresh: Fresh) -> None:
+def test_a_single_active_consumer_gets_everything_and_the_next_takes_over_when_it_goes(
+    connect: Connect, fresh: Fresh
+) -> None:
     connection, queue = connect(), fresh("single")
     channel = connection.channel()
     channel.queue_declare(queue, arguments={"x-single-active-consumer": True})
@@ -367,7 +414,9 @@ def test_a_single_active_consumer_gets_everything_and_the_next_takes_over_when_i
     assert waiting.wait(3)[2].body == b"e"
 
 
-def test_a_single_active_consumer_queue_takes_no_exclusive_consumer(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_a_single_active_consumer_queue_takes_no_exclusive_consumer(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("single")
     channel.queue_declare(queue, arguments={"x-single-active-consumer": True})
     channel_refuses(
@@ -392,7 +441,9 @@ def test_no_local_keeps_a_connections_own_messages_from_it_and_gives_it_the_othe
     eventually(lambda: channel.connection.process_data_events(0.05) or received)
     assert received == [b"foreign"]
     assert drain(other, queue) == [b"own"]
-    channel._impl._rpc(pika.spec.Basic.Cancel(consumer_tag="deaf"), lambda _: None, [pika.spec.Basic.CancelOk])
+    channel._impl._rpc(
+        pika.spec.Basic.Cancel(consumer_tag="deaf"), lambda _: None, [pika.spec.Basic.CancelOk]
+    )
     eventually(lambda: counts(channel, queue) == (0, 0))
 
 
@@ -406,8 +457,12 @@ def test_a_channel_that_the_broker_closes_takes_its_consumers_along(
     eventually(lambda: counts(channel, queue) == (0, 0))
 
 
-def test_cancelling_an_unknown_tag_is_answered(connection: BlockingConnection, channel: BlockingChannel) -> None:
+def test_cancelling_an_unknown_tag_is_answered(
+    connection: BlockingConnection, channel: BlockingChannel
+) -> None:
     answers: list[Any] = []
-    channel._impl._rpc(pika.spec.Basic.Cancel(consumer_tag="unknown"), answers.append, [pika.spec.Basic.CancelOk])
+    channel._impl._rpc(
+        pika.spec.Basic.Cancel(consumer_tag="unknown"), answers.append, [pika.spec.Basic.CancelOk]
+    )
     eventually(lambda: connection.process_data_events(0.05) or answers)
     assert answers[0].method.consumer_tag == "unknown"

@@ -1,4 +1,6 @@
-"""What queues do by themselves: time to live, limits, dead letters with their x-death, priorities, delivery limits."""
+"""What queues do by themselves: time to live, limits, dead letters with their x-death, priorities, delivery
+limits.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def declare(channel: BlockingChannel, queue: str, dead: str = "", **arguments: A
 
 
 def deaths(letter: Got) -> list[tuple[str, str, int]]:
-    return [(death["queue"], death["reason"], death["count"]) for death in letter.properties.headers["x-death"]]
+    return [
+        (death["queue"], death["reason"], death["count"]) for death in letter.properties.headers["x-death"]
+    ]
 
 
 # --- time to live -----------------------------------------------------------------------------------------------------
@@ -45,7 +49,9 @@ def test_messages_expire_after_the_ttl_of_their_queue(channel: BlockingChannel, 
     assert get(channel, queue) is None
 
 
-def test_a_message_expires_after_its_own_ttl_or_the_queues_whichever_is_shorter(channel: BlockingChannel, fresh: Fresh, dead: str) -> None:
+def test_a_message_expires_after_its_own_ttl_or_the_queues_whichever_is_shorter(
+    channel: BlockingChannel, fresh: Fresh, dead: str
+) -> None:
     queue = fresh("queue")
     declare(channel, queue, dead, message_ttl=60_000)
     publish(channel, queue, "short", expiration="30")
@@ -58,7 +64,9 @@ def test_a_message_expires_after_its_own_ttl_or_the_queues_whichever_is_shorter(
     assert drain(channel, queue) == [b"long"]
 
 
-def test_a_message_expires_only_at_the_head_and_is_never_delivered_late(channel: BlockingChannel, fresh: Fresh, dead: str) -> None:
+def test_a_message_expires_only_at_the_head_and_is_never_delivered_late(
+    channel: BlockingChannel, fresh: Fresh, dead: str
+) -> None:
     queue = fresh("queue")
     declare(channel, queue, dead)
     publish(channel, queue, "blocks")
@@ -70,7 +78,9 @@ def test_a_message_expires_only_at_the_head_and_is_never_delivered_late(channel:
 
 
 @pytest.mark.parametrize("ttl", ["queue", "message"])
-def test_with_a_ttl_of_0_a_message_goes_to_a_waiting_consumer_or_nowhere(channel: BlockingChannel, fresh: Fresh, ttl: str) -> None:
+def test_with_a_ttl_of_0_a_message_goes_to_a_waiting_consumer_or_nowhere(
+    channel: BlockingChannel, fresh: Fresh, ttl: str
+) -> None:
     queue = fresh("queue")
     properties = {"expiration": "0"} if ttl == "message" else {}
     declare(channel, queue, **({"message_ttl": 0} if ttl == "queue" else {}))
@@ -81,7 +91,9 @@ def test_with_a_ttl_of_0_a_message_goes_to_a_waiting_consumer_or_nowhere(channel
     assert [one.body for one in inbox.wait(1)] == [b"given"]
 
 
-@pytest.mark.parametrize(("expiration", "why"), [("abc", "no_integer"), ("-1", "{value_negative,-1}"), ("", "no_integer")])
+@pytest.mark.parametrize(
+    ("expiration", "why"), [("abc", "no_integer"), ("-1", "{value_negative,-1}"), ("", "no_integer")]
+)
 def test_an_expiration_that_is_no_number_closes_the_channel_with_406(
     channel: BlockingChannel, fresh: Fresh, expiration: str, why: str
 ) -> None:
@@ -95,7 +107,9 @@ def test_an_expiration_that_is_no_number_closes_the_channel_with_406(
     )
 
 
-def test_an_unused_queue_expires_and_one_in_use_does_not(channel: BlockingChannel, other: BlockingChannel, fresh: Fresh) -> None:
+def test_an_unused_queue_expires_and_one_in_use_does_not(
+    channel: BlockingChannel, other: BlockingChannel, fresh: Fresh
+) -> None:
     used, unused = fresh("used"), fresh("unused")
     for queue in (used, unused):
         declare(channel, queue, expires=300)
@@ -117,12 +131,17 @@ def test_an_unused_queue_expires_and_one_in_use_does_not(channel: BlockingChanne
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_over_max_length_the_oldest_go_to_the_dead_letter_exchange(channel: BlockingChannel, fresh: Fresh, dead: str) -> None:
+def test_over_max_length_the_oldest_go_to_the_dead_letter_exchange(
+    channel: BlockingChannel, fresh: Fresh, dead: str
+) -> None:
     queue = fresh("queue")
     declare(channel, queue, dead, max_length=3)
     publish(channel, queue, *"abcde")
     letters = [get_one(channel, dead, auto_ack=True) for _ in range(2)]
-    assert [(one.body, deaths(one)) for one in letters] == [(b"a", [(queue, "maxlen", 1)]), (b"b", [(queue, "maxlen", 1)])]
+    assert [(one.body, deaths(one)) for one in letters] == [
+        (b"a", [(queue, "maxlen", 1)]),
+        (b"b", [(queue, "maxlen", 1)]),
+    ]
     assert drain(channel, queue) == [b"c", b"d", b"e"]
 
 
@@ -137,7 +156,9 @@ def test_unacked_messages_do_not_count_towards_max_length(channel: BlockingChann
     assert drain(channel, queue) == [b"c", b"d"]
 
 
-def test_a_requeued_message_that_finds_its_place_taken_is_dropped_as_the_oldest(channel: BlockingChannel, fresh: Fresh, dead: str) -> None:
+def test_a_requeued_message_that_finds_its_place_taken_is_dropped_as_the_oldest(
+    channel: BlockingChannel, fresh: Fresh, dead: str
+) -> None:
     queue = fresh("queue")
     declare(channel, queue, dead, max_length=2)
     publish(channel, queue, "a", "b")
@@ -157,7 +178,9 @@ def test_over_max_length_bytes_the_oldest_go(channel: BlockingChannel, fresh: Fr
     assert drain(channel, queue) == [b"b" * 40, b"c" * 50]
 
 
-def test_reject_publish_refuses_the_newest_and_without_confirms_nobody_is_told(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_reject_publish_refuses_the_newest_and_without_confirms_nobody_is_told(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     declare(channel, queue, max_length=2, overflow="reject-publish")
     publish(channel, queue, *"abcd")
@@ -165,7 +188,9 @@ def test_reject_publish_refuses_the_newest_and_without_confirms_nobody_is_told(c
     assert drain(channel, queue) == [b"a", b"b"]
 
 
-def test_reject_publish_dlx_dead_letters_what_it_refuses_and_nacks_it(channel: BlockingChannel, fresh: Fresh, dead: str) -> None:
+def test_reject_publish_dlx_dead_letters_what_it_refuses_and_nacks_it(
+    channel: BlockingChannel, fresh: Fresh, dead: str
+) -> None:
     queue = fresh("queue")
     declare(channel, queue, dead, max_length=1, overflow="reject-publish-dlx")
     channel.confirm_delivery()
@@ -179,7 +204,9 @@ def test_reject_publish_dlx_dead_letters_what_it_refuses_and_nacks_it(channel: B
 # --- dead letters -----------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_letter_carries_where_it_died_and_why_and_what_it_was(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_a_dead_letter_carries_where_it_died_and_why_and_what_it_was(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     exchange, queue, dead = fresh("exchange"), fresh("queue"), fresh("dead")
     channel.exchange_declare(exchange, "topic")
     channel.queue_declare(dead)
@@ -195,7 +222,12 @@ def test_a_dead_letter_carries_where_it_died_and_why_and_what_it_was(channel: Bl
     channel.queue_bind(dead, exchange, queue)
     channel.basic_reject(tag, requeue=False)
     letter = get_one(channel, dead)
-    assert (letter.body, letter.exchange, letter.routing_key, letter.redelivered) == (b"body", exchange, queue, False)
+    assert (letter.body, letter.exchange, letter.routing_key, letter.redelivered) == (
+        b"body",
+        exchange,
+        queue,
+        False,
+    )
     headers = letter.properties.headers
     headers.pop("x-original-transaction", None)  # of txmq alone
     (death,) = headers.pop("x-death")
@@ -203,11 +235,23 @@ def test_a_dead_letter_carries_where_it_died_and_why_and_what_it_was(channel: Bl
         "mine": "kept", "x-first-death-exchange": "", "x-first-death-queue": queue, "x-first-death-reason": "rejected"
     }  # fmt: skip
     assert death.pop("time") is not None
-    assert death == {"count": 1, "exchange": "", "queue": queue, "reason": "rejected", "routing-keys": [queue]}
-    assert (letter.properties.correlation_id, letter.properties.priority, letter.properties.delivery_mode) == ("c", 4, 2)
+    assert death == {
+        "count": 1,
+        "exchange": "",
+        "queue": queue,
+        "reason": "rejected",
+        "routing-keys": [queue],
+    }
+    assert (
+        letter.properties.correlation_id,
+        letter.properties.priority,
+        letter.properties.delivery_mode,
+    ) == ("c", 4, 2)
 
 
-def test_each_round_trip_counts_and_the_newest_death_comes_first(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_each_round_trip_counts_and_the_newest_death_comes_first(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     work, wait = fresh("work"), fresh("wait")
     declare(channel, work, wait)
     declare(channel, wait, work, message_ttl=1)
@@ -222,7 +266,9 @@ def test_each_round_trip_counts_and_the_newest_death_comes_first(channel: Blocki
     assert last.properties.headers["x-first-death-reason"] == "rejected"
 
 
-def test_a_cycle_without_a_rejection_ends_with_the_message_dropped(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_a_cycle_without_a_rejection_ends_with_the_message_dropped(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     one, two = fresh("one"), fresh("two")
     declare(channel, one, two, message_ttl=1)
     declare(channel, two, one, message_ttl=1)
@@ -234,7 +280,9 @@ def test_a_cycle_without_a_rejection_ends_with_the_message_dropped(channel: Bloc
     assert (get(channel, one), get(channel, two)) == (None, None)
 
 
-def test_a_missing_dead_letter_exchange_drops_without_an_error(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_a_missing_dead_letter_exchange_drops_without_an_error(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     channel.queue_declare(queue, arguments={"x-dead-letter-exchange": fresh("missing")})
     publish(channel, queue, "a")
@@ -249,7 +297,9 @@ def test_cc_and_bcc_route_to_more_queues_and_bcc_is_taken_off(channel: BlockingC
         channel.queue_declare(queue)
     publish(channel, to, "m", headers={"CC": [cc, to], "BCC": [bcc], "kept": 1})
     got = [get_one(channel, queue) for queue in (to, cc, bcc)]
-    assert [(one.body, one.routing_key, one.properties.headers) for one in got] == [(b"m", to, {"CC": [cc, to], "kept": 1})] * 3
+    assert [(one.body, one.routing_key, one.properties.headers) for one in got] == [
+        (b"m", to, {"CC": [cc, to], "kept": 1})
+    ] * 3
     assert get(channel, to) is None
 
 
@@ -267,7 +317,9 @@ def test_higher_priorities_come_first_and_equal_ones_in_order(channel: BlockingC
     assert drain(channel, queue) == [b"c", b"d", b"b", b"f", b"a", b"e"]
 
 
-def test_a_queue_without_max_priority_takes_no_notice_of_priorities(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_a_queue_without_max_priority_takes_no_notice_of_priorities(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     declare(channel, queue)
     for body, priority in (("a", 1), ("b", 9)):
@@ -275,7 +327,9 @@ def test_a_queue_without_max_priority_takes_no_notice_of_priorities(channel: Blo
     assert drain(channel, queue) == [b"a", b"b"]
 
 
-def test_over_the_delivery_limit_a_message_is_dead_lettered_and_before_it_counts(channel: BlockingChannel, fresh: Fresh, dead: str) -> None:
+def test_over_the_delivery_limit_a_message_is_dead_lettered_and_before_it_counts(
+    channel: BlockingChannel, fresh: Fresh, dead: str
+) -> None:
     queue = fresh("queue")
     declare(channel, queue, dead, delivery_limit=2, queue_type="quorum")
     publish(channel, queue, "poison")
@@ -290,7 +344,9 @@ def test_over_the_delivery_limit_a_message_is_dead_lettered_and_before_it_counts
     assert get(channel, queue) is None
 
 
-def test_a_user_id_that_is_not_the_connections_closes_the_channel_with_406(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_a_user_id_that_is_not_the_connections_closes_the_channel_with_406(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     declare(channel, queue)
     publish(channel, queue, "mine", user_id="guest")
@@ -304,7 +360,9 @@ def test_a_user_id_that_is_not_the_connections_closes_the_channel_with_406(chann
 
 
 @pytest.mark.parametrize("transient", [False, True])
-def test_a_queue_that_is_deleted_and_made_again_is_empty(connection: BlockingConnection, fresh: Fresh, transient: bool) -> None:
+def test_a_queue_that_is_deleted_and_made_again_is_empty(
+    connection: BlockingConnection, fresh: Fresh, transient: bool
+) -> None:
     channel, queue = connection.channel(), fresh("queue")
     for _ in range(2):
         channel.queue_declare(queue, durable=not transient)

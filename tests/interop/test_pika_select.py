@@ -1,4 +1,6 @@
-"""pika's SelectConnection: commands are sent without waiting, answers come in order, callbacks are told codes and texts."""
+"""pika's SelectConnection: commands are sent without waiting, answers come in order, callbacks are told codes
+and texts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ class Loop:
         self.closed: list[BaseException] = []
         self.late = False
         self.connection = pika.SelectConnection(
-            pika.URLParameters(url), on_open_callback=self._opened, on_open_error_callback=self._ended, on_close_callback=self._ended
+            pika.URLParameters(url),
+            on_open_callback=self._opened,
+            on_open_error_callback=self._ended,
+            on_close_callback=self._ended,
         )
         self._start: Callable[[pika.SelectConnection], None] = lambda _connection: None
 
@@ -53,7 +58,9 @@ def loop(url: str) -> Loop:
     return Loop(url)
 
 
-def test_a_thousand_publishes_without_waiting_are_confirmed_each_once_and_consumed_in_order(loop: Loop, fresh: Fresh) -> None:
+def test_a_thousand_publishes_without_waiting_are_confirmed_each_once_and_consumed_in_order(
+    loop: Loop, fresh: Fresh
+) -> None:
     queue, count = fresh("queue"), 1000
     confirmed: list[int] = []
     received: list[int] = []
@@ -61,7 +68,9 @@ def test_a_thousand_publishes_without_waiting_are_confirmed_each_once_and_consum
     def on_confirm(frame: Any) -> None:
         assert isinstance(frame.method, pika.spec.Basic.Ack)
         last = frame.method.delivery_tag
-        confirmed.extend(range(confirmed[-1] + 1 if confirmed else 1, last + 1) if frame.method.multiple else [last])
+        confirmed.extend(
+            range(confirmed[-1] + 1 if confirmed else 1, last + 1) if frame.method.multiple else [last]
+        )
         end_when_complete()
 
     def on_message(channel: Channel, method: Any, _properties: Any, body: bytes) -> None:
@@ -91,7 +100,9 @@ def test_a_thousand_publishes_without_waiting_are_confirmed_each_once_and_consum
 
 
 @pytest.mark.txmq_only  # RabbitMQ 3.10 refuses them: 504, unexpected command while processing 'tx.commit'
-def test_commands_sent_behind_a_commit_without_waiting_are_carried_out_in_order(loop: Loop, fresh: Fresh) -> None:
+def test_commands_sent_behind_a_commit_without_waiting_are_carried_out_in_order(
+    loop: Loop, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     answers: list[str] = []
 
@@ -125,7 +136,9 @@ def test_commands_sent_behind_a_commit_without_waiting_are_carried_out_in_order(
     assert answers == ["SelectOk", "CommitOk", "RollbackOk", "CommitOk", "PurgeOk", "2 messages"]
 
 
-def test_the_callbacks_of_a_channel_and_of_the_connection_are_told_code_and_text(loop: Loop, fresh: Fresh) -> None:
+def test_the_callbacks_of_a_channel_and_of_the_connection_are_told_code_and_text(
+    loop: Loop, fresh: Fresh
+) -> None:
     missing = fresh("missing")
     told: list[tuple[int, str]] = []
 
@@ -147,7 +160,9 @@ def test_a_clean_close_is_answered_with_the_clients_own_code(loop: Loop) -> None
     assert (type(reason).__name__, reason.args) == ("ConnectionClosedByClient", (200, "done"))
 
 
-def test_returns_and_acks_of_a_confirming_channel_come_in_the_order_of_the_specification(loop: Loop, fresh: Fresh) -> None:
+def test_returns_and_acks_of_a_confirming_channel_come_in_the_order_of_the_specification(
+    loop: Loop, fresh: Fresh
+) -> None:
     queue, nowhere = fresh("queue"), fresh("nowhere")
     events: list[tuple[str, int | bytes]] = []
 
@@ -157,10 +172,14 @@ def test_returns_and_acks_of_a_confirming_channel_come_in_the_order_of_the_speci
             loop.connection.close()
 
     def on_channel(channel: Channel) -> None:
-        channel.add_on_return_callback(lambda _channel, _method, _properties, body: events.append(("Return", body)))
+        channel.add_on_return_callback(
+            lambda _channel, _method, _properties, body: events.append(("Return", body))
+        )
         channel.confirm_delivery(on_confirm)
         channel.basic_publish("", nowhere, b"lost", PERSISTENT, mandatory=True)
-        channel.queue_declare(queue, callback=lambda _: channel.basic_publish("", queue, b"kept", PERSISTENT, mandatory=True))
+        channel.queue_declare(
+            queue, callback=lambda _: channel.basic_publish("", queue, b"kept", PERSISTENT, mandatory=True)
+        )
 
     loop.run(lambda connection: connection.channel(on_open_callback=on_channel))
     assert events == [("Return", b"lost"), ("Ack", 1), ("Ack", 2)]
@@ -181,7 +200,9 @@ def test_a_queue_that_goes_cancels_its_consumer_and_the_channel_goes_on(loop: Lo
 
         channel.add_on_cancel_callback(cancelled)
         channel.queue_declare(queue)
-        channel.basic_consume(queue, lambda *_: None, consumer_tag="mine", callback=lambda _: channel.queue_delete(queue))
+        channel.basic_consume(
+            queue, lambda *_: None, consumer_tag="mine", callback=lambda _: channel.queue_delete(queue)
+        )
 
     loop.run(lambda connection: connection.channel(on_open_callback=on_channel))
     assert events == ["mine", queue]

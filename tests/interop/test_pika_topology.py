@@ -1,4 +1,6 @@
-"""Exchanges, bindings and queues as declared over pika: what is equivalent, what is refused with which words, what goes when."""
+"""Exchanges, bindings and queues as declared over pika: what is equivalent, what is refused with which words,
+what goes when.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from tests.interop.asking import Inbox, channel_refuses, connection_refuses, counts, drain, eventually, get_one, publish
+from tests.interop.asking import (
+    Inbox,
+    channel_refuses,
+    connection_refuses,
+    counts,
+    drain,
+    eventually,
+    get_one,
+    publish,
+)
 from tests.interop.conftest import Connect, Fresh
 
 
@@ -33,21 +44,27 @@ def reached(channel: BlockingChannel, queues: dict[str, str]) -> dict[str, list[
 
 
 def test_direct_compares_keys_and_gives_each_queue_one_copy(channel: BlockingChannel, fresh: Fresh) -> None:
-    exchange, queues = bound(channel, fresh, "direct", ("a", "x", None), ("b", "x", None), ("b", "y", None), ("c", "", None))
+    exchange, queues = bound(
+        channel, fresh, "direct", ("a", "x", None), ("b", "x", None), ("b", "y", None), ("c", "", None)
+    )
     for key in ("x", "y", "", "z"):
         publish(channel, key, key or "empty", exchange=exchange)
     assert reached(channel, queues) == {"a": ["x"], "b": ["x", "y"], "c": ["empty"]}
 
 
 def test_fanout_takes_no_notice_of_keys(channel: BlockingChannel, fresh: Fresh) -> None:
-    exchange, queues = bound(channel, fresh, "fanout", ("a", "x", None), ("b", "", None), ("b", "again", None))
+    exchange, queues = bound(
+        channel, fresh, "fanout", ("a", "x", None), ("b", "", None), ("b", "again", None)
+    )
     publish(channel, "whatever", "1", exchange=exchange)
     assert reached(channel, queues) == {"a": ["1"], "b": ["1"]}
 
 
 def test_topic_matches_words_with_star_and_hash(channel: BlockingChannel, fresh: Fresh) -> None:
     patterns = ("a.b", "a.*", "*.b", "a.#", "#.c", "#", "*", "a.#.c", "#.#", "")
-    exchange, queues = bound(channel, fresh, "topic", *((pattern or "empty", pattern, None) for pattern in patterns))
+    exchange, queues = bound(
+        channel, fresh, "topic", *((pattern or "empty", pattern, None) for pattern in patterns)
+    )
     for key in ("a", "a.b", "a.b.c", "a.c", "x.b", "", "a..c"):
         publish(channel, key, key or "-", exchange=exchange)
     assert reached(channel, queues) == {
@@ -64,7 +81,9 @@ def test_topic_matches_words_with_star_and_hash(channel: BlockingChannel, fresh:
     }
 
 
-def test_headers_matches_all_or_any_and_ignores_x_names_but_not_in_the_x_forms(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_headers_matches_all_or_any_and_ignores_x_names_but_not_in_the_x_forms(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     exchange, queues = bound(
         channel, fresh, "headers",
         ("all", "", {"x-match": "all", "kind": "pdf", "pages": 2}),
@@ -92,7 +111,8 @@ def test_an_x_match_that_is_neither_all_nor_any_is_406(channel: BlockingChannel,
         channel,
         lambda: channel.queue_bind(queue, exchange, "", {"x-match": "some"}),
         406,
-        'PRECONDITION_FAILED - Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x',
+        'PRECONDITION_FAILED - Invalid x-match field value <<"some">>; expected all, any, all-with-x, or '
+        "any-with-x",
     )
 
 
@@ -117,7 +137,13 @@ def test_the_default_exchange_reaches_every_queue_by_its_name_and_cannot_be_touc
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("amq.direct", "direct"), ("amq.fanout", "fanout"), ("amq.topic", "topic"), ("amq.headers", "headers"), ("amq.match", "headers")],
+    [
+        ("amq.direct", "direct"),
+        ("amq.fanout", "fanout"),
+        ("amq.topic", "topic"),
+        ("amq.headers", "headers"),
+        ("amq.match", "headers"),
+    ],
 )
 def test_the_predeclared_exchanges_are_there_and_durable_and_cannot_be_deleted(
     connection: BlockingConnection, channel: BlockingChannel, name: str, kind: str
@@ -131,7 +157,9 @@ def test_the_predeclared_exchanges_are_there_and_durable_and_cannot_be_deleted(
 # --- exchanges --------------------------------------------------------------------------------------------------------
 
 
-def test_exchange_to_exchange_bindings_pass_messages_on_once_even_in_a_ring(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_exchange_to_exchange_bindings_pass_messages_on_once_even_in_a_ring(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     first, second, queue = fresh("first"), fresh("second"), fresh("queue")
     channel.exchange_declare(first, "topic")
     channel.exchange_declare(second, "fanout")
@@ -167,7 +195,9 @@ def test_an_alternate_exchange_gets_what_finds_no_queue(channel: BlockingChannel
     assert channel.is_open
 
 
-def test_an_internal_exchange_takes_no_publishes_but_messages_of_exchanges(channel: BlockingChannel, fresh: Fresh) -> None:
+def test_an_internal_exchange_takes_no_publishes_but_messages_of_exchanges(
+    channel: BlockingChannel, fresh: Fresh
+) -> None:
     inner, outer, queue = fresh("inner"), fresh("outer"), fresh("queue")
     channel.exchange_declare(inner, "fanout", internal=True)
     channel.exchange_declare(outer, "fanout")
@@ -197,17 +227,31 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding(channel: BlockingCha
     channel_refuses(channel, lambda: channel.exchange_declare(exchange, passive=True), 404, text)
 
 
-def test_the_same_exchange_may_be_declared_again_and_another_may_not(connection: BlockingConnection, fresh: Fresh) -> None:
+def test_the_same_exchange_may_be_declared_again_and_another_may_not(
+    connection: BlockingConnection, fresh: Fresh
+) -> None:
     exchange = fresh("exchange")
     setup = connection.channel()
     setup.exchange_declare(exchange, "direct", durable=True, arguments={"alternate-exchange": "amq.fanout"})
     setup.exchange_declare(exchange, "direct", durable=True, arguments={"alternate-exchange": "amq.fanout"})
     same = {"exchange_type": "direct", "durable": True, "arguments": {"alternate-exchange": "amq.fanout"}}
     for change, text in (
-        ({"exchange_type": "fanout"}, "arg 'type' for exchange '{}' in vhost '/': received 'fanout' but current is 'direct'"),
-        ({"durable": False}, "arg 'durable' for exchange '{}' in vhost '/': received 'false' but current is 'true'"),
-        ({"auto_delete": True}, "arg 'auto_delete' for exchange '{}' in vhost '/': received 'true' but current is 'false'"),
-        ({"internal": True}, "arg 'internal' for exchange '{}' in vhost '/': received 'true' but current is 'false'"),
+        (
+            {"exchange_type": "fanout"},
+            "arg 'type' for exchange '{}' in vhost '/': received 'fanout' but current is 'direct'",
+        ),
+        (
+            {"durable": False},
+            "arg 'durable' for exchange '{}' in vhost '/': received 'false' but current is 'true'",
+        ),
+        (
+            {"auto_delete": True},
+            "arg 'auto_delete' for exchange '{}' in vhost '/': received 'true' but current is 'false'",
+        ),
+        (
+            {"internal": True},
+            "arg 'internal' for exchange '{}' in vhost '/': received 'true' but current is 'false'",
+        ),
         (
             {"arguments": {}},
             "arg 'alternate-exchange' for exchange '{}' in vhost '/': received none but current is "
@@ -227,13 +271,19 @@ def test_an_unknown_exchange_type_closes_the_connection_with_503(
     connection: BlockingConnection, channel: BlockingChannel, fresh: Fresh
 ) -> None:
     connection_refuses(
-        connection, lambda: channel.exchange_declare(fresh("x"), "no-such"), 503, "COMMAND_INVALID - unknown exchange type 'no-such'"
+        connection,
+        lambda: channel.exchange_declare(fresh("x"), "no-such"),
+        503,
+        "COMMAND_INVALID - unknown exchange type 'no-such'",
     )
 
 
 def test_names_that_start_with_amq_are_reserved(connection: BlockingConnection) -> None:
     for action, text in (
-        (lambda one: one.exchange_declare("amq.mine", "direct"), "exchange name 'amq.mine' contains reserved prefix 'amq.*'"),
+        (
+            lambda one: one.exchange_declare("amq.mine", "direct"),
+            "exchange name 'amq.mine' contains reserved prefix 'amq.*'",
+        ),
         (lambda one: one.queue_declare("amq.mine"), "queue name 'amq.mine' contains reserved prefix 'amq.*'"),
     ):
         channel = connection.channel()
@@ -261,7 +311,10 @@ def test_bindings_with_a_missing_end_are_404_and_unbinding_what_is_not_bound_is_
     channel.exchange_declare(exchange, "direct")
     channel.queue_unbind(queue, exchange, "never bound")
     channel.exchange_unbind(exchange, "amq.direct", "never bound")
-    no_queue, no_exchange = f"NOT_FOUND - no queue '{missing}' in vhost '/'", f"NOT_FOUND - no exchange '{missing}' in vhost '/'"
+    no_queue, no_exchange = (
+        f"NOT_FOUND - no queue '{missing}' in vhost '/'",
+        f"NOT_FOUND - no exchange '{missing}' in vhost '/'",
+    )
     for action, text in (
         (lambda one: one.queue_bind(missing, exchange, "k"), no_queue),
         (lambda one: one.queue_bind(queue, missing, "k"), no_exchange),
@@ -300,7 +353,9 @@ def test_a_queue_without_a_name_gets_one_and_is_the_one_meant_by_no_name(channel
     assert channel.queue_delete("").method.message_count == 0
 
 
-def test_no_queue_name_before_any_declaration_is_refused(connection: BlockingConnection, channel: BlockingChannel) -> None:
+def test_no_queue_name_before_any_declaration_is_refused(
+    connection: BlockingConnection, channel: BlockingChannel
+) -> None:
     channel_refuses(channel, lambda: channel.basic_get(""), 404, "NOT_FOUND - no previously declared queue")
 
 
@@ -323,28 +378,39 @@ def test_declare_tells_messages_and_consumers_and_delete_and_purge_how_many_went
     publish(channel, queue, "f", "g")
     eventually(lambda: counts(channel, queue) == (2, 1))
     assert channel.queue_delete(queue).method.message_count == 2
-    assert channel.queue_delete(queue).method.message_count == 0  # it is not there any more, which is no error
+    # it is not there any more, which is no error
+    assert channel.queue_delete(queue).method.message_count == 0
 
 
-def test_the_same_queue_may_be_declared_again_and_another_may_not(connection: BlockingConnection, fresh: Fresh) -> None:
+def test_the_same_queue_may_be_declared_again_and_another_may_not(
+    connection: BlockingConnection, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     same: dict[str, Any] = {"durable": True, "arguments": {"x-max-length": 5}}
     for _ in range(2):
         connection.channel().queue_declare(queue, **same)
     for change, text in (
-        ({"durable": False}, "arg 'durable' for queue '{}' in vhost '/': received 'false' but current is 'true'"),
-        ({"auto_delete": True}, "arg 'auto_delete' for queue '{}' in vhost '/': received 'true' but current is 'false'"),
+        (
+            {"durable": False},
+            "arg 'durable' for queue '{}' in vhost '/': received 'false' but current is 'true'",
+        ),
+        (
+            {"auto_delete": True},
+            "arg 'auto_delete' for queue '{}' in vhost '/': received 'true' but current is 'false'",
+        ),
         (
             {"arguments": {"x-max-length": 6}},
             "arg 'x-max-length' for queue '{}' in vhost '/': received '6' but current is '5'",
         ),
         (
             {"arguments": {}},
-            "arg 'x-max-length' for queue '{}' in vhost '/': received none but current is the value '5' of type 'signedint'",
+            "arg 'x-max-length' for queue '{}' in vhost '/': received none but current is the value '5' of "
+            "type 'signedint'",
         ),
         (
             {"arguments": {"x-max-length": 5, "x-message-ttl": 9}},
-            "arg 'x-message-ttl' for queue '{}' in vhost '/': received the value '9' of type 'signedint' but current is none",
+            "arg 'x-message-ttl' for queue '{}' in vhost '/': received the value '9' of type 'signedint' but "
+            "current is none",
         ),
     ):
         channel = connection.channel()
@@ -359,23 +425,46 @@ def test_the_same_queue_may_be_declared_again_and_another_may_not(connection: Bl
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"x-message-ttl": -1}, "invalid arg 'x-message-ttl' for queue '{}' in vhost '/': {{value_negative,-1}}"),
-        ({"x-message-ttl": "1"}, "invalid arg 'x-message-ttl' for queue '{}' in vhost '/': \"expected integer, got longstr\""),
+        (
+            {"x-message-ttl": -1},
+            "invalid arg 'x-message-ttl' for queue '{}' in vhost '/': {{value_negative,-1}}",
+        ),
+        (
+            {"x-message-ttl": "1"},
+            "invalid arg 'x-message-ttl' for queue '{}' in vhost '/': \"expected integer, got longstr\"",
+        ),
         ({"x-expires": 0}, "invalid arg 'x-expires' for queue '{}' in vhost '/': {{value_zero,0}}"),
-        ({"x-max-length": -5}, "invalid arg 'x-max-length' for queue '{}' in vhost '/': {{value_negative,-5}}"),
+        (
+            {"x-max-length": -5},
+            "invalid arg 'x-max-length' for queue '{}' in vhost '/': {{value_negative,-5}}",
+        ),
         ({"x-overflow": "burn"}, "invalid arg 'x-overflow' for queue '{}' in vhost '/': invalid_overflow"),
-        ({"x-max-priority": 256}, "invalid arg 'x-max-priority' for queue '{}' in vhost '/': {{max_value_exceeded,256}}"),
+        (
+            {"x-max-priority": 256},
+            "invalid arg 'x-max-priority' for queue '{}' in vhost '/': {{max_value_exceeded,256}}",
+        ),
         (
             {"x-dead-letter-routing-key": "k"},
-            "invalid arg 'x-dead-letter-routing-key' for queue '{}' in vhost '/': routing_key_but_no_dlx_defined",
+            "invalid arg 'x-dead-letter-routing-key' for queue '{}' in vhost '/': "
+            "routing_key_but_no_dlx_defined",
         ),
-        ({"x-dead-letter-exchange": 5}, "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue '{}' in vhost '/'"),
+        (
+            {"x-dead-letter-exchange": 5},
+            "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue '{}' in vhost '/'",
+        ),
     ],
     ids=str,
 )
-def test_wrong_queue_arguments_are_406(channel: BlockingChannel, fresh: Fresh, arguments: dict[str, Any], text: str) -> None:
+def test_wrong_queue_arguments_are_406(
+    channel: BlockingChannel, fresh: Fresh, arguments: dict[str, Any], text: str
+) -> None:
     queue = fresh("queue")
-    channel_refuses(channel, lambda: channel.queue_declare(queue, arguments=arguments), 406, f"PRECONDITION_FAILED - {text.format(queue)}")
+    channel_refuses(
+        channel,
+        lambda: channel.queue_declare(queue, arguments=arguments),
+        406,
+        f"PRECONDITION_FAILED - {text.format(queue)}",
+    )
 
 
 def test_an_exclusive_queue_is_its_connections_alone_and_goes_with_it(
@@ -387,7 +476,8 @@ def test_an_exclusive_queue_is_its_connections_alone_and_goes_with_it(
     own.queue_bind(queue, "amq.fanout")
     publish(own, queue, "a")
     text = (
-        f"RESOURCE_LOCKED - cannot obtain exclusive access to locked queue '{queue}' in vhost '/'. It could be originally declared on "
+        f"RESOURCE_LOCKED - cannot obtain exclusive access to locked queue '{queue}' in vhost '/'. It could "
+        "be originally declared on "
         "another connection or the exclusive property value does not match that of the original declaration."
     )
     for action in (
@@ -406,7 +496,12 @@ def test_an_exclusive_queue_is_its_connections_alone_and_goes_with_it(
     eventually(lambda: counts(own, queue) == (2, 0))
     owner.close()
     missing = connection.channel()
-    channel_refuses(missing, lambda: missing.queue_declare(queue, passive=True), 404, f"NOT_FOUND - no queue '{queue}' in vhost '/'")
+    channel_refuses(
+        missing,
+        lambda: missing.queue_declare(queue, passive=True),
+        404,
+        f"NOT_FOUND - no queue '{queue}' in vhost '/'",
+    )
 
 
 def test_an_auto_delete_queue_goes_with_its_last_consumer_and_not_before_it_had_one(
@@ -421,7 +516,12 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer_and_not_before_it_had_
     channel.basic_cancel(first)
     assert counts(channel, queue)[1] == 1
     second.close()
-    channel_refuses(channel, lambda: channel.queue_declare(queue, passive=True), 404, f"NOT_FOUND - no queue '{queue}' in vhost '/'")
+    channel_refuses(
+        channel,
+        lambda: channel.queue_declare(queue, passive=True),
+        404,
+        f"NOT_FOUND - no queue '{queue}' in vhost '/'",
+    )
 
 
 def test_delete_if_empty_and_if_unused_are_406_while_there_are_messages_or_consumers(

@@ -1,4 +1,6 @@
-"""tx as pika's blocking connection sees it: what is visible when, which tags are whose, which refusals come at once."""
+"""tx as pika's blocking connection sees it: what is visible when, which tags are whose, which refusals come
+at once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,18 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from tests.amqp_server import AmqpServed
-from tests.interop.asking import PERSISTENT, Inbox, channel_refuses, counts, drain, eventually, get, get_one, lose, publish
+from tests.interop.asking import (
+    PERSISTENT,
+    Inbox,
+    channel_refuses,
+    counts,
+    drain,
+    eventually,
+    get,
+    get_one,
+    lose,
+    publish,
+)
 from tests.interop.conftest import Connect, Fresh
 
 
@@ -34,7 +47,9 @@ def test_publishes_of_a_transaction_are_seen_by_nobody_before_commit_ok_and_by_a
     assert [int(body) for body in drain(other, second)] == list(range(1, 100, 2))
 
 
-def test_a_fanout_of_a_transaction_reaches_every_queue_at_its_commit(tx: BlockingChannel, other: BlockingChannel, fresh: Fresh) -> None:
+def test_a_fanout_of_a_transaction_reaches_every_queue_at_its_commit(
+    tx: BlockingChannel, other: BlockingChannel, fresh: Fresh
+) -> None:
     exchange, queues = fresh("fan"), [fresh(f"q{number}") for number in range(3)]
     other.exchange_declare(exchange, "fanout")
     for queue in queues:
@@ -47,7 +62,9 @@ def test_a_fanout_of_a_transaction_reaches_every_queue_at_its_commit(tx: Blockin
     assert [drain(other, queue) for queue in queues] == [[b"one", b"two"]] * 3
 
 
-def test_routing_is_that_of_the_publish_and_not_that_of_the_commit(tx: BlockingChannel, other: BlockingChannel, fresh: Fresh) -> None:
+def test_routing_is_that_of_the_publish_and_not_that_of_the_commit(
+    tx: BlockingChannel, other: BlockingChannel, fresh: Fresh
+) -> None:
     exchange, before, after = fresh("direct"), fresh("before"), fresh("after")
     other.exchange_declare(exchange, "direct")
     for queue in (before, after):
@@ -95,11 +112,18 @@ def test_acks_without_a_commit_are_undone_when_the_channel_closes_and_all_comes_
     tx.close()
     eventually(lambda: counts(other, queue) == (4, 0))
     again = [get_one(other, queue, auto_ack=True) for _ in range(4)]
-    assert [(one.body, one.redelivered) for one in again] == [(b"a", True), (b"b", True), (b"c", True), (b"d", False)]
+    assert [(one.body, one.redelivered) for one in again] == [
+        (b"a", True),
+        (b"b", True),
+        (b"c", True),
+        (b"d", False),
+    ]
     assert get(other, out) is None
 
 
-def test_a_transaction_of_a_lost_connection_is_rolled_back(connect: Connect, other: BlockingChannel, fresh: Fresh) -> None:
+def test_a_transaction_of_a_lost_connection_is_rolled_back(
+    connect: Connect, other: BlockingChannel, fresh: Fresh
+) -> None:
     queue, out = fresh("queue"), fresh("out")
     for name in (queue, out):
         other.queue_declare(name)
@@ -117,7 +141,9 @@ def test_a_transaction_of_a_lost_connection_is_rolled_back(connect: Connect, oth
     assert get(other, out) is None
 
 
-def test_consume_publish_ack_commit_moves_every_message_once(tx: BlockingChannel, other: BlockingChannel, fresh: Fresh) -> None:
+def test_consume_publish_ack_commit_moves_every_message_once(
+    tx: BlockingChannel, other: BlockingChannel, fresh: Fresh
+) -> None:
     source, target = fresh("source"), fresh("target")
     for name in (source, target):
         other.queue_declare(name, durable=True)
@@ -136,7 +162,9 @@ def test_consume_publish_ack_commit_moves_every_message_once(tx: BlockingChannel
     assert [int(body) for body in drain(other, target)] == list(range(200))
 
 
-def test_credit_of_acks_in_a_transaction_comes_back_at_commit_and_not_before(tx: BlockingChannel, fresh: Fresh) -> None:
+def test_credit_of_acks_in_a_transaction_comes_back_at_commit_and_not_before(
+    tx: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     tx.queue_declare(queue)
     publish(tx, queue, "a", "b", "c", "d")
@@ -152,7 +180,9 @@ def test_credit_of_acks_in_a_transaction_comes_back_at_commit_and_not_before(tx:
     assert [one.body for one in inbox.wait(4)] == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_nack_in_a_transaction_requeues_at_commit(tx: BlockingChannel, other: BlockingChannel, fresh: Fresh) -> None:
+def test_a_nack_in_a_transaction_requeues_at_commit(
+    tx: BlockingChannel, other: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     other.queue_declare(queue)
     publish(other, queue, "a", "b")
@@ -170,7 +200,9 @@ def test_a_nack_in_a_transaction_requeues_at_commit(tx: BlockingChannel, other: 
     tx.tx_commit()
 
 
-def test_a_reject_in_a_transaction_dead_letters_at_commit(tx: BlockingChannel, other: BlockingChannel, fresh: Fresh) -> None:
+def test_a_reject_in_a_transaction_dead_letters_at_commit(
+    tx: BlockingChannel, other: BlockingChannel, fresh: Fresh
+) -> None:
     queue, dead = fresh("queue"), fresh("dead")
     other.queue_declare(dead)
     other.queue_declare(queue, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
@@ -185,7 +217,9 @@ def test_a_reject_in_a_transaction_dead_letters_at_commit(tx: BlockingChannel, o
     assert counts(other, queue) == (0, 0)
 
 
-def test_recover_requeues_what_the_transaction_has_not_acked(tx: BlockingChannel, other: BlockingChannel, fresh: Fresh) -> None:
+def test_recover_requeues_what_the_transaction_has_not_acked(
+    tx: BlockingChannel, other: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     other.queue_declare(queue)
     publish(other, queue, "a", "b")
@@ -201,19 +235,29 @@ def test_recover_requeues_what_the_transaction_has_not_acked(tx: BlockingChannel
 
 
 @pytest.mark.parametrize("action", ["tx_commit", "tx_rollback"])
-def test_commit_and_rollback_on_a_channel_without_tx_close_it_with_406(channel: BlockingChannel, action: str) -> None:
-    channel_refuses(channel, getattr(channel, action), 406, "PRECONDITION_FAILED - channel is not transactional")
+def test_commit_and_rollback_on_a_channel_without_tx_close_it_with_406(
+    channel: BlockingChannel, action: str
+) -> None:
+    channel_refuses(
+        channel, getattr(channel, action), 406, "PRECONDITION_FAILED - channel is not transactional"
+    )
 
 
 def test_confirm_and_tx_exclude_each_other_on_a_channel_both_ways(connection: BlockingConnection) -> None:
     tx, confirm = connection.channel(), connection.channel()
     tx.tx_select()
     confirm.confirm_delivery()
-    channel_refuses(tx, tx.confirm_delivery, 406, "PRECONDITION_FAILED - cannot switch from tx to confirm mode")
-    channel_refuses(confirm, confirm.tx_select, 406, "PRECONDITION_FAILED - cannot switch from confirm to tx mode")
+    channel_refuses(
+        tx, tx.confirm_delivery, 406, "PRECONDITION_FAILED - cannot switch from tx to confirm mode"
+    )
+    channel_refuses(
+        confirm, confirm.tx_select, 406, "PRECONDITION_FAILED - cannot switch from confirm to tx mode"
+    )
 
 
-def test_select_may_be_repeated_and_changes_nothing_of_the_open_transaction(tx: BlockingChannel, fresh: Fresh) -> None:
+def test_select_may_be_repeated_and_changes_nothing_of_the_open_transaction(
+    tx: BlockingChannel, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     tx.queue_declare(queue)
     publish(tx, queue, "a")
@@ -246,7 +290,9 @@ def test_an_unknown_or_repeated_tag_is_refused_at_once_and_the_transaction_is_ro
     assert get(other, out) is None
 
 
-def test_mandatory_without_a_queue_is_returned_before_commit_ok_and_the_rest_is_committed(tx: BlockingChannel, fresh: Fresh) -> None:
+def test_mandatory_without_a_queue_is_returned_before_commit_ok_and_the_rest_is_committed(
+    tx: BlockingChannel, fresh: Fresh
+) -> None:
     queue, nowhere = fresh("queue"), fresh("nowhere")
     tx.queue_declare(queue)
     returned: list[tuple[int, str, str, str, bytes]] = []
@@ -270,7 +316,12 @@ def test_a_publish_to_a_missing_exchange_closes_the_channel_at_once_and_drops_th
     queue, missing = fresh("queue"), fresh("missing")
     other.queue_declare(queue)
     publish(tx, queue, "dropped")
-    channel_refuses(tx, lambda: publish(tx, "", "x", exchange=missing), 404, f"NOT_FOUND - no exchange '{missing}' in vhost '/'")
+    channel_refuses(
+        tx,
+        lambda: publish(tx, "", "x", exchange=missing),
+        404,
+        f"NOT_FOUND - no exchange '{missing}' in vhost '/'",
+    )
     assert get(other, queue) is None
 
 
@@ -288,7 +339,9 @@ def test_a_queue_deleted_before_the_commit_drops_out_and_the_others_get_their_me
     assert drain(other, kept) == [b"b"]
 
 
-def test_transactions_of_many_channels_do_not_touch_each_other(connection: BlockingConnection, fresh: Fresh) -> None:
+def test_transactions_of_many_channels_do_not_touch_each_other(
+    connection: BlockingConnection, fresh: Fresh
+) -> None:
     queue = fresh("queue")
     channels = [connection.channel() for _ in range(8)]
     channels[0].queue_declare(queue)
@@ -316,7 +369,9 @@ def test_a_full_queue_fails_the_whole_commit_with_406_and_nothing_is_enqueued_an
     assert (counts(other, full), counts(other, wide)) == ((0, 0), (0, 0))
 
 
-def test_after_commit_ok_a_broker_that_is_killed_has_every_message_and_no_acked_one(served: AmqpServed, fresh: Fresh) -> None:
+def test_after_commit_ok_a_broker_that_is_killed_has_every_message_and_no_acked_one(
+    served: AmqpServed, fresh: Fresh
+) -> None:
     import pika
 
     def connected() -> Any:

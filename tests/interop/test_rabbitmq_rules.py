@@ -1,4 +1,6 @@
-"""Rules that clients know from RabbitMQ 3.10 and that the specification leaves open: limits of a channel, names, arguments, copies."""
+"""Rules that clients know from RabbitMQ 3.10 and that the specification leaves open: limits of a channel,
+names, arguments, copies.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +63,14 @@ def delivered(client: Peer) -> tuple[str, int]:
 
 
 def nothing_comes(client: Peer) -> None:
-    """Two answers later still no delivery has come. What is missing may still come: tests that use it go on to see what comes."""
+    """Two answers later still no delivery has come. What is missing may still come: tests that use it go on
+    to see what comes.
+    """
     for _ in range(2):
         client.call(1, Q.Declare(queue="amq.rabbitmq.reply-to", passive=True), Q.DeclareOk)
 
 
-# -- the limit of a channel ---------------------------------------------------------------------------------------------------
+# -- the limit of a channel ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -93,7 +97,9 @@ def test_the_queues_of_a_channel_share_its_limit_and_none_starves(
 
 
 @pytest.mark.txmq_only  # RabbitMQ shuffles the queues
-def test_credit_that_comes_back_goes_to_the_queue_that_was_served_longest_ago(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_credit_that_comes_back_goes_to_the_queue_that_was_served_longest_ago(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     names = queues(client, publisher, fresh, 4, 10)
     client.call(1, B.Qos(prefetch_count=1, global_=True), B.QosOk)
     client.send(1, *(B.Consume(queue=name, consumer_tag=name, nowait=True) for name in names))
@@ -105,7 +111,9 @@ def test_credit_that_comes_back_goes_to_the_queue_that_was_served_longest_ago(cl
     assert order[:4] == names and order == names * 10
 
 
-def test_a_consumer_without_acks_waits_while_its_channel_is_at_its_limit(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_a_consumer_without_acks_waits_while_its_channel_is_at_its_limit(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     acking, free = queues(client, publisher, fresh, 2, 0)
     client.call(1, B.Qos(prefetch_count=1, global_=True), B.QosOk)
     client.call(1, B.Consume(queue=acking, consumer_tag="acking"), B.ConsumeOk)
@@ -121,14 +129,18 @@ def test_a_consumer_without_acks_waits_while_its_channel_is_at_its_limit(client:
     assert [delivered(client)[0] for _ in range(3)] == ["free"] * 3
 
 
-def test_what_a_consumer_without_acks_takes_uses_up_nothing_of_the_limit(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_what_a_consumer_without_acks_takes_uses_up_nothing_of_the_limit(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     (free,) = queues(client, publisher, fresh, 1, 5)
     client.call(1, B.Qos(prefetch_count=1, global_=True), B.QosOk)
     client.call(1, B.Consume(queue=free, consumer_tag="free", no_ack=True), B.ConsumeOk)
     assert [delivered(client)[0] for _ in range(5)] == ["free"] * 5
 
 
-def test_a_limit_that_is_raised_or_lifted_lets_everybody_go_on(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_a_limit_that_is_raised_or_lifted_lets_everybody_go_on(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     acking, free = queues(client, publisher, fresh, 2, 3)
     client.call(1, B.Qos(prefetch_count=1, global_=True), B.QosOk)
     client.call(1, B.Consume(queue=acking, consumer_tag="acking"), B.ConsumeOk)
@@ -144,11 +156,16 @@ def test_a_limit_that_is_raised_or_lifted_lets_everybody_go_on(client: Peer, pub
     assert found == {"acking": 2, "free": 3}
 
 
-def test_a_get_never_takes_what_a_consumer_is_ready_for(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_a_get_never_takes_what_a_consumer_is_ready_for(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     (name,) = queues(client, publisher, fresh, 1, 0)
     client.call(1, B.Consume(queue=name, no_ack=True), B.ConsumeOk)
     for number in range(20):
-        client.write(content(2, B.Publish(routing_key=name), str(number).encode()) + encoded(2, B.Get(queue=name, no_ack=True)))
+        client.write(
+            content(2, B.Publish(routing_key=name), str(number).encode())
+            + encoded(2, B.Get(queue=name, no_ack=True))
+        )
         names = set()
         while len(names) < 2:
             channel, frame = client.receive()
@@ -159,18 +176,22 @@ def test_a_get_never_takes_what_a_consumer_is_ready_for(client: Peer, publisher:
                     assert client.content(channel)[1] == str(number).encode()
 
 
-# -- names -----------------------------------------------------------------------------------------------------------------------
+# -- names ---------------------------------------------------------------------------------------------------
 
 
 def broken(name: str) -> str:
     return f"\r{name[:2]}\n{name[2:]}\r\n"
 
 
-def test_line_ends_are_dropped_from_names_that_are_declared_bound_or_deleted(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_line_ends_are_dropped_from_names_that_are_declared_bound_or_deleted(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     queue, source, target = fresh("q"), fresh("source"), fresh("target")
 
     def say(frame: base.Frame, answer: type[base.Frame], **names: str) -> base.Frame:
-        return client.call(1, changed(frame, **{field: broken(name) for field, name in names.items()}), answer)
+        return client.call(
+            1, changed(frame, **{field: broken(name) for field, name in names.items()}), answer
+        )
 
     assert say(Q.Declare(), Q.DeclareOk, queue=queue).queue == queue
     assert say(Q.Declare(passive=True), Q.DeclareOk, queue=queue).queue == queue
@@ -195,7 +216,9 @@ def test_line_ends_are_dropped_from_names_that_are_declared_bound_or_deleted(cli
 
 
 @pytest.mark.parametrize("command", [B.Get(), B.Consume(), Q.Purge()], ids=lambda command: command.name)
-def test_line_ends_stay_in_names_of_other_commands(client: Peer, publisher: Publisher, fresh: Fresh, command: base.Frame) -> None:
+def test_line_ends_stay_in_names_of_other_commands(
+    client: Peer, publisher: Publisher, fresh: Fresh, command: base.Frame
+) -> None:
     queue = fresh("q")
     client.call(1, Q.Declare(queue=queue), Q.DeclareOk)
     client.send(1, changed(type(command)(), queue=broken(queue)))
@@ -207,11 +230,13 @@ def test_a_name_of_line_ends_alone_is_no_name(client: Peer) -> None:
     assert declared.queue.startswith("amq.gen-")
 
 
-# -- arguments -------------------------------------------------------------------------------------------------------------------
+# -- arguments -----------------------------------------------------------------------------------------------
 
 
 def table(**fields: bytes) -> bytes:
-    raw = b"".join(bytes([len(name)]) + name.replace("_", "-").encode() + value for name, value in fields.items())
+    raw = b"".join(
+        bytes([len(name)]) + name.replace("_", "-").encode() + value for name, value in fields.items()
+    )
     return struct.pack(">I", len(raw)) + raw
 
 
@@ -247,26 +272,46 @@ def test_a_value_of_another_type_is_another_value_when_a_queue_is_declared_again
     close = client.expect(H.Close, 1)
     assert close.reply_code == 406
     assert close.reply_text == (
-        f"PRECONDITION_FAILED - inequivalent arg 'x-message-ttl' for queue '{queue}' in vhost '/': received {shown} but current is '100'"
+        f"PRECONDITION_FAILED - inequivalent arg 'x-message-ttl' for queue '{queue}' in vhost '/': received "
+        f"{shown} but current is '100'"
     )
 
 
-def test_decimals_bytes_and_timestamps_are_values_of_arguments(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_decimals_bytes_and_timestamps_are_values_of_arguments(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     queue, exchange = fresh("q"), fresh("e")
-    arguments = {"a": Decimal("3.14"), "b": [Decimal("-0.5")], "c": {"d": Decimal(7)}, "e": bytearray(b"\xff\x00"), "f": None, "g": 1.5}
+    arguments = {
+        "a": Decimal("3.14"),
+        "b": [Decimal("-0.5")],
+        "c": {"d": Decimal(7)},
+        "e": bytearray(b"\xff\x00"),
+        "f": None,
+        "g": 1.5,
+    }
     for _ in range(2):
         client.call(1, Q.Declare(queue=queue, arguments=arguments), Q.DeclareOk)
-        client.call(1, E.Declare(exchange=exchange, exchange_type="headers", arguments=arguments), E.DeclareOk)
-        client.call(1, Q.Bind(queue=queue, exchange=exchange, arguments={"x-match": "all", "a": Decimal("3.14")}), Q.BindOk)
+        client.call(
+            1, E.Declare(exchange=exchange, exchange_type="headers", arguments=arguments), E.DeclareOk
+        )
+        client.call(
+            1,
+            Q.Bind(queue=queue, exchange=exchange, arguments={"x-match": "all", "a": Decimal("3.14")}),
+            Q.BindOk,
+        )
     publisher.publish(exchange, "", b"x", headers={"a": Decimal("3.14")})
     publisher.publish(exchange, "", b"x", headers={"a": Decimal("3.15")})
     assert publisher.count(queue) == 1
-    client.call(1, Q.Unbind(queue=queue, exchange=exchange, arguments={"x-match": "all", "a": Decimal("3.14")}), Q.UnbindOk)
+    client.call(
+        1,
+        Q.Unbind(queue=queue, exchange=exchange, arguments={"x-match": "all", "a": Decimal("3.14")}),
+        Q.UnbindOk,
+    )
     publisher.publish(exchange, "", b"x", headers={"a": Decimal("3.14")})
     assert publisher.count(queue) == 1
 
 
-# -- copies ------------------------------------------------------------------------------------------------------------------------
+# -- copies --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("header", ["CC", "BCC"])
@@ -288,7 +333,9 @@ def test_every_key_of_a_message_may_match_at_every_exchange_on_its_way(
     assert (publisher.count(queue), publisher.count(other)) == (2, 0)
 
 
-def test_an_alternate_exchange_gets_what_no_key_of_a_message_matches(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_an_alternate_exchange_gets_what_no_key_of_a_message_matches(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     exchange, alternate, queue, lost = fresh("e"), fresh("alternate"), fresh("q"), fresh("lost")
     client.call(1, E.Declare(exchange=alternate, exchange_type="fanout"), E.DeclareOk)
     client.call(1, E.Declare(exchange=exchange, arguments={"alternate-exchange": alternate}), E.DeclareOk)
@@ -302,10 +349,12 @@ def test_an_alternate_exchange_gets_what_no_key_of_a_message_matches(client: Pee
     assert (publisher.count(queue), publisher.count(lost)) == (1, 1)
 
 
-# -- exchanges that go by themselves ---------------------------------------------------------------------------------------------
+# -- exchanges that go by themselves -------------------------------------------------------------------------
 
 
-def test_an_auto_delete_exchange_with_many_bindings_goes_with_the_last_of_them(client: Peer, publisher: Publisher, fresh: Fresh) -> None:
+def test_an_auto_delete_exchange_with_many_bindings_goes_with_the_last_of_them(
+    client: Peer, publisher: Publisher, fresh: Fresh
+) -> None:
     exchange = fresh("e")
     names = queues(client, publisher, fresh, 10, 0)
     client.call(1, E.Declare(exchange=exchange, auto_delete=True), E.DeclareOk)
@@ -313,7 +362,10 @@ def test_an_auto_delete_exchange_with_many_bindings_goes_with_the_last_of_them(c
         client.call(1, Q.Bind(queue=name, exchange=exchange, routing_key="k"), Q.BindOk)
     for name in names:
         client.call(1, B.Consume(queue=name, consumer_tag=name, no_ack=True), B.ConsumeOk)
-    client.write(content(2, B.Publish(exchange=exchange, routing_key="k"), b"x") + encoded(2, *[B.Get(queue=names[0], no_ack=True)]))
+    client.write(
+        content(2, B.Publish(exchange=exchange, routing_key="k"), b"x")
+        + encoded(2, *[B.Get(queue=names[0], no_ack=True)])
+    )
     kinds: Counter[str] = Counter()
     while kinds.total() < 31:
         frame = client.receive()[1]
@@ -327,14 +379,18 @@ def test_an_auto_delete_exchange_with_many_bindings_goes_with_the_last_of_them(c
     assert client.expect(H.Close, 2).reply_code == 404
 
 
-# -- frames ------------------------------------------------------------------------------------------------------------------------
+# -- frames --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("size", "taken"), [(3_500, True), (5_000, False), (100_000, False)])
-def test_a_frame_above_4096_bytes_is_refused_until_another_size_is_negotiated(url: str, size: int, taken: bool) -> None:
+def test_a_frame_above_4096_bytes_is_refused_until_another_size_is_negotiated(
+    url: str, size: int, taken: bool
+) -> None:
     with Peer(url) as client:
         client.started()
-        client.send(0, C.StartOk({"product": "x" * size}, "PLAIN", f"\0{client.user}\0{client.password}", "en_US"))
+        client.send(
+            0, C.StartOk({"product": "x" * size}, "PLAIN", f"\0{client.user}\0{client.password}", "en_US")
+        )
         if taken:
             client.expect(C.Tune, 0)
             return
@@ -349,7 +405,9 @@ def test_a_frame_above_4096_bytes_is_refused_until_another_size_is_negotiated(ur
 
 
 @pytest.mark.parametrize("frame_max", [4_096, 8_192, 131_072])
-def test_frames_of_the_negotiated_size_are_taken_in_the_packet_that_negotiates_it(url: str, frame_max: int) -> None:
+def test_frames_of_the_negotiated_size_are_taken_in_the_packet_that_negotiates_it(
+    url: str, frame_max: int
+) -> None:
     with Peer(url) as client:
         client.tuned()
         body = bytes(frame_max - 8)

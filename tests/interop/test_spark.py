@@ -1,7 +1,8 @@
-"""All together: a pika producer in transactions, a Spark stream that consumes them and publishes results, aio-pika that reads these.
+"""All together: a pika producer in transactions, a Spark stream that consumes them and publishes results,
+aio-pika that reads these.
 
-Not here: Spark's own guarantees (``tests/spark``, ``tests/crash``). Invariant: numbers go in by whole transactions of 10, and every
-micro-batch holds whole transactions.
+Not here: Spark's own guarantees (``tests/spark``, ``tests/crash``). Invariant: numbers go in by whole
+transactions of 10, and every micro-batch holds whole transactions.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ def produce(url: str) -> None:
         for first in range(0, TRANSACTIONS * SIZE, SIZE):
             for number in range(first, first + SIZE):
                 channel.basic_publish(
-                    "numbers", f"n.{number % 2}", str(number), pika.BasicProperties(delivery_mode=2, headers={"transaction": first // SIZE})
+                    "numbers",
+                    f"n.{number % 2}",
+                    str(number),
+                    pika.BasicProperties(delivery_mode=2, headers={"transaction": first // SIZE}),
                 )
             if first // SIZE % 7 == 3:  # this attempt is dropped, and made again
                 channel.tx_rollback()
                 for number in range(first, first + SIZE):
-                    channel.basic_publish("numbers", f"n.{number % 2}", str(number), pika.BasicProperties(delivery_mode=2))
+                    channel.basic_publish(
+                        "numbers", f"n.{number % 2}", str(number), pika.BasicProperties(delivery_mode=2)
+                    )
             channel.tx_commit()
 
 
@@ -81,12 +87,23 @@ def test_pika_transactions_go_through_a_spark_stream_to_aio_pika_once_each_and_a
 
     def square(batch: DataFrame, tx: Any) -> None:
         batches.append(sorted(int(row.body) for row in batch.select("body").collect()))
-        squares = batch.selectExpr("CAST(CAST(CAST(body AS STRING) AS BIGINT) * CAST(CAST(body AS STRING) AS BIGINT) AS STRING) AS body")
+        squares = batch.selectExpr(
+            "CAST(CAST(CAST(body AS STRING) AS BIGINT) * CAST(CAST(body AS STRING) AS "
+            "BIGINT) AS STRING) AS body"
+        )
         tx.publish(squares, queue="squares")
 
-    stream = spark.readStream.format("txmq").options(url=served.url, queue="even,odd", appId="squares", maxOffsetsPerTrigger=100).load()
+    stream = (
+        spark.readStream.format("txmq")
+        .options(url=served.url, queue="even,odd", appId="squares", maxOffsetsPerTrigger=100)
+        .load()
+    )
     each = transactional(square, url=served.url, app_id="squares")
-    query = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query = (
+        stream.writeStream.foreachBatch(each)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
     producer = threading.Thread(target=produce, args=(served.amqp_url,))
     producer.start()
     try:
@@ -94,7 +111,9 @@ def test_pika_transactions_go_through_a_spark_stream_to_aio_pika_once_each_and_a
     finally:
         producer.join(TIMEOUT_S)
         query.stop()
-    assert sorted(int(one.body) for one in results) == [number * number for number in range(TRANSACTIONS * SIZE)]
+    assert sorted(int(one.body) for one in results) == [
+        number * number for number in range(TRANSACTIONS * SIZE)
+    ]
     assert {(one.exchange, one.routing_key, one.redelivered) for one in results} == {("", "squares", False)}
     # Every batch is a whole number of transactions: both queues are cut at one commit.
     for batch in batches:
@@ -114,8 +133,14 @@ def test_a_queue_that_an_app_consumes_refuses_amqp_consumers_until_it_is_release
         for number in range(5):
             channel.basic_publish("numbers", "n.0", str(number), pika.BasicProperties(delivery_mode=2))
         stream = spark.readStream.format("txmq").options(url=served.url, queue="even", appId="owner").load()
-        sink = stream.select("body").writeStream.format("txmq").options(url=served.url, appId="owner", queue="squares")
-        sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
+        sink = (
+            stream.select("body")
+            .writeStream.format("txmq")
+            .options(url=served.url, appId="owner", queue="squares")
+        )
+        sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+            availableNow=True
+        ).start().awaitTermination()
         for action in (
             lambda one: one.basic_consume("even", lambda *_: None),
             lambda one: one.basic_get("even"),
@@ -135,7 +160,9 @@ def test_a_queue_that_an_app_consumes_refuses_amqp_consumers_until_it_is_release
         assert got == b"again"
 
 
-def test_spark_reads_what_amqp_clients_set_and_they_read_what_spark_sets(served: AmqpServed, spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_what_amqp_clients_set_and_they_read_what_spark_sets(
+    served: AmqpServed, spark: SparkSession, tmp_path: Path
+) -> None:
     declare(served.amqp_url)
     with pika.BlockingConnection(pika.URLParameters(served.amqp_url)) as connection:
         channel = connection.channel()
@@ -145,17 +172,41 @@ def test_spark_reads_what_amqp_clients_set_and_they_read_what_spark_sets(served:
             reply_to="r", message_id="m", timestamp=1_700_000_000, type="t", user_id="guest", app_id="a",
         )  # fmt: skip
         channel.basic_publish("numbers", "n.0", b"12", properties)
-        (row,) = spark.read.format("txmq").options(url=served.url, queue="even", includeProperties="true").load().collect()
+        (row,) = (
+            spark.read.format("txmq")
+            .options(url=served.url, queue="even", includeProperties="true")
+            .load()
+            .collect()
+        )
         read = row.properties.asDict(recursive=True)
-        assert (row.exchange, row.routing_key, bytes(row.body), row.redelivered) == ("numbers", "n.0", b"12", False)
+        assert (row.exchange, row.routing_key, bytes(row.body), row.redelivered) == (
+            "numbers",
+            "n.0",
+            b"12",
+            False,
+        )
         assert read["headers"] == {"source": "meter", "count": "3"}
-        assert (read["content_type"], read["priority"], read["correlation_id"], read["user_id"]) == ("text/plain", 4, "c", "guest")
-        assert (read["message_id"], read["timestamp"].timestamp(), read["delivery_mode"]) == ("m", 1_700_000_000, 2)
+        assert (read["content_type"], read["priority"], read["correlation_id"], read["user_id"]) == (
+            "text/plain",
+            4,
+            "c",
+            "guest",
+        )
+        assert (read["message_id"], read["timestamp"].timestamp(), read["delivery_mode"]) == (
+            "m",
+            1_700_000_000,
+            2,
+        )
         rows = spark.createDataFrame(
             [("out", ("text/csv", {"made": "by spark"}, "id-1"))],
-            "body string, properties struct<content_type string, headers map<string,string>, message_id string>",
+            "body string, properties struct<content_type string, headers map<string,string>, message_id "
+            "string>",
         )
         rows.write.format("txmq").options(url=served.url, queue="squares").mode("append").save()
         method, back, body = channel.basic_get("squares", auto_ack=True)
         assert (method.routing_key, body) == ("squares", b"out")
-        assert (back.content_type, back.headers, back.message_id) == ("text/csv", {"made": "by spark"}, "id-1")
+        assert (back.content_type, back.headers, back.message_id) == (
+            "text/csv",
+            {"made": "by spark"},
+            "id-1",
+        )

@@ -1,9 +1,10 @@
 """Actors: pieces of real, synchronous code that stop before every step that another process could see.
 
-Not here: what they do. Each actor is a thread, but only one of them runs at a time and only when it is told to, so a run is
-decided by the order of ``step`` calls and nothing else.
+Not here: what they do. Each actor is a thread, but only one of them runs at a time and only when it is told
+to, so a run is decided by the order of ``step`` calls and nothing else.
 
-Invariant: an actor that was killed does nothing any more: its next step raises :class:`Killed`, and so does every one after it.
+Invariant: an actor that was killed does nothing any more: its next step raises :class:`Killed`, and so does
+every one after it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ class Actor:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<{self.name} before {self.pending}>" if not self.done else f"<{self.name} ended: {self.error!r}>"
+        return (
+            f"<{self.name} before {self.pending}>"
+            if not self.done
+            else f"<{self.name} ended: {self.error!r}>"
+        )
 
     def _run(self) -> None:
         self._go.acquire()

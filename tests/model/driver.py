@@ -1,7 +1,8 @@
 """Spark's micro-batch loop over the real source, the real native sink and the real ``transactional``.
 
-Not here: what is right (world.py). What it does and in which order is Spark 4.2.0's: the offset log is written before the source hears
-``commit`` of the batch before; ``initialOffset`` is asked again when batch 0 is replayed; ``latestOffset`` when nothing was logged.
+Not here: what is right (world.py). What it does and in which order is Spark 4.2.0's: the offset log is
+written before the source hears ``commit`` of the batch before; ``initialOffset`` is asked again when batch 0
+is replayed; ``latestOffset`` when nothing was logged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ class Driver:
     """One driver process of the query, on the checkpoint that it finds. ``on_new``: its onNewCheckpoint."""
 
     def __init__(
-        self, world: Any, checkpoint: Checkpoint, *, on_new: str = "fail", limit: int | None = None, sink_on_new: str = "fail"
+        self,
+        world: Any,
+        checkpoint: Checkpoint,
+        *,
+        on_new: str = "fail",
+        limit: int | None = None,
+        sink_on_new: str = "fail",
     ) -> None:
         self.world = world
         self.checkpoint = checkpoint
@@ -37,7 +44,7 @@ class Driver:
         self.executed: set[int] = set()  # partitions of the batch in hand that were read to their end
         self.batch_id = -1
 
-    # -- Spark --------------------------------------------------------------------------------------------------------
+    # -- Spark -----------------------------------------------------------------------------------------------
     def run(self) -> None:
         checkpoint = self.checkpoint
         readers = [self._reader(number, queues) for number, queues in enumerate(self.world.streams)]
@@ -68,7 +75,9 @@ class Driver:
             tasks: list[tuple[Any, Any]] = []
             for reader, named in readers:
                 begin = self._part(start, named) or self._json(reader.initialOffset())
-                tasks += [(reader, partition) for partition in reader.partitions(begin, self._part(end, named))]
+                tasks += [
+                    (reader, partition) for partition in reader.partitions(begin, self._part(end, named))
+                ]
             if self.world.is_unread(checkpoint.query_id, batch_id):
                 tasks = []  # the optimizer has found that the rows change nothing
             self._execute(tasks, batch_id, sink)
@@ -78,10 +87,14 @@ class Driver:
             batch_id, planned = batch_id + 1, False
 
     def _reader(self, number: int, queues: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
-        """A source, and the names of its queues in the offset log; a queue that an earlier source reads too has another one."""
+        """A source, and the names of its queues in the offset log; a queue that an earlier source reads too
+        has another one.
+        """
         source = TxmqDataSource(self._source_options(queues))
         earlier = {queue for other in self.world.streams[:number] for queue in other}
-        return source.streamReader(source.schema()), {queue + " again" * (queue in earlier): queue for queue in queues}
+        return source.streamReader(source.schema()), {
+            queue + " again" * (queue in earlier): queue for queue in queues
+        }
 
     @staticmethod
     def _part(offsets: dict[str, Any] | None, named: dict[str, str]) -> dict[str, Any]:
@@ -106,7 +119,10 @@ class Driver:
         return options | self.world.source_options
 
     def _execute(self, found: list[tuple[Any, Any]], batch_id: int, sink: Any) -> None:
-        properties = {"sql.streaming.queryId": self.checkpoint.query_id, "streaming.sql.batchId": str(batch_id)}
+        properties = {
+            "sql.streaming.queryId": self.checkpoint.query_id,
+            "streaming.sql.batchId": str(batch_id),
+        }
         session = Session(self.world, {} if self.world.sink == "connect" else properties)
         self.executed = set()
         self.batch_id = batch_id
@@ -118,11 +134,16 @@ class Driver:
 
         sent = [pickle.dumps(one) for one in found]
         tasks = [lambda number=number: rows(number, sent[number]) for number in range(len(sent))]
-        sink(Frame(session, tasks, TxmqDataSource(self._source_options(self.world.queues)).schema()), batch_id)
+        sink(
+            Frame(session, tasks, TxmqDataSource(self._source_options(self.world.queues)).schema()), batch_id
+        )
         missing = set(range(len(found))) - self.executed
-        assert not missing, f"C3: batch {batch_id} ended, and partitions {missing} were not executed: a stateful query has lost its state"
+        assert not missing, (
+            f"C3: batch {batch_id} ended, and partitions {missing} were not executed: a stateful query has "
+            "lost its state"
+        )
 
-    # -- what the user wrote --------------------------------------------------------------------------------------------
+    # -- what the user wrote ---------------------------------------------------------------------------------
     def _sink(self) -> Any:
         if self.world.sink == "native":
             return self._write_native
@@ -149,7 +170,8 @@ class Driver:
         }
         source = TxmqDataSource(options)
         schema = StructType(list(ROW.fields))
-        remote = pickle.loads(pickle.dumps(source.streamWriter(schema, False)))  # in one process, for the tasks
+        # in one process, for the tasks
+        remote = pickle.loads(pickle.dumps(source.streamWriter(schema, False)))
         local = TxmqDataSource(options).streamWriter(schema, False)  # in another, for commit and abort
         messages: list[Any] = []
         try:

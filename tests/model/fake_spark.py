@@ -1,8 +1,11 @@
-"""As much of Spark and Delta as a micro-batch touches: DataFrames of in-process partitions, tasks that are retried, tables with txnVersion.
+"""As much of Spark and Delta as a micro-batch touches: DataFrames of in-process partitions, tasks that are
+retried, tables with txnVersion.
 
-Not here: anything of ours. What Spark does and when is taken from what was measured on 4.2.0 (ARCHITECTURE.md).
+Not here: anything of ours. What Spark does and when is taken from what was measured on 4.2.0
+(ARCHITECTURE.md).
 
-Invariant: a table is a list of commits; one whose txnVersion is not above the stored one for its txnAppId is skipped, silently.
+Invariant: a table is a list of commits; one whose txnVersion is not above the stored one for its txnAppId is
+skipped, silently.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def install_task_context(monkeypatch: Any) -> None:
 def struct_type(schema: str | StructType) -> StructType:
     if isinstance(schema, StructType):
         return schema
-    return StructType([StructField(name, _TYPES[kind]) for name, kind in (column.split() for column in schema.split(","))])
+    return StructType(
+        [StructField(name, _TYPES[kind]) for name, kind in (column.split() for column in schema.split(","))]
+    )
 
 
 @dataclass
@@ -100,7 +105,9 @@ class Session:
         numbers = list(range(start, end, step))
         share = -(-len(numbers) // tasks)
         parts = [numbers[at : at + share] for at in range(0, len(numbers), share)]
-        return Frame(self, [lambda part=part: iter([_numbers(part)]) for part in parts], struct_type("id bigint"))
+        return Frame(
+            self, [lambda part=part: iter([_numbers(part)]) for part in parts], struct_type("id bigint")
+        )
 
     def createDataFrame(self, rows: list[Any], _schema: str) -> Rows:
         return Rows(self, [tuple(row) for row in rows])
@@ -129,19 +136,30 @@ class Rows:
 
 
 class Frame:
-    """A DataFrame of one task per partition; executing it runs real code in tasks that may die, be repeated or come too late."""
+    """A DataFrame of one task per partition; executing it runs real code in tasks that may die, be repeated
+    or come too late.
+    """
 
     def __init__(self, session: Session, tasks: list[Task], schema: StructType) -> None:
         self.sparkSession = session
         self.schema = schema
         self._tasks = tasks
 
-    def mapInArrow(self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: str | StructType) -> Frame:
+    def mapInArrow(
+        self,
+        function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        schema: str | StructType,
+    ) -> Frame:
         tasks: list[Task] = [lambda task=task: iter(function(task())) for task in self._tasks]
         return Frame(self.sparkSession, tasks, struct_type(schema))
 
     def collect(self) -> list[dict[str, Any]]:
-        return [row for batches in self.execute(lambda batches: list(batches)) for batch in batches for row in batch.to_pylist()]
+        return [
+            row
+            for batches in self.execute(lambda batches: list(batches))
+            for batch in batches
+            for row in batch.to_pylist()
+        ]
 
     def execute(self, function: Callable[[Iterator[pa.RecordBatch]], Any]) -> list[Any]:
         """``function`` over each partition in a task; one result per partition, whatever was run twice."""
@@ -199,7 +217,9 @@ class Writer:
         rows = self._rows()
         point("delta commit")
         metadata = json.loads(self._options.get("userMetadata", "{}"))
-        self._session.world.delta.append(table, self._options.get("txnAppId", ""), int(self._options.get("txnVersion", -1)), rows, metadata)
+        self._session.world.delta.append(
+            table, self._options.get("txnAppId", ""), int(self._options.get("txnVersion", -1)), rows, metadata
+        )
 
 
 @dataclass
@@ -219,7 +239,9 @@ class Delta:
     def version(self, table: str, app: str) -> int:
         return max((commit.version for commit in self.tables.get(table, ()) if commit.app == app), default=0)
 
-    def append(self, table: str, app: str, version: int, rows: Iterable[tuple[Any, ...]], metadata: dict[str, Any]) -> None:
+    def append(
+        self, table: str, app: str, version: int, rows: Iterable[tuple[Any, ...]], metadata: dict[str, Any]
+    ) -> None:
         if app and version <= self.version(table, app):
             return
         self.tables.setdefault(table, []).append(DeltaCommit(app, version, list(rows), metadata))
@@ -227,16 +249,23 @@ class Delta:
     def history(self, table: str) -> Iterator[Commit]:
         """Newest first."""
         commits = self.tables.get(table, [])
-        return iter([Commit(version, 0, commits[version].metadata) for version in reversed(range(len(commits)))])
+        return iter(
+            [Commit(version, 0, commits[version].metadata) for version in reversed(range(len(commits)))]
+        )
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return [row for commit in self.tables.get(table, ()) for row in commit.rows]
 
 
 class Merge:
-    """``MERGE INTO t AS held USING v AS new ON <equal columns> WHEN NOT MATCHED THEN INSERT *``, where the key is the first columns."""
+    """``MERGE INTO t AS held USING v AS new ON <equal columns> WHEN NOT MATCHED THEN INSERT *``, where the
+    key is the first columns.
+    """
 
-    FORM = re.compile(r"MERGE INTO (?P<table>\S+) AS held USING (?P<view>\S+) AS new ON (?P<match>.*) WHEN NOT MATCHED THEN INSERT \*")
+    FORM = re.compile(
+        r"MERGE INTO (?P<table>\S+) AS held USING (?P<view>\S+) AS new ON (?P<match>.*) WHEN "
+        r"NOT MATCHED THEN INSERT \*"
+    )
 
     def __init__(self, session: Session, statement: str) -> None:
         found = self.FORM.fullmatch(statement)
@@ -251,7 +280,10 @@ class Merge:
         delta, conf = self._session.world.delta, self._session.properties
         held = {row[: self._key] for row in delta.rows(self._table)}
         rows = [row for row in self._rows if row[: self._key] not in held]
-        app, version = conf.get("spark.databricks.delta.write.txnAppId", ""), conf.get("spark.databricks.delta.write.txnVersion", "-1")
+        app, version = (
+            conf.get("spark.databricks.delta.write.txnAppId", ""),
+            conf.get("spark.databricks.delta.write.txnVersion", "-1"),
+        )
         delta.append(self._table, app, int(version), rows, {})
         return []
 

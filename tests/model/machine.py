@@ -1,7 +1,7 @@
 """The state machine: Hypothesis chooses who takes the next step, and what goes wrong in it.
 
-Not here: what must hold (world.py). One rule does everything, because Hypothesis switches rules off at random, and a history without
-producers or without drivers says nothing.
+Not here: what must hold (world.py). One rule does everything, because Hypothesis switches rules off at
+random, and a history without producers or without drivers says nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,35 @@ DRIVERS = 2  # alive at a time
 FAR = 150  # steps of one action
 LOSSES = 2  # lost and restored checkpoints in one history
 LABELS = (
-    *("idle", "idle", "claim", "offset log write", "ack", "resolve", "task", "open_read", "read_plan", "stage_part", "open_batch"),
-    *("commit_batch", "commit_batch", "unapplied", "delta commit", "upsert", "mark_applied", "unmirrored", "mark_mirrored"),
+    *(
+        "idle",
+        "idle",
+        "claim",
+        "offset log write",
+        "ack",
+        "resolve",
+        "task",
+        "open_read",
+        "read_plan",
+        "stage_part",
+        "open_batch",
+    ),
+    *(
+        "commit_batch",
+        "commit_batch",
+        "unapplied",
+        "delta commit",
+        "upsert",
+        "mark_applied",
+        "unmirrored",
+        "mark_mirrored",
+    ),
     *("commit log write", "commit log write"),
 )
 STEPS = ("go", "go", *MODES, "zombie")
-GO_ON = st.tuples(st.just("go on"), st.integers(0, 5), st.sampled_from(LABELS), st.integers(0, 2), st.sampled_from(STEPS))
+GO_ON = st.tuples(
+    st.just("go on"), st.integers(0, 5), st.sampled_from(LABELS), st.integers(0, 2), st.sampled_from(STEPS)
+)
 ACTIONS = st.one_of(
     GO_ON,
     GO_ON,
@@ -41,7 +64,11 @@ ACTIONS = st.one_of(
     st.tuples(st.just("produce"), st.integers(1, 3), st.integers(0, 2)),
     st.tuples(st.just("start"), st.sampled_from(["fail", "fail", "resume"]), st.sampled_from([None, 3])),
     st.tuples(st.just("kill"), st.integers(0, 5)),
-    st.tuples(st.sampled_from(["crash", "seal", "mirror", "save", "restore", "lose", "lose commit log entry", "unread"])),
+    st.tuples(
+        st.sampled_from(
+            ["crash", "seal", "mirror", "save", "restore", "lose", "lose commit log entry", "unread"]
+        )
+    ),
     st.tuples(st.just("busy"), st.integers(1, 5)),
 )
 
@@ -82,7 +109,14 @@ class MicroBatches(RuleBasedStateMachine):
     ) -> None:
         if sink in ("connect", "other"):  # a lost checkpoint does double or need a person there
             self.losses, sink_app, shape = 0, "", SHAPES[0]
-        options = {"sink": sink, "queues": queues, "joined": joined, "shape": shape, "sink_app": sink_app, "ledger_sync": ledger_sync}
+        options = {
+            "sink": sink,
+            "queues": queues,
+            "joined": joined,
+            "shape": shape,
+            "sink_app": sink_app,
+            "ledger_sync": ledger_sync,
+        }
         self.world = self.stack.enter_context(world(**options, kept=kept, source_options=source_options))
         for _ in range(backlog):
             self.world.produce(2, 1)

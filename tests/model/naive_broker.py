@@ -1,7 +1,8 @@
 """A broker as plain lists, from the guarantees of docs/transactions.md: what the real one is held against.
 
-No offsets, batches, holes, segments or records: a queue is a list of copies in the order of their commits, and a copy is ready, held
-by a channel, held by a prepared transaction, or claimed. A crash forgets what the guarantees let it forget, and nothing else.
+No offsets, batches, holes, segments or records: a queue is a list of copies in the order of their commits,
+and a copy is ready, held by a channel, held by a prepared transaction, or claimed. A crash forgets what the
+guarantees let it forget, and nothing else.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Work:
 
     def forget(self, name: str) -> None:
         """A queue that is gone."""
-        self.publishes = [(tuple(other for other in queues if other != name), *rest) for queues, *rest in self.publishes]  # type: ignore[misc]
+        self.publishes = [
+            (tuple(other for other in queues if other != name), *rest) for queues, *rest in self.publishes
+        ]  # type: ignore[misc]
         self.settles = [settle for settle in self.settles if settle[0] != name]
 
 
@@ -61,7 +64,7 @@ class NaiveBroker:
         self.queues[name] = []
         self.durable[name] = durable
 
-    # -- what a commit does ---------------------------------------------------------------------------------------------
+    # -- what a commit does ----------------------------------------------------------------------------------
     def commit(self, work: Work, now_us: int, *, xid: str = "", decision: bool = False) -> None:
         """All of it. ``decision``: of a prepared transaction, whose room is promised. Raises Refused."""
         if not decision:
@@ -90,7 +93,9 @@ class NaiveBroker:
     def _check_room(self, work: Work) -> None:
         coming = sum("refusing" in queues for queues, _, _ in work.publishes)
         ready = sum(copy.state == "ready" for copy in self.queues.get("refusing", ()))
-        promised = sum("refusing" in queues for other in self.prepared.values() for queues, _, _ in other.publishes)
+        promised = sum(
+            "refusing" in queues for other in self.prepared.values() for queues, _, _ in other.publishes
+        )
         if coming and ready + promised + coming > LENGTH:
             raise Refused
 
@@ -112,7 +117,7 @@ class NaiveBroker:
         if name in BURIED:
             self._enqueue(DEAD, Copy(copy.body, copy.durable, now_us), now_us)
 
-    # -- deliveries -----------------------------------------------------------------------------------------------------
+    # -- deliveries ------------------------------------------------------------------------------------------
     def take(self, name: str) -> Copy | None:
         copy = next((copy for copy in self.queues[name] if copy.state == "ready"), None)
         if copy is not None:
@@ -125,7 +130,9 @@ class NaiveBroker:
 
     def expire(self, now_us: int) -> None:
         """What has come to the head and is too old."""
-        while (head := next((copy for copy in self.queues["timed"] if copy.state == "ready"), None)) is not None:
+        while (
+            head := next((copy for copy in self.queues["timed"] if copy.state == "ready"), None)
+        ) is not None:
             if head.at_us + TTL_US > now_us:
                 return
             self._remove("timed", head)
@@ -136,7 +143,7 @@ class NaiveBroker:
         self.queues[name] = [copy for copy in self.queues[name] if copy.state != "ready"]
         return before - len(self.queues[name])
 
-    # -- prepared transactions ------------------------------------------------------------------------------------------
+    # -- prepared transactions -------------------------------------------------------------------------------
     def prepare(self, work: Work, xid: str) -> None:
         self._check_room(work)
         for _, copy, _ in work.settles:
@@ -152,19 +159,26 @@ class NaiveBroker:
         self.outcomes[xid] = "committed" if commit else "rolled_back"
 
     def delete(self, name: str) -> None:
-        """The queue goes, and another one of the same name comes: what named the old one does not reach the new one."""
+        """The queue goes, and another one of the same name comes: what named the old one does not reach the
+        new one.
+        """
         self.queues[name] = []
         for work in self.prepared.values():
             work.forget(name)
 
-    # -- crash ----------------------------------------------------------------------------------------------------------
+    # -- crash -----------------------------------------------------------------------------------------------
     def crash(self, left: Container[bytes]) -> None:
         """The broker ends without a word, and another one opens what was durable.
 
-        Of the transient messages of ``in`` those of ``left`` survived: a claim may write more of them than its own.
+        Of the transient messages of ``in`` those of ``left`` survived: a claim may write more of them than
+        its own.
         """
         for name, queue in self.queues.items():  # a queue that is not durable is declared anew
-            kept = [copy for copy in queue if copy.durable or copy.state == "claimed" or (name == "in" and copy.body in left)]
+            kept = [
+                copy
+                for copy in queue
+                if copy.durable or copy.state == "claimed" or (name == "in" and copy.body in left)
+            ]
             self.queues[name] = kept if self.durable[name] else []
             for copy in self.queues[name]:
                 if copy.state == "held":
@@ -175,7 +189,7 @@ class NaiveBroker:
                 if not self.durable[name]:
                     work.forget(name)
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking ---------------------------------------------------------------------------------------------
     def contents(self) -> dict[str, list[Any]]:
         """Per queue its copies in order: body, and ready or taken. Dead letters in any order."""
         found: dict[str, list[Any]] = {"(prepared)": sorted(self.prepared)}

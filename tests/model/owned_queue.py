@@ -1,9 +1,10 @@
 """One queue on disk, with all that may happen to it, against a naive model: a list of messages.
 
-Channels hold, ack, give back and reject while nobody owns the queue; an app claims, reads, decides, acknowledges, starts anew and is
-released; messages expire, overflow and are purged; open blocks are sealed, segments compacted; browsers read in between; the broker
-is closed or killed at any moment. The model knows no offsets, runs, blocks or records.
-Invariant: a claim reads the same rows until it is acknowledged, and the queue shows what the model holds, after every step.
+Channels hold, ack, give back and reject while nobody owns the queue; an app claims, reads, decides,
+acknowledges, starts anew and is released; messages expire, overflow and are purged; open blocks are sealed,
+segments compacted; browsers read in between; the broker is closed or killed at any moment. The model knows no
+offsets, runs, blocks or records. Invariant: a claim reads the same rows until it is acknowledged, and the
+queue shows what the model holds, after every step.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class OwnedQueue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._tuned = (node_module.INBOX_ROWS, block_module.OPEN_ROWS)
-        node_module.INBOX_ROWS, block_module.OPEN_ROWS = 6, 7  # small ones: every history has blocks of each kind
+        # small ones: every history has blocks of each kind
+        node_module.INBOX_ROWS, block_module.OPEN_ROWS = 6, 7
         self.path = Path(tempfile.mkdtemp(prefix="txmq-owned-"))
         self.clock = Clock()
         self.entries: list[Entry] = []
@@ -127,7 +129,7 @@ class OwnedQueue(RuleBasedStateMachine):
             channel.queue_declare("dead")
             channel.queue_declare("other")
 
-    # -- the model ------------------------------------------------------------------------------------------------------
+    # -- the model -------------------------------------------------------------------------------------------
     def unsettled(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.state != "settled"]
 
@@ -145,20 +147,26 @@ class OwnedQueue(RuleBasedStateMachine):
             self.dead.append((entry.body, entry.transient))
 
     def expire(self) -> None:
-        while (found := self.ready()) and found[0].deadline_us is not None and found[0].deadline_us <= self.clock.now_us:
+        while (
+            (found := self.ready())
+            and found[0].deadline_us is not None
+            and found[0].deadline_us <= self.clock.now_us
+        ):
             self.leave(found[0])
 
     def full(self, messages: int = 0, size_bytes: int = 0) -> bool:
         found = self.ready()
         if len(found) + messages > self.shape.get("x-max-length", 1 << 30):
             return True
-        return sum(len(entry.body) for entry in found) + size_bytes > self.shape.get("x-max-length-bytes", 1 << 30)
+        return sum(len(entry.body) for entry in found) + size_bytes > self.shape.get(
+            "x-max-length-bytes", 1 << 30
+        )
 
     def overflow(self) -> None:
         while "x-overflow" not in self.shape and self.full():
             self.leave(self.ready()[0])
 
-    # -- messages come and go -------------------------------------------------------------------------------------------
+    # -- messages come and go --------------------------------------------------------------------------------
     @rule(
         count=st.integers(1, 9),
         transient=st.lists(st.booleans(), min_size=9, max_size=9),
@@ -166,7 +174,9 @@ class OwnedQueue(RuleBasedStateMachine):
         priorities=st.lists(st.integers(0, 3), min_size=9, max_size=9),
         size=st.sampled_from([20, 20, 60]),
     )
-    def publish(self, count: int, transient: list[bool], own_s: int | None, priorities: list[int], size: int) -> None:
+    def publish(
+        self, count: int, transient: list[bool], own_s: int | None, priorities: list[int], size: int
+    ) -> None:
         self.transactions += 1
         if "x-max-length" in self.shape or "x-max-length-bytes" in self.shape:
             own_s = None
@@ -178,9 +188,15 @@ class OwnedQueue(RuleBasedStateMachine):
                 body = b"%d" % self.sent + b"." * size
                 alone = transient[at] and any(transient[at:])
                 properties = Properties(
-                    delivery_mode=1 if alone else 2, priority=priorities[at], expiration=None if own_s is None else str(own_s * 1000)
+                    delivery_mode=1 if alone else 2,
+                    priority=priorities[at],
+                    expiration=None if own_s is None else str(own_s * 1000),
                 )
-                ttls = [ttl for ttl in (own_s, TTL_S if "x-message-ttl" in self.shape else None) if ttl is not None]
+                ttls = [
+                    ttl
+                    for ttl in (own_s, TTL_S if "x-message-ttl" in self.shape else None)
+                    if ttl is not None
+                ]
                 deadline = self.clock.now_us + min(ttls) * 1_000_000 if ttls else None
                 came.append(Entry(body, self.transactions, alone, min(priorities[at], 2), deadline))
                 channel.publish(body, routing_key="in", properties=properties.encode())
@@ -242,7 +258,11 @@ class OwnedQueue(RuleBasedStateMachine):
 
     @rule()
     def purge(self) -> None:
-        skipped = [entry for entry in self.ready() if entry in self.entries[: self.app.start]] if self.app else self.ready()
+        skipped = (
+            [entry for entry in self.ready() if entry in self.entries[: self.app.start]]
+            if self.app
+            else self.ready()
+        )
         with self.local.channel() as channel:
             try:
                 assert channel.queue_purge("in") == len(skipped)
@@ -260,7 +280,7 @@ class OwnedQueue(RuleBasedStateMachine):
         self.local.upkeep.expire()
         self.expire()
 
-    # -- where the bytes are --------------------------------------------------------------------------------------------
+    # -- where the bytes are ---------------------------------------------------------------------------------
     @rule()
     def seal(self) -> None:
         self.local.upkeep.close_open()
@@ -296,7 +316,7 @@ class OwnedQueue(RuleBasedStateMachine):
         for claim in self.app.claims if self.app else []:
             self.reread(claim)
 
-    # -- browsers -------------------------------------------------------------------------------------------------------
+    # -- browsers --------------------------------------------------------------------------------------------
     @rule()
     def browser(self) -> None:
         found = self.engine.available(["in"])["in"]
@@ -311,11 +331,17 @@ class OwnedQueue(RuleBasedStateMachine):
         if rows is None:
             del self.browsers[0]
         else:
-            assert set(rows.column("body").to_pylist()) <= allowed, "a browser read other rows, or rows without bodies"
+            assert set(rows.column("body").to_pylist()) <= allowed, (
+                "a browser read other rows, or rows without bodies"
+            )
 
-    # -- the app --------------------------------------------------------------------------------------------------------
+    # -- the app ---------------------------------------------------------------------------------------------
     @precondition(lambda self: self.app is None and not self.held)
-    @rule(ledger=st.booleans(), at=st.sampled_from(["earliest", "latest", "middle"]), part=st.integers(0, 1 << 20))
+    @rule(
+        ledger=st.booleans(),
+        at=st.sampled_from(["earliest", "latest", "middle"]),
+        part=st.integers(0, 1 << 20),
+    )
     def start(self, ledger: bool, at: str, part: int) -> None:
         origin, start = Origin(), 0
         if at == "latest":
@@ -325,7 +351,10 @@ class OwnedQueue(RuleBasedStateMachine):
             offset = part % (queue.log.visible_end + 1)
             origin = Origin(offsets={"in": offset})
             there = self.bodies(self.engine.browse([("in", offset, queue.log.visible_end)]))
-            start = next((at for at, entry in enumerate(self.entries) if there and entry.body == there[0]), len(self.entries))
+            start = next(
+                (at for at, entry in enumerate(self.entries) if there and entry.body == there[0]),
+                len(self.entries),
+            )
         self.app = App(ledger, origin, start)
         self.claim(None)
 
@@ -350,7 +379,9 @@ class OwnedQueue(RuleBasedStateMachine):
         app.batches += 1
         bodies = self.read(claim)
         claim.entries = coming[: len(bodies)]
-        assert bodies == [entry.body for entry in claim.entries], "a claim reads what is not settled, in order"
+        assert bodies == [entry.body for entry in claim.entries], (
+            "a claim reads what is not settled, in order"
+        )
         assert rows is not None or len(bodies) == len(coming), "a claim without a limit takes all"
         self.check_whole(claim.entries, coming)
         claim.cursor = self.entries.index(claim.entries[-1]) + 1 if claim.entries else cursor
@@ -359,7 +390,9 @@ class OwnedQueue(RuleBasedStateMachine):
             entry.transient = False
         app.claims.append(claim)
         app.last = claim
-        assert self.engine.claim(APP, start, Limit(max_rows=1), app.origin, "fail") == end, "the same start has the same end"
+        assert self.engine.claim(APP, start, Limit(max_rows=1), app.origin, "fail") == end, (
+            "the same start has the same end"
+        )
 
     def check_whole(self, taken: list[Entry], coming: list[Entry]) -> None:
         """A transaction is split only where it alone is more than the limit."""
@@ -377,7 +410,9 @@ class OwnedQueue(RuleBasedStateMachine):
         return self.bodies(self.engine.read(ReadTicket(APP, claim.query, claim.batch, claim.ranges, slices)))
 
     def reread(self, claim: Claim) -> None:
-        assert self.read(claim) == [entry.body for entry in claim.entries], "a claim reads the same rows, always"
+        assert self.read(claim) == [entry.body for entry in claim.entries], (
+            "a claim reads the same rows, always"
+        )
 
     @precondition(lambda self: self.app is not None and self.app.claims)
     @rule(at=st.integers(0, 1))
@@ -410,7 +445,9 @@ class OwnedQueue(RuleBasedStateMachine):
     @precondition(lambda self: self.app is not None and self.app.passed)
     @rule(rows=st.sampled_from([None, 2]))
     def new_checkpoint(self, rows: int | None) -> None:
-        """It goes on behind what was decided, or acknowledged: what was claimed and not consumed is claimed again."""
+        """It goes on behind what was decided, or acknowledged: what was claimed and not consumed is claimed
+        again.
+        """
         assert self.app is not None
         self.app.query, self.app.batches, self.app.last = uuid.uuid4().hex, 0, None
         self.app.passed = False
@@ -424,7 +461,7 @@ class OwnedQueue(RuleBasedStateMachine):
         for entry in self.entries:
             entry.claimed = False
 
-    # -- what holds after every step ------------------------------------------------------------------------------------
+    # -- what holds after every step -------------------------------------------------------------------------
     def bodies(self, batches: Iterator[pa.RecordBatch]) -> list[bytes]:
         return [body for batch in batches for body in batch.column("body").to_pylist()]
 
@@ -441,9 +478,10 @@ class OwnedQueue(RuleBasedStateMachine):
         queue = self.local.state.topology.queue("in")
         assert queue.messages == len(self.unsettled())
         assert queue.droppable == len(self.ready())
-        assert all(queue.progress.needed_within(run.first, run.end) for run in queue.log.runs_between(0, queue.log.next_offset)), (
-            "a run is kept for nothing"
-        )
+        assert all(
+            queue.progress.needed_within(run.first, run.end)
+            for run in queue.log.runs_between(0, queue.log.next_offset)
+        ), "a run is kept for nothing"
         for app in self.engine.apps():
             if self.app is not None:
                 assert app.lag == sum(entry.state != "settled" for entry in self.entries[self.app.start :])

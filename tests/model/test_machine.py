@@ -1,4 +1,5 @@
-"""The protocol under every interleaving that Hypothesis finds: two drivers, zombies, crashes at every step, lost replies, lost checkpoints.
+"""The protocol under every interleaving that Hypothesis finds: two drivers, zombies, crashes at every step,
+lost replies, lost checkpoints.
 
 ``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times as many histories, from other seeds each time.
 """
@@ -13,12 +14,19 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import MicroBatches, OneLineage
 
-QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example)
+QUIET = (
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+)
 
 
 @pytest.mark.parametrize("machine", [OneLineage, MicroBatches])
 def test_every_history_ends_exactly_once(machine: type[MicroBatches], rounds: int) -> None:
-    """``print_blob`` gives the line that repeats a failure; without soak the histories are the same in every run."""
+    """``print_blob`` gives the line that repeats a failure; without soak the histories are the same in every
+    run.
+    """
     soak = rounds or int(os.environ.get("TXMQ_SOAK_ROUNDS", "0"))
     run_state_machine_as_test(
         machine,

@@ -1,4 +1,6 @@
-"""One queue under every history that Hypothesis finds: see ``owned_queue.py``. Each rule, switched off, is found."""
+"""One queue under every history that Hypothesis finds: see ``owned_queue.py``. Each rule, switched off, is
+found.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def test_a_claim_reads_the_same_rows_whatever_else_happens_to_its_queue(rounds: 
     histories(40 * max(1, soak), derandomize=not soak)
 
 
-# -- rules switched off ---------------------------------------------------------------------------------------------------------
+# -- rules switched off --------------------------------------------------------------------------------------
 
 
 def rows_need_not_rise(patch: Patch) -> None:
@@ -67,7 +69,9 @@ def acks_settle_from_the_floor(patch: Patch) -> None:
 def acks_delete_the_last_range(patch: Patch) -> None:
     ack = Claims._ack
 
-    def without(self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]) -> None:
+    def without(
+        self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]
+    ) -> None:
         ack(self, state, change, app_id, finished, vector)
         for log, offset in vector.items():
             state.topology.queue(log).ack_to(offset)
@@ -87,7 +91,9 @@ RULES: list[Callable[[Patch], None]] = [
 
 
 @pytest.mark.parametrize("switched_off", RULES, ids=lambda rule: rule.__name__)
-def test_a_rule_that_is_switched_off_is_found(switched_off: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def test_a_rule_that_is_switched_off_is_found(
+    switched_off: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
     switched_off(monkeypatch)
     with pytest.raises(BaseException) as found:
         histories(4_000, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)

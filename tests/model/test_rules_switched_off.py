@@ -1,7 +1,8 @@
-"""Each rule of the protocol, switched off, must be seen by the model: a scenario that holds as it is, and fails without the rule.
+"""Each rule of the protocol, switched off, must be seen by the model: a scenario that holds as it is, and
+fails without the rule.
 
-Not here: flags in the product. A rule is switched off by replacing the function that holds it, in this test only. Where two rules guard
-the same thing, both are replaced, and the name says so.
+Not here: flags in the product. A rule is switched off by replacing the function that holds it, in this test
+only. Where two rules guard the same thing, both are replaced, and the name says so.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.model.world import Violation, World, require, world
 Patch = pytest.MonkeyPatch
 
 
-# -- scenarios: each holds as long as the rules do --------------------------------------------------------------------------------
+# -- scenarios: each holds as long as the rules do -----------------------------------------------------------
 
 
 def plain(w: World) -> None:
@@ -186,7 +187,9 @@ def new_checkpoint_and_nobody_resumes(w: World) -> None:
 
 
 def older_data_directory(w: World) -> None:
-    """The engine forgets a decision that Spark has in its commit log: nothing may be decided on top of that."""
+    """The engine forgets a decision that Spark has in its commit log: nothing may be decided on top of
+    that.
+    """
     w.produce(2)
     driver = w.until(w.start_driver(), "open_batch")
     older = w.store.reopened()
@@ -313,7 +316,9 @@ def one_source_idles_beside_a_busy_one(w: World) -> None:
 
 
 def one_queue_is_read_twice_in_one_query(w: World) -> None:
-    """A message comes between the two questions of one trigger, and the sources would be out of step for ever."""
+    """A message comes between the two questions of one trigger, and the sources would be out of step for
+    ever.
+    """
     driver = w.until(w.start_driver(), "logs")
     w.step(driver)
     w.until(driver, "logs")
@@ -349,11 +354,15 @@ def a_stream_waits_for_more_from_the_latest_message_on(w: World) -> None:
     w.finish()
 
 
-# -- rules, switched off ----------------------------------------------------------------------------------------------------------
+# -- rules, switched off -------------------------------------------------------------------------------------
 
 
 def numbers_for_start(patch: Patch) -> None:
-    patch.setattr(TxmqStreamReader, "initialOffset", lambda self: self._engine.offsets(self._known_logs(), self._options.origin))
+    patch.setattr(
+        TxmqStreamReader,
+        "initialOffset",
+        lambda self: self._engine.offsets(self._known_logs(), self._options.origin),
+    )
 
 
 def no_ack_by_claim(patch: Patch) -> None:
@@ -384,7 +393,9 @@ def claims_may_move(patch: Patch) -> None:
 
 def any_start(patch: Patch) -> None:
     def without(_self: Claims, _app_id: str, start: dict[str, Any]) -> Any:
-        return SimpleNamespace(ranges={log: [offset, offset] for log, offset in start.items() if offset != "start"})
+        return SimpleNamespace(
+            ranges={log: [offset, offset] for log, offset in start.items() if offset != "start"}
+        )
 
     patch.setattr(Claims, "_require_end", without)
 
@@ -392,7 +403,9 @@ def any_start(patch: Patch) -> None:
 def resume_at_acked(patch: Patch) -> None:
     claim = Claims.claim
 
-    def without(self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any, **named: Any) -> Any:
+    def without(
+        self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any, **named: Any
+    ) -> Any:
         *before, _consumed, read_block = arguments
         acked = {log: state.topology.queue(log).progress.acked for log in start}
         return claim(self, state, change, app_id, start, *before, acked, read_block, **named)
@@ -441,7 +454,9 @@ def the_decision_deletes(patch: Patch) -> None:
 def acks_delete_all(patch: Patch) -> None:
     ack = Claims._ack
 
-    def without(self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]) -> None:
+    def without(
+        self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]
+    ) -> None:
         ack(self, state, change, app_id, finished, vector)
         for log, offset in vector.items():
             state.topology.queue(log).ack_to(offset)
@@ -476,9 +491,15 @@ def no_refusal_anywhere(patch: Patch) -> None:
 def gaps_are_fine(patch: Patch) -> None:
     expected = Ledger.expected
     opened = Ledger.open
-    patch.setattr(Ledger, "expected", lambda self, app_id, query_id: max(expected(self, app_id, query_id), self.__dict__.get("_wanted", 0)))
+    patch.setattr(
+        Ledger,
+        "expected",
+        lambda self, app_id, query_id: max(expected(self, app_id, query_id), self.__dict__.get("_wanted", 0)),
+    )
 
-    def without(self: Ledger, change: Any, app_id: str, query_id: str, batch_id: int, on_new: Any, **named: Any) -> Any:
+    def without(
+        self: Ledger, change: Any, app_id: str, query_id: str, batch_id: int, on_new: Any, **named: Any
+    ) -> Any:
         self.__dict__["_wanted"] = batch_id if self.entry(app_id, query_id, batch_id) is None else 0
         return opened(self, change, app_id, query_id, batch_id, "resume", **named)
 
@@ -504,7 +525,11 @@ def all_branches_of_the_token(patch: Patch) -> None:
 
 
 def whatever_is_there(patch: Patch) -> None:
-    patch.setattr(Branches, "require", lambda self, _token, named: [part for branch in named for part in self.parts(branch.branch)])
+    patch.setattr(
+        Branches,
+        "require",
+        lambda self, _token, named: [part for branch in named for part in self.parts(branch.branch)],
+    )
 
 
 def the_frame_is_not_executed(patch: Patch) -> None:
@@ -526,27 +551,42 @@ def orphans_stay(patch: Patch) -> None:
 
 def apply_at_the_next_start(patch: Patch) -> None:
     apply = Transactional._apply_decided
-    patch.setattr(Transactional, "_apply_decided", lambda self, spark, engine: None if self._started else apply(self, spark, engine))
+    patch.setattr(
+        Transactional,
+        "_apply_decided",
+        lambda self, spark, engine: None if self._started else apply(self, spark, engine),
+    )
 
 
 def append_at_once(patch: Patch) -> None:
     def without(tx: BatchTransaction, rows: Any, table: str, **_options: Any) -> None:
         delta.append(
-            rows, Table(table, table, ""), txn_app_id=tx.app_id, txn_version=tx.sequence, batch={"token": tx._token}, decided_at_us=0
+            rows,
+            Table(table, table, ""),
+            txn_app_id=tx.app_id,
+            txn_version=tx.sequence,
+            batch={"token": tx._token},
+            decided_at_us=0,
         )
 
     patch.setattr(BatchTransaction, "append", without)
 
 
 def apply_from_a_new_execution(patch: Patch) -> None:
-    """Two executions of the user's function, each staging half of what is decided: the rows are not of one execution."""
+    """Two executions of the user's function, each staging half of what is decided: the rows are not of one
+    execution.
+    """
     run = Transactional._decide
     marked = World.marked
 
     def without(self: Transactional, batch: Any, *arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             append = BatchTransaction.append
-            inner.setattr(BatchTransaction, "append", lambda tx, rows, table: append(tx, marked(tx._owner._fn.__self__, batch), table))
+            inner.setattr(
+                BatchTransaction,
+                "append",
+                lambda tx, rows, table: append(tx, marked(tx._owner._fn.__self__, batch), table),
+            )
             return run(self, batch, *arguments)
 
     patch.setattr(Transactional, "_decide", without)
@@ -610,7 +650,10 @@ def too_few_messages_fix_no_start(patch: Patch) -> None:
 
     def without(self: EmbeddedEngine, app_id: str, start: Any, limit: Any, origin: Any, on_new: Any) -> Any:
         starts = self.offsets(list(start), origin) if "start" in start.values() else start
-        if limit.min_rows and sum(one.rows for one in self.available(list(start), starts).values()) < limit.min_rows:
+        if (
+            limit.min_rows
+            and sum(one.rows for one in self.available(list(start), starts).values()) < limit.min_rows
+        ):
             return start
         return claim(self, app_id, start, limit, origin, on_new)
 
@@ -628,25 +671,46 @@ class Case:
 NATIVE: dict[str, Any] = {"sink": "native"}
 LATEST: dict[str, Any] = {"source_options": {"startingOffsets": "latest"}}
 IDLE: dict[str, Any] = {"queues": ("in", "in2"), "joined": True, "kept": 2}
-MORE: dict[str, Any] = {"source_options": {"startingOffsets": "latest", "minOffsetsPerTrigger": "2", "maxTriggerDelay": "1h"}}
-SMALL: dict[str, Any] = {"queue_arguments": {"x-max-length": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}}
+MORE: dict[str, Any] = {
+    "source_options": {"startingOffsets": "latest", "minOffsetsPerTrigger": "2", "maxTriggerDelay": "1h"}
+}
+SMALL: dict[str, Any] = {
+    "queue_arguments": {"x-max-length": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+}
 
 CASES = [
     Case("s1_symbolic_start", numbers_for_start, batch_0_of_latest_is_replayed, LATEST),
-    Case("s2_ack_first", no_ack_by_claim, checkpoint_is_lost_after_a_restart_with_a_sink_that_is_not_ours, {"sink": "other"}),
+    Case(
+        "s2_ack_first",
+        no_ack_by_claim,
+        checkpoint_is_lost_after_a_restart_with_a_sink_that_is_not_ours,
+        {"sink": "other"},
+    ),
     Case("s2_durable_claim", claim_in_memory_only, engine_dies_between_claim_and_read),
     Case("s2_immutable_claim", claims_may_move, two_drivers_ask_with_new_messages_between),
     Case("s2_lineage", any_start, checkpoint_of_another_broker, NATIVE),
     Case("s2_and_c1_new_checkpoint_fails", no_refusal_anywhere, new_checkpoint_and_nobody_resumes),
     Case("s2_resume_at_the_ledger", resume_at_acked, checkpoint_is_lost_behind_a_decision),
     Case("s2_claims_of_each_source", claims_are_kept_by_app, one_source_idles_beside_a_busy_one, IDLE),
-    Case("s2_one_source_per_queue", any_number_of_sources, one_queue_is_read_twice_in_one_query, {"twice": True}),
     Case(
-        "s2_a_start_is_fixed_by_the_first_question", too_few_messages_fix_no_start, a_stream_waits_for_more_from_the_latest_message_on, MORE
+        "s2_one_source_per_queue",
+        any_number_of_sources,
+        one_queue_is_read_twice_in_one_query,
+        {"twice": True},
+    ),
+    Case(
+        "s2_a_start_is_fixed_by_the_first_question",
+        too_few_messages_fix_no_start,
+        a_stream_waits_for_more_from_the_latest_message_on,
+        MORE,
     ),
     Case("s3_settled_ranges_resolve", settled_ranges_do_not_resolve, decided_batch_is_replayed),
     Case("s4_record_of_reads", reads_are_not_recorded, plain),
-    Case("s4_one_range_per_batch", a_batch_may_read_another_range, older_checkpoint_plans_a_decided_batch_with_another_range),
+    Case(
+        "s4_one_range_per_batch",
+        a_batch_may_read_another_range,
+        older_checkpoint_plans_a_decided_batch_with_another_range,
+    ),
     Case("s5_deletion_by_acks_only", the_decision_deletes, decided_batch_is_replayed),
     Case("s5_the_last_range_is_kept", acks_delete_all, newest_commit_log_entry_is_lost),
     Case("s6_ownership", nobody_owns, another_consumer_takes_what_it_can),
@@ -659,9 +723,15 @@ CASES = [
     Case("c3_execute_once_on_replay", the_frame_is_not_executed, decided_batch_is_replayed),
     Case("c4_idempotent", commits_are_not_remembered, answer_of_the_commit_is_lost),
     Case("c4_idempotent_native", commits_are_not_remembered, answer_of_the_commit_is_lost, NATIVE),
-    Case("c4_equal_range", a_decided_batch_may_read_more, older_checkpoint_plans_an_empty_batch_with_messages),
+    Case(
+        "c4_equal_range", a_decided_batch_may_read_more, older_checkpoint_plans_an_empty_batch_with_messages
+    ),
     Case("c4_range_starts_at_the_ledgers_end", any_range, two_checkpoints_claim_behind_the_same_batch),
-    Case("c4_or_behind_what_is_acknowledged", acknowledged_ranges_are_not_passed, a_batch_does_not_read_its_source),
+    Case(
+        "c4_or_behind_what_is_acknowledged",
+        acknowledged_ranges_are_not_passed,
+        a_batch_does_not_read_its_source,
+    ),
     Case("c4_branches_are_there", whatever_is_there, abort_comes_late),
     Case("c4_orphans_dropped", orphans_stay, orphans_everywhere),
     Case("c5_apply_before_return", apply_at_the_next_start, plain),

@@ -1,4 +1,5 @@
-"""Random histories of a whole broker (whole_broker.py), and each rule that they check switched off once: then they must fail.
+"""Random histories of a whole broker (whole_broker.py), and each rule that they check switched off once: then
+they must fail.
 
 ``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times as many histories, from other seeds each time.
 """
@@ -25,11 +26,18 @@ from tests.model.whole_broker import OnDisk, WholeBroker
 
 Patch = pytest.MonkeyPatch
 
-QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example)
+QUIET = (
+    HealthCheck.too_slow,
+    HealthCheck.filter_too_much,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+)
 
 
 @pytest.mark.parametrize(("machine", "histories"), [(WholeBroker, 150), (OnDisk, 25)])
-def test_every_history_of_a_broker_agrees_with_plain_lists(machine: type[WholeBroker], histories: int, rounds: int) -> None:
+def test_every_history_of_a_broker_agrees_with_plain_lists(
+    machine: type[WholeBroker], histories: int, rounds: int
+) -> None:
     soak = rounds or int(os.environ.get("TXMQ_SOAK_ROUNDS", "0"))
     run_state_machine_as_test(
         machine,
@@ -59,7 +67,9 @@ def no(*_args: object, **_kwargs: object) -> bool:
 RULES: dict[str, Callable[[Patch], None]] = {
     "a delivery that came back says redelivered": lambda p: p.setattr(Ready, "was_sent", no),
     "a bounded queue drops its oldest messages": lambda p: p.setattr(Overflow, "cut", nothing),
-    "a full queue that rejects publishes refuses the whole commit": lambda p: p.setattr(Overflow, "check", nothing),
+    "a full queue that rejects publishes refuses the whole commit": lambda p: p.setattr(
+        Overflow, "check", nothing
+    ),
     "what is too old expires": lambda p: p.setattr(Expiry, "head_expired", no),
     "what is rejected, expired or dropped is dead-lettered": lambda p: p.setattr(Messages, "bury", nothing),
     "a commit settles its deliveries": lambda p: p.setattr(Settlement, "settle", nothing),
@@ -78,7 +88,8 @@ def test_a_rule_switched_off_is_seen(rule: str, monkeypatch: Patch) -> None:
         run_state_machine_as_test(
             WholeBroker,
             settings=settings(
-                max_examples=4_000,  # it ends at the first that shows it, which the rarest rule does after some 700
+                # it ends at the first that shows it, which the rarest rule does after some 700
+                max_examples=4_000,
                 stateful_step_count=40,
                 deadline=None,
                 derandomize=True,

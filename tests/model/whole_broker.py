@@ -1,8 +1,10 @@
-"""Any history of a whole broker against the naive one: channels, transactions, prepared ones, dead letters, limits, time to live,
-exclusive and transient queues, a Spark app beside them, upkeep, clock steps, and crashes before, within and after each commit.
+"""Any history of a whole broker against the naive one: channels, transactions, prepared ones, dead letters,
+limits, time to live, exclusive and transient queues, a Spark app beside them, upkeep, clock steps, and
+crashes before, within and after each commit.
 
-After every step the queues hold the same copies in the same order and state, and what is counted agrees with what is there. A step
-that is cut off by a crash has happened or not, as a whole. At the end everything is consumed, and the store holds nothing any more.
+After every step the queues hold the same copies in the same order and state, and what is counted agrees with
+what is there. A step that is cut off by a crash has happened or not, as a whole. At the end everything is
+consumed, and the store holds nothing any more.
 """
 
 from __future__ import annotations
@@ -50,8 +52,20 @@ ROUTES: list[tuple[str, ...]] = [
     ("plain",), ("short",), ("timed",), ("refusing",), ("in",), ("memory",),
     ("plain", "short", "timed"), ("memory", "plain"), ("short", "refusing"),
 ]  # fmt: skip
-STEPS = ["store.commit.begin", "store.commit.synced", "store.commit.executed", "store.commit.committed", "committer.durable"]
-UPKEEP_STEPS = ["store.seal.written", "store.seal.synced", "upkeep.seal.written", "upkeep.seal.committed", "upkeep.compact.written"]
+STEPS = [
+    "store.commit.begin",
+    "store.commit.synced",
+    "store.commit.executed",
+    "store.commit.committed",
+    "committer.durable",
+]
+UPKEEP_STEPS = [
+    "store.seal.written",
+    "store.seal.synced",
+    "upkeep.seal.written",
+    "upkeep.seal.committed",
+    "upkeep.compact.written",
+]
 CRASH = st.sampled_from([""] * 30 + STEPS)
 APP, QUERY = "app", "query"
 
@@ -78,7 +92,7 @@ class WholeBroker(RuleBasedStateMachine):
         self.batch = 0
         self.source: Any = {"in": START}
 
-    # -- the store: another machine may have another ------------------------------------------------------------------------
+    # -- the store: another machine may have another ---------------------------------------------------------
     def new_store(self) -> Store:
         return MemoryStore()
 
@@ -110,9 +124,11 @@ class WholeBroker(RuleBasedStateMachine):
             self.consume_everything()
             self.broker.close()
 
-    # -- a step that a crash may cut off --------------------------------------------------------------------------------------
+    # -- a step that a crash may cut off ---------------------------------------------------------------------
     def do(self, operation: Callable[[], Any], model: Callable[[NaiveBroker], Any], crash: str = "") -> bool:
-        """Both brokers do it, or with ``crash`` perhaps. False where the real one crashed and was opened again."""
+        """Both brokers do it, or with ``crash`` perhaps. False where the real one crashed and was opened
+        again.
+        """
         if not crash:
             answer = operation()
             assert model(self.naive) == answer
@@ -133,7 +149,9 @@ class WholeBroker(RuleBasedStateMachine):
         found = self.contents()
         done.crash(self.left())
         self.naive.crash(self.left())
-        assert found in (done.contents(), self.naive.contents()), "a commit that was cut off has happened whole, or not at all"
+        assert found in (done.contents(), self.naive.contents()), (
+            "a commit that was cut off has happened whole, or not at all"
+        )
         if found != self.naive.contents():
             self.naive = done
         return False
@@ -161,7 +179,7 @@ class WholeBroker(RuleBasedStateMachine):
     def left(self) -> set[bytes]:
         return {body for body, _ in self.contents()["in"]}
 
-    # -- looking ----------------------------------------------------------------------------------------------------------
+    # -- looking ---------------------------------------------------------------------------------------------
     def contents(self) -> dict[str, list[Any]]:
         state = self.broker.state
         found: dict[str, list[Any]] = {"(prepared)": sorted(state.prepared.by_xid)}
@@ -169,7 +187,9 @@ class WholeBroker(RuleBasedStateMachine):
             found[queue.name] = [
                 (
                     state.messages.fetch(queue, offset).body,
-                    "taken" if offset in queue.ready.held or queue.progress.claimed.contains(offset) else "ready",
+                    "taken"
+                    if offset in queue.ready.held or queue.progress.claimed.contains(offset)
+                    else "ready",
                 )
                 for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
                 for offset in range(start, end)
@@ -186,7 +206,7 @@ class WholeBroker(RuleBasedStateMachine):
             assert info.messages == len(contents[info.name]), info
         assert [info.xid for info in self.broker.prepared()] == list(self.naive.prepared), "oldest first"
 
-    # -- channels -----------------------------------------------------------------------------------------------------------
+    # -- channels --------------------------------------------------------------------------------------------
     def add_peer(self, transactional: bool) -> None:
         channel = self.broker.channel()
         if transactional:
@@ -202,7 +222,13 @@ class WholeBroker(RuleBasedStateMachine):
         return self.broker.committer._last_us
 
     @precondition(lambda self: self.peers)
-    @rule(data=st.data(), route=st.integers(0, len(ROUTES) - 1), count=st.integers(1, 4), persistent=st.booleans(), crash=CRASH)
+    @rule(
+        data=st.data(),
+        route=st.integers(0, len(ROUTES) - 1),
+        count=st.integers(1, 4),
+        persistent=st.booleans(),
+        crash=CRASH,
+    )
     def publish(self, data: st.DataObject, route: int, count: int, persistent: bool, crash: str) -> None:
         peer = data.draw(st.sampled_from(self.peers))
         for _ in range(count):
@@ -240,7 +266,14 @@ class WholeBroker(RuleBasedStateMachine):
             self.naive.expire(self.broker.clock())
         if name == DEAD:
             delivery = peer.channel.get(name)
-            expected = next((c for c in self.naive.queues[DEAD] if delivery and c.body == delivery.body and c.state == "ready"), None)
+            expected = next(
+                (
+                    c
+                    for c in self.naive.queues[DEAD]
+                    if delivery and c.body == delivery.body and c.state == "ready"
+                ),
+                None,
+            )
             if expected is not None:
                 expected.state = "held"
         else:
@@ -301,7 +334,10 @@ class WholeBroker(RuleBasedStateMachine):
         places = [(name, self.place(name, held), outcome) for name, held, outcome in work.settles]
 
         def model(naive: NaiveBroker) -> Any:
-            same = Work(work.publishes, [(name, naive.queues[name][at], outcome) for name, at, outcome in places if at is not None])
+            same = Work(
+                work.publishes,
+                [(name, naive.queues[name][at], outcome) for name, at, outcome in places if at is not None],
+            )
             if how != "prepare":
                 return refused(lambda: naive.commit(same, self.now_us(), xid=xid))
             return refused(lambda: naive.prepare(same, xid) if same.publishes or same.settles else None)
@@ -324,7 +360,9 @@ class WholeBroker(RuleBasedStateMachine):
     def decide(self, data: st.DataObject, commit: bool, crash: str) -> None:
         xid = data.draw(st.sampled_from(sorted(self.naive.prepared)))
         decide = self.broker.commit if commit else self.broker.rollback
-        if self.do(lambda: nothing(decide(xid)), lambda naive: naive.decide(xid, commit, self.now_us()), crash):
+        if self.do(
+            lambda: nothing(decide(xid)), lambda naive: naive.decide(xid, commit, self.now_us()), crash
+        ):
             assert self.broker.outcome(xid) == self.naive.outcomes[xid]
 
     @precondition(lambda self: self.peers)
@@ -351,12 +389,15 @@ class WholeBroker(RuleBasedStateMachine):
         for peer in self.peers:
             peer.work.forget(name)
 
-    # -- what the broker does by itself --------------------------------------------------------------------------------------
+    # -- what the broker does by itself ----------------------------------------------------------------------
     def expire(self) -> None:
         self.broker.upkeep.expire()
         self.naive.expire(self.broker.clock())
 
-    @rule(what=st.sampled_from(["expire", "tick", "seal", "compact"]), crash=st.sampled_from([""] * 15 + UPKEEP_STEPS))
+    @rule(
+        what=st.sampled_from(["expire", "tick", "seal", "compact"]),
+        crash=st.sampled_from([""] * 15 + UPKEEP_STEPS),
+    )
     def upkeep(self, what: Literal["expire", "tick", "seal", "compact"], crash: str) -> None:
         if what in ("expire", "tick"):
             self.naive.expire(self.broker.clock())
@@ -389,10 +430,12 @@ class WholeBroker(RuleBasedStateMachine):
         self.reopen()
         self.naive.crash(self.left())
 
-    # -- a Spark app ----------------------------------------------------------------------------------------------------------
+    # -- a Spark app -----------------------------------------------------------------------------------------
     @rule(stop=st.sampled_from([""] * 15 + ["claim", "read", "stage", *STEPS]), rows=st.integers(1, 4))
     def micro_batch(self, stop: str, rows: int) -> None:
-        """One micro-batch that copies ``in`` to ``out``; a driver that dies at ``stop`` is followed by another one later."""
+        """One micro-batch that copies ``in`` to ``out``; a driver that dies at ``stop`` is followed by
+        another one later.
+        """
         if any(c.state in ("held", "prepared") for c in self.naive.queues["in"]) and not self.naive.owned:
             return
         engine = self.engine
@@ -424,13 +467,17 @@ class WholeBroker(RuleBasedStateMachine):
             return False
 
         batch = self.batch
-        done = self.do(lambda: engine.commit_batch(APP, QUERY, batch, opened.token, branches).already and "again", model, stop)
+        done = self.do(
+            lambda: engine.commit_batch(APP, QUERY, batch, opened.token, branches).already and "again",
+            model,
+            stop,
+        )
         if not done and any(c.state == "claimed" for c in self.naive.queues["in"]):
             return  # it was not decided
         self.batch += 1
         self.source = end
 
-    # -- the end --------------------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------
     def consume_everything(self) -> None:
         """What is left when all is consumed: nothing, neither in memory nor in the store."""
         for peer in self.peers:
@@ -450,7 +497,11 @@ class WholeBroker(RuleBasedStateMachine):
         state = self.broker.state
         for queue in state.topology.queues.values():
             assert (queue.messages, queue.unacknowledged, queue.log.runs) == (0, 0, []), queue.name
-        kept = {batch_id: batch.pins for batch_id, batch in state.blocks.by_id.items() if batch_id > 0 and batch.pins}
+        kept = {
+            batch_id: batch.pins
+            for batch_id, batch in state.blocks.by_id.items()
+            if batch_id > 0 and batch.pins
+        }
         assert not kept or self.naive.owned, f"batches that nothing needs: {kept}"
 
 
@@ -468,7 +519,9 @@ def refused(call: Callable[[], Any]) -> str:
 
 
 class OnDisk(WholeBroker):
-    """The same over SQLite and segments, small ones. A crash is a power cut: what was never synced is missing, or garbage."""
+    """The same over SQLite and segments, small ones. A crash is a power cut: what was never synced is
+    missing, or garbage.
+    """
 
     def new_store(self) -> Store:
         self._folder = Path(tempfile.mkdtemp(prefix="txmq-history-"))

@@ -1,11 +1,13 @@
-"""The engine as the connector's processes see it: every call may be lost, answered into the void, repeated, or meet a crash.
+"""The engine as the connector's processes see it: every call may be lost, answered into the void, repeated,
+or meet a crash.
 
-Not here: rules. It does what ``BrokerClient`` does over Flight (parts one by one, reads planned anew after a restart), in process, with
-a stop before every call.
+Not here: rules. It does what ``BrokerClient`` does over Flight (parts one by one, reads planned anew after a
+restart), in process, with a stop before every call.
 
-Modes of a step: ``go``; ``refused`` (the request is lost for good); ``unanswered`` (done, the answer is lost for good); ``repeated``
-(done, the answer is lost, the client sends it again); ``restarted`` (the engine was killed before it); ``torn`` (killed within the
-commit, nothing is durable) and ``durable`` (killed behind the commit), each with the client sending it again.
+Modes of a step: ``go``; ``refused`` (the request is lost for good); ``unanswered`` (done, the answer is lost
+for good); ``repeated`` (done, the answer is lost, the client sends it again); ``restarted`` (the engine was
+killed before it); ``torn`` (killed within the commit, nothing is durable) and ``durable`` (killed behind the
+commit), each with the client sending it again.
 """
 
 from __future__ import annotations
@@ -67,10 +69,15 @@ class Wire:
         checksums: list[int] = []
         count = 0
         for number, batch in enumerate(parts.parts(rows, header)):
-            staged, checksum = self.call("stage_part", lambda engine, number=number, batch=batch: engine.stage_part(header, number, batch))
+            staged, checksum = self.call(
+                "stage_part",
+                lambda engine, number=number, batch=batch: engine.stage_part(header, number, batch),
+            )
             checksums.append(checksum)
             count += staged
-        return StagedBranch(header.branch, header.partition, header.attempt, count, parts.branch_checksum(checksums))
+        return StagedBranch(
+            header.branch, header.partition, header.attempt, count, parts.branch_checksum(checksums)
+        )
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         planned: list[Any] = []

@@ -1,11 +1,14 @@
-"""The world of the model: one engine, one query with its checkpoint and its driver processes, producers, tables; and what must hold.
+"""The world of the model: one engine, one query with its checkpoint and its driver processes, producers,
+tables; and what must hold.
 
-Not here: the choice of what happens next (test_machine.py chooses, test_rules_switched_off.py says it step by step).
+Not here: the choice of what happens next (test_machine.py chooses, test_rules_switched_off.py says it step by
+step).
 
-Reference model. A message that was produced has its effect in the output queue and in every table exactly once, and all effects of a
-micro-batch come from ONE execution of it. Decided batches have numbers without a gap, and their ranges follow each other without a gap.
-Nothing is visible that no decided batch published; nothing is deleted that Spark has not committed; no table is ahead of the ledger.
-The query ends with an error that a restart does not cure only where a checkpoint was lost or an older one restored.
+Reference model. A message that was produced has its effect in the output queue and in every table exactly
+once, and all effects of a micro-batch come from ONE execution of it. Decided batches have numbers without a
+gap, and their ranges follow each other without a gap. Nothing is visible that no decided batch published;
+nothing is deleted that Spark has not committed; no table is ahead of the ledger. The query ends with an error
+that a restart does not cure only where a checkpoint was lost or an older one restored.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ class World:
         twice: bool = False,
         kept: int = 0,
     ) -> None:
-        """``joined``: a source of the query for each queue; ``twice``: two for each; ``kept``: so many claims of each source."""
+        """``joined``: a source of the query for each queue; ``twice``: two for each; ``kept``: so many claims
+        of each source.
+        """
         self.sink, self.queues, self.shape = sink, queues, shape
         self.source_app, self.app = "pipeline", sink_app or "pipeline"
         self.source_options = source_options or {}
@@ -87,12 +92,15 @@ class World:
         self.entries: dict[int, LedgerEntry] = {}
         self.batches: dict[int, list[str]] = {}  # sequence -> bodies that it published
         self.first_offset: dict[str, int] = dict.fromkeys(queues, 0)
-        self.latest = set(queues) if self.source_options.get("startingOffsets") == "latest" else set()  # whose start nobody knows yet
+        # whose start nobody knows yet
+        self.latest = set(queues) if self.source_options.get("startingOffsets") == "latest" else set()
         self.unread: dict[str, bool] = {}  # batches of queries, as text, that do (not) read their source
         self.unread_next = 0  # so many batches to come do not
-        self.passed: dict[str, list[tuple[int, int]]] = {queue: [] for queue in queues}  # ranges that Spark has committed and nobody read
+        # ranges that Spark has committed and nobody read
+        self.passed: dict[str, list[tuple[int, int]]] = {queue: [] for queue in queues}
         self.resuming: set[str] = set()  # checkpoints that somebody told to resume
-        self.other_sink: dict[tuple[str, int], list[str]] = {}  # (query, batch) -> bodies: a sink that is idempotent and not ours
+        # (query, batch) -> bodies: a sink that is idempotent and not ours
+        self.other_sink: dict[tuple[str, int], list[str]] = {}
         self.taken: list[str] = []  # by consumers that are no app
         self._executions = itertools.count(1)
         self._queries = itertools.count(1)
@@ -106,7 +114,7 @@ class World:
             for queue in (*queues, "out", "dead"):
                 channel.queue_declare(queue, arguments=queue_arguments if queue in queues else None)
 
-    # -- the engine ---------------------------------------------------------------------------------------------------
+    # -- the engine ------------------------------------------------------------------------------------------
     def _open(self) -> None:
         self.local = LocalBroker(self.store, clock=self._clock, upkeep=False)
         self.engine = EmbeddedEngine(self.local, identity="model")
@@ -125,7 +133,7 @@ class World:
         self.local.upkeep.close_open()
         self.local.upkeep.seal()
 
-    # -- producers ----------------------------------------------------------------------------------------------------
+    # -- producers -------------------------------------------------------------------------------------------
     def produce(self, *counts: int) -> None:
         """One transaction with so many messages for each queue."""
         made: list[str] = []
@@ -147,7 +155,7 @@ class World:
                 while (delivery := channel.get(queue, no_ack=True)) is not None:
                     self.taken.append(delivery.body.decode())
 
-    # -- processes ----------------------------------------------------------------------------------------------------
+    # -- processes -------------------------------------------------------------------------------------------
     def start_driver(self, *, on_new: str = "fail", limit: int | None = None, sink_on_new: str = "") -> Actor:
         driver = Driver(self, self.checkpoint, on_new=on_new, limit=limit, sink_on_new=sink_on_new or on_new)
         if driver.sink_on_new == "resume":
@@ -169,7 +177,9 @@ class World:
         actor.step(mode)
         if actor.done:
             self.actors.remove(actor)
-        self.history.append(f"{actor.name}: {before} ({mode})" + (f" -> {actor.error!r}" if actor.error else ""))
+        self.history.append(
+            f"{actor.name}: {before} ({mode})" + (f" -> {actor.error!r}" if actor.error else "")
+        )
         if actor.error is not None and not isinstance(actor.error, (TxmqError, ConcurrentQuery)):
             raise actor.error
         self.check()
@@ -192,7 +202,7 @@ class World:
         for actor in list(self.actors):
             self.kill(actor)
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------
     def lose_checkpoint(self) -> None:
         self.person = True
         self.checkpoint = Checkpoint(f"q{next(self._queries)}")
@@ -206,19 +216,28 @@ class World:
         if self.saved is not None:
             self.person = True
             self.checkpoint = self.saved.copy()
-            self.history.append(f"checkpoint {self.checkpoint.query_id} restored, batches up to {max(self.checkpoint.offsets, default=-1)}")
+            self.history.append(
+                f"checkpoint {self.checkpoint.query_id} restored, batches up to "
+                f"{max(self.checkpoint.offsets, default=-1)}"
+            )
 
     def lose_commit_log_entry(self) -> None:
-        """A checkpoint on a file system that loses its newest file: Spark runs the batch again, and nobody needs a person for it."""
+        """A checkpoint on a file system that loses its newest file: Spark runs the batch again, and nobody
+        needs a person for it.
+        """
         newest = max(self.checkpoint.commits, default=-1)
         if newest >= 0 and newest == max(self.checkpoint.offsets):
             self.checkpoint.commits.remove(newest)
             self.history.append(f"commit log entry {newest} lost")
 
     def on_answer(self, queues: Iterable[str]) -> None:
-        """A stream that starts at the latest message reads what comes after its first answer, if not after its first question."""
+        """A stream that starts at the latest message reads what comes after its first answer, if not after
+        its first question.
+        """
         for queue in self.latest & set(queues):
-            records = [record for record in self.store.reopened().load().records if isinstance(record, OriginRecord)]
+            records = [
+                record for record in self.store.reopened().load().records if isinstance(record, OriginRecord)
+            ]
             found = [record.start[queue] for record in records if queue in record.start]
             self.first_offset[queue] = int(found[0]) if found else len(self.produced[queue])
             self.latest.discard(queue)
@@ -231,7 +250,9 @@ class World:
             self.unread_next -= self.unread[key]
         return self.unread[key]
 
-    def on_spark_commit(self, query_id: str, batch_id: int, start: dict[str, Any] | None, end: dict[str, Any]) -> None:
+    def on_spark_commit(
+        self, query_id: str, batch_id: int, start: dict[str, Any] | None, end: dict[str, Any]
+    ) -> None:
         for queue, offset in {queue: offset for queue, offset in end.items() if queue in self.queues}.items():
             first = (start or {}).get(queue, "start")
             if self.is_unread(query_id, batch_id) and isinstance(offset, int) and first != offset:
@@ -240,9 +261,11 @@ class World:
                 self.acked[queue] = max(self.acked[queue], offset)
         require(not self.engine.unapplied(self.app), "C5: Spark has committed a batch that is not applied")
 
-    # -- what the user wrote ------------------------------------------------------------------------------------------
+    # -- what the user wrote ---------------------------------------------------------------------------------
     def marked(self, batch: Frame) -> Frame:
-        """A function without determinism: each execution marks its rows, and every second one has a row more."""
+        """A function without determinism: each execution marks its rows, and every second one has a row
+        more.
+        """
         execution = next(self._executions)
 
         def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -273,7 +296,7 @@ class World:
         point("upsert")
         self.upserts.append((sequence, found))
 
-    # -- what holds after every step ----------------------------------------------------------------------------------
+    # -- what holds after every step -------------------------------------------------------------------------
     def check(self) -> None:
         state = self.local.state
         self._check_ledger()
@@ -286,12 +309,21 @@ class World:
         last = max(self.entries, default=0)
         for table, commits in self.delta.tables.items():
             versions = [commit.version for commit in commits]
-            require(all(version <= last for version in versions), f"C5, C6: table {table} is ahead of the ledger ({versions}, {last})")
-            require(versions == sorted(set(versions)), f"C5: commits of {table} are not in the order of the sequence: {versions}")
+            require(
+                all(version <= last for version in versions),
+                f"C5, C6: table {table} is ahead of the ledger ({versions}, {last})",
+            )
+            require(
+                versions == sorted(set(versions)),
+                f"C5: commits of {table} are not in the order of the sequence: {versions}",
+            )
         first_calls = list(dict.fromkeys(sequence for sequence, _ in self.upserts))
         require(first_calls == sorted(first_calls), f"C5: functions are not called in order: {first_calls}")
         for sequence, rows in self.upserts:
-            require(rows == dict(reversed(self.upserts))[sequence], f"C5: a repeated call for batch {sequence} has other rows")
+            require(
+                rows == dict(reversed(self.upserts))[sequence],
+                f"C5: a repeated call for batch {sequence} has other rows",
+            )
 
     def _check_ledger(self) -> None:
         last = self.engine.last_entry(self.app)
@@ -302,11 +334,24 @@ class World:
             return
         before = self.entries.get(known)
         if before is not None and before.query_id != last.query_id:
-            require(last.query_id in self.resuming, f"C1: {last.query_id} went on after {before.query_id}, and nobody said resume")
-            require(all(entry.query_id != last.query_id for entry in self.entries.values()), f"C1: {last.query_id} came back")
+            require(
+                last.query_id in self.resuming,
+                f"C1: {last.query_id} went on after {before.query_id}, and nobody said resume",
+            )
+            require(
+                all(entry.query_id != last.query_id for entry in self.entries.values()),
+                f"C1: {last.query_id} came back",
+            )
         require(last.sequence == known + 1, f"C1: the ledger went from batch {known} to {last.sequence}")
-        bodies = [body.decode() for batch in self.engine.browse([("out", out.start, out.end)]) for body in batch.column("body").to_pylist()]
-        require(len(bodies) == last.published, f"C4: batch {last.sequence} published {last.published}, and {len(bodies)} became visible")
+        bodies = [
+            body.decode()
+            for batch in self.engine.browse([("out", out.start, out.end)])
+            for body in batch.column("body").to_pylist()
+        ]
+        require(
+            len(bodies) == last.published,
+            f"C4: batch {last.sequence} published {last.published}, and {len(bodies)} became visible",
+        )
         for log, (start, end) in last.ranges.items():
             reached = self._reached(log)
             require(
@@ -318,21 +363,28 @@ class World:
         self._seen_out = out.end
 
     def _reached(self, log: str) -> int:
-        """Where the next range of a queue starts: behind what was decided, and behind what Spark committed and nobody read."""
+        """Where the next range of a queue starts: behind what was decided, and behind what Spark committed
+        and nobody read.
+        """
         decided = (entry.ranges[log][1] for entry in self.entries.values() if log in entry.ranges)
         return max(self.first_offset[log], *decided, *(last for _, last in self.passed[log]), 0)
 
-    # -- what holds in the end ----------------------------------------------------------------------------------------
+    # -- what holds in the end -------------------------------------------------------------------------------
     def finish(self, *, on_new: str = "fail") -> None:
-        """Everybody dies, one driver starts, nothing goes wrong any more: the query must get through, or stop where it may."""
+        """Everybody dies, one driver starts, nothing goes wrong any more: the query must get through, or stop
+        where it may.
+        """
         failpoint.disarm()
         self.kill_all()
         self._now += 3_600_000_000  # maxTriggerDelay is over
         error = self._run_clean(on_new)
         if error is not None and self.sink == "connect" and "gone on since" in str(error):
-            # No range tells there whether a decided batch without rows is replayed, or whether another checkpoint starts: it stops, loudly.
-            # It takes a second driver that claimed, and lost the race for the offset log, behind a batch that had found nothing.
-            require(not self.batches[max(self.batches)], f"Connect: a batch with rows cannot be replayed: {error}")
+            # No range tells there whether a decided batch without rows is replayed, or whether another
+            # checkpoint starts: it stops, loudly. It takes a second driver that claimed, and lost the race
+            # for the offset log, behind a batch that had found nothing.
+            require(
+                not self.batches[max(self.batches)], f"Connect: a batch with rows cannot be replayed: {error}"
+            )
             self.kill_all()
             return
         if error is not None:
@@ -370,16 +422,31 @@ class World:
             for name in self.produced[log][start:end]
         ]
         if self.sink == "connect":  # the source acks, and the ledger knows no ranges
-            consumed = [body.split("|")[0] for bodies in self.batches.values() for body in bodies if not body.startswith("extra|")]
+            consumed = [
+                body.split("|")[0]
+                for bodies in self.batches.values()
+                for body in bodies
+                if not body.startswith("extra|")
+            ]
         consumed += self.taken
-        consumed += [name for queue, ranges in self.passed.items() for first, last in ranges for name in self.produced[queue][first:last]]
+        consumed += [
+            name
+            for queue, ranges in self.passed.items()
+            for first, last in ranges
+            for name in self.produced[queue][first:last]
+        ]
         consumed += [body for bodies in self.other_sink.values() for body in bodies]
         expected, found = Counter(name for names in wanted.values() for name in names), Counter(consumed)
-        require(expected == found, f"consumed not exactly once: lost {dict(expected - found)}, too often {dict(found - expected)}")
+        require(
+            expected == found,
+            f"consumed not exactly once: lost {dict(expected - found)}, too often {dict(found - expected)}",
+        )
         executions: dict[int, set[str]] = {}
         if "publish" in self.shape or self.sink == "native":
             for sequence, bodies in self.batches.items():
-                executions.setdefault(sequence, set()).update(self._effect(sequence, bodies, "the output queue"))
+                executions.setdefault(sequence, set()).update(
+                    self._effect(sequence, bodies, "the output queue")
+                )
         if self.sink in ("foreach", "connect"):
             self._verify_tables(executions)
             self._verify_mirror()
@@ -391,7 +458,11 @@ class World:
     def _verify_orphans(self) -> None:
         records = self.store.reopened().load().records
         decided_at = max((entry.committed_at_us for entry in self.entries.values()), default=0)
-        late = {record.token for record in records if isinstance(record, AttemptRecord) and record.opened_at > decided_at}
+        late = {
+            record.token
+            for record in records
+            if isinstance(record, AttemptRecord) and record.opened_at > decided_at
+        }
         left = [record for record in records if isinstance(record, PartRecord) and record.token not in late]
         require(not left, f"C4: staged parts of attempts that can never be decided are kept: {left}")
 
@@ -399,27 +470,44 @@ class World:
         """The executions behind the rows of a batch; each of its messages must be there once."""
         names = Counter(body.split("|")[0] for body in bodies if not body.startswith("extra|"))
         if self.sink == "connect":
-            wanted = Counter(body.split("|")[0] for body in self.batches[sequence] if not body.startswith("extra|"))
+            wanted = Counter(
+                body.split("|")[0] for body in self.batches[sequence] if not body.startswith("extra|")
+            )
         else:
-            wanted = Counter(name for log, (start, end) in self.entries[sequence].ranges.items() for name in self.produced[log][start:end])
+            wanted = Counter(
+                name
+                for log, (start, end) in self.entries[sequence].ranges.items()
+                for name in self.produced[log][start:end]
+            )
         require(names == wanted, f"batch {sequence} in {where}: {dict(names)}, consumed {dict(wanted)}")
         return {body.split("|")[1] for body in bodies}
 
     def _verify_tables(self, executions: dict[int, set[str]]) -> None:
         tables = TABLES if "append" in self.shape else ()
         for table in tables:
-            held = {commit.version: [row[0] for row in commit.rows] for commit in self.delta.tables.get(table, ())}
+            held = {
+                commit.version: [row[0] for row in commit.rows] for commit in self.delta.tables.get(table, ())
+            }
             for sequence in self.entries:
-                executions.setdefault(sequence, set()).update(self._effect(sequence, held.get(sequence, []), table))
+                executions.setdefault(sequence, set()).update(
+                    self._effect(sequence, held.get(sequence, []), table)
+                )
         if "append twice" in self.shape:
-            held = {commit.version: [row[0] for row in commit.rows] for commit in self.delta.tables.get(TABLES[0], ())}
+            held = {
+                commit.version: [row[0] for row in commit.rows]
+                for commit in self.delta.tables.get(TABLES[0], ())
+            }
             for sequence in self.entries:
                 once = [name for name, count in Counter(held.get(sequence, [])).items() if count == 2]
-                executions.setdefault(sequence, set()).update(self._effect(sequence, once, "the table appended to twice"))
+                executions.setdefault(sequence, set()).update(
+                    self._effect(sequence, once, "the table appended to twice")
+                )
         if "after_commit" in self.shape:
             calls = dict(reversed(self.upserts))
             for sequence in self.entries:
-                executions.setdefault(sequence, set()).update(self._effect(sequence, list(calls.get(sequence, ())), "the function"))
+                executions.setdefault(sequence, set()).update(
+                    self._effect(sequence, list(calls.get(sequence, ())), "the function")
+                )
 
     def _verify_mirror(self) -> None:
         self.until(self.start_mirror())
@@ -461,17 +549,35 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(broker_core.client.broker, "connect", lambda **_: gate)
         patch.setattr(connector.staging, "connect", lambda **_: gate)
         patch.setattr(connector.options, "connect", lambda **_: gate)
-        patch.setattr(connector.reader_lock, "driver", lambda: f"{id(_current[-1])} {getattr(current(), 'name', '')}")
+        patch.setattr(
+            connector.reader_lock, "driver", lambda: f"{id(_current[-1])} {getattr(current(), 'name', '')}"
+        )
         patch.setattr(connector.reader_lock, "PATIENCE_S", 0.0)
         for module in (connector.ledger, connector.foreach_batch):
             patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
         for module in (connector.ledger, connector.foreach_batch):
-            patch.setattr(module, "resolve", lambda _spark, name: Table(name, name, name if name in _current[-1].delta.tables else ""))
+            patch.setattr(
+                module,
+                "resolve",
+                lambda _spark, name: Table(name, name, name if name in _current[-1].delta.tables else ""),
+            )
         patch.setattr(connector.delta, "check_append", lambda *_: None)
-        patch.setattr(connector.delta_log, "stored_version", lambda _spark, table, app: _current[-1].delta.version(table.name, app))
-        patch.setattr(connector.delta_log, "commits", lambda _spark, table, fresh=True: _current[-1].delta.history(table.name))
+        patch.setattr(
+            connector.delta_log,
+            "stored_version",
+            lambda _spark, table, app: _current[-1].delta.version(table.name, app),
+        )
+        patch.setattr(
+            connector.delta_log,
+            "commits",
+            lambda _spark, table, fresh=True: _current[-1].delta.history(table.name),
+        )
         patch.setattr(connector.delta_log, "forgets_transactions", lambda _spark, _table: False)
-        patch.setattr(connector.ledger, "held_tokens", lambda _spark, table, _tokens: {row[3] for row in _current[-1].delta.rows(table)})
+        patch.setattr(
+            connector.ledger,
+            "held_tokens",
+            lambda _spark, table, _tokens: {row[3] for row in _current[-1].delta.rows(table)},
+        )
         patch.setattr(parts, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
         if options.get("kept"):

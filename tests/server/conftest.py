@@ -129,14 +129,36 @@ def fill(client: BrokerClient, queue: str, count: int, *, size: int = 0) -> None
 
 def bodies(client: BrokerClient, queue: str) -> list[bytes]:
     found = client.available([queue])[queue]
-    return [body for batch in client.browse([(queue, found.start, found.end)]) for body in batch.column("body").to_pylist()]
+    return [
+        body
+        for batch in client.browse([(queue, found.start, found.end)])
+        for body in batch.column("body").to_pylist()
+    ]
 
 
 class MicroBatch:
-    """What Spark and the connector do for one batch, from one queue to another; every step may be repeated."""
+    """What Spark and the connector do for one batch, from one queue to another; every step may be
+    repeated.
+    """
 
-    def __init__(self, client: BrokerClient, source: str, sink: str, *, app: str = "app", batch_id: int = 0, parts: int = 1) -> None:
-        self.client, self.source, self.sink, self.app, self.batch_id, self.parts = client, source, sink, app, batch_id, parts
+    def __init__(
+        self,
+        client: BrokerClient,
+        source: str,
+        sink: str,
+        *,
+        app: str = "app",
+        batch_id: int = 0,
+        parts: int = 1,
+    ) -> None:
+        self.client, self.source, self.sink, self.app, self.batch_id, self.parts = (
+            client,
+            source,
+            sink,
+            app,
+            batch_id,
+            parts,
+        )
 
     def run(self, start: Vector | None = None) -> Vector:
         """The end vector; the batch is decided and acked."""
@@ -147,7 +169,9 @@ class MicroBatch:
         client.count(self.app, ranges)
         opened = client.open_batch(self.app, "query", self.batch_id, "fail")
         rows = self.read(end, start)
-        header = BranchHeader(opened.token, f"branch-{self.batch_id}", "publish", {"exchange": "", "routing_key": self.sink})
+        header = BranchHeader(
+            opened.token, f"branch-{self.batch_id}", "publish", {"exchange": "", "routing_key": self.sink}
+        )
         staged = client.stage(header, [batch.select(["body"]) for batch in rows])
         assert staged.rows == sum(batch.num_rows for batch in rows)
         committed = client.commit_batch(self.app, "query", self.batch_id, opened.token, [staged])

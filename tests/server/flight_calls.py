@@ -1,4 +1,6 @@
-"""Every call of the Flight door with good arguments, for tests that send it with bad ones; and how to send it."""
+"""Every call of the Flight door with good arguments, for tests that send it with bad ones; and how to send
+it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ ENGINE: dict[str, dict[str, Any]] = {
     "resolve": {"app_id": "app", "start": {"in": "start"}, "end": {"in": 1}},
     "count": {"app_id": "app", "ranges": {"in": [0, 1]}},
     "ack": {"app_id": "app", "end": {"in": 1}},
-    "open_batch": {"app_id": "app", "query_id": "q", "batch_id": 0, "on_new_checkpoint": "fail", "token": "t", "consumes": True},
+    "open_batch": {
+        "app_id": "app",
+        "query_id": "q",
+        "batch_id": 0,
+        "on_new_checkpoint": "fail",
+        "token": "t",
+        "consumes": True,
+    },
     "commit_batch": {
         "app_id": "app",
         "query_id": "q",
@@ -42,7 +51,10 @@ ENGINE: dict[str, dict[str, Any]] = {
         "on_unroutable": "fail",
         "consumes": True,
     },
-    "commit_branches": {"token": "w", "branches": [{"branch": "b", "partition": 0, "attempt": 0, "rows": 1, "checksum": 0}]},
+    "commit_branches": {
+        "token": "w",
+        "branches": [{"branch": "b", "partition": 0, "attempt": 0, "rows": 1, "checksum": 0}],
+    },
     "rollback_batch": {"token": "t"},
     "unapplied": {"app_id": "app"},
     "mark_applied": {"app_id": "app", "sequence": 1},
@@ -70,12 +82,32 @@ CHANNEL: dict[str, dict[str, Any]] = {
         "arguments": {"x-max-length": 10, "x-message-ttl": 1000},
         "passive": False,
     },
-    "queue_bind": {"queue": "in", "exchange": "amq.headers", "routing_key": "k", "arguments": {"x-match": "all", "n": 1}},
-    "queue_unbind": {"queue": "in", "exchange": "amq.headers", "routing_key": "k", "arguments": {"x-match": "all", "n": 1}},
+    "queue_bind": {
+        "queue": "in",
+        "exchange": "amq.headers",
+        "routing_key": "k",
+        "arguments": {"x-match": "all", "n": 1},
+    },
+    "queue_unbind": {
+        "queue": "in",
+        "exchange": "amq.headers",
+        "routing_key": "k",
+        "arguments": {"x-match": "all", "n": 1},
+    },
     "queue_purge": {"queue": "w"},
     "queue_delete": {"queue": "w", "if_unused": False, "if_empty": False},
-    "publish": {"body": {"$bytes": "AAA="}, "exchange": "", "routing_key": "in", "properties": {"$bytes": ""}, "mandatory": False},
-    "publish_all": {"messages": [{"body": {"$bytes": "AAA="}, "exchange": "", "routing_key": "in", "properties": {"$bytes": ""}}]},
+    "publish": {
+        "body": {"$bytes": "AAA="},
+        "exchange": "",
+        "routing_key": "in",
+        "properties": {"$bytes": ""},
+        "mandatory": False,
+    },
+    "publish_all": {
+        "messages": [
+            {"body": {"$bytes": "AAA="}, "exchange": "", "routing_key": "in", "properties": {"$bytes": ""}}
+        ]
+    },
     "get": {"queue": "in", "no_ack": False},
     "ack": {"tag": 1, "multiple": True},
     "nack": {"tag": 1, "multiple": True, "requeue": True},
@@ -107,7 +139,14 @@ HEADER = {
     "partition": 0,
     "attempt": 0,
 }
-READ = {"app_id": "app", "query_id": "q", "batch_id": 0, "ranges": {"in": [0, 1]}, "slices": [["in", 0, 1]], "fail_on_data_loss": True}
+READ = {
+    "app_id": "app",
+    "query_id": "q",
+    "batch_id": 0,
+    "ranges": {"in": [0, 1]},
+    "slices": [["in", 0, 1]],
+    "fail_on_data_loss": True,
+}
 FILE = {
     "pid": 1,
     "descriptor": 5,
@@ -144,7 +183,9 @@ def part_body(header: Any, rows: bytes | pa.Buffer) -> bytes:
 
 
 class Raw:
-    """Sends what it is given, as it is: no client code in between. An error that crossed is returned, one without our code is raised."""
+    """Sends what it is given, as it is: no client code in between. An error that crossed is returned, one
+    without our code is raised.
+    """
 
     def __init__(self, url: str) -> None:
         self.client = arrow_flight.connect(url.replace("txmq://", "grpc://"))
@@ -172,7 +213,10 @@ class Raw:
             if not self._channel:
                 self._channel = os.urandom(8).hex()
                 self._numbers = itertools.count(1)
-                self.action("channel.open", json.dumps({"channel": self._channel, "number": 0, "arguments": {}}).encode())
+                self.action(
+                    "channel.open",
+                    json.dumps({"channel": self._channel, "number": 0, "arguments": {}}).encode(),
+                )
             said = {"channel": self._channel, "number": next(self._numbers), "arguments": arguments}
             answer = self.action(name, json.dumps(said).encode())
             if isinstance(answer, errors.RemoteProtocolError):  # it may not have taken its number
@@ -185,7 +229,9 @@ class Raw:
 
     def close_channel(self) -> None:
         if self._channel:
-            self.action("channel.close", json.dumps({"channel": self._channel, "number": 0, "arguments": {}}).encode())
+            self.action(
+                "channel.close", json.dumps({"channel": self._channel, "number": 0, "arguments": {}}).encode()
+            )
             self._channel = ""
 
 

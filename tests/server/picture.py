@@ -9,14 +9,27 @@ from typing import Any
 from broker_core.launcher import Broker
 
 # marks that cost at most one more look, and caches
-_SKIPPED = {"touched", "runnable", "next_deadline", "undo", "_undo", "_lock", "_read", "_new_batch_id", "cache"}
+_SKIPPED = {
+    "touched",
+    "runnable",
+    "next_deadline",
+    "undo",
+    "_undo",
+    "_lock",
+    "_read",
+    "_new_batch_id",
+    "cache",
+}
 _LEAVES = (str, bytes, int, float, bool, type(None))
 
 
 def picture(broker: Broker) -> str:
     """Stop the upkeep of the broker first: it has changes of its own."""
     engine = broker.engine
-    return "\n".join(repr(_plain(part, {})) for part in (broker._local.state, engine._claims, engine._ledger, engine._branches))
+    return "\n".join(
+        repr(_plain(part, {}))
+        for part in (broker._local.state, engine._claims, engine._ledger, engine._branches)
+    )
 
 
 def _plain(value: Any, seen: dict[int, int]) -> Any:
@@ -35,4 +48,7 @@ def _plain(value: Any, seen: dict[int, int]) -> Any:
         return sorted(str(_plain(item, seen)) for item in value)
     names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     names += list(getattr(value, "__dict__", ()))
-    return [type(value).__name__, *((name, _plain(getattr(value, name, None), seen)) for name in sorted(set(names) - _SKIPPED))]
+    return [
+        type(value).__name__,
+        *((name, _plain(getattr(value, name, None), seen)) for name in sorted(set(names) - _SKIPPED)),
+    ]

@@ -1,4 +1,5 @@
-"""Closing: nothing behind it is carried out, what came before it is, and a transaction never is committed by it.
+"""Closing: nothing behind it is carried out, what came before it is, and a transaction never is committed by
+it.
 
 Which violation has which reply code is in ``test_amqp_violations.py``.
 """
@@ -73,8 +74,12 @@ CLOSES_CONNECTION: dict[str, Callable[[], bytes]] = {
     "prefetch_size": lambda: asked(1, B.Qos(prefetch_size=7)),
     "recover without requeue": lambda: asked(1, B.Recover(requeue=False)),
     "flow": lambda: asked(1, H.Flow(active=False)),
-    "a consumer tag twice": lambda: asked(1, B.Consume(queue="q", consumer_tag="t"), B.Consume(queue="q", consumer_tag="t")),
-    "an unknown exchange type": lambda: asked(1, commands.Exchange.Declare(exchange="e", exchange_type="nonsense")),
+    "a consumer tag twice": lambda: asked(
+        1, B.Consume(queue="q", consumer_tag="t"), B.Consume(queue="q", consumer_tag="t")
+    ),
+    "an unknown exchange type": lambda: asked(
+        1, commands.Exchange.Declare(exchange="e", exchange_type="nonsense")
+    ),
     "a command of a channel that is not open": lambda: asked(7, B.Get(queue="q")),
     "a second channel.open": lambda: asked(1, H.Open()),
 }
@@ -92,7 +97,9 @@ BEHIND: dict[str, Callable[[int], bytes]] = {
 @pytest.mark.parametrize("later", [False, True], ids=["in the same packet", "in a later packet"])
 @pytest.mark.parametrize("channel", [1, 2])
 @pytest.mark.parametrize("bad", CLOSES_CONNECTION)
-def test_nothing_behind_a_connection_error_is_carried_out_on_any_channel(served: Served, bad: str, channel: int, later: bool) -> None:
+def test_nothing_behind_a_connection_error_is_carried_out_on_any_channel(
+    served: Served, bad: str, channel: int, later: bool
+) -> None:
     if bad == "an unknown exchange type":
         channel = 1  # found in the commit; what another channel asked for in the same packet is in it too
     with peer(served.url, 1) as witness:
@@ -112,8 +119,14 @@ def test_nothing_behind_a_connection_error_is_carried_out_on_any_channel(served:
 
 
 @pytest.mark.parametrize("behind", BEHIND)
-@pytest.mark.parametrize("bad", [B.Ack(7), B.Get(queue="missing"), Q.Declare(queue="missing", passive=True)], ids=lambda bad: bad.name)
-def test_nothing_behind_a_channel_error_is_carried_out_until_close_ok(served: Served, bad: base.Frame, behind: str) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [B.Ack(7), B.Get(queue="missing"), Q.Declare(queue="missing", passive=True)],
+    ids=lambda bad: bad.name,
+)
+def test_nothing_behind_a_channel_error_is_carried_out_until_close_ok(
+    served: Served, bad: base.Frame, behind: str
+) -> None:
     with peer(served.url, 1, 2) as client:
         client.call(2, Q.Declare(queue="full"), Q.DeclareOk)
         client.call(2, Q.Declare(queue="q"), Q.DeclareOk)
@@ -130,15 +143,23 @@ def test_nothing_behind_a_channel_error_is_carried_out_until_close_ok(served: Se
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3], ids=["method", "header", "part of the body"])
-def test_a_content_begun_behind_a_channel_error_may_be_broken_off_or_completed(served: Served, cut: int) -> None:
+def test_a_content_begun_behind_a_channel_error_may_be_broken_off_or_completed(
+    served: Served, cut: int
+) -> None:
     with peer(served.url, 1, 2) as client:
         client.call(2, Q.Declare(queue="q"), Q.DeclareOk)
         frames = [
             encoded(1, B.Publish(routing_key="q")),
-            content(1, B.Publish(routing_key="q"), b"x" * 300, frame_max=108)[len(encoded(1, B.Publish(routing_key="q"))) :],
+            content(1, B.Publish(routing_key="q"), b"x" * 300, frame_max=108)[
+                len(encoded(1, B.Publish(routing_key="q"))) :
+            ],
         ]
         header_end = 7 + 14 + 1
-        parts = {1: frames[0], 2: frames[0] + frames[1][:header_end], 3: frames[0] + frames[1][: header_end + 108]}
+        parts = {
+            1: frames[0],
+            2: frames[0] + frames[1][:header_end],
+            3: frames[0] + frames[1][: header_end + 108],
+        }
         whole = frames[0] + frames[1]
         for completed in (False, True):
             client.send(1, B.Ack(7))
@@ -157,7 +178,10 @@ def test_a_content_begun_behind_a_channel_error_may_be_broken_off_or_completed(s
 BEFORE: dict[str, tuple[bytes, dict[str, int]]] = {
     "a publish": (publish(1, "q"), {"q": 1}),
     "a publish on another channel": (publish(2, "q"), {"q": 1}),
-    "a publish behind a declare": (publish(2, "q") + asked(2, Q.Declare(queue="q2")) + publish(2, "q2"), {"q": 1, "q2": 1}),
+    "a publish behind a declare": (
+        publish(2, "q") + asked(2, Q.Declare(queue="q2")) + publish(2, "q2"),
+        {"q": 1, "q2": 1},
+    ),
     "an open transaction": (asked(2, T.Select()) + publish(2, "q"), {"q": 0}),
     "a commit": (asked(2, T.Select()) + publish(2, "q") + asked(2, T.Commit()), {"q": 1}),
     "a commit and an open transaction": (
@@ -169,7 +193,9 @@ BEFORE: dict[str, tuple[bytes, dict[str, int]]] = {
 
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("leads", [False, True], ids=["", "another thread leads"])
-def test_what_came_before_a_connection_error_is_carried_out_but_no_open_transaction(served: Served, before: str, leads: bool) -> None:
+def test_what_came_before_a_connection_error_is_carried_out_but_no_open_transaction(
+    served: Served, before: str, leads: bool
+) -> None:
     sent, expected = BEFORE[before]
     with contextlib.ExitStack() as stack:
         with peer(served.url, 1) as client:
@@ -191,7 +217,12 @@ def test_commands_behind_a_commit_are_dropped_by_an_error_of_another_channel(ser
         client.call(1, Q.Declare(queue="q"), Q.DeclareOk)
         client.call(1, T.Select(), T.SelectOk)
         with Leader(served):
-            client.write(publish(1, "q", b"1") + asked(1, T.Commit()) + publish(1, "q", b"2") + asked(1, T.Commit(), Q.Purge(queue="q")))
+            client.write(
+                publish(1, "q", b"1")
+                + asked(1, T.Commit())
+                + publish(1, "q", b"2")
+                + asked(1, T.Commit(), Q.Purge(queue="q"))
+            )
             client.send(2, B.Qos(prefetch_size=7))
             client.expect(C.Close, 0)
         client.send(0, C.CloseOk())
@@ -206,9 +237,19 @@ def test_an_error_behind_a_commit_drops_what_waits_behind_it_on_every_channel(se
         client.publish(1, "", "q", b"kept")
         client.call(1, Q.Declare(queue="q", passive=True), Q.DeclareOk)
         with Leader(served):
-            client.write(asked(1, Q.Declare(queue="q", passive=True), B.Qos(prefetch_size=7), Q.Purge(queue="q")))
-            client.write(asked(2, Q.Declare(queue="q", passive=True), Q.Declare(queue="q", passive=True), Q.Purge(queue="q")))
-            client.send(0, commands.Connection.UpdateSecret(new_secret="s", reason="r"))  # answered: all before it is read
+            client.write(
+                asked(1, Q.Declare(queue="q", passive=True), B.Qos(prefetch_size=7), Q.Purge(queue="q"))
+            )
+            client.write(
+                asked(
+                    2,
+                    Q.Declare(queue="q", passive=True),
+                    Q.Declare(queue="q", passive=True),
+                    Q.Purge(queue="q"),
+                )
+            )
+            # answered: all before it is read
+            client.send(0, commands.Connection.UpdateSecret(new_secret="s", reason="r"))
             client.expect(commands.Connection.UpdateSecretOk, 0)
         assert "Connection.Close" in rest(client)
     ended(served)
@@ -227,13 +268,20 @@ def test_a_close_of_the_client_that_crosses_the_brokers_is_answered_and_nothing_
     assert served.counts() == {"q": 0}
 
 
-def test_nothing_behind_the_clients_own_close_is_carried_out_though_a_commit_is_awaited(served: Served) -> None:
+def test_nothing_behind_the_clients_own_close_is_carried_out_though_a_commit_is_awaited(
+    served: Served,
+) -> None:
     with peer(served.url, 1, 2) as client:
         client.call(1, Q.Declare(queue="q"), Q.DeclareOk)
         client.call(1, T.Select(), T.SelectOk)
         with Leader(served):
             client.write(publish(1, "q") + asked(1, T.Commit()) + encoded(0, C.Close(200, "", 0, 0)))
-            client.write(publish(1, "q") + asked(1, T.Commit()) + asked(1, Q.Purge(queue="q")) + asked(2, Q.Purge(queue="q")))
+            client.write(
+                publish(1, "q")
+                + asked(1, T.Commit())
+                + asked(1, Q.Purge(queue="q"))
+                + asked(2, Q.Purge(queue="q"))
+            )
             client.write(encoded(0, C.Close(200, "", 0, 0)))
         assert rest(client) == ["Tx.CommitOk", "Connection.CloseOk"]
     ended(served)
@@ -241,7 +289,9 @@ def test_nothing_behind_the_clients_own_close_is_carried_out_though_a_commit_is_
 
 
 @pytest.mark.parametrize("bad", [B.Qos(prefetch_size=7), B.Ack(7)], ids=["connection", "channel"])
-def test_no_message_goes_to_a_consumer_without_acks_once_its_channel_is_closed(served: Served, bad: base.Frame) -> None:
+def test_no_message_goes_to_a_consumer_without_acks_once_its_channel_is_closed(
+    served: Served, bad: base.Frame
+) -> None:
     with peer(served.url, 1) as publisher, peer(served.url, 1) as client:
         publisher.call(1, Q.Declare(queue="q"), Q.DeclareOk)
         client.call(1, B.Consume(queue="q", no_ack=True), B.ConsumeOk)
@@ -291,7 +341,10 @@ def test_handlers_are_shown_nothing_behind_a_close_but_close_and_close_ok() -> N
     looking = Looking()
     with serving(looking) as served, peer(served.url, 1) as client:
         client.call(1, Q.Declare(queue="q"), Q.DeclareOk)
-        client.write(asked(1, B.Qos(prefetch_size=7), Q.Purge(queue="q"), B.Get(queue="q")) + encoded(0, C.Close(200, "", 0, 0)))
+        client.write(
+            asked(1, B.Qos(prefetch_size=7), Q.Purge(queue="q"), B.Get(queue="q"))
+            + encoded(0, C.Close(200, "", 0, 0))
+        )
         client.expect(C.Close, 0)
         client.expect(C.CloseOk, 0)
         client.write(asked(1, Q.Purge(queue="q")) + encoded(0, C.CloseOk()))
@@ -300,9 +353,15 @@ def test_handlers_are_shown_nothing_behind_a_close_but_close_and_close_ok() -> N
     assert names[names.index("basic.qos") + 1 :] == ["connection.close", "connection.close-ok"]
 
 
-def test_a_commit_that_fails_before_a_long_backlog_does_not_stop_the_reading_of_other_channels(served: Served) -> None:
+def test_a_commit_that_fails_before_a_long_backlog_does_not_stop_the_reading_of_other_channels(
+    served: Served,
+) -> None:
     with peer(served.url, 1, 2) as client:
-        client.call(1, Q.Declare(queue="q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}), Q.DeclareOk)
+        client.call(
+            1,
+            Q.Declare(queue="q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}),
+            Q.DeclareOk,
+        )
         client.call(1, T.Select(), T.SelectOk)
         with Leader(served):
             client.write(publish(1, "q") + publish(1, "q") + asked(1, T.Commit()) + publish(1, "q") * 2000)

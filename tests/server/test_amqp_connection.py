@@ -1,6 +1,8 @@
-"""One connection and all of them: handshake, time limits, back-pressure both ways, closing, and what the server does around them.
+"""One connection and all of them: handshake, time limits, back-pressure both ways, closing, and what the
+server does around them.
 
-Violations of the protocol have a module of their own (``test_amqp_violations.py``). Raw sockets here say what no client would.
+Violations of the protocol have a module of their own (``test_amqp_violations.py``). Raw sockets here say what
+no client would.
 """
 
 from __future__ import annotations
@@ -72,7 +74,12 @@ class Served:
 
     def unsent_bytes(self) -> int:
         """Of the connection that has most."""
-        found = self.in_loop(lambda: [each._transport.get_write_buffer_size() + each.protocol.out.size for each in self.server.connections])
+        found = self.in_loop(
+            lambda: [
+                each._transport.get_write_buffer_size() + each.protocol.out.size
+                for each in self.server.connections
+            ]
+        )
         return max(found)
 
 
@@ -114,11 +121,13 @@ def blocking(broker: Served, **more: object) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.port, **more))
 
 
-# -- handshake ----------------------------------------------------------------------------------------------------------
+# -- handshake -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"AMQP\0", HEADER, HEADER + b"\1\0\0\0\0"], ids=["nothing", "half a header", "a header", "half a frame"]
+    "said",
+    [b"", b"AMQP\0", HEADER, HEADER + b"\1\0\0\0\0"],
+    ids=["nothing", "half a header", "a header", "half a frame"],
 )
 def test_a_client_that_falls_silent_in_the_handshake_is_closed(said: bytes) -> None:
     with served(AmqpOptions(handshake_timeout_s=0.3)) as broker, Peer(broker.url) as client:
@@ -152,7 +161,9 @@ def test_a_login_by_amqplain_is_taken(broker: Served) -> None:
 
 
 @pytest.mark.parametrize(("announced", "said"), [(True, True), (False, False)])
-def test_a_wrong_password_is_answered_only_to_a_client_that_understands_it(broker: Served, announced: bool, said: bool) -> None:
+def test_a_wrong_password_is_answered_only_to_a_client_that_understands_it(
+    broker: Served, announced: bool, said: bool
+) -> None:
     with Peer(broker.url) as client:
         client.started()
         client.start_ok("PLAIN", "\0guest\0wrong", {"authentication_failure_close": announced})
@@ -160,7 +171,8 @@ def test_a_wrong_password_is_answered_only_to_a_client_that_understands_it(broke
             close = client.expect(c.Connection.Close)
             assert (close.reply_code, close.class_id, close.method_id) == (403, 0, 0)
             assert close.reply_text == (
-                "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+                "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see "
+                "the broker logfile."
             )
             client.send(0, c.Connection.CloseOk())
         remaining(client)
@@ -186,7 +198,10 @@ def test_guest_comes_in_from_loopback_only_and_other_users_from_anywhere() -> No
             client.started()
             client.start_ok()
             assert client.expect(c.Connection.Close).reply_code == 403
-        with peer(f"amqp://ann:secret@{address}:{broker.port}", 1), peer(f"amqp://guest:guest@127.0.0.1:{broker.port}", 1):
+        with (
+            peer(f"amqp://ann:secret@{address}:{broker.port}", 1),
+            peer(f"amqp://guest:guest@127.0.0.1:{broker.port}", 1),
+        ):
             pass
 
 
@@ -199,7 +214,9 @@ def test_frames_of_the_negotiated_size_go_both_ways(broker: Served) -> None:
         assert found is not None and found[1] == body
 
 
-@pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 131_072, 100 * MiB], ids=lambda size: f"{size} bytes")
+@pytest.mark.parametrize(
+    "size", [0, 1, 131_064, 131_065, 131_072, 100 * MiB], ids=lambda size: f"{size} bytes"
+)
 def test_a_body_comes_back_as_it_was_sent(broker: Served, size: int) -> None:
     body = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     with blocking(broker) as connection:
@@ -211,7 +228,7 @@ def test_a_body_comes_back_as_it_was_sent(broker: Served, size: int) -> None:
         assert found == body
 
 
-# -- heartbeats ---------------------------------------------------------------------------------------------------------
+# -- heartbeats ----------------------------------------------------------------------------------------------
 
 
 def test_a_client_gets_heartbeats_and_one_that_sends_none_is_closed(broker: Served) -> None:
@@ -232,7 +249,7 @@ def test_a_client_that_sends_heartbeats_stays(broker: Served) -> None:
         client.call(1, c.Queue.Declare(queue="q", exclusive=True), c.Queue.DeclareOk)
 
 
-# -- half a frame, many connections --------------------------------------------------------------------------------------
+# -- half a frame, many connections --------------------------------------------------------------------------
 
 
 def test_half_a_frame_holds_up_nobody_and_is_taken_when_the_rest_comes(broker: Served) -> None:
@@ -288,13 +305,16 @@ def test_two_thousand_idle_connections_cost_the_others_little(tmp_path: Path) ->
             assert time.monotonic() - started < 10
 
 
-# -- commits and order ----------------------------------------------------------------------------------------------------
+# -- commits and order ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("connections", [1, 32])
 def test_all_that_arrives_in_one_tick_is_one_group_commit(broker: Served, connections: int) -> None:
     with contextlib.ExitStack() as open_ones:
-        peers = [open_ones.enter_context(peer(broker.url, *range(1, 32 // connections + 1))) for _ in range(connections)]
+        peers = [
+            open_ones.enter_context(peer(broker.url, *range(1, 32 // connections + 1)))
+            for _ in range(connections)
+        ]
         channels = [(each, number) for each in peers for number in range(1, 32 // connections + 1)]
         peers[0].call(1, c.Queue.Declare(queue="q", durable=True), c.Queue.DeclareOk)
         for each, number in channels:
@@ -326,7 +346,9 @@ def test_everything_asked_for_before_close_is_done_and_answered_in_order(broker:
         client.send(1, c.Basic.Get(queue="q", no_ack=True), c.Channel.Close(200, "", 0, 0))
         client.send(2, c.Basic.Qos(0, 1, False))
         client.send(0, c.Connection.Close(200, "", 0, 0))
-        received = [(channel, getattr(frame, "name", type(frame).__name__)) for channel, frame in remaining(client)]
+        received = [
+            (channel, getattr(frame, "name", type(frame).__name__)) for channel, frame in remaining(client)
+        ]
     assert [name for channel, name in received if channel == 1] == [
         "Queue.DeclareOk",
         "Tx.SelectOk",
@@ -347,17 +369,20 @@ def test_a_connection_that_is_closed_behind_a_commit_gets_its_commit_ok_first(br
         for channel in (1, 2):
             client.call(channel, c.Tx.Select(), c.Tx.SelectOk)
         work = b"".join(
-            content(channel, c.Basic.Publish(routing_key="q"), b"x") + encoded(channel, c.Tx.Commit()) for channel in (1, 2, 1, 2)
+            content(channel, c.Basic.Publish(routing_key="q"), b"x") + encoded(channel, c.Tx.Commit())
+            for channel in (1, 2, 1, 2)
         )
         client.write(work + encoded(0, c.Connection.Close(200, "", 0, 0)))
         names = [frame.name for _, frame in remaining(client)]
     assert names == ["Tx.CommitOk"] * 4 + ["Connection.CloseOk"]
 
 
-# -- back-pressure --------------------------------------------------------------------------------------------------------
+# -- back-pressure -------------------------------------------------------------------------------------------
 
 
-def test_a_consumer_that_does_not_read_fills_no_memory_holds_up_nobody_and_gets_all_in_order(broker: Served) -> None:
+def test_a_consumer_that_does_not_read_fills_no_memory_holds_up_nobody_and_gets_all_in_order(
+    broker: Served,
+) -> None:
     count = 64
     with peer(broker.url, 1) as slow, blocking(broker) as connection:
         slow.call(1, c.Queue.Declare(queue="slow"), c.Queue.DeclareOk)
@@ -416,7 +441,7 @@ def test_replies_that_nobody_reads_stop_the_reading_of_commands(broker: Served) 
             assert greedy.content(1)[1][:4] == number.to_bytes(4, "big")
 
 
-# -- alarms ---------------------------------------------------------------------------------------------------------------
+# -- alarms --------------------------------------------------------------------------------------------------
 
 
 def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not() -> None:
@@ -426,7 +451,10 @@ def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not() -> N
             for _ in range(12):
                 publisher.publish(1, "", "q", b"x" * MiB)
             eventually(lambda: bool(broker.server.alarm))
-            assert publisher.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count == 12
+            assert (
+                publisher.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count
+                == 12
+            )
             publisher.publish(1, "", "q", b"last")
             assert publisher.expect(c.Connection.Blocked, 0).reason == "low on memory"
             publisher.send(1, c.Queue.Declare(queue="q", passive=True))
@@ -454,7 +482,7 @@ def test_a_publisher_that_does_not_understand_blocked_only_waits(tmp_path: Path)
                 assert isinstance(client.receive(4)[1], heartbeat.Heartbeat)
 
 
-# -- channels and closing ---------------------------------------------------------------------------------------------------
+# -- channels and closing ------------------------------------------------------------------------------------
 
 
 def test_exclusive_queues_are_gone_when_close_is_answered(broker: Served) -> None:
@@ -469,7 +497,9 @@ def test_exclusive_queues_are_gone_when_close_is_answered(broker: Served) -> Non
             other.open(1)
 
 
-def test_deliveries_of_a_lost_connection_come_again_and_its_transaction_is_rolled_back(broker: Served) -> None:
+def test_deliveries_of_a_lost_connection_come_again_and_its_transaction_is_rolled_back(
+    broker: Served,
+) -> None:
     with peer(broker.url, 1) as heir:
         heir.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)
         heir.publish(1, "", "q", b"held")
@@ -478,13 +508,19 @@ def test_deliveries_of_a_lost_connection_come_again_and_its_transaction_is_rolle
             assert lost.get(1, "q", no_ack=False) is not None
             lost.publish(1, "", "q", b"rolled back")
             lost.call(1, c.Basic.Qos(0, 1, False), c.Basic.QosOk)
-        eventually(lambda: heir.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count == 1)
+        eventually(
+            lambda: (
+                heir.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count == 1
+            )
+        )
         found = heir.get(1, "q")
         assert found is not None and found[0].redelivered and found[1] == b"held"
         assert heir.get(1, "q") is None
 
 
-def test_a_channel_that_the_broker_closed_drops_everything_until_close_ok_and_its_number_is_free_then(broker: Served) -> None:
+def test_a_channel_that_the_broker_closed_drops_everything_until_close_ok_and_its_number_is_free_then(
+    broker: Served,
+) -> None:
     with peer(broker.url, 1, 2) as client:
         client.call(2, c.Queue.Declare(queue="q", exclusive=True), c.Queue.DeclareOk)
         client.send(1, c.Basic.Ack(7))
@@ -499,7 +535,9 @@ def test_a_channel_that_the_broker_closed_drops_everything_until_close_ok_and_it
         assert found is not None and found[1] == b"taken"
 
 
-def test_a_content_that_a_client_breaks_off_because_its_channel_was_closed_does_no_harm(broker: Served) -> None:
+def test_a_content_that_a_client_breaks_off_because_its_channel_was_closed_does_no_harm(
+    broker: Served,
+) -> None:
     with peer(broker.url, 1) as client:
         half = content(1, c.Basic.Publish(routing_key="q"), b"x" * 100)
         client.write(encoded(1, c.Basic.Ack(7)) + half[: len(half) - 108])
@@ -560,7 +598,7 @@ def test_a_client_that_never_answers_close_is_cut_off() -> None:
         remaining(client)
 
 
-# -- the server -------------------------------------------------------------------------------------------------------------
+# -- the server ----------------------------------------------------------------------------------------------
 
 
 def test_stop_says_why_to_every_client_and_frees_the_port() -> None:
@@ -590,7 +628,10 @@ def test_stop_commits_what_clients_had_published(tmp_path: Path) -> None:
         assert {queue.name: queue.messages for queue in broker.queues()} == {"q": 500}
 
 
-@pytest.mark.parametrize("text", ["", "5672", "localhost", ":5672", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "::1:5672", "[::1]"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "5672", "localhost", ":5672", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "::1:5672", "[::1]"],
+)
 def test_an_address_that_is_none_is_refused_with_what_to_write(text: str) -> None:
     broker = LocalBroker(MemoryStore())
     with contextlib.closing(broker), pytest.raises(OptionError, match="must be HOST:PORT"):

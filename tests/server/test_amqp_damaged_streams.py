@@ -1,4 +1,5 @@
-"""Whole streams of a client with bytes changed, cut out or doubled anywhere: each ends with a reply code at most, and only for itself.
+"""Whole streams of a client with bytes changed, cut out or doubled anywhere: each ends with a reply code at
+most, and only for itself.
 
 The pure decoder has a fuzzer of its own; here the states behind it and the broker are in it too.
 """
@@ -14,14 +15,26 @@ from pamqp import base, commands
 from tests.amqp_peer import HEADER, Closed, Peer, content, encoded, peer
 from tests.amqp_server import serving
 
-C, H, Q, B, E, T = commands.Connection, commands.Channel, commands.Queue, commands.Basic, commands.Exchange, commands.Tx
+C, H, Q, B, E, T = (
+    commands.Connection,
+    commands.Channel,
+    commands.Queue,
+    commands.Basic,
+    commands.Exchange,
+    commands.Tx,
+)
 STREAMS = 400
 MINE = {"queue": "damaged"}
 
 
 def frames() -> list[bytes]:
     """What a client says from its first byte to its last, without waiting for an answer."""
-    arguments = {"x-message-ttl": 60_000, "x-max-length": 1_000, "x-dead-letter-exchange": "amq.fanout", "x-max-priority": 5}
+    arguments = {
+        "x-message-ttl": 60_000,
+        "x-max-length": 1_000,
+        "x-dead-letter-exchange": "amq.fanout",
+        "x-max-priority": 5,
+    }
     bind = Q.Bind(exchange="damaged", routing_key="a.*", arguments={"x-match": "all", "n": 1}, **MINE)
     properties = {
         "headers": {"a": 1, "b": ["c", {"d": None}]},
@@ -115,7 +128,9 @@ def test_damaged_stream_ends_itself_with_a_reply_code_and_nobody_else(tmp_path: 
         with Peer(served.amqp_url) as whole:
             whole.write(b"".join(said))
             names = [answer.name for answer in answers(whole)]
-            assert names[-1] == "Connection.CloseOk" and "Tx.CommitOk" in names, "undamaged, it is a conversation without an error"
+            assert names[-1] == "Connection.CloseOk" and "Tx.CommitOk" in names, (
+                "undamaged, it is a conversation without an error"
+            )
         for number in range(STREAMS):
             data = damaged(said, choice)
             with Peer(served.amqp_url, timeout_s=20) as client:

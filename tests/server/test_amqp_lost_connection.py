@@ -1,6 +1,8 @@
-"""A connection that ends while what it asked for waits for another thread's commit, over random histories against a model.
+"""A connection that ends while what it asked for waits for another thread's commit, over random histories
+against a model.
 
-After every loss each message is in exactly one place: ready, held by a prepared transaction, settled, or dead-lettered.
+After every loss each message is in exactly one place: ready, held by a prepared transaction, settled, or
+dead-lettered.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ class History:
         with contextlib.closing(served.broker.channel()) as channel:
             channel.queue_declare("out")
             channel.queue_declare("dead")
-            channel.queue_declare("in", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+            channel.queue_declare(
+                "in", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+            )
             for number in range(self.random.randint(3, 20)):
                 channel.publish(b"m%d" % number, routing_key="in")
                 self.ready.add(b"m%d" % number)
 
-    # -- the model --------------------------------------------------------------------------------------------------------
+    # -- the model -------------------------------------------------------------------------------------------
 
     def settle(self, settles: dict[bytes, str]) -> None:
         for body, outcome in settles.items():
@@ -61,7 +65,9 @@ class History:
             elif outcome == "reject":
                 self.dead.append(body)
 
-    def done(self, taken: list[bytes], settles: dict[bytes, str], published: list[bytes], ending: str) -> None:
+    def done(
+        self, taken: list[bytes], settles: dict[bytes, str], published: list[bytes], ending: str
+    ) -> None:
         if ending in ("rollback", "nothing"):
             self.ready |= set(taken)
             return
@@ -85,7 +91,11 @@ class History:
     def check(self) -> None:
         held = sum(len(settles) for settles, _ in self.prepared.values())
         found = {queue.name: (queue.messages, queue.unacknowledged) for queue in self.served.broker.queues()}
-        assert found == {"in": (len(self.ready) + held, held), "out": (len(self.out), 0), "dead": (len(self.dead), 0)}
+        assert found == {
+            "in": (len(self.ready) + held, held),
+            "out": (len(self.out), 0),
+            "dead": (len(self.dead), 0),
+        }
         assert {info.xid for info in self.served.broker.prepared()} == set(self.prepared)
 
     def drained(self, queue: str) -> list[bytes]:
@@ -95,7 +105,7 @@ class History:
                 bodies.append(delivery.body)
             return sorted(bodies)
 
-    # -- what is done -----------------------------------------------------------------------------------------------------
+    # -- what is done ----------------------------------------------------------------------------------------
 
     def take(self, client: Peer) -> dict[int, bytes]:
         count = self.random.randint(0, min(6, len(self.ready)))
@@ -124,7 +134,9 @@ class History:
             outcome = self.random.choice(("ack", "requeue", "reject", ""))
             if outcome:
                 settles[body] = outcome
-                said += encoded(1, B.Ack(tag) if outcome == "ack" else B.Nack(tag, False, outcome == "requeue"))
+                said += encoded(
+                    1, B.Ack(tag) if outcome == "ack" else B.Nack(tag, False, outcome == "requeue")
+                )
         return settles, said
 
     def published(self) -> tuple[list[bytes], bytes]:
@@ -201,7 +213,10 @@ def test_a_prepared_transaction_keeps_its_deliveries_though_its_connection_was_l
         client.call(1, T.Select(), T.SelectOk)
         assert client.get(1, "in", no_ack=False) is not None
         with Leader(served):
-            client.write(encoded(1, B.Ack(1)) + content(1, B.Publish(exchange="amq.transaction", routing_key="prepare"), b"xid"))
+            client.write(
+                encoded(1, B.Ack(1))
+                + content(1, B.Publish(exchange="amq.transaction", routing_key="prepare"), b"xid")
+            )
             client.send(1, T.Commit())
             fence(client)
             client.abort()

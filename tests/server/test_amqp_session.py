@@ -1,4 +1,6 @@
-"""One channel over a raw socket: the order of replies, pipelining during a commit, and clients that leave in the middle of one."""
+"""One channel over a raw socket: the order of replies, pipelining during a commit, and clients that leave in
+the middle of one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def peer(broker: AmqpServed) -> Iterator[Peer]:
 
 
 def published(queue: str, body: bytes, *, exchange: str = "", mandatory: bool = False) -> bytes:
-    return content(1, Basic.Publish(exchange=exchange, routing_key=queue, mandatory=mandatory), body, delivery_mode=2)
+    return content(
+        1, Basic.Publish(exchange=exchange, routing_key=queue, mandatory=mandatory), body, delivery_mode=2
+    )
 
 
 def asked(*frames: base.Frame | bytes) -> bytes:
@@ -56,7 +60,9 @@ def replies(peer: Peer, count: int) -> list[str]:
 
 
 def test_replies_come_in_the_order_of_the_commands_whatever_each_of_them_waits_for(peer: Peer) -> None:
-    """All in one segment: some answers come from memory, some after a commit, some after the commit of what was gathered before."""
+    """All in one segment: some answers come from memory, some after a commit, some after the commit of what
+    was gathered before.
+    """
     for _ in range(20):
         peer.write(
             asked(
@@ -151,8 +157,12 @@ def test_a_mandatory_message_without_a_queue_comes_back_before_its_confirm(peer:
 
 
 @pytest.mark.parametrize("left", ["at once", "after close was said"])
-def test_a_client_that_leaves_during_its_commit_leaves_all_or_nothing_and_what_is_left_can_be_read(broker: AmqpServed, left: str) -> None:
-    """The bytes of a large transaction are in a segment before its commit: ending the channel must not take them away again."""
+def test_a_client_that_leaves_during_its_commit_leaves_all_or_nothing_and_what_is_left_can_be_read(
+    broker: AmqpServed, left: str
+) -> None:
+    """The bytes of a large transaction are in a segment before its commit: ending the channel must not take
+    them away again.
+    """
     for number in range(3):
         queue = f"q-{number}"
         with Peer(broker.amqp_url) as peer:
@@ -160,7 +170,9 @@ def test_a_client_that_leaves_during_its_commit_leaves_all_or_nothing_and_what_i
             peer.write(asked(Queue.Declare(queue=queue, durable=True), Tx.Select()))
             replies(peer, 2)
             rows = b"".join(published(queue, b"%06d" % row) for row in range(ROWS))
-            ending = asked(Tx.Commit()) if left == "at once" else asked(Tx.Commit(), Channel.Close(0, "", 0, 0))
+            ending = (
+                asked(Tx.Commit()) if left == "at once" else asked(Tx.Commit(), Channel.Close(0, "", 0, 0))
+            )
             peer.write(rows + ending)
             if left != "at once":
                 peer.write(encoded(0, Connection.Close(0, "", 0, 0)))
@@ -172,14 +184,24 @@ def test_a_client_that_leaves_during_its_commit_leaves_all_or_nothing_and_what_i
         for number in range(3):
             count = peer.count(1, f"q-{number}")
             assert count in ((0, ROWS) if left == "at once" else (ROWS,))
-            assert [body for _, body in peer.drain(1, f"q-{number}")] == [b"%06d" % row for row in range(count)]
+            assert [body for _, body in peer.drain(1, f"q-{number}")] == [
+                b"%06d" % row for row in range(count)
+            ]
 
 
-@pytest.mark.parametrize("given_back", ["nack", "recover", "close", "rollback of a prepared transaction", "publish"])
+@pytest.mark.parametrize(
+    "given_back", ["nack", "recover", "close", "rollback of a prepared transaction", "publish"]
+)
 def test_an_amqp_consumer_gets_what_a_client_of_the_other_door_gives_back_or_publishes(
     broker: AmqpServed, peer: Peer, given_back: str
 ) -> None:
-    peer.write(asked(Queue.Declare(queue="q", durable=True), published("q", b"a"), Queue.Declare(queue="q", passive=True)))
+    peer.write(
+        asked(
+            Queue.Declare(queue="q", durable=True),
+            published("q", b"a"),
+            Queue.Declare(queue="q", passive=True),
+        )
+    )
     replies(peer, 2)
     with broker.client() as client, client.channel() as channel:
         delivery = channel.get("q")
@@ -202,7 +224,9 @@ def test_an_amqp_consumer_gets_what_a_client_of_the_other_door_gives_back_or_pub
         assert (found.redelivered, peer.content(1)[1]) == (given_back != "publish", b"a")
 
 
-def test_an_amqp_consumer_is_told_when_a_client_of_the_other_door_deletes_its_queue(broker: AmqpServed, peer: Peer) -> None:
+def test_an_amqp_consumer_is_told_when_a_client_of_the_other_door_deletes_its_queue(
+    broker: AmqpServed, peer: Peer
+) -> None:
     peer.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
     peer.call(1, Basic.Consume(queue="q", consumer_tag="c"), Basic.ConsumeOk)
     with broker.client() as client, client.channel() as channel:
@@ -225,18 +249,28 @@ class SlowStore(MemoryStore):
 
 
 def test_a_connection_that_is_lost_while_its_commit_waits_for_another_thread_loses_nothing_of_it() -> None:
-    """What is in a segment already is forgotten when a channel ends with an open transaction, but not with one that is on its way."""
+    """What is in a segment already is forgotten when a channel ends with an open transaction, but not with
+    one that is on its way.
+    """
     store = SlowStore()
     local = LocalBroker(store, upkeep=False)
     server = AmqpServer(local, ["127.0.0.1:0"])
     server.start()
     with Peer(f"amqp://{server.addresses[0]}") as peer:
         peer.opened(1)
-        peer.write(asked(Queue.Declare(queue="q", durable=True), Tx.Select(), *(published("q", b"%d" % row) for row in range(2_000))))
+        peer.write(
+            asked(
+                Queue.Declare(queue="q", durable=True),
+                Tx.Select(),
+                *(published("q", b"%d" % row) for row in range(2_000)),
+            )
+        )
         replies(peer, 2)
         store.gate.clear()
         store.entered.clear()
-        other = threading.Thread(target=local.run, args=(lambda state, change, now: state.topology.declare_queue(change, "other"),))
+        other = threading.Thread(
+            target=local.run, args=(lambda state, change, now: state.topology.declare_queue(change, "other"),)
+        )
         other.start()
         assert store.entered.wait(600)
         peer.write(asked(Tx.Commit()))
@@ -246,13 +280,17 @@ def test_a_connection_that_is_lost_while_its_commit_waits_for_another_thread_los
     other.join()
     eventually(lambda: server.commits.idle)
     with local.channel() as channel:
-        assert [channel.get("q", no_ack=True).body for _ in range(2_000)] == [b"%d" % row for row in range(2_000)]
+        assert [channel.get("q", no_ack=True).body for _ in range(2_000)] == [
+            b"%d" % row for row in range(2_000)
+        ]
     server.stop()
     local.close()
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_publisher_is_not_read_without_end_while_another_threads_commit_takes_its_time(transactional: bool) -> None:
+def test_a_publisher_is_not_read_without_end_while_another_threads_commit_takes_its_time(
+    transactional: bool,
+) -> None:
     """What has been read waits in memory: so the client has to wait, and nothing of it is lost."""
     store = SlowStore()
     local = LocalBroker(store, upkeep=False)
@@ -267,7 +305,9 @@ def test_a_publisher_is_not_read_without_end_while_another_threads_commit_takes_
         replies(peer, 3 if transactional else 1)
         store.gate.clear()
         store.entered.clear()
-        other = threading.Thread(target=local.run, args=(lambda state, change, now: state.topology.declare_queue(change, "other"),))
+        other = threading.Thread(
+            target=local.run, args=(lambda state, change, now: state.topology.declare_queue(change, "other"),)
+        )
         other.start()
         assert store.entered.wait(600)
         if transactional:
@@ -315,7 +355,11 @@ def test_close_ok_behind_what_is_dropped_ends_the_socket_at_once(broker: AmqpSer
 def test_publishes_before_a_close_are_there_when_it_is_answered(broker: AmqpServed) -> None:
     with Peer(broker.amqp_url) as peer:
         peer.opened(1)
-        peer.write(asked(Queue.Declare(queue="q", durable=True), *(published("q", b"%d" % row) for row in range(1_500))))
+        peer.write(
+            asked(
+                Queue.Declare(queue="q", durable=True), *(published("q", b"%d" % row) for row in range(1_500))
+            )
+        )
         peer.write(encoded(0, Connection.Close(0, "", 0, 0)))
         assert replies(peer, 2) == ["Queue.DeclareOk", "Connection.CloseOk"]
     broker.restart()

@@ -1,6 +1,8 @@
-"""Clients that stop, flood, come in thousands or send very large and very small bodies: the broker serves all others meanwhile.
+"""Clients that stop, flood, come in thousands or send very large and very small bodies: the broker serves all
+others meanwhile.
 
-Real sockets and a real broker process. Violations of the protocol are in ``test_amqp_violations``, kills in ``tests/crash``.
+Real sockets and a real broker process. Violations of the protocol are in ``test_amqp_violations``, kills in
+``tests/crash``.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ PUBLISH = content(1, B.Publish(routing_key="half"), b"x" * 100)
 
 
 @pytest.mark.parametrize("sent", [0, 3, 7, 12, len(PUBLISH) - 1])
-def test_half_a_frame_then_silence_is_ended_by_the_heartbeat_and_others_are_served(served: AmqpServed, sent: int) -> None:
+def test_half_a_frame_then_silence_is_ended_by_the_heartbeat_and_others_are_served(
+    served: AmqpServed, sent: int
+) -> None:
     with witness(served) as other, Peer(served.amqp_url) as silent:
         silent.opened(1, heartbeat_s=1)
         silent.call(1, Q.Declare(queue="half", exclusive=True), Q.DeclareOk)
@@ -87,7 +91,9 @@ def test_half_a_frame_then_silence_is_ended_by_the_heartbeat_and_others_are_serv
 def test_handshake_that_stops_is_ended_in_time(served: AmqpServed) -> None:
     with witness(served) as other, contextlib.ExitStack() as stack:
         began = time.monotonic()
-        stuck = [stack.enter_context(socket.create_connection((served.host, served.port), 30)) for _ in range(3)]
+        stuck = [
+            stack.enter_context(socket.create_connection((served.host, served.port), 30)) for _ in range(3)
+        ]
         for connection, sent in zip(stuck, [b"", HEADER[:5], HEADER], strict=True):
             connection.sendall(sent)
         round_trip(other, "witness")
@@ -111,7 +117,12 @@ def open_files(count: int) -> Iterator[None]:
 
 
 def test_2000_idle_connections_cost_little_and_slow_nobody(tmp_path: Path) -> None:
-    with open_files(IDLE + 500), serving(tmp_path / "data") as served, witness(served) as other, contextlib.ExitStack() as idle:
+    with (
+        open_files(IDLE + 500),
+        serving(tmp_path / "data") as served,
+        witness(served) as other,
+        contextlib.ExitStack() as idle,
+    ):
         before_bytes, before_s = served.memory_bytes(), median_round_trip_s(other, "witness")
         for number in range(IDLE):
             client = idle.enter_context(Peer(served.amqp_url)).opened(1)
@@ -120,7 +131,9 @@ def test_2000_idle_connections_cost_little_and_slow_nobody(tmp_path: Path) -> No
         each_bytes = (served.memory_bytes() - before_bytes) / IDLE
         assert each_bytes < 64 * 1024, f"{each_bytes:.0f} bytes per idle connection"
         with_idle_s = median_round_trip_s(other, "witness")
-        assert with_idle_s < 5 * before_s + 0.02, f"{with_idle_s * 1000:.1f} ms, {before_s * 1000:.1f} ms without them"
+        assert with_idle_s < 5 * before_s + 0.02, (
+            f"{with_idle_s * 1000:.1f} ms, {before_s * 1000:.1f} ms without them"
+        )
         idle.close()
         broker = psutil.Process(served.pid)
         eventually(lambda: len(broker.net_connections()) < 20)
@@ -145,7 +158,9 @@ def test_connection_per_message_leaves_nothing_behind_but_the_messages(served: A
                 files, memory_bytes = broker.num_fds(), served.memory_bytes()
         eventually(lambda: broker.num_fds() <= files + 10)
         assert served.memory_bytes() - memory_bytes < 40 * MiB
-        assert [body for _, body in other.drain(1, "each")] == [b"%d" % number for number in range(connections)]
+        assert [body for _, body in other.drain(1, "each")] == [
+            b"%d" % number for number in range(connections)
+        ]
 
 
 FRAME_MAX = 131_072
@@ -184,7 +199,9 @@ def test_body_of_this_size_comes_back_as_it_was(served: AmqpServed, size: int, d
 
 
 @pytest.mark.parametrize("frame_max", [4096, 8192])
-def test_content_is_cut_into_frames_of_the_size_that_was_agreed_on(served: AmqpServed, frame_max: int) -> None:
+def test_content_is_cut_into_frames_of_the_size_that_was_agreed_on(
+    served: AmqpServed, frame_max: int
+) -> None:
     body = bytes(range(256)) * 256
     with peer(served.amqp_url, 1, frame_max=frame_max) as client:
         client.call(1, Q.Declare(queue="cut", exclusive=True), Q.DeclareOk)
@@ -202,7 +219,9 @@ def test_content_is_cut_into_frames_of_the_size_that_was_agreed_on(served: AmqpS
 
 
 def test_slow_consumer_and_an_unbounded_publisher_do_not_fill_the_brokers_memory(served: AmqpServed) -> None:
-    """300 MB of persistent messages pass a consumer that does not read: they wait on the disk, and then all come in order."""
+    """300 MB of persistent messages pass a consumer that does not read: they wait on the disk, and then all
+    come in order.
+    """
     size, messages = 10_000, 30_000
     with witness(served) as other, Peer(served.amqp_url) as slow, peer(served.amqp_url, 1) as client:
         slow.opened(1)
@@ -215,17 +234,25 @@ def test_slow_consumer_and_an_unbounded_publisher_do_not_fill_the_brokers_memory
         for first in range(0, messages, block):
             numbers = range(first, first + block)
             publish = B.Publish(routing_key="slow")
-            client.write(b"".join(content(1, publish, b"%08d" % number + padding, delivery_mode=2) for number in numbers))
+            client.write(
+                b"".join(
+                    content(1, publish, b"%08d" % number + padding, delivery_mode=2) for number in numbers
+                )
+            )
             most_bytes = max(most_bytes, served.memory_bytes())
             round_trip(other, "witness")
         client.count(1, "slow")  # the last publish has arrived
         most_bytes = max(most_bytes, served.memory_bytes())
-        assert most_bytes - before_bytes < 150 * MiB, f"the broker grew by {(most_bytes - before_bytes) // MiB} MiB"
+        assert most_bytes - before_bytes < 150 * MiB, (
+            f"the broker grew by {(most_bytes - before_bytes) // MiB} MiB"
+        )
         for number in range(messages):
             slow.expect(B.Deliver)
             assert slow.content(1)[1][:8] == b"%08d" % number
         most_bytes = max(most_bytes, served.memory_bytes())
-        assert most_bytes - before_bytes < 150 * MiB, f"the broker grew by {(most_bytes - before_bytes) // MiB} MiB"
+        assert most_bytes - before_bytes < 150 * MiB, (
+            f"the broker grew by {(most_bytes - before_bytes) // MiB} MiB"
+        )
         client.end()
 
 
@@ -253,7 +280,9 @@ def test_consumer_that_stops_reading_stops_no_other_consumer_of_its_queue(served
 
 
 def test_publisher_that_reads_nothing_back_is_held_and_not_buffered_for(served: AmqpServed) -> None:
-    """Confirms and returns that nobody reads: the broker stops reading from that client, and its memory stays."""
+    """Confirms and returns that nobody reads: the broker stops reading from that client, and its memory
+    stays.
+    """
     with witness(served) as other, Peer(served.amqp_url, timeout_s=3) as deaf:
         deaf.opened(1)
         deaf.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
@@ -288,9 +317,14 @@ def test_messages_that_are_consumed_leave_no_memory_behind(served: AmqpServed, d
 
 
 @pytest.mark.slow
-def test_transient_flood_is_stopped_by_connection_blocked_and_goes_on_once_it_is_read(served: AmqpServed) -> None:
+def test_transient_flood_is_stopped_by_connection_blocked_and_goes_on_once_it_is_read(
+    served: AmqpServed,
+) -> None:
     if psutil.virtual_memory().available < 4096 * MiB:
-        pytest.skip("needs 4 GiB of free memory: the broker takes 1 GiB of transient messages before it stops a publisher")
+        pytest.skip(
+            "needs 4 GiB of free memory: the broker takes 1 GiB of transient messages before it "
+            "stops a publisher"
+        )
     size, messages, block = 40_000, 50_000, 100
     with Peer(served.amqp_url) as flood, peer(served.amqp_url, 1) as reader:
         flood.opened(1)
@@ -301,7 +335,11 @@ def test_transient_flood_is_stopped_by_connection_blocked_and_goes_on_once_it_is
             for first in range(0, messages, block):
                 numbers = range(first, first + block)
                 bodies = [b"%08d" % number + bytes(size - 8) for number in numbers]
-                flood.write(b"".join(content(1, B.Publish(routing_key="flood"), body, delivery_mode=1) for body in bodies))
+                flood.write(
+                    b"".join(
+                        content(1, B.Publish(routing_key="flood"), body, delivery_mode=1) for body in bodies
+                    )
+                )
                 sent.append(block)
 
         flooding = threading.Thread(target=publish)
@@ -326,14 +364,20 @@ def test_transient_flood_is_stopped_by_connection_blocked_and_goes_on_once_it_is
 def test_queue_deleted_together_with_messages_for_it_stops_nobody(served: AmqpServed, ended_by: str) -> None:
     """Publishes and what deletes their queue come in one piece, so that one group commit takes both."""
     arguments = {"x-max-priority": 5, "x-message-ttl": 60_000}
-    ends = {"queue.delete": encoded(1, changed(Q.Delete(queue="x"), queue="")), "connection.close": encoded(0, C.Close(200, "bye", 0, 0))}
+    ends = {
+        "queue.delete": encoded(1, changed(Q.Delete(queue="x"), queue="")),
+        "connection.close": encoded(0, C.Close(200, "bye", 0, 0)),
+    }
     with witness(served) as other:
         for number in range(100):
             queue = f"short.{number}"
-            publish = b"".join(content(1, B.Publish(routing_key=queue), b"x", priority=priority) for priority in range(5))
+            publish = b"".join(
+                content(1, B.Publish(routing_key=queue), b"x", priority=priority) for priority in range(5)
+            )
             with peer(served.amqp_url, 1) as client:
                 declare = encoded(1, Q.Declare(queue=queue, exclusive=True, arguments=arguments))
-                between = encoded(1, Q.Declare(queue=queue, passive=True)) * (number % 5)  # so that the end comes a little later
+                # so that the end comes a little later
+                between = encoded(1, Q.Declare(queue=queue, passive=True)) * (number % 5)
                 client.write(declare + between + publish + ends.get(ended_by, b""))
                 client.shutdown()
                 with contextlib.suppress(Closed):

@@ -1,6 +1,8 @@
-"""Every violation of the protocol and of what its methods mean: the specification's reply code, RabbitMQ's text, and all others work on.
+"""Every violation of the protocol and of what its methods mean: the specification's reply code, RabbitMQ's
+text, and all others work on.
 
-The rows are in ``violations``. With ``TXMQ_INTEROP_URL`` they are held against that broker, and their outcomes are RabbitMQ's own.
+The rows are in ``violations``. With ``TXMQ_INTEROP_URL`` they are held against that broker, and their
+outcomes are RabbitMQ's own.
 """
 
 from __future__ import annotations
@@ -16,7 +18,17 @@ from pamqp import base, commands, header, heartbeat
 from tests.amqp_peer import Closed, Peer, content, described, encoded, peer
 from tests.amqp_server import endpoint
 from tests.server.violations import arguments, frames, handshake, messages, topology
-from tests.server.violations.row import HAS_ANSWER, Answered, AnySent, ChannelClosed, ConnectionClosed, Dropped, Outcome, Row, on_the_wire
+from tests.server.violations.row import (
+    HAS_ANSWER,
+    Answered,
+    AnySent,
+    ChannelClosed,
+    ConnectionClosed,
+    Dropped,
+    Outcome,
+    Row,
+    on_the_wire,
+)
 
 C, H, Q, B = commands.Connection, commands.Channel, commands.Queue, commands.Basic
 REFERENCE = "TXMQ_INTEROP_URL" in os.environ
@@ -75,7 +87,9 @@ BESIDE = Q.Declare(queue="violation.beside", passive=True)
 
 
 def outcome(other: Peer, expected: Outcome, fenced: bool) -> tuple[Outcome, int]:
-    """What comes back, and on which channel. ``fenced``: an answer on channel 2 is awaited too, behind which nothing else may come."""
+    """What comes back, and on which channel. ``fenced``: an answer on channel 2 is awaited too, behind which
+    nothing else may come.
+    """
     names: list[str] = []
     head = b""
     wanted = len(expected.names) + fenced if isinstance(expected, Answered) else 1 << 30
@@ -99,7 +113,9 @@ def outcome(other: Peer, expected: Outcome, fenced: bool) -> tuple[Outcome, int]
 
 
 def after_channel_close(other: Peer, channel: int) -> None:
-    """What still comes on the closed channel is dropped; the other one works, and so does this one once it is open again."""
+    """What still comes on the closed channel is dropped; the other one works, and so does this one once it is
+    open again.
+    """
     other.write(on_the_wire((channel, Q.Declare(queue="violation.dropped", exclusive=True))))
     other.write(content(channel, B.Publish(exchange="violation.missing"), b"dropped"))
     works(other, 3 - channel, "violation.beside")

@@ -26,11 +26,16 @@ class Doors:
         return self.channels.call(word, contract.ChannelCall(channel, number, arguments))
 
     def publish(self, number: int, body: bytes) -> Any:
-        return self.say("publish", number, body=body, exchange="", routing_key="q", properties=b"", mandatory=False)
+        return self.say(
+            "publish", number, body=body, exchange="", routing_key="q", properties=b"", mandatory=False
+        )
 
     def bodies(self) -> list[bytes]:
         queue = self.broker.state.topology.queue("q")
-        return [self.broker.state.messages.fetch(queue, offset).body for offset in range(queue.progress.floor, queue.log.visible_end)]
+        return [
+            self.broker.state.messages.fetch(queue, offset).body
+            for offset in range(queue.progress.floor, queue.log.visible_end)
+        ]
 
 
 @pytest.fixture
@@ -79,7 +84,9 @@ def test_a_call_with_a_bad_argument_takes_its_number(doors: Doors) -> None:
     assert doors.bodies() == [b"order"]
 
 
-def test_a_late_open_of_a_channel_that_has_ended_opens_none_so_its_calls_are_not_made_again(doors: Doors) -> None:
+def test_a_late_open_of_a_channel_that_has_ended_opens_none_so_its_calls_are_not_made_again(
+    doors: Doors,
+) -> None:
     doors.publish(1, b"order")
     doors.say("close", 0)
     with pytest.raises(errors.RemoteProtocolError, match="has ended"):

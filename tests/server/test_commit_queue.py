@@ -77,7 +77,9 @@ def test_what_is_submitted_in_one_tick_is_one_group_commit_answered_in_order(sto
 
 
 def test_the_loop_goes_on_while_a_thread_commits_and_then_leads_itself(store, broker) -> None:
-    """A thread hangs in the disk: the loop still runs callbacks, and its own work is committed after that of the thread."""
+    """A thread hangs in the disk: the loop still runs callbacks, and its own work is committed after that of
+    the thread.
+    """
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -107,7 +109,10 @@ def test_a_loop_and_threads_commit_side_by_side_and_each_is_answered_once(broker
         loop = asyncio.get_running_loop()
         commits = CommitQueue(loop, broker)
         answers: list[str] = []
-        threads = [threading.Thread(target=lambda own=own: [broker.run(remember(name)) for name in own]) for own in names[1:]]
+        threads = [
+            threading.Thread(target=lambda own=own: [broker.run(remember(name)) for name in own])
+            for own in names[1:]
+        ]
         for thread in threads:
             thread.start()
         for name in names[0]:

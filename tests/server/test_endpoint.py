@@ -33,7 +33,10 @@ def test_user_and_password_are_taken_and_never_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["", "h:1", "txmq://", "txmq://h:0", "txmq://h:70000", "txmq://h:x", "txmq://h:1/path", "txmq://h:1?x=1"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "h:1", "txmq://", "txmq://h:0", "txmq://h:70000", "txmq://h:x", "txmq://h:1/path", "txmq://h:1?x=1"],
+)
 def test_wrong_url_is_an_option_error(url: str) -> None:
     with pytest.raises(errors.OptionError, match="option 'url' is"):
         parse_address(url)
@@ -61,7 +64,9 @@ def test_endpoint_file_is_read_as_written_and_removed_by_its_owner_only(tmp_path
     assert endpoint.read_endpoint(str(tmp_path)) is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"host": "h"}', '{"host": "h", "port": "x", "pid": 1, "id": ""}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"host": "h"}', '{"host": "h", "port": "x", "pid": 1, "id": ""}']
+)
 def test_damaged_endpoint_file_is_as_if_there_were_none(tmp_path: Path, content: str) -> None:
     (tmp_path / endpoint.ENDPOINT).write_text(content)
     assert endpoint.read_endpoint(str(tmp_path)) is None

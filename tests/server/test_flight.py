@@ -31,14 +31,16 @@ def _ticket(client: BrokerClient, *queues: str) -> ReadTicket:
     start = dict.fromkeys(queues, START)
     end = client.claim("app", start, Limit(), Origin(), "fail")
     ranges = client.resolve("app", start, end)
-    return ReadTicket("app", "query", 0, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()))
+    return ReadTicket(
+        "app", "query", 0, ranges, tuple((log, first, last) for log, (first, last) in ranges.items())
+    )
 
 
 def _publish_header(queue: str, token: str = "token") -> BranchHeader:
     return BranchHeader(token, f"branch of {token}", "publish", {"exchange": "", "routing_key": queue})
 
 
-# -- rows -----------------------------------------------------------------------------------------------------------------
+# -- rows ----------------------------------------------------------------------------------------------------
 
 
 def _ipc(batch: pa.RecordBatch) -> bytes:
@@ -54,7 +56,12 @@ def test_mapped_read_gives_the_same_bytes_as_a_read_over_flight(served: Served) 
                 channel.queue_declare(queue)
                 channel.queue_bind(queue, "events", key)
         keys = ["a.b", "b.c", "a.c"]
-        batch = pa.record_batch({"body": [str(row) * 7 for row in range(90_000)], "routing_key": [keys[row % 3] for row in range(90_000)]})
+        batch = pa.record_batch(
+            {
+                "body": [str(row) * 7 for row in range(90_000)],
+                "routing_key": [keys[row % 3] for row in range(90_000)],
+            }
+        )
         header = BranchHeader("token", "branch", "publish", {"exchange": "events", "routing_key": ""})
         client.commit_branches("token", [client.stage(header, [batch])])
         fill(client, "all", 3_000, size=50)
@@ -126,13 +133,20 @@ def test_broker_memory_stays_flat_while_1_500_000_messages_are_staged(served: Se
         assert client.queues()[0].messages == 1_500_000
 
 
-@pytest.mark.parametrize("fault", ["store.adopt.open@1=raise", "store.adopt.open@2=raise", "no files without a name"])
-def test_rows_go_over_flight_from_where_on_their_files_cannot_be_had(served: Served, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault", ["store.adopt.open@1=raise", "store.adopt.open@2=raise", "no files without a name"]
+)
+def test_rows_go_over_flight_from_where_on_their_files_cannot_be_had(
+    served: Served, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("broker_core.client.stage.FILE_BYTES", 2 * 1024 * 1024)
     if fault.startswith("no"):
         monkeypatch.setattr(os, "O_TMPFILE", 0)
     served.start(fault if "=" in fault else "")
-    batches = [pa.record_batch({"body": [str(first + row).encode() for row in range(50_000)]}) for first in range(0, 300_000, 50_000)]
+    batches = [
+        pa.record_batch({"body": [str(first + row).encode() for row in range(50_000)]})
+        for first in range(0, 300_000, 50_000)
+    ]
     with BrokerClient(served.url) as client:
         fill(client, "q", 0)
         staged = client.stage(_publish_header("q"), batches)
@@ -145,12 +159,16 @@ def test_branches_to_apply_come_back_with_their_own_schema(served: Served) -> No
     with BrokerClient(served.url) as client:
         opened = client.open_batch("app", "query", 0, "fail")
         batch = pa.record_batch({"origin": ["JFK", None], "delay": [1.5, 2.5]})
-        header = BranchHeader(opened.token, "branch", "append", {"table": "lake/flights", "options": {"mergeSchema": "true"}})
+        header = BranchHeader(
+            opened.token, "branch", "append", {"table": "lake/flights", "options": {"mergeSchema": "true"}}
+        )
         staged = client.stage(header, [batch])
         client.commit_batch("app", "query", 0, opened.token, [staged])
         (entry,) = client.unapplied("app")
         assert entry.to_apply[0].target == {"table": "lake/flights", "options": {"mergeSchema": "true"}}
-        assert pa.Table.from_batches(client.read_branches(entry.to_apply[0].branches)) == pa.Table.from_batches([batch])
+        assert pa.Table.from_batches(
+            client.read_branches(entry.to_apply[0].branches)
+        ) == pa.Table.from_batches([batch])
 
 
 def test_wait_ends_when_a_message_comes_and_not_before(served: Served) -> None:
@@ -192,11 +210,15 @@ print(in_child(client.queues), in_child(client.queues), len(client.queues()), in
 """
 
 
-def test_client_made_before_a_fork_works_in_the_workers_and_one_used_before_says_that_it_cannot(served: Served) -> None:
+def test_client_made_before_a_fork_works_in_the_workers_and_one_used_before_says_that_it_cannot(
+    served: Served,
+) -> None:
     served.start()
     with BrokerClient(served.url) as client:
         fill(client, "q", 3)
-    forks = subprocess.run([sys.executable, "-c", _FORKS, served.url], capture_output=True, text=True, timeout=600, check=True)
+    forks = subprocess.run(
+        [sys.executable, "-c", _FORKS, served.url], capture_output=True, text=True, timeout=600, check=True
+    )
     assert forks.stdout.split() == ["0", "0", "1", "7"]
 
 
@@ -212,7 +234,7 @@ def test_client_has_every_method_of_the_port() -> None:
     assert missing == []
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------------------
 
 
 def test_error_crosses_as_the_same_class_with_the_same_text(served: Served) -> None:
@@ -233,7 +255,9 @@ def test_error_crosses_as_the_same_class_with_the_same_text(served: Served) -> N
             channel.publish(b"", exchange="nowhere")
 
 
-def test_publish_that_fails_in_a_transaction_closes_the_channel_and_nothing_is_committed(served: Served) -> None:
+def test_publish_that_fails_in_a_transaction_closes_the_channel_and_nothing_is_committed(
+    served: Served,
+) -> None:
     served.start()
     with BrokerClient(served.url) as client:
         fill(client, "q", 0)
@@ -262,7 +286,9 @@ def test_url_where_nothing_listens_says_so_within_seconds_and_names_the_address(
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets this port
         port = taken.getsockname()[1]
         started = time.monotonic()
-        with pytest.raises(errors.ConnectionFailed, match=f"nothing listens at txmq://127.0.0.1:{port}: start a broker there"):
+        with pytest.raises(
+            errors.ConnectionFailed, match=f"nothing listens at txmq://127.0.0.1:{port}: start a broker there"
+        ):
             BrokerClient(f"txmq://127.0.0.1:{port}").apps()
         assert time.monotonic() - started < 10
 
@@ -276,14 +302,25 @@ def test_restarted_broker_that_never_comes_is_an_error_after_reconnect_s(served:
             client.apps()
 
 
-# -- data directories -----------------------------------------------------------------------------------------------------
+# -- data directories ----------------------------------------------------------------------------------------
 
 
 def test_data_directory_in_use_is_refused_and_names_the_owner(served: Served) -> None:
     served.start()
     with pytest.raises(errors.DataDirectoryLocked, match=f"in use by process {served.pid}"):
         Broker.open(served.directory)
-    command = [sys.executable, "-m", "txmq", "serve", "--data", str(served.directory), "--listen", "127.0.0.1:0", "--amqp", "none"]
+    command = [
+        sys.executable,
+        "-m",
+        "txmq",
+        "serve",
+        "--data",
+        str(served.directory),
+        "--listen",
+        "127.0.0.1:0",
+        "--amqp",
+        "none",
+    ]
     second = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert second.returncode == 1
     assert second.stdout == ""
@@ -300,7 +337,9 @@ def _pid_of_broker(directory: str, ready: object, answers: object) -> None:
 def test_four_processes_that_need_the_broker_at_once_start_one(embedded: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready, answers = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=_pid_of_broker, args=(str(embedded), ready, answers)) for _ in range(4)]
+    processes = [
+        context.Process(target=_pid_of_broker, args=(str(embedded), ready, answers)) for _ in range(4)
+    ]
     for process in processes:
         process.start()
     pids = {answers.get(timeout=600) for _ in processes}
@@ -365,10 +404,14 @@ def test_broker_that_fails_to_start_is_an_error_with_its_own_words(tmp_path: Pat
         BrokerClient(data=tmp_path / "file").apps()
 
 
-def test_old_endpoint_file_whose_port_another_broker_has_is_not_believed(served: Served, embedded: Path) -> None:
+def test_old_endpoint_file_whose_port_another_broker_has_is_not_believed(
+    served: Served, embedded: Path
+) -> None:
     served.start()
     embedded.mkdir()
-    endpoint.write_endpoint(str(embedded), endpoint.Endpoint("127.0.0.1", served.port, served.pid, "another id"))
+    endpoint.write_endpoint(
+        str(embedded), endpoint.Endpoint("127.0.0.1", served.port, served.pid, "another id")
+    )
     with BrokerClient(data=embedded) as client, BrokerClient(served.url) as other:
         fill(client, "mine", 1)
         assert other.queues() == []

@@ -1,4 +1,5 @@
-"""Damaged bytes at the Flight door: actions, tickets, descriptors, streams of rows. The call fails, the server goes on, memory is bounded.
+"""Damaged bytes at the Flight door: actions, tickets, descriptors, streams of rows. The call fails, the
+server goes on, memory is bounded.
 
 The broker is a process of its own: a crash inside Arrow would end it.
 """
@@ -53,7 +54,7 @@ def damaged(source: random.Random, data: bytes) -> bytes:
     return bytes(found)
 
 
-# -- a stream of parts, message by message ------------------------------------------------------------------------------------
+# -- a stream of parts, message by message -------------------------------------------------------------------
 
 
 def _field(number: int, data: bytes) -> bytes:
@@ -76,7 +77,9 @@ def put_frames(header: Any, rows: bytes, number: bytes = b"0") -> list[bytes]:
     frames = []
     for place, message in enumerate(reader):
         body = bytes(message.body) if message.body is not None else b""
-        frame = _field(2, bytes(message.metadata)) + (_field(3, number) if place else b"") + _field(1000, body)
+        frame = (
+            _field(2, bytes(message.metadata)) + (_field(3, number) if place else b"") + _field(1000, body)
+        )
         frames.append((_field(1, descriptor) if not place else b"") + frame)
     return frames
 
@@ -86,7 +89,9 @@ class Streams:
 
     def __init__(self, url: str) -> None:
         self.channel = grpc.insecure_channel(url.removeprefix("txmq://"))
-        self._put = self.channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut", lambda data: data, lambda data: data)
+        self._put = self.channel.stream_stream(
+            "/arrow.flight.protocol.FlightService/DoPut", lambda data: data, lambda data: data
+        )
 
     def put(self, frames: list[bytes]) -> str:
         """How it failed; "" where it was taken."""
@@ -97,7 +102,7 @@ class Streams:
         return ""
 
 
-# -- the attack -----------------------------------------------------------------------------------------------------------------
+# -- the attack ----------------------------------------------------------------------------------------------
 
 
 def sendings(source: random.Random) -> tuple[str, bytes, list[bytes]]:
@@ -107,19 +112,29 @@ def sendings(source: random.Random) -> tuple[str, bytes, list[bytes]]:
     match source.choice(["action", "ticket", "part", "put", "random"]):
         case "action":
             if name.startswith("channel."):
-                body = json.dumps({"channel": "c", "number": source.randint(-1, 9), "arguments": arguments}).encode()
+                body = json.dumps(
+                    {"channel": "c", "number": source.randint(-1, 9), "arguments": arguments}
+                ).encode()
             return name, damaged(source, body), []
         case "ticket":
             return "", damaged(source, json.dumps(source.choice(TICKETS)).encode()), []
         case "part":
             whole = part_body(STAGE, ROWS)
-            return "stage", damaged(source, whole) if source.random() < 0.7 else part_body(STAGE, damaged(source, ROWS)), []
+            return (
+                "stage",
+                damaged(source, whole) if source.random() < 0.7 else part_body(STAGE, damaged(source, ROWS)),
+                [],
+            )
         case "put":
             frames = put_frames(HEADER, ROWS, source.choice([b"0", b"", b"x", b"-1", str(2**70).encode()]))
             place = source.randrange(len(frames))
             frames[place] = damaged(source, frames[place])
             return "put", b"", frames[: source.randint(1, len(frames))]
-    return source.choice([name, "", "engine.", "channel.__init__", "admin._committed", "é", "x" * 5000]), source.randbytes(200), []
+    return (
+        source.choice([name, "", "engine.", "channel.__init__", "admin._committed", "é", "x" * 5000]),
+        source.randbytes(200),
+        [],
+    )
 
 
 def attack(served: Served, seed: int, rounds: int) -> None:
@@ -163,7 +178,7 @@ def test_damaged_bytes_at_the_flight_door_for_long(served: Served, seed: int, ro
         attack(served, seed + number, 3_000)
 
 
-# -- one by one ---------------------------------------------------------------------------------------------------------------
+# -- one by one ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +232,14 @@ def schemas() -> list[pa.RecordBatch]:
     ]
 
 
-@pytest.mark.parametrize("batch", schemas(), ids=["body alone", "other columns", "another type", "a null", "too many", "a long key"])
-def test_rows_that_are_no_messages_are_refused_by_every_way_in(batch: pa.RecordBatch, raw: Raw, one: Served) -> None:
+@pytest.mark.parametrize(
+    "batch",
+    schemas(),
+    ids=["body alone", "other columns", "another type", "a null", "too many", "a long key"],
+)
+def test_rows_that_are_no_messages_are_refused_by_every_way_in(
+    batch: pa.RecordBatch, raw: Raw, one: Served
+) -> None:
     rows = bytes(contract.encode_rows([batch], batch.schema))
     answer = raw.action("stage", part_body(STAGE, rows))
     assert isinstance(answer, errors.OptionError), answer

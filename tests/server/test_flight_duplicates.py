@@ -1,4 +1,6 @@
-"""Every call of the engine sent twice: the second one changes nothing, and is answered as the first or as what is over."""
+"""Every call of the engine sent twice: the second one changes nothing, and is answered as the first or as
+what is over.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,25 @@ def steps(raw: Raw) -> Iterator[tuple[str, bytes, bool]]:
     yield "read", _json({**READ, "ranges": {"in": [0, 1]}}), False
     rows = contract.encode_rows([messages(b"out", routing_key="other")], messages().schema)
     for token, branch in (("t", "b1"), ("w", "b2")):
-        header = {**HEADER, "token": token, "branch": branch, **({"app_id": "app", "query_id": "q", "batch_id": 0} if token == "t" else {})}
+        header = {
+            **HEADER,
+            "token": token,
+            "branch": branch,
+            **({"app_id": "app", "query_id": "q", "batch_id": 0} if token == "t" else {}),
+        }
         answer = raw.action("stage", part_body({"header": header, "part": 0}, rows))
         assert isinstance(answer, list)
         receipt = json.loads(answer[0])
         yield "stage", part_body({"header": header, "part": 0}, rows), False
-        named = [{"branch": branch, "partition": 0, "attempt": 0, "rows": 1, "checksum": branch_checksum([receipt["checksum"]])}]
+        named = [
+            {
+                "branch": branch,
+                "partition": 0,
+                "attempt": 0,
+                "rows": 1,
+                "checksum": branch_checksum([receipt["checksum"]]),
+            }
+        ]
         if token == "t":
             yield "engine.commit_batch", _json({**ENGINE["commit_batch"], "branches": named}), False
         else:
@@ -71,7 +86,10 @@ def test_a_call_that_is_sent_again_changes_nothing_the_second_time(broker: Broke
         assert isinstance(first, list), (name, first)
         before = picture(broker)
         second = raw.action(name, body)
-        assert isinstance(second, list) or (over and isinstance(second, errors.PreconditionFailed)), (name, second)
+        assert isinstance(second, list) or (over and isinstance(second, errors.PreconditionFailed)), (
+            name,
+            second,
+        )
         assert picture(broker) == before, name
         sent.append((name, body))
     # and late, in any order: what was published and consumed stays as it is

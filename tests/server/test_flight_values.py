@@ -1,4 +1,6 @@
-"""Every Flight call with a value of a wrong type, size or form: it is refused with one clear error, and nothing has changed."""
+"""Every Flight call with a value of a wrong type, size or form: it is refused with one clear error, and
+nothing has changed.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,36 @@ from broker_core.launcher import Broker
 from tests.server.flight_calls import CALLS, TICKETS, Call, Raw, leaves, replaced
 from tests.server.picture import picture
 
-WRONG: list[Any] = [None, True, 1.5, "x", [], {}, [None], {"a": None}, "a\ud800", 2**70, -(2**63) - 1, {"$bytes": "AA=="}, {"$bytes": 5}]
-ODD: list[Any] = [*WRONG, 0, -1, 2**63 - 1, "", "x" * 300, "x" * 2_000_000, float("nan"), float("inf"), [[[[]]]], {"": ""}, "\0", "start"]
+WRONG: list[Any] = [
+    None,
+    True,
+    1.5,
+    "x",
+    [],
+    {},
+    [None],
+    {"a": None},
+    "a\ud800",
+    2**70,
+    -(2**63) - 1,
+    {"$bytes": "AA=="},
+    {"$bytes": 5},
+]
+ODD: list[Any] = [
+    *WRONG,
+    0,
+    -1,
+    2**63 - 1,
+    "",
+    "x" * 300,
+    "x" * 2_000_000,
+    float("nan"),
+    float("inf"),
+    [[[[]]]],
+    {"": ""},
+    "\0",
+    "start",
+]
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +99,16 @@ def refusals() -> Iterator[tuple[Call, tuple[Any, ...], Any]]:
         for path in leaves(arguments):
             free = "arguments" in path[:-1] or "target" in path[:-1]  # tables take values of many types
             for by in [] if free else wrong_for(at(arguments, path)):
-                if not (path == ("start", "in") and by == 5) and not (path == ("end", "in") and by in ("1", "text")):
+                if not (path == ("start", "in") and by == 5) and not (
+                    path == ("end", "in") and by in ("1", "text")
+                ):
                     yield (name, arguments), path, by
 
 
 @pytest.mark.parametrize("call", [name for name, _ in CALLS])
-def test_an_argument_of_a_wrong_type_is_refused_by_name_and_changes_nothing(call: str, broker: Broker, raw: Raw) -> None:
+def test_an_argument_of_a_wrong_type_is_refused_by_name_and_changes_nothing(
+    call: str, broker: Broker, raw: Raw
+) -> None:
     raw.close_channel()
     raw.call("channel.recover", {})
     before = picture(broker)
@@ -87,7 +121,9 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name_and_changes_nothing(call
     assert isinstance(raw.call(call, {**arguments, "unheard of": 1}), (errors.OptionError, list))
     for bad in (None, [], 5, "text"):
         raw.close_channel()
-        assert isinstance(raw.call(call, bad), errors.RemoteProtocolError) or (bad is None and not arguments), bad
+        assert isinstance(raw.call(call, bad), errors.RemoteProtocolError) or (
+            bad is None and not arguments
+        ), bad
     assert picture(broker) == before or call in ("read", "stage", "adopt")
     assert not broker.failed
 
@@ -116,7 +152,9 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name_and_changes_nothing(call
         lambda broker: broker.channel().exchange_declare("e" * 300),
     ],
 )
-def test_an_argument_of_a_wrong_type_is_refused_in_process_and_changes_nothing(call: Callable[[Any], Any], broker: Broker) -> None:
+def test_an_argument_of_a_wrong_type_is_refused_in_process_and_changes_nothing(
+    call: Callable[[Any], Any], broker: Broker
+) -> None:
     before = picture(broker)
     with pytest.raises(errors.OptionError, match=r"must be|allowed are"):
         call(broker)
@@ -148,16 +186,26 @@ def attacked(broker: Broker, seed: int, rounds: int) -> int:
     refused = 0
     for number in range(rounds):
         name, arguments = source.choice(CALLS)
-        before = picture(broker) if number % 5 == 0 and not name.startswith(("channel", "engine.claim", "read")) else None
+        before = (
+            picture(broker)
+            if number % 5 == 0 and not name.startswith(("channel", "engine.claim", "read"))
+            else None
+        )
         if source.random() < 0.1:
             answer: Any = raw.get(json.dumps(odd(source, source.choice(TICKETS))).encode())
         else:
             answer = raw.call(name, odd(source, arguments) if source.random() < 0.8 else arguments)
         if isinstance(answer, errors.TxmqError):
             refused += 1
-            assert type(answer) is not errors.TxmqError and not isinstance(answer, errors.InternalFault), (name, arguments, answer)
+            assert type(answer) is not errors.TxmqError and not isinstance(answer, errors.InternalFault), (
+                name,
+                arguments,
+                answer,
+            )
             assert before is None or before == picture(broker), (name, answer)
-            if isinstance(answer, (errors.TransactionState, errors.ConnectionFailed, errors.RemoteProtocolError)):
+            if isinstance(
+                answer, (errors.TransactionState, errors.ConnectionFailed, errors.RemoteProtocolError)
+            ):
                 raw.close_channel()
         assert not broker.failed, (name, arguments, answer)
     raw.close_channel()

@@ -1,4 +1,6 @@
-"""Insertion points: what a handler may do at each of them, and the two that come with the server, seen by clients."""
+"""Insertion points: what a handler may do at each of them, and the two that come with the server, seen by
+clients.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ class Recorder(Handler):
         return command
 
 
-# -- the points -----------------------------------------------------------------------------------------------------------
+# -- the points ----------------------------------------------------------------------------------------------
 
 
 def test_a_handler_sees_every_event_command_and_answer_and_changes_nothing() -> None:
@@ -90,10 +92,20 @@ def test_a_handler_sees_every_event_command_and_answer_and_changes_nothing() -> 
     names = [event.method.NAME for event in recorder.events if isinstance(event, Command)]
     assert names[:4] == ["connection.start-ok", "connection.tune-ok", "connection.open", "channel.open"]
     assert names[-1] == "connection.close"
-    assert [command.method.NAME for command in recorder.inward][:3] == ["queue.declare", "confirm.select", "basic.publish"]
-    assert recorder.inward[2].body == b"one" and Properties.decode(recorder.inward[2].properties).delivery_mode == 2
+    assert [command.method.NAME for command in recorder.inward][:3] == [
+        "queue.declare",
+        "confirm.select",
+        "basic.publish",
+    ]
+    assert (
+        recorder.inward[2].body == b"one"
+        and Properties.decode(recorder.inward[2].properties).delivery_mode == 2
+    )
     outward = {command.method.NAME: (command, queue) for command, queue in recorder.outward}
-    assert outward["basic.get-ok"] == (Command(1, m.BasicGetOk(1, False, "", "q", 0), b"\x10\x00\x02", b"one"), "q")
+    assert outward["basic.get-ok"] == (
+        Command(1, m.BasicGetOk(1, False, "", "q", 0), b"\x10\x00\x02", b"one"),
+        "q",
+    )
     assert outward["basic.deliver"] == (Command(1, m.BasicDeliver("t", 2, False, "", "q"), b"", b"two"), "q")
     assert outward["basic.ack"][0].method == m.BasicAck(2, False)
     assert "queue.declare-ok" in outward
@@ -115,11 +127,17 @@ class Renamer(Handler):
 
     def session_in(self, session: Session, command: Command) -> Command | None:
         if isinstance(command.method, m.BasicPublish):
-            return command._replace(method=dataclasses.replace(command.method, routing_key="q"), body=command.body + self.letter)
+            return command._replace(
+                method=dataclasses.replace(command.method, routing_key="q"), body=command.body + self.letter
+            )
         return command
 
     def session_out(self, session: Session, command: Command, queue: str) -> Command | None:
-        return command._replace(body=command.body + self.letter) if isinstance(command.method, m.BasicGetOk) else command
+        return (
+            command._replace(body=command.body + self.letter)
+            if isinstance(command.method, m.BasicGetOk)
+            else command
+        )
 
 
 def test_what_handlers_change_is_what_goes_on_in_their_order() -> None:
@@ -130,7 +148,9 @@ def test_what_handlers_change_is_what_goes_on_in_their_order() -> None:
 
 
 class Answering(Handler):
-    """Answers basic.qos itself, swallows publishes to "hole", refuses by channel and by connection, and breaks."""
+    """Answers basic.qos itself, swallows publishes to "hole", refuses by channel and by connection, and
+    breaks.
+    """
 
     def session_in(self, session: Session, command: Command) -> Command | None:
         match command.method:
@@ -187,12 +207,15 @@ def test_a_connection_exception_of_a_handler_closes_the_connection() -> None:
         assert (close.reply_code, close.reply_text) == (530, "NOT_ALLOWED - not on this connection")
 
 
-def test_a_handler_that_breaks_closes_its_connection_and_says_so_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_breaks_closes_its_connection_and_says_so_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with serving(Answering()) as url, peer(url, 1) as client, peer(url, 1) as other:
         with caplog.at_level(logging.ERROR, "txmq.amqp"):
             client.publish(1, "", "broken", b"x")
             assert client.expect(c.Connection.Close, 0).reply_code == 541
-        assert "ZeroDivisionError" in caplog.text  # as text, or as JSON where pyspark has set its logger class in this process
+        # as text, or as JSON where pyspark has set its logger class in this process
+        assert "ZeroDivisionError" in caplog.text
         assert "a bug" in caplog.text
         declare(other)
 
@@ -207,7 +230,10 @@ class Gate(Handler):
 
 
 def test_a_handler_refuses_a_connection_before_it_is_open() -> None:
-    with serving(Gate()) as url, pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="is not welcome"):
+    with (
+        serving(Gate()) as url,
+        pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="is not welcome"),
+    ):
         pika.BlockingConnection(pika.URLParameters(url))
 
 
@@ -218,11 +244,19 @@ def test_a_point_that_nobody_overrides_is_not_on_the_path() -> None:
 
 
 def test_the_handler_of_the_documentation_does_what_it_says() -> None:
-    block = next(block for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "class Namespaces" in block)
+    block = next(
+        block
+        for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+        if "class Namespaces" in block
+    )
     names: dict[str, Any] = {}
     exec(block, names)
     with serving(names["Namespaces"](most=2)) as url:
-        for queues, refused in [(["other"], True), (["guest.a", "guest.b"], False), (["guest.a", "guest.b", "guest.c"], True)]:
+        for queues, refused in [
+            (["other"], True),
+            (["guest.a", "guest.b"], False),
+            (["guest.a", "guest.b", "guest.c"], True),
+        ]:
             with peer(url, 1) as client:
                 for queue in queues[:-1]:
                     declare(client, queue)
@@ -234,7 +268,7 @@ def test_the_handler_of_the_documentation_does_what_it_says() -> None:
                 client.end()
 
 
-# -- the firehose -----------------------------------------------------------------------------------------------------------
+# -- the firehose --------------------------------------------------------------------------------------------
 
 
 def test_the_tracer_copies_what_comes_in_and_goes_out_as_rabbitmq_does() -> None:
@@ -245,7 +279,9 @@ def test_the_tracer_copies_what_comes_in_and_goes_out_as_rabbitmq_does() -> None
             channel.queue_declare(queue)
         channel.queue_bind("q", "logs")
         channel.queue_bind("firehose", "amq.rabbitmq.trace", "#")
-        properties = pika.BasicProperties(content_type="text/plain", priority=3, headers={"n": 1}, timestamp=5)
+        properties = pika.BasicProperties(
+            content_type="text/plain", priority=3, headers={"n": 1}, timestamp=5
+        )
         channel.basic_publish("logs", "key", b"body", properties)
         method, _, _ = channel.basic_get("q")
         channel.basic_reject(method.delivery_tag, requeue=True)
@@ -272,7 +308,12 @@ def test_the_tracer_copies_what_comes_in_and_goes_out_as_rabbitmq_does() -> None
         assert re.fullmatch(r"127\.0\.0\.1:\d+ -> 127\.0\.0\.1:\d+", found["connection"])
         copied = found["properties"]
         assert (copied["content_type"], copied["priority"], copied["headers"]) == ("text/plain", 3, {"n": 1})
-        assert copied["timestamp"] is not None and set(copied) == {"content_type", "priority", "headers", "timestamp"}
+        assert copied["timestamp"] is not None and set(copied) == {
+            "content_type",
+            "priority",
+            "headers",
+            "timestamp",
+        }
     assert headers[0]["routed_queues"] == ["q"] and "redelivered" not in headers[0]
     assert [found["redelivered"] for found in headers[1:]] == [0, 1]
     assert all(properties.delivery_mode == 1 for _, properties, _ in traced)
@@ -303,11 +344,13 @@ def test_a_traced_transaction_is_still_all_or_nothing() -> None:
         assert channel.basic_get("q")[0] is None
 
 
-# -- rate limits ------------------------------------------------------------------------------------------------------------
+# -- rate limits ---------------------------------------------------------------------------------------------
 
 
 def publishes(count: int, size: int = 1) -> bytes:
-    return b"".join(content(1, c.Basic.Publish(routing_key="q"), bytes([number]) * size) for number in range(count))
+    return b"".join(
+        content(1, c.Basic.Publish(routing_key="q"), bytes([number]) * size) for number in range(count)
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,7 +358,9 @@ def publishes(count: int, size: int = 1) -> bytes:
     [(PublishRateLimit(20, burst_s=0.5), 1), (PublishRateLimit(bytes_per_s=2_000, burst_s=0.5), 100)],
     ids=["messages", "bytes"],
 )
-def test_a_connection_over_its_rate_waits_loses_nothing_and_holds_up_no_other(limit: PublishRateLimit, size: int) -> None:
+def test_a_connection_over_its_rate_waits_loses_nothing_and_holds_up_no_other(
+    limit: PublishRateLimit, size: int
+) -> None:
     with serving(limit) as url, peer(url, 1) as fast, peer(url, 1) as other:
         declare(fast)
         declare(other, "other")
@@ -335,7 +380,9 @@ def test_a_connection_over_its_rate_is_refused_where_that_is_asked_for() -> None
         client.write(publishes(6))
         close = client.expect(c.Channel.Close, 1)
         assert (close.reply_code, close.class_id, close.method_id) == (406, 60, 40)
-        assert re.fullmatch(r"PRECONDITION_FAILED - connection '.*' publishes faster than 5 messages/s", close.reply_text)
+        assert re.fullmatch(
+            r"PRECONDITION_FAILED - connection '.*' publishes faster than 5 messages/s", close.reply_text
+        )
         assert client.call(2, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count == 5
 
 
@@ -351,7 +398,9 @@ def test_a_body_larger_than_the_whole_burst_passes_when_the_bucket_is_full() -> 
         assert client.expect(c.Channel.Close, 1).reply_code == 406
 
 
-@pytest.mark.parametrize("wrong", [{}, {"messages_per_s": 0}, {"bytes_per_s": -1}, {"messages_per_s": 1, "burst_s": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"messages_per_s": 0}, {"bytes_per_s": -1}, {"messages_per_s": 1, "burst_s": 0}]
+)
 def test_a_limit_that_is_none_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         PublishRateLimit(**wrong)

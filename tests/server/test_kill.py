@@ -1,4 +1,6 @@
-"""A broker that is killed, or whose reply is lost: the client goes on, and the result is there exactly once."""
+"""A broker that is killed, or whose reply is lost: the client goes on, and the result is there exactly
+once.
+"""
 
 from __future__ import annotations
 
@@ -106,8 +108,18 @@ def test_read_goes_on_at_the_next_row_when_the_broker_is_killed(served: Served) 
 
 
 # the steps of staging by sent parts, and by files on the broker's host
-PART_STEPS = [(False, step) for step in ("server.stage.part@3", "engine.stage.durable@3", "server.reply.part@2")]
-FILE_STEPS = [(True, step) for step in ("server.stage.file@2", "store.adopt.linked@2", "engine.stage.durable@2", "server.reply.adopt@2")]
+PART_STEPS = [
+    (False, step) for step in ("server.stage.part@3", "engine.stage.durable@3", "server.reply.part@2")
+]
+FILE_STEPS = [
+    (True, step)
+    for step in (
+        "server.stage.file@2",
+        "store.adopt.linked@2",
+        "engine.stage.durable@2",
+        "server.reply.adopt@2",
+    )
+]
 
 
 @pytest.mark.parametrize(("by_files", "step"), PART_STEPS + FILE_STEPS)
@@ -121,7 +133,10 @@ def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
     served.kill()
     served.start(f"{step}=kill")
     restarting = _restart_when_killed(served)
-    batches = [pa.record_batch({"body": [str(first + row).encode() for row in range(50_000)]}) for first in range(0, 300_000, 50_000)]
+    batches = [
+        pa.record_batch({"body": [str(first + row).encode() for row in range(50_000)]})
+        for first in range(0, 300_000, 50_000)
+    ]
     pulled: list[int] = []
 
     def rows() -> Iterator[pa.RecordBatch]:
@@ -130,7 +145,9 @@ def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
             yield batch
 
     with patient(served, map_files=by_files) as client:
-        staged = client.stage(BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), rows())
+        staged = client.stage(
+            BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), rows()
+        )
         restarting.join()
         assert pulled == list(range(6)), "the rows are pulled once, whatever breaks"
         assert staged.rows == 300_000
@@ -139,13 +156,17 @@ def test_stage_resends_only_what_is_not_acknowledged_when_the_broker_is_killed(
         assert Counter(bodies(client, "out")) == _numbers(300_000)
 
 
-@pytest.mark.parametrize(("by_files", "reply"), [(False, "server.reply.part@2"), (True, "server.reply.adopt@1")])
+@pytest.mark.parametrize(
+    ("by_files", "reply"), [(False, "server.reply.part@2"), (True, "server.reply.adopt@1")]
+)
 def test_lost_receipt_stages_the_part_once(served: Served, by_files: bool, reply: str) -> None:
     served.start(f"{reply}=drop")
     with patient(served, map_files=by_files) as client:
         fill(client, "out", 0)
         batch = pa.record_batch({"body": [b"x" * 100] * 60_000})
-        staged = client.stage(BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), [batch] * 4)
+        staged = client.stage(
+            BranchHeader("token", "branch", "publish", {"exchange": "", "routing_key": "out"}), [batch] * 4
+        )
         assert client.commit_branches("token", [staged]) == 240_000
         assert client.available(["out"])["out"].rows == 240_000
     served.terminate()
@@ -169,7 +190,9 @@ def test_channel_commit_is_found_by_its_token_when_the_broker_dies_after_it(serv
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_prepare_is_found_by_the_number_of_its_call_when_the_broker_dies(served: Served, committed: bool) -> None:
+def test_a_prepare_is_found_by_the_number_of_its_call_when_the_broker_dies(
+    served: Served, committed: bool
+) -> None:
     served.start()
     with patient(served) as client:
         fill(client, "q", 0)
@@ -227,7 +250,9 @@ def test_channel_call_is_done_once_when_its_reply_is_lost(served: Served, reply:
         assert [queue.messages for queue in client.queues()] == [0]
 
 
-def test_channel_ends_with_its_lease_when_its_client_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channel_ends_with_its_lease_when_its_client_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from broker_core.launcher import Broker
     from broker_core.server.flight import channels
 
@@ -244,7 +269,10 @@ def test_channel_ends_with_its_lease_when_its_client_is_gone(tmp_path: Path, mon
         channel.close()
 
 
-@pytest.mark.parametrize(("fault", "text"), [("raise", "failpoint store.commit.synced"), ("enospc", "TXMQ_DISK_FULL.*free some space")])
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("raise", "failpoint store.commit.synced"), ("enospc", "TXMQ_DISK_FULL.*free some space")],
+)
 def test_broker_whose_disk_failed_says_so_and_ends_and_the_next_one_has_what_was_committed(
     served: Served, fault: str, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

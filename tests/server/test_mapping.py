@@ -40,7 +40,9 @@ def test_file_that_was_removed_is_readable_while_it_is_mapped(tmp_path: Path) ->
     assert SegmentFiles(str(tmp_path)).read(location) is None
 
 
-@pytest.mark.parametrize(("field", "value"), [("checksum", 1), ("rows", 4), ("position", 10**6), ("length", 8), ("path", "absent")])
+@pytest.mark.parametrize(
+    ("field", "value"), [("checksum", 1), ("rows", 4), ("position", 10**6), ("length", 8), ("path", "absent")]
+)
 def test_location_that_does_not_fit_its_file_is_none(tmp_path: Path, field: str, value: int | str) -> None:
     location = _append(tmp_path / "1.arrow")
     assert SegmentFiles(str(tmp_path)).read(replace(location, **{field: value})) is None

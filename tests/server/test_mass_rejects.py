@@ -1,4 +1,6 @@
-"""One AMQP client rejects a great many messages at once: the others are answered meanwhile, and a transaction stays whole."""
+"""One AMQP client rejects a great many messages at once: the others are answered meanwhile, and a transaction
+stays whole.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ def holding(broker: AmqpServed) -> Peer:
     peer.call(1, Queue.Declare(queue="dead", durable=True), Queue.DeclareOk)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     peer.call(1, Queue.Declare(queue="q", durable=True, arguments=arguments), Queue.DeclareOk)
-    peer.write(b"".join(content(1, Basic.Publish(routing_key="q"), b"%d" % number, delivery_mode=2) for number in range(MANY)))
+    peer.write(
+        b"".join(
+            content(1, Basic.Publish(routing_key="q"), b"%d" % number, delivery_mode=2)
+            for number in range(MANY)
+        )
+    )
     peer.call(1, Basic.Consume(queue="q", consumer_tag="c"), Basic.ConsumeOk)
     for _ in range(MANY):
         peer.expect(Basic.Deliver, 1)
@@ -51,17 +58,23 @@ def counts(broker: AmqpServed, peer: Peer, request: bytes, answer: type | None) 
 
 def test_others_are_answered_between_the_commits_of_a_great_many_rejects(broker: AmqpServed) -> None:
     with holding(broker) as peer:
-        seen = counts(broker, peer, encoded(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False)), None)
+        seen = counts(
+            broker, peer, encoded(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False)), None
+        )
         assert len({count for count in seen if 0 < count < MANY}) >= 2
         assert seen == sorted(seen)
         assert peer.count(1, "q") == 0
     assert broker.running
 
 
-def test_others_are_answered_while_a_transaction_of_a_great_many_rejects_commits_whole(broker: AmqpServed) -> None:
+def test_others_are_answered_while_a_transaction_of_a_great_many_rejects_commits_whole(
+    broker: AmqpServed,
+) -> None:
     with holding(broker) as peer:
         peer.call(1, Tx.Select(), Tx.SelectOk)
-        request = encoded(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False)) + encoded(1, Tx.Commit())
+        request = encoded(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False)) + encoded(
+            1, Tx.Commit()
+        )
         assert set(counts(broker, peer, request, Tx.CommitOk)) <= {0, MANY}
     broker.kill()
     broker.start()
@@ -73,7 +86,9 @@ def test_others_are_answered_while_a_transaction_of_a_great_many_rejects_commits
 def test_a_client_that_leaves_in_such_a_commit_leaves_all_of_it_or_nothing(broker: AmqpServed) -> None:
     with holding(broker) as peer:
         peer.call(1, Tx.Select(), Tx.SelectOk)
-        peer.write(encoded(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False)) + encoded(1, Tx.Commit()))
+        peer.write(
+            encoded(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False)) + encoded(1, Tx.Commit())
+        )
         peer.abort()
     with Peer(broker.amqp_url) as other:
         other.opened(1)

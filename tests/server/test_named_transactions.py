@@ -1,4 +1,6 @@
-"""Commit tokens and prepared transactions of AMQP clients (decisions 20 and 21), by an unmodified client and the command line."""
+"""Commit tokens and prepared transactions of AMQP clients (decisions 20 and 21), by an unmodified client and
+the command line.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def publish(channel: BlockingChannel, queue: str, *bodies: bytes) -> None:
         channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
 
 
-def test_21_a_commit_token_answers_whether_it_was_committed_over_amqp_and_flight_even_after_a_kill(broker: AmqpServed) -> None:
+def test_21_a_commit_token_answers_whether_it_was_committed_over_amqp_and_flight_even_after_a_kill(
+    broker: AmqpServed,
+) -> None:
     with closing(connect(broker)) as connection:
         channel = connection.channel()
         channel.queue_declare("orders", durable=True)
@@ -71,7 +75,9 @@ def test_21_a_commit_token_answers_whether_it_was_committed_over_amqp_and_flight
         assert ready(channel, "orders") == 2
 
 
-def test_21_a_token_that_was_used_fails_the_second_commit_and_nothing_of_it_is_enqueued(broker: AmqpServed) -> None:
+def test_21_a_token_that_was_used_fails_the_second_commit_and_nothing_of_it_is_enqueued(
+    broker: AmqpServed,
+) -> None:
     with closing(connect(broker)) as connection:
         channel = connection.channel()
         channel.queue_declare("orders", durable=True)
@@ -81,7 +87,9 @@ def test_21_a_token_that_was_used_fails_the_second_commit_and_nothing_of_it_is_e
             channel.basic_publish(NAMED, "token", b"order-7")
             if outcome(connection.channel(), "order-7") is None:
                 channel.tx_commit()
-        with pytest.raises(ChannelClosedByBroker, match="is committed: an xid names one transaction only") as closed:
+        with pytest.raises(
+            ChannelClosedByBroker, match="is committed: an xid names one transaction only"
+        ) as closed:
             channel.tx_commit()
         assert (closed.value.reply_code, channel.is_closed) == (406, True)
         assert ready(connection.channel(), "orders") == 1
@@ -121,7 +129,9 @@ def test_20_a_prepared_transaction_is_durable_invisible_and_decided_by_name_from
 
 
 @pytest.mark.parametrize("decision", ["commit", "rollback"])
-def test_20_another_client_decides_over_amqp_and_the_confirm_says_that_it_is_durable(broker: AmqpServed, decision: str) -> None:
+def test_20_another_client_decides_over_amqp_and_the_confirm_says_that_it_is_durable(
+    broker: AmqpServed, decision: str
+) -> None:
     with closing(connect(broker)) as connection:
         channel = connection.channel()
         channel.queue_declare("out", durable=True)
@@ -177,7 +187,9 @@ def test_a_wrong_publish_to_amq_transaction_closes_the_channel_with_its_reason(
         channel.basic_publish(NAMED, verb, body)
         with pytest.raises(ChannelClosedByBroker) as closed:
             channel.queue_declare("")
-        assert (closed.value.reply_code, text in closed.value.reply_text) == (code, True), closed.value.reply_text
+        assert (closed.value.reply_code, text in closed.value.reply_text) == (code, True), (
+            closed.value.reply_text
+        )
         assert connection.channel().queue_declare("").method.message_count == 0
 
 
@@ -193,7 +205,9 @@ def test_a_transaction_is_named_once_and_its_outcome_is_only_got_without_ack(bro
             connection.channel().basic_get(f"{NAMED}.a")
 
 
-def test_an_outcome_that_may_be_forgotten_is_answered_unknown_with_the_time_up_to_which(tmp_path: Path) -> None:
+def test_an_outcome_that_may_be_forgotten_is_answered_unknown_with_the_time_up_to_which(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path / "data", "--outcomes", "5") as broker, closing(connect(broker)) as connection:
         began = time.time()
         channel = connection.channel()

@@ -1,4 +1,6 @@
-"""Open transactions and memory: many small ones count for the alarm, and are spilled before it stops a publisher."""
+"""Open transactions and memory: many small ones count for the alarm, and are spilled before it stops a
+publisher.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ OPEN = 40
 
 
 def test_18_many_open_transactions_are_spilled_before_the_alarm_and_commit_whole() -> None:
-    with served(AmqpOptions(alarms=AlarmLimits(memory_bytes=24 * MiB))) as broker, contextlib.ExitStack() as stack:
+    with (
+        served(AmqpOptions(alarms=AlarmLimits(memory_bytes=24 * MiB))) as broker,
+        contextlib.ExitStack() as stack,
+    ):
         peers: list[Peer] = [stack.enter_context(peer(broker.url, 1)) for _ in range(OPEN)]
         peers[0].call(1, c.Queue.Declare(queue="q", arguments={"x-max-length": 1_000_000}), c.Queue.DeclareOk)
         for one in peers:
@@ -25,12 +30,16 @@ def test_18_many_open_transactions_are_spilled_before_the_alarm_and_commit_whole
         eventually(lambda: not broker.server.alarm)
         for one in peers:
             one.call(1, c.Tx.Commit(), c.Tx.CommitOk)
-        assert peers[0].call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count == OPEN
+        assert (
+            peers[0].call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count
+            == OPEN
+        )
 
 
 def test_18_open_transactions_that_stay_in_memory_raise_the_alarm_until_they_end() -> None:
     with served(AmqpOptions(alarms=AlarmLimits(memory_bytes=2 * MiB))) as broker:
-        channels = [broker.broker.channel() for _ in range(20)]  # of threads in the process: nobody else may touch their transactions
+        # of threads in the process: nobody else may touch their transactions
+        channels = [broker.broker.channel() for _ in range(20)]
         channels[0].queue_declare("q")
         for channel in channels:
             channel.tx_select()

@@ -49,7 +49,9 @@ def test_missing_and_null_columns_take_the_targets_values() -> None:
         ({"body": [None]}, "row 1 has no body"),
     ],
 )
-def test_wrong_rows_are_one_error_that_names_column_or_row(columns: dict[str, list[object]], text: str) -> None:
+def test_wrong_rows_are_one_error_that_names_column_or_row(
+    columns: dict[str, list[object]], text: str
+) -> None:
     with pytest.raises(errors.OptionError, match=text):
         list(parts([pa.record_batch({"body": ["fine"]}), pa.record_batch(columns)], PUBLISH))
 
@@ -92,12 +94,20 @@ def test_checksums_fit_a_signed_bigint_and_depend_on_order() -> None:
 
 
 def _stored(rows: int) -> pa.RecordBatch:
-    columns = [[f"e{row}" for row in range(rows)], [f"k{row}" for row in range(rows)], [b"%d" % row for row in range(rows)], [b""] * rows]
+    columns = [
+        [f"e{row}" for row in range(rows)],
+        [f"k{row}" for row in range(rows)],
+        [b"%d" % row for row in range(rows)],
+        [b""] * rows,
+    ]
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=MESSAGE_SCHEMA)
 
 
 def _intervals(limit: int) -> st.SearchStrategy[Intervals]:
-    return st.lists(st.tuples(st.integers(0, limit), st.integers(0, limit)).map(lambda pair: (min(pair), max(pair))), max_size=3).map(tuple)
+    return st.lists(
+        st.tuples(st.integers(0, limit), st.integers(0, limit)).map(lambda pair: (min(pair), max(pair))),
+        max_size=3,
+    ).map(tuple)
 
 
 @settings(deadline=None)
@@ -135,7 +145,10 @@ def test_piece_gives_the_rows_that_its_bits_intervals_and_offsets_name(
     rows = assemble(piece, _stored(row + len(chosen)))
     rows.validate(full=True)
     assert rows.schema == READ_SCHEMA
-    found = [tuple(line[name] for name in ("offset", "exchange", "routing_key", "body", "redelivered")) for line in rows.to_pylist()]
+    found = [
+        tuple(line[name] for name in ("offset", "exchange", "routing_key", "body", "redelivered"))
+        for line in rows.to_pylist()
+    ]
     assert found == expected
 
 
@@ -143,7 +156,9 @@ def _handed_over(served: Served, rows: int = 2000, keep: bool = False) -> tuple[
     """A writer's file, and a descriptor that can still write to it where ``keep``."""
     writer = PartWriter(str(served.directory))
     for number in range(3):
-        writer.append(normalise(pa.record_batch({"body": [b"%d.%d" % (number, row) for row in range(rows)]}), "", "q"))
+        writer.append(
+            normalise(pa.record_batch({"body": [b"%d.%d" % (number, row) for row in range(rows)]}), "", "q")
+        )
     kept = os.dup(writer._descriptor) if keep else -1
     return writer, writer.end(), kept
 
@@ -183,7 +198,8 @@ def test_a_writer_that_cuts_its_file_off_at_any_moment_does_not_end_the_broker(s
             cutting.join()
             writer.close()
         staged = client.stage(
-            BranchHeader("next", "next", "publish", {"exchange": "", "routing_key": "q"}), [pa.record_batch({"body": ["x"]})]
+            BranchHeader("next", "next", "publish", {"exchange": "", "routing_key": "q"}),
+            [pa.record_batch({"body": ["x"]})],
         )
         assert client.commit_branches("next", [staged]) == 1
         assert bodies(client, "q") == [b"x"]
@@ -198,6 +214,12 @@ def test_a_descriptor_of_the_broker_itself_is_not_taken_for_a_writers_file(serve
         for number in map(int, os.listdir(own)):
             with contextlib.suppress(OSError):
                 found = os.stat(own / str(number))
-                taken += len(_adopt(client, PartFile(served.pid, number, found.st_dev, found.st_ino, found.st_size, ()), f"fd {number}"))
+                taken += len(
+                    _adopt(
+                        client,
+                        PartFile(served.pid, number, found.st_dev, found.st_ino, found.st_size, ()),
+                        f"fd {number}",
+                    )
+                )
         assert taken == 0
         assert all(path.stat().st_nlink == 1 for path in (served.directory / "segments").iterdir())

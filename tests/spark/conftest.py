@@ -50,7 +50,11 @@ class Rig:
         return [body.decode() for batch in engine.browse(slices) for body in batch.column("body").to_pylist()]
 
     def stream(self, queue: str, app_id: str = "app", **options: Any) -> DataFrame:
-        return self.spark.readStream.format("txmq").options(url=self.broker.url, queue=queue, appId=app_id, **options).load()
+        return (
+            self.spark.readStream.format("txmq")
+            .options(url=self.broker.url, queue=queue, appId=app_id, **options)
+            .load()
+        )
 
     def look(self, queue: str, **options: Any) -> DataFrame:
         return self.spark.read.format("txmq").options(url=self.broker.url, queue=queue, **options).load()
@@ -59,14 +63,20 @@ class Rig:
         return str(self.directory / name)
 
     def collect(self, stream: DataFrame, checkpoint: str = "checkpoint", **trigger: Any) -> list[list[Row]]:
-        """Run ``stream`` into a list, one item per micro-batch; by default until all that is there has been read."""
+        """Run ``stream`` into a list, one item per micro-batch; by default until all that is there has been
+        read.
+        """
         batches: list[list[Row]] = []
         writer = stream.writeStream.foreachBatch(lambda batch, _id: batches.append(batch.collect()))
-        writer = writer.option("checkpointLocation", self.checkpoint(checkpoint)).trigger(**(trigger or {"availableNow": True}))
+        writer = writer.option("checkpointLocation", self.checkpoint(checkpoint)).trigger(
+            **(trigger or {"availableNow": True})
+        )
         writer.start().awaitTermination()
         return batches
 
-    def sink(self, stream: DataFrame, app_id: str = "app", checkpoint: str = "checkpoint", **options: Any) -> DataStreamWriter:
+    def sink(
+        self, stream: DataFrame, app_id: str = "app", checkpoint: str = "checkpoint", **options: Any
+    ) -> DataStreamWriter:
         writer = stream.writeStream.format("txmq").options(url=self.broker.url, appId=app_id, **options)
         return writer.option("checkpointLocation", self.checkpoint(checkpoint))
 

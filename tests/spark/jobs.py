@@ -1,7 +1,9 @@
-"""A Spark driver for tests: runs pipelines in one session, dies where it is told to, and says how each pipeline ended.
+"""A Spark driver for tests: runs pipelines in one session, dies where it is told to, and says how each
+pipeline ended.
 
-``python -m tests.spark.jobs SPECIFICATION.json``: ``{"session": {...}, "death": {...} | null, "pipelines": [{...}]}``, see
-:mod:`tests.spark.pipelines`, which writes it. One JSON line per pipeline goes to stdout: ``{"app": ..., "error": ... | null}``.
+``python -m tests.spark.jobs SPECIFICATION.json``: ``{"session": {...}, "death": {...} | null, "pipelines":
+[{...}]}``, see :mod:`tests.spark.pipelines`, which writes it. One JSON line per pipeline goes to stdout:
+``{"app": ..., "error": ... | null}``.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def session(more: dict[str, str], scratch: str) -> SparkSession:
 
 
 def arm(death: dict[str, Any]) -> None:
-    """``how``: ``group`` kills driver and JVM, ``driver`` only the Python driver, ``stop`` suspends it until SIGCONT."""
+    """``how``: ``group`` kills driver and JVM, ``driver`` only the Python driver, ``stop`` suspends it until
+    SIGCONT.
+    """
 
     def act(name: str) -> None:
         Path(death["reached"]).write_text(name)
@@ -65,12 +69,16 @@ def arm(death: dict[str, Any]) -> None:
 
 
 def function(pipeline: dict[str, Any]) -> Any:
-    """The pipeline's ``fn(batch, tx)``. ``marker`` differs in every attempt, so rows of two attempts cannot be taken for one."""
+    """The pipeline's ``fn(batch, tx)``. ``marker`` differs in every attempt, so rows of two attempts cannot
+    be taken for one.
+    """
     lake = pipeline["lake"]
 
     def both(batch: DataFrame, tx: BatchTransaction) -> None:
         marker = uuid.uuid4().hex
-        rows = batch.selectExpr("CAST(body AS STRING) AS body", f"'{marker}' AS marker", f"{tx.sequence} AS sequence")
+        rows = batch.selectExpr(
+            "CAST(body AS STRING) AS body", f"'{marker}' AS marker", f"{tx.sequence} AS sequence"
+        )
         tx.publish(rows.selectExpr("concat(body, ':', marker) AS body"), queue=pipeline["out"])
         tx.append(rows, f"{lake}/first")
         tx.append(rows.where("body LIKE '%'"), f"{lake}/second")
@@ -81,7 +89,9 @@ def function(pipeline: dict[str, Any]) -> Any:
 
     def publish_only(batch: DataFrame, tx: BatchTransaction) -> None:
         marker = uuid.uuid4().hex
-        tx.publish(batch.selectExpr(f"concat(CAST(body AS STRING), ':{marker}') AS body"), queue=pipeline["out"])
+        tx.publish(
+            batch.selectExpr(f"concat(CAST(body AS STRING), ':{marker}') AS body"), queue=pipeline["out"]
+        )
 
     def two_actions(batch: DataFrame, tx: BatchTransaction) -> None:
         first = sorted(bytes(row["body"]) for row in batch.select("body").collect())
@@ -98,7 +108,10 @@ def function(pipeline: dict[str, Any]) -> Any:
                     Path(flag).touch()
                     raise RuntimeError("the first attempt fails after its rows")
 
-        tx.publish(batch.selectExpr("concat(CAST(body AS STRING), ':x') AS body").mapInArrow(broken, "body string"), queue=pipeline["out"])
+        tx.publish(
+            batch.selectExpr("concat(CAST(body AS STRING), ':x') AS body").mapInArrow(broken, "body string"),
+            queue=pipeline["out"],
+        )
 
     def fail_batch_once(batch: DataFrame, tx: BatchTransaction) -> None:
         both(batch, tx)
@@ -110,25 +123,42 @@ def function(pipeline: dict[str, Any]) -> Any:
     def counts(batch: DataFrame, tx: BatchTransaction) -> None:
         tx.append(batch.selectExpr("body", "count", f"{tx.sequence} AS sequence"), f"{lake}/counts")
 
-    return {made.__name__: made for made in (both, nothing, publish_only, two_actions, fail_once, fail_batch_once, counts)}[pipeline["fn"]]
+    return {
+        made.__name__: made
+        for made in (both, nothing, publish_only, two_actions, fail_once, fail_batch_once, counts)
+    }[pipeline["fn"]]
 
 
 def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
     if pipeline.get("source") == "rate":
-        rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2).option("numPartitions", 2).load()
+        rows = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", 2)
+            .option("numPartitions", 2)
+            .load()
+        )
         return rows.selectExpr("CAST(value AS STRING) AS body")
     reader = (
-        spark.readStream.format("txmq").option("url", pipeline["url"]).option("queue", pipeline["queue"]).option("appId", pipeline["app"])
+        spark.readStream.format("txmq")
+        .option("url", pipeline["url"])
+        .option("queue", pipeline["queue"])
+        .option("appId", pipeline["app"])
     )
     reader = reader.option("onNewCheckpoint", pipeline["on_new_checkpoint"])
     for name, value in pipeline.get("options", {}).items():
         reader = reader.option(name, value)
     rows = reader.load()
-    return rows.selectExpr("CAST(body AS STRING) AS body").groupBy("body").count() if pipeline["fn"] == "counts" else rows
+    return (
+        rows.selectExpr("CAST(body AS STRING) AS body").groupBy("body").count()
+        if pipeline["fn"] == "counts"
+        else rows
+    )
 
 
 def prepare(pipeline: dict[str, Any]) -> None:
-    """What happens before the query starts: ``["copy", from, to]`` of a checkpoint, ``["send", body]``, ``["arm", failpoint, action]``."""
+    """What happens before the query starts: ``["copy", from, to]`` of a checkpoint, ``["send", body]``,
+    ``["arm", failpoint, action]``.
+    """
     failpoint.disarm()
     for word, *values in pipeline["before"]:
         if word == "copy":
@@ -159,7 +189,11 @@ def run(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         persist=pipeline.get("persist", False),
         lineage=pipeline.get("lineage"),
     )
-    writer = source(spark, pipeline).writeStream.foreachBatch(each).option("checkpointLocation", pipeline["checkpoint"])
+    writer = (
+        source(spark, pipeline)
+        .writeStream.foreachBatch(each)
+        .option("checkpointLocation", pipeline["checkpoint"])
+    )
     writer = writer.outputMode("update") if pipeline["fn"] == "counts" else writer
     batches = pipeline.get("batches")
     if batches is None:

@@ -1,6 +1,7 @@
 """Brokers and drivers as child processes, and what a pipeline left behind, read without Spark.
 
-Not here: Spark itself; drivers run :mod:`tests.spark.jobs`. Invariant: whatever is started here is ended here, by its id.
+Not here: Spark itself; drivers run :mod:`tests.spark.jobs`. Invariant: whatever is started here is ended
+here, by its id.
 """
 
 from __future__ import annotations
@@ -36,13 +37,28 @@ class Served:
     def start(self, failpoints: str = "") -> None:
         """On the same port as before, with other failpoints."""
         environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
-        command = [sys.executable, "-m", "txmq", "serve", "--data", str(self._data), "--listen", self._listen, "--amqp", "none"]
+        command = [
+            sys.executable,
+            "-m",
+            "txmq",
+            "serve",
+            "--data",
+            str(self._data),
+            "--listen",
+            self._listen,
+            "--amqp",
+            "none",
+        ]
         self._close_output()
         with (self._data.parent / "broker.err").open("a") as errors:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT)
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, cwd=ROOT
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line.startswith("ready "), f"the broker did not start: {line!r} {(self._data.parent / 'broker.err').read_text()[-2000:]}"
+        assert line.startswith("ready "), (
+            f"the broker did not start: {line!r} {(self._data.parent / 'broker.err').read_text()[-2000:]}"
+        )
         self.url = line.split()[1]
         self._listen = self.url.removeprefix("txmq://")
 
@@ -86,7 +102,15 @@ class Pipeline:
     @classmethod
     def create(cls, app: str, url: str, scratch: Path, messages: Iterable[str] = (), **more: Any) -> Pipeline:
         """With its own queues, and ``messages`` in the first."""
-        made = cls(app, url, str(scratch / app), str(scratch / f"{app}.checkpoint"), queue=f"{app}.in", out=f"{app}.out", **more)
+        made = cls(
+            app,
+            url,
+            str(scratch / app),
+            str(scratch / f"{app}.checkpoint"),
+            queue=f"{app}.in",
+            out=f"{app}.out",
+            **more,
+        )
         with BrokerClient(url) as client, client.channel() as channel:
             channel.queue_declare(made.queue)
             channel.queue_declare(made.out)
@@ -101,7 +125,7 @@ class Pipeline:
                 channel.publish(message.encode(), routing_key=self.queue)
                 channel.tx_commit()
 
-    # -- what is left -----------------------------------------------------------------------------------------------------
+    # -- what is left ----------------------------------------------------------------------------------------
     def published(self) -> list[str]:
         """The bodies in ``out``."""
         with BrokerClient(self.url) as client:
@@ -130,18 +154,28 @@ class Pipeline:
         return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
     def require_once(self, messages: Iterable[str]) -> None:
-        """Every message once in ``out`` and in both tables, all from the same attempt; functions in order; one Delta commit a batch."""
+        """Every message once in ``out`` and in both tables, all from the same attempt; functions in order;
+        one Delta commit a batch.
+        """
         wanted = sorted(messages)
         published = dict(text.split(":") for text in self.published())
         assert sorted(published) == wanted and len(self.published()) == len(wanted)
         for name in ("first", "second"):
             rows = self.table(name)
             assert sorted(row["body"] for row in rows) == wanted, name
-            assert {row["body"]: row["marker"] for row in rows} == published, f"{name} has rows of another attempt than was published"
-            versions = [version for app, version in delta_transactions(Path(self.lake) / name) if app.partition("@")[0] == self.app]
+            assert {row["body"]: row["marker"] for row in rows} == published, (
+                f"{name} has rows of another attempt than was published"
+            )
+            versions = [
+                version
+                for app, version in delta_transactions(Path(self.lake) / name)
+                if app.partition("@")[0] == self.app
+            ]
             assert versions == sorted(set(versions)) and set(versions) == {row["sequence"] for row in rows}
         calls = self.collected()
-        assert [sequence for sequence, _ in calls] == sorted(sequence for sequence, _ in calls), "functions are called in order"
+        assert [sequence for sequence, _ in calls] == sorted(sequence for sequence, _ in calls), (
+            "functions are called in order"
+        )
         assert sorted(body for bodies in dict(calls).values() for body in bodies) == wanted
         if self.source == "txmq":
             assert self.depth() == 0
@@ -164,7 +198,11 @@ def delta_rows(table: Path) -> list[dict[str, Any]]:
 
 
 def delta_transactions(table: Path) -> list[tuple[str, int]]:
-    return [(action["txn"]["appId"], action["txn"]["version"]) for action in delta_actions(table) if "txn" in action]
+    return [
+        (action["txn"]["appId"], action["txn"]["version"])
+        for action in delta_actions(table)
+        if "txn" in action
+    ]
 
 
 class Driver:
@@ -188,7 +226,12 @@ class Driver:
         self._output = scratch / f"{name}.out"
         specification = scratch / f"{name}.json"
         death = {"at": at, "how": how, "hit": hit, "reached": str(self._reached)} if at else None
-        parts = {"session": session or {}, "scratch": str(scratch), "death": death, "pipelines": [asdict(each) for each in pipelines]}
+        parts = {
+            "session": session or {},
+            "scratch": str(scratch),
+            "death": death,
+            "pipelines": [asdict(each) for each in pipelines],
+        }
         specification.write_text(json.dumps(parts))
         command = [sys.executable, "-m", "tests.spark.jobs", str(specification)]
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -196,7 +239,13 @@ class Driver:
         with self._errors.open("w") as errors, self._output.open("w") as output:
             # a session of its own: its process group is the driver with its JVM, and is killed as one
             self.process = subprocess.Popen(
-                command, cwd=scratch, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
+                command,
+                cwd=scratch,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
             )
 
     @property
@@ -210,9 +259,13 @@ class Driver:
             self.end()
 
     def require_killed(self) -> None:
-        """It died at its failpoint, in the driver or, through the environment, in another process of its group."""
+        """It died at its failpoint, in the driver or, through the environment, in another process of its
+        group.
+        """
         code = self.wait()
-        assert code == -signal.SIGKILL and (self.reached or not self._at), f"ended with {code} at {self.reached!r}: {self._tail()}"
+        assert code == -signal.SIGKILL and (self.reached or not self._at), (
+            f"ended with {code} at {self.reached!r}: {self._tail()}"
+        )
 
     def require_done(self) -> dict[str, str | None]:
         """It ran to its end: app -> error of its last run."""
@@ -225,14 +278,18 @@ class Driver:
     def _ended(self) -> list[tuple[str, str | None]]:
         code = self.wait()
         assert code == 0, f"ended with {code}: {self._tail()}"
-        return [(line["app"], line["error"]) for line in map(json.loads, self._output.read_text().splitlines())]
+        return [
+            (line["app"], line["error"]) for line in map(json.loads, self._output.read_text().splitlines())
+        ]
 
     def wait_stopped(self) -> None:
         """Until it has suspended itself at its failpoint."""
 
         def stopped() -> bool:
             assert self.process.poll() is None, self._tail()
-            return bool(self.reached) and "\nState:\tT" in Path(f"/proc/{self.process.pid}/status").read_text()
+            return (
+                bool(self.reached) and "\nState:\tT" in Path(f"/proc/{self.process.pid}/status").read_text()
+            )
 
         wait_until(stopped, "the driver reaches its failpoint")
 

@@ -1,4 +1,6 @@
-"""Appends that a table does not take: found before the decision where they can be, and never the end of a pipeline where they cannot."""
+"""Appends that a table does not take: found before the decision where they can be, and never the end of a
+pipeline where they cannot.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,50 @@ CASES: dict[str, tuple[str, list[str], dict[str, Any], str | None]] = {
     "narrows": ("(v INT) USING delta", ["5000000000L AS v"], {}, "does not fit into int"),
     "narrows_to_byte": ("(v TINYINT) USING delta", ["1000 AS v"], {}, "does not fit into tinyint"),
     "not_null": ("(v INT NOT NULL) USING delta", ["CAST(NULL AS INT) AS v"], {}, "NOT NULL and has a null"),
-    "nested_not_null": ("(s STRUCT<a: INT NOT NULL>) USING delta", ["named_struct('a', CAST(NULL AS INT)) AS s"], {}, "null in a NOT NULL field"),
+    "nested_not_null": (
+        "(s STRUCT<a: INT NOT NULL>) USING delta",
+        ["named_struct('a', CAST(NULL AS INT)) AS s"],
+        {},
+        "null in a NOT NULL field",
+    ),
     "char": ("(v CHAR(1)) USING delta", ["'abc' AS v"], {}, "has a longer value"),
-    "partitioning": ("(v INT, p INT) USING delta PARTITIONED BY (p)", ["1 AS v", "2 AS p"], {"partitionBy": "v"}, "leave partitionBy out"),
-    "own_partitioning": ("(v INT, p INT) USING delta PARTITIONED BY (p)", ["1 AS v", "2 AS p"], {"partitionBy": "p"}, None),
+    "partitioning": (
+        "(v INT, p INT) USING delta PARTITIONED BY (p)",
+        ["1 AS v", "2 AS p"],
+        {"partitionBy": "v"},
+        "leave partitionBy out",
+    ),
+    "own_partitioning": (
+        "(v INT, p INT) USING delta PARTITIONED BY (p)",
+        ["1 AS v", "2 AS p"],
+        {"partitionBy": "p"},
+        None,
+    ),
     "nested": ("(s STRUCT<a: INT>) USING delta", ["named_struct('a', 1, 'b', 2) AS s"], {}, "cast it"),
     "missing": ("(v INT, w INT) USING delta", ["1 AS v"], {}, None),
     "parquet": ("(v INT) USING parquet", ["1 AS v"], {}, "format parquet"),
-    "generated": ("(v INT, g INT GENERATED ALWAYS AS (v + 1)) USING delta", ["1 AS v", "7 AS g"], {}, "generated as"),
+    "generated": (
+        "(v INT, g INT GENERATED ALWAYS AS (v + 1)) USING delta",
+        ["1 AS v", "7 AS g"],
+        {},
+        "generated as",
+    ),
     "generated_alone": ("(v INT, g INT GENERATED ALWAYS AS (v + 1)) USING delta", ["1 AS v"], {}, None),
-    "identity": ("(id BIGINT GENERATED ALWAYS AS IDENTITY, v INT) USING delta", ["5L AS id", "1 AS v"], {}, "IDENTITY: leave it out"),
+    "identity": (
+        "(id BIGINT GENERATED ALWAYS AS IDENTITY, v INT) USING delta",
+        ["5L AS id", "1 AS v"],
+        {},
+        "IDENTITY: leave it out",
+    ),
     "date": ("(v DATE) USING delta", ["timestamp AS v"], {}, "is timestamp, not date"),
     "option": ("(v INT) USING delta", ["1 AS v"], {"mergeSchema": "maybe"}, "Delta would refuse it"),
     "merges": ("(v INT) USING delta", ["1 AS v", "2 AS w"], {"mergeSchema": True}, None),
-    "odd_name": ("(v INT) USING delta", ["1 AS v", "2 AS `w x`"], {"mergeSchema": True}, "Delta would refuse it"),
+    "odd_name": (
+        "(v INT) USING delta",
+        ["1 AS v", "2 AS `w x`"],
+        {"mergeSchema": True},
+        "Delta would refuse it",
+    ),
     "check": (
         "(v INT) USING delta; ALTER TABLE checked_check ADD CONSTRAINT pos CHECK (v > 0)",
         ["-1 AS v"],
@@ -47,7 +79,9 @@ CASES: dict[str, tuple[str, list[str], dict[str, Any], str | None]] = {
 
 
 def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig: Any) -> None:
-    """Each case within one micro-batch; then the batch goes on with those that fit, and at last it fails with one that does not."""
+    """Each case within one micro-batch; then the batch goes on with those that fit, and at last it fails with
+    one that does not.
+    """
     for name, (ddl, *_) in CASES.items():
         rig.spark.sql(f"DROP TABLE IF EXISTS checked_{name}")
         for statement in f"CREATE TABLE checked_{name} {ddl}".split(";"):
@@ -83,14 +117,20 @@ def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig:
 
     with pytest.raises(Exception, match="does not fit into int"):
         run(rig, one_does_not_fit)
-    assert rig.bodies("in") == ["y"] and rig.bodies("out") == [] and rig.broker.engine.last_entry("app").sequence == 1
+    assert (
+        rig.bodies("in") == ["y"]
+        and rig.bodies("out") == []
+        and rig.broker.engine.last_entry("app").sequence == 1
+    )
     assert rig.spark.table("checked_fits").count() == 1
 
 
 def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_files(
     rig: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The table is altered between the decision and the append; it is mended for one batch, and the next one is skipped."""
+    """The table is altered between the decision and the append; it is mended for one batch, and the next one
+    is skipped.
+    """
     rig.spark.sql("CREATE OR REPLACE TABLE altered (v STRING) USING delta")
     rig.declare("in")
 
@@ -106,7 +146,9 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
     with pytest.raises(Exception) as raised:
         run(rig, altered_meanwhile)
     error = cause(raised.value)
-    assert isinstance(error, NotApplied) and "does not take its rows" in str(error) and "txmq skip" in str(error)
+    assert (
+        isinstance(error, NotApplied) and "does not take its rows" in str(error) and "txmq skip" in str(error)
+    )
     rig.spark.sql("ALTER TABLE altered DROP CONSTRAINT other")
     run(rig, fn)
     assert [row["v"] for row in rig.spark.table("altered").collect()] == ["first"]
@@ -118,7 +160,9 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
     assert main(["unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
     (waiting,) = json.loads(capsys.readouterr().out)
     assert (waiting["sequence"], waiting["to"], waiting["rows"]) == (2, "spark_catalog.default.altered", 1)
-    assert main(["skip", "app", "2", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url, "--json"]) == 0
+    assert (
+        main(["skip", "app", "2", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url, "--json"]) == 0
+    )
     (file,) = json.loads(capsys.readouterr().out)["files"]
     assert pq.read_table(file).to_pylist() == [{"v": "second"}]
     rig.publish("in", "third")

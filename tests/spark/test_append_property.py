@@ -69,7 +69,9 @@ def random_rows(random: random.Random, spark: SparkSession, table: str) -> Any:
         columns[random.choice([field.name, field.name.upper()])] = values
     if random.random() < 0.15:
         columns["other"] = VALUES["INT"]
-    return spark.range(1).select(*[expr(random.choice(values)).alias(name) for name, values in columns.items()])
+    return spark.range(1).select(
+        *[expr(random.choice(values)).alias(name) for name, values in columns.items()]
+    )
 
 
 def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
@@ -96,7 +98,9 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
     staged = spark.createDataFrame(values, nullable(rows.schema))
     batch = {"app_id": "app", "sequence": 1, "token": table, "query_id": "q", "batch_id": 0}
     try:
-        delta.append(staged, found, txn_app_id="app", txn_version=1, batch=batch, decided_at_us=0, options=options)
+        delta.append(
+            staged, found, txn_app_id="app", txn_version=1, batch=batch, decided_at_us=0, options=options
+        )
     except Exception as error:
         raise AssertionError(f"passed the check and failed: {told}, values {values}: {error}") from error
     assert spark.table(table).count() == 1

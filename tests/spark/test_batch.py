@@ -36,7 +36,9 @@ def test_offsets_cut_a_batch_read(rig: Any) -> None:
     rig.declare("a", "b")
     rig.publish("a", "a0", "a1", "a2")
     rig.publish("b", "b0", "b1")
-    assert bodies(rig.look("a,b", startingOffsets='{"a": 1, "b": -2}', endingOffsets='{"a": 2, "b": -1}')) == ["a1", "b0", "b1"]
+    assert bodies(
+        rig.look("a,b", startingOffsets='{"a": 1, "b": -2}', endingOffsets='{"a": 2, "b": -1}')
+    ) == ["a1", "b0", "b1"]
 
 
 def test_a_batch_read_of_an_empty_queue_is_empty(rig: Any) -> None:
@@ -62,7 +64,9 @@ def test_a_batch_write_is_one_transaction(rig: Any) -> None:
 
 def test_a_batch_write_that_fails_in_one_task_publishes_nothing(rig: Any) -> None:
     rig.declare("q")
-    rows = rig.spark.range(0, 20, 1, 4).selectExpr("if(id = 19, raise_error('broken row'), cast(id AS string)) AS body")
+    rows = rig.spark.range(0, 20, 1, 4).selectExpr(
+        "if(id = 19, raise_error('broken row'), cast(id AS string)) AS body"
+    )
     with pytest.raises(Exception, match="broken row"):
         rows.write.format("txmq").options(url=rig.broker.url, queue="q").mode("append").save()
     assert rig.bodies("q") == []
@@ -71,5 +75,7 @@ def test_a_batch_write_that_fails_in_one_task_publishes_nothing(rig: Any) -> Non
 def test_a_data_directory_names_the_broker_that_has_it_open(rig: Any, tmp_path: Path) -> None:
     rig.declare("q")
     data = os.fspath(tmp_path / "broker")
-    rig.spark.sql("SELECT 'a' AS body").write.format("txmq").options(data=data, queue="q").mode("append").save()
+    rig.spark.sql("SELECT 'a' AS body").write.format("txmq").options(data=data, queue="q").mode(
+        "append"
+    ).save()
     assert bodies(rig.spark.read.format("txmq").options(data=data, queue="q").load()) == ["a"]

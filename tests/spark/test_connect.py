@@ -13,13 +13,22 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 MESSAGES = ["a", "b", "c", "d"]
 
 
-def test_on_connect_publishes_appends_and_the_ledger_are_exactly_once_and_a_missing_lineage_is_refused(tmp_path: Path) -> None:
+def test_on_connect_publishes_appends_and_the_ledger_are_exactly_once_and_a_missing_lineage_is_refused(
+    tmp_path: Path,
+) -> None:
     served = Served(tmp_path / "broker")
     try:
         pipeline = Pipeline.create(
-            "app", served.url, tmp_path, MESSAGES, ledger=str(tmp_path / "ledger"), options={"maxOffsetsPerTrigger": "2"}
+            "app",
+            served.url,
+            tmp_path,
+            MESSAGES,
+            ledger=str(tmp_path / "ledger"),
+            options={"maxOffsetsPerTrigger": "2"},
         )
-        rate = Pipeline.create("rate", served.url, tmp_path, source="rate", batches=1, lineage="first checkpoint")
+        rate = Pipeline.create(
+            "rate", served.url, tmp_path, source="rate", batches=1, lineage="first checkpoint"
+        )
         unnamed = Pipeline.create("unnamed", served.url, tmp_path, source="rate", batches=1)
         errors = run_once(tmp_path, [pipeline, rate, unnamed], session={"connect": "true"})
         assert errors["app"] is None and errors["rate"] is None, errors
@@ -27,6 +36,8 @@ def test_on_connect_publishes_appends_and_the_ledger_are_exactly_once_and_a_miss
         pipeline.require_once(MESSAGES)
         rate.require_once([str(number) for number in range(2 * rate.entries())])
         told = [(row["batch_id"], row["log"], row["published"]) for row in pipeline.ledger_rows()]
-        assert sorted(told) == [(0, None, 2), (1, None, 2)], "the commit consumes nothing on Connect, the source acks"
+        assert sorted(told) == [(0, None, 2), (1, None, 2)], (
+            "the commit consumes nothing on Connect, the source acks"
+        )
     finally:
         served.stop()

@@ -1,4 +1,6 @@
-"""Delta tables that outlive the broker's data directory: made anew, restored, or written by an earlier version."""
+"""Delta tables that outlive the broker's data directory: made anew, restored, or written by an earlier
+version.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,15 @@ class Place:
 
         for body in bodies:
             self.rig.publish("in", body)
-        each = transactional(fn, url=self.rig.broker.url, app_id="app", ledger=str(self.ledger), ledger_sync=True, **more)
-        stream = self.rig.stream("in", maxOffsetsPerTrigger=1, **({"onNewCheckpoint": "resume"} if more else {}))
-        writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", self.rig.checkpoint(self.checkpoint))
+        each = transactional(
+            fn, url=self.rig.broker.url, app_id="app", ledger=str(self.ledger), ledger_sync=True, **more
+        )
+        stream = self.rig.stream(
+            "in", maxOffsetsPerTrigger=1, **({"onNewCheckpoint": "resume"} if more else {})
+        )
+        writer = stream.writeStream.foreachBatch(each).option(
+            "checkpointLocation", self.rig.checkpoint(self.checkpoint)
+        )
         writer.trigger(availableNow=True).start().awaitTermination()
 
     def bodies(self) -> list[str]:
@@ -91,9 +99,12 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
     with pytest.raises(Exception) as raised:
         place.run("x", on_new_checkpoint="resume")
     error = cause(raised.value)
-    assert isinstance(error, LineageConflict) and "holds batch 2 of app 'app', and the broker has decided only 1" in str(error)
+    assert isinstance(
+        error, LineageConflict
+    ) and "holds batch 2 of app 'app', and the broker has decided only 1" in str(error)
     assert place.rig.bodies("in") == ["x"] and place.bodies() == ["a", "b"]  # nothing is consumed
-    # somebody who decides in spite of it hears that the append was skipped, and so does who mirrors the ledger
+    # somebody who decides in spite of it hears that the append was skipped, and so does who mirrors the
+    # ledger
     engine = place.rig.broker.engine
     opened = engine.open_batch("app", "third", 0, "resume")
     decided = engine.commit_batch("app", "third", 0, opened.token, []).entry
@@ -115,21 +126,38 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
 def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
     place: Place, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That version named the app alone, wrote no token, and died between append and mark (``b``) or before the append (``c``)."""
+    """That version named the app alone, wrote no token, and died between append and mark (``b``) or before
+    the append (``c``).
+    """
     engine = place.rig.broker.engine
     rows_of = {body: spark.createDataFrame([(body,)], "body string") for body in "abc"}
     schema = delta.nullable(rows_of["a"].schema).json()
-    target = {"table": resolve(spark, str(place.table)).name, "options": {}, "partition_by": [], "schema": schema}
+    target = {
+        "table": resolve(spark, str(place.table)).name,
+        "options": {},
+        "partition_by": [],
+        "schema": schema,
+    }
     for number, (body, rows) in enumerate(rows_of.items()):
         opened = engine.open_batch("app", "earlier", number, "fail")
         address = write_options({"url": place.rig.broker.url, "appId": "app"}, "stream write").address
         frame = staging.staging_frame(
-            rows.coalesce(1), "append", target, token=opened.token, identity=("app", "earlier", number), address=address
+            rows.coalesce(1),
+            "append",
+            target,
+            token=opened.token,
+            identity=("app", "earlier", number),
+            address=address,
         )
         entry = engine.commit_batch("app", "earlier", number, opened.token, staging.staged(frame)).entry
         told = {name: value for name, value in foreach_batch.offsets_of(entry).items() if name != "token"}
         if body != "c":
-            writer = rows.write.format("delta").mode("append").option("txnAppId", "app").option("txnVersion", str(entry.sequence))
+            writer = (
+                rows.write.format("delta")
+                .mode("append")
+                .option("txnAppId", "app")
+                .option("txnVersion", str(entry.sequence))
+            )
             writer.option("userMetadata", json.dumps(told)).save(str(place.table))
         if body == "a":
             engine.mark_applied("app", entry.sequence)
@@ -153,4 +181,6 @@ def test_ledger_rows_that_an_earlier_version_wrote_are_not_written_again(place: 
         engine.mark_mirrored = monkey  # type: ignore[method-assign]
     DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
     assert sorted(row["batch_id"] for row in delta_rows(place.ledger)) == [0, 1, 2]
-    assert [app for app, _ in delta_transactions(place.ledger)] == ["txmq-ledger:app"] * 2 + [f"txmq-ledger:app@{engine.identity()}"]
+    assert [app for app, _ in delta_transactions(place.ledger)] == ["txmq-ledger:app"] * 2 + [
+        f"txmq-ledger:app@{engine.identity()}"
+    ]

@@ -1,4 +1,6 @@
-"""``data=DIR``: the broker is a process that whoever needs it starts, and starts again when it is killed under a running query."""
+"""``data=DIR``: the broker is a process that whoever needs it starts, and starts again when it is killed
+under a running query.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,22 @@ def data(tmp_path: Path) -> Iterator[str]:
 
 
 def serve(directory: str, failpoint: str) -> subprocess.Popen[str]:
-    """The broker of ``directory``, until it reaches ``failpoint``; its successor, started by a client, has none."""
+    """The broker of ``directory``, until it reaches ``failpoint``; its successor, started by a client, has
+    none.
+    """
     environment = {**os.environ, "TXMQ_FAILPOINTS": f"{failpoint}=kill"}
-    command = [sys.executable, "-m", "txmq", "serve", "--data", directory, "--listen", "127.0.0.1:0", "--amqp", "none"]
+    command = [
+        sys.executable,
+        "-m",
+        "txmq",
+        "serve",
+        "--data",
+        directory,
+        "--listen",
+        "127.0.0.1:0",
+        "--amqp",
+        "none",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("ready ")
@@ -50,7 +65,9 @@ def serve(directory: str, failpoint: str) -> subprocess.Popen[str]:
     ["engine.read.recorded", "engine.stage.durable", "engine.commit.received", "engine.commit.decided"],
     ids=["in a read", "in staging", "before the commit", "after the commit"],
 )
-def test_a_query_goes_on_when_its_embedded_broker_is_killed(spark: SparkSession, data: str, tmp_path: Path, failpoint: str) -> None:
+def test_a_query_goes_on_when_its_embedded_broker_is_killed(
+    spark: SparkSession, data: str, tmp_path: Path, failpoint: str
+) -> None:
     first = serve(data, failpoint)
     broker = connect(data=data)
     with broker.channel() as channel:
@@ -62,9 +79,15 @@ def test_a_query_goes_on_when_its_embedded_broker_is_killed(spark: SparkSession,
         channel.tx_commit()
     stream = spark.readStream.format("txmq").options(data=data, queue="in", appId="app").load().select("body")
     writer = stream.writeStream.format("txmq").options(data=data, queue="out", appId="app")
-    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
     assert first.wait(600) == -signal.SIGKILL
     found = broker.available(["out"])["out"]
-    rows = [body.decode() for batch in broker.browse([("out", found.start, found.end)]) for body in batch.column("body").to_pylist()]
+    rows = [
+        body.decode()
+        for batch in broker.browse([("out", found.start, found.end)])
+        for body in batch.column("body").to_pylist()
+    ]
     assert sorted(rows) == sorted(BODIES)
     assert broker.available(["in"])["in"].rows == 0

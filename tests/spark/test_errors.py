@@ -1,4 +1,6 @@
-"""Bad input in Spark: one clear error with its code, which reaches the user's process as the same class, and nothing is lost."""
+"""Bad input in Spark: one clear error with its code, which reaches the user's process as the same class, and
+nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -55,20 +57,35 @@ def test_an_unknown_option_of_a_read_is_refused_by_load(rig: Any) -> None:
         "unknown option 'maxoffsetpertrigger'",
         "did you mean 'maxOffsetsPerTrigger'?",
     )
-    refused(lambda: rig.spark.read.format("txmq").options(url="txmq://h:1", queue="q").load("orders"), OptionError, ".load() takes no path")
+    refused(
+        lambda: rig.spark.read.format("txmq").options(url="txmq://h:1", queue="q").load("orders"),
+        OptionError,
+        ".load() takes no path",
+    )
 
 
 def test_an_unknown_or_contradictory_option_of_a_sink_is_refused_in_the_first_batch(rig: Any) -> None:
     rig.declare("in", "out")
     rig.publish("in", "a")
-    refused(run(rig.sink(rig.stream("in").select("body"), exchnge="x")), OptionError, "did you mean 'exchange'?")
-    refused(run(rig.sink(rig.stream("in").select("body"), queue="out", exchange="x")), OptionError, "exclude each other")
+    refused(
+        run(rig.sink(rig.stream("in").select("body"), exchnge="x")), OptionError, "did you mean 'exchange'?"
+    )
+    refused(
+        run(rig.sink(rig.stream("in").select("body"), queue="out", exchange="x")),
+        OptionError,
+        "exclude each other",
+    )
     assert rig.bodies("in") == ["a"]
 
 
 def test_a_differing_schema_is_refused(rig: Any) -> None:
     rig.declare("q")
-    frame = rig.spark.readStream.format("txmq").options(url=rig.broker.url, queue="q", appId="a").schema("a int").load()
+    frame = (
+        rig.spark.readStream.format("txmq")
+        .options(url=rig.broker.url, queue="q", appId="a")
+        .schema("a int")
+        .load()
+    )
     refused(lambda: rig.collect(frame), OptionError, "the schema given by .schema() is struct<a:int>")
 
 
@@ -86,7 +103,11 @@ def test_a_queue_that_does_not_exist_is_named(rig: Any) -> None:
 def test_a_body_of_the_wrong_type_is_refused(rig: Any) -> None:
     rig.declare("in", "out")
     rig.publish("in", "a")
-    refused(run(rig.sink(rig.stream("in").selectExpr("offset AS body"), queue="out")), OptionError, "column 'body' has the type bigint")
+    refused(
+        run(rig.sink(rig.stream("in").selectExpr("offset AS body"), queue="out")),
+        OptionError,
+        "column 'body' has the type bigint",
+    )
     assert rig.bodies("in") == ["a"]
 
 
@@ -113,7 +134,12 @@ def test_a_message_over_the_size_limit_is_refused(broker: Broker) -> None:
     source = TxmqDataSource({"url": broker.url, "queue": "q"})
     writer = source.writer(StructType([StructField("body", BinaryType())]), False)
     rows = pa.RecordBatch.from_arrays([pa.array([b"small", bytes(MAX_BODY_BYTES + 1)])], names=["body"])
-    refused(lambda: writer.write(iter([rows])), TransactionTooLarge, "the body of row 1 has 134217729 bytes", "the limit is 134217728")
+    refused(
+        lambda: writer.write(iter([rows])),
+        TransactionTooLarge,
+        "the body of row 1 has 134217729 bytes",
+        "the limit is 134217728",
+    )
     assert broker.queues()[0].messages == 0
 
 
@@ -130,7 +156,12 @@ def test_a_new_checkpoint_under_a_used_app_id_is_refused(rig: Any) -> None:
     rig.publish("in", "a")
     run(rig.sink(rig.stream("in").select("body"), queue="out"))()
     rig.publish("in", "b")
-    refused(run(rig.sink(rig.stream("in").select("body"), checkpoint="new", queue="out")), LineageConflict, "app", "onNewCheckpoint")
+    refused(
+        run(rig.sink(rig.stream("in").select("body"), checkpoint="new", queue="out")),
+        LineageConflict,
+        "app",
+        "onNewCheckpoint",
+    )
     assert rig.bodies("out") == ["a"]
 
 
@@ -140,6 +171,8 @@ def test_a_url_where_nothing_listens_fails_within_seconds_and_names_the_address(
         url = f"txmq://127.0.0.1:{free.getsockname()[1]}"
     started = time.monotonic()
     refused(
-        lambda: rig.spark.read.format("txmq").options(url=url, queue="q").load().collect(), ConnectionFailed, url.removeprefix("txmq://")
+        lambda: rig.spark.read.format("txmq").options(url=url, queue="q").load().collect(),
+        ConnectionFailed,
+        url.removeprefix("txmq://"),
     )
     assert time.monotonic() - started < 20

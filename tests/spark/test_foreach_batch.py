@@ -21,10 +21,16 @@ pytestmark = pytest.mark.spark
 Fn = Callable[[DataFrame, BatchTransaction], None]
 
 
-def run(rig: Any, fn: Fn, *, app_id: str = "app", queue: str = "in", checkpoint: str = "checkpoint", **more: Any) -> None:
+def run(
+    rig: Any, fn: Fn, *, app_id: str = "app", queue: str = "in", checkpoint: str = "checkpoint", **more: Any
+) -> None:
     """One query over what is in ``queue``."""
     each = transactional(fn, url=rig.broker.url, app_id=app_id, **more)
-    writer = rig.stream(queue, app_id).writeStream.foreachBatch(each).option("checkpointLocation", rig.checkpoint(checkpoint))
+    writer = (
+        rig.stream(queue, app_id)
+        .writeStream.foreachBatch(each)
+        .option("checkpointLocation", rig.checkpoint(checkpoint))
+    )
     writer.trigger(availableNow=True).start().awaitTermination()
     each.flush(60)
 
@@ -49,7 +55,10 @@ def test_publishes_appends_and_consumption_of_a_batch_are_one_decision(rig: Any,
     def fn(batch: DataFrame, tx: BatchTransaction) -> None:
         seen.append((tx.app_id, tx.batch_id, tx.sequence))
         tx.publish(batch.selectExpr("upper(CAST(body AS STRING)) AS body"), queue="out")
-        tx.append(batch.where("offset > 0").selectExpr("CAST(body AS STRING) AS body", "timestamp"), str(tmp_path / "lake"))
+        tx.append(
+            batch.where("offset > 0").selectExpr("CAST(body AS STRING) AS body", "timestamp"),
+            str(tmp_path / "lake"),
+        )
         assert rig.bodies("out") == [] and not (tmp_path / "lake").exists()
 
     run(rig, fn)
@@ -60,7 +69,9 @@ def test_publishes_appends_and_consumption_of_a_batch_are_one_decision(rig: Any,
     assert (entry.ranges, entry.messages, entry.published, entry.applied) == ({"in": (0, 3)}, 3, 3, True)
 
 
-def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whole(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whole(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.declare("in", "out")
     executed: list[int] = []
     execute = staging.execute
@@ -74,7 +85,9 @@ def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whol
         "never true": lambda batch: batch.where("1 = 0").selectExpr(rows),
         "another frame": lambda batch: batch.sparkSession.range(1).selectExpr("'x' AS body"),
         "aggregation": lambda batch: batch.groupBy().count().selectExpr("CAST(count AS STRING) AS body"),
-        "own function over partitions": lambda batch: batch.selectExpr(rows).mapInArrow(lambda batches: iter(()), "body string"),
+        "own function over partitions": lambda batch: batch.selectExpr(rows).mapInArrow(
+            lambda batches: iter(()), "body string"
+        ),
         "nothing": lambda batch: None,
     }
     for number, (name, way) in enumerate(ways.items()):
@@ -111,14 +124,17 @@ def test_an_exception_with_a_long_java_trace_ends_the_query_as_failed(rig: Any) 
     rig.publish("in", "a")
 
     def fn(batch: DataFrame, tx: BatchTransaction) -> None:
-        batch.sparkSession._jvm.java.lang.Class.forName("x" * 50_000)  # Spark's own search of this text overflows its stack
+        # Spark's own search of this text overflows its stack
+        batch.sparkSession._jvm.java.lang.Class.forName("x" * 50_000)
 
     with pytest.raises(Exception, match="ClassNotFoundException"):
         run(rig, fn)
 
 
 def test_a_null_body_is_one_clear_error(rig: Any) -> None:
-    text = refused(rig, lambda batch, tx: tx.publish(batch.selectExpr("CAST(NULL AS STRING) AS body"), queue="out"))
+    text = refused(
+        rig, lambda batch, tx: tx.publish(batch.selectExpr("CAST(NULL AS STRING) AS body"), queue="out")
+    )
     assert text.startswith("[TXMQ_OPTION] row 0 has no body (null)")
 
 
@@ -159,7 +175,9 @@ def test_an_append_that_would_fail_after_the_decision_is_refused_before_it(
 
 
 def test_a_function_that_after_commit_does_not_have_is_refused_before_the_decision(rig: Any) -> None:
-    text = refused(rig, lambda batch, tx: tx.after_commit(batch.select("body"), "upsert"), after_commit={"other": print})
+    text = refused(
+        rig, lambda batch, tx: tx.after_commit(batch.select("body"), "upsert"), after_commit={"other": print}
+    )
     assert "no function 'upsert' in after_commit (there: other)" in text
 
 
@@ -232,7 +250,11 @@ def _module_function(batch: DataFrame, tx: BatchTransaction) -> None: ...
 def test_the_callable_object_can_be_pickled(spark: SparkSession) -> None:
     made = transactional(_module_function, url="txmq://127.0.0.1:1", app_id="app", ledger="somewhere")
     again = pickle.loads(pickle.dumps(made))
-    assert isinstance(again, foreach_batch.Transactional) and again.app_id == "app" and again.address == made.address
+    assert (
+        isinstance(again, foreach_batch.Transactional)
+        and again.app_id == "app"
+        and again.address == made.address
+    )
 
 
 def test_several_appends_to_one_table_are_one_delta_commit(rig: Any, tmp_path: Path) -> None:

@@ -39,13 +39,25 @@ def test_every_batch_has_its_row_with_the_offsets_it_consumed(rig: Any, tmp_path
         tx.publish(batch.select("body"), queue="out")
 
     each = transactional(fn, url=rig.broker.url, app_id="app", ledger=str(table), ledger_sync=sync)
-    writer = rig.stream("in", maxOffsetsPerTrigger=2).writeStream.foreachBatch(each).option("checkpointLocation", rig.checkpoint())
+    writer = (
+        rig.stream("in", maxOffsetsPerTrigger=2)
+        .writeStream.foreachBatch(each)
+        .option("checkpointLocation", rig.checkpoint())
+    )
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     each.flush(60)
     rows = sorted(delta_rows(table), key=lambda row: row["batch_id"])
     told = [
-        (row["app_id"], row["query_id"], row["log"], row["start_offset"], row["end_offset"], row["messages"], row["published"])
+        (
+            row["app_id"],
+            row["query_id"],
+            row["log"],
+            row["start_offset"],
+            row["end_offset"],
+            row["messages"],
+            row["published"],
+        )
         for row in rows
     ]
     assert told == [("app", query.id, "in", 0, 2, 2, 2), ("app", query.id, "in", 2, 3, 1, 1)]
@@ -87,7 +99,13 @@ def test_a_native_sinks_batches_reach_the_table_without_a_flush(rig: Any, tmp_pa
         sink.start().awaitTermination()
         wait_until(lambda: table.exists() and delta_rows(table), "the listener hears of the batch")
     (row,) = delta_rows(table)
-    assert (row["log"], row["start_offset"], row["end_offset"], row["messages"], row["published"]) == ("in", 0, 2, 2, 2)
+    assert (row["log"], row["start_offset"], row["end_offset"], row["messages"], row["published"]) == (
+        "in",
+        0,
+        2,
+        2,
+        2,
+    )
 
 
 def test_a_ledger_without_a_table_is_refused(rig: Any) -> None:

@@ -1,4 +1,6 @@
-"""The native stream sink: each micro-batch arrives exactly once, whatever is restarted, replayed or retried."""
+"""The native stream sink: each micro-batch arrives exactly once, whatever is restarted, replayed or
+retried.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ pytestmark = pytest.mark.spark
 
 def forward(rig: Any, columns: list[str] | None = None, **options: Any) -> None:
     """txmq to txmq, until all that is there has been read."""
-    stream = rig.stream("in", **{name: value for name, value in options.items() if name == "maxOffsetsPerTrigger"})
+    stream = rig.stream(
+        "in", **{name: value for name, value in options.items() if name == "maxOffsetsPerTrigger"}
+    )
     rows = stream.selectExpr(*(columns or ["body"]))
-    target = {name: value for name, value in options.items() if name != "maxOffsetsPerTrigger"} or {"queue": "out"}
+    target = {name: value for name, value in options.items() if name != "maxOffsetsPerTrigger"} or {
+        "queue": "out"
+    }
     rig.sink(rows, **target).trigger(availableNow=True).start().awaitTermination()
 
 
@@ -68,7 +74,9 @@ def test_a_task_that_fails_once_after_half_its_rows_publishes_each_row_once(rig:
     rig.declare("in", "out")
     rig.publish("in", *[str(number) for number in range(2000)])
     arguments = [rig.broker.url, rig.checkpoint(), str(tmp_path / "failed")]
-    child = subprocess.run([sys.executable, "-c", FAILING_ONCE, *arguments], capture_output=True, text=True, timeout=300)
+    child = subprocess.run(
+        [sys.executable, "-c", FAILING_ONCE, *arguments], capture_output=True, text=True, timeout=300
+    )
     assert child.returncode == 0, child.stderr[-3000:]
     assert (tmp_path / "failed").read_text() == "1000"
     assert sorted(rig.bodies("out"), key=int) == [str(number) for number in range(2000)]
@@ -135,7 +143,9 @@ def test_properties_of_the_rows_arrive_with_the_messages(rig: Any) -> None:
     rig.sink(stream, queue="out").trigger(availableNow=True).start().awaitTermination()
     with rig.broker.channel() as channel:
         delivery = channel.get("out", no_ack=True)
-    assert Properties.decode(delivery.message.properties) == Properties(priority=3, headers={"k": "v"}, timestamp=5)
+    assert Properties.decode(delivery.message.properties) == Properties(
+        priority=3, headers={"k": "v"}, timestamp=5
+    )
 
 
 def test_output_mode_complete_publishes_the_whole_result_of_every_batch(rig: Any) -> None:
@@ -143,7 +153,9 @@ def test_output_mode_complete_publishes_the_whole_result_of_every_batch(rig: Any
     counts = rig.stream("in").groupBy("queue").count().select(expr("concat(queue, '=', count)").alias("body"))
     for _ in range(2):
         rig.publish("in", "x")
-        rig.sink(counts, queue="out").outputMode("complete").trigger(availableNow=True).start().awaitTermination()
+        rig.sink(counts, queue="out").outputMode("complete").trigger(
+            availableNow=True
+        ).start().awaitTermination()
     assert rig.bodies("out") == ["in=1", "in=2"]
 
 
@@ -168,7 +180,11 @@ def test_unroutable_messages_are_dropped_where_the_option_says_so(rig: Any) -> N
 def test_a_source_that_is_not_txmq_is_published_exactly_once_too(rig: Any, tmp_path: Path) -> None:
     rig.declare("out")
     (tmp_path / "files").mkdir()
-    lines = rig.spark.readStream.schema("value string").text(str(tmp_path / "files")).select(col("value").alias("body"))
+    lines = (
+        rig.spark.readStream.schema("value string")
+        .text(str(tmp_path / "files"))
+        .select(col("value").alias("body"))
+    )
     for number in range(2):
         (tmp_path / "files" / f"{number}.txt").write_text(f"line {number}\n")
         rig.sink(lines, queue="out").trigger(availableNow=True).start().awaitTermination()
@@ -181,5 +197,7 @@ def test_a_new_checkpoint_resumes_where_the_last_decided_batch_ended_when_told_s
     forward(rig)
     rig.publish("in", "b")
     stream = rig.stream("in", onNewCheckpoint="resume").select("body")
-    rig.sink(stream, checkpoint="new", queue="out", onNewCheckpoint="resume").trigger(availableNow=True).start().awaitTermination()
+    rig.sink(stream, checkpoint="new", queue="out", onNewCheckpoint="resume").trigger(
+        availableNow=True
+    ).start().awaitTermination()
     assert rig.bodies("out") == ["a", "b"]

@@ -48,12 +48,20 @@ def test_a_message_arrives_with_all_its_columns(rig: Any) -> None:
 
 def test_include_properties_gives_the_struct_and_null_where_a_message_has_none(rig: Any) -> None:
     rig.declare("q")
-    rig.publish("q", "a", properties=Properties(content_type="text/plain", headers={"n": 1}, priority=3).encode())
+    rig.publish(
+        "q", "a", properties=Properties(content_type="text/plain", headers={"n": 1}, priority=3).encode()
+    )
     rig.publish("q", "b")
     stream = rig.stream("q", includeProperties="true")
-    assert stream.schema == StructType([*read_schema(include_properties=False).fields, StructField("properties", PROPERTIES_TYPE)])
+    assert stream.schema == StructType(
+        [*read_schema(include_properties=False).fields, StructField("properties", PROPERTIES_TYPE)]
+    )
     ((first, second),) = rig.collect(stream)
-    assert (first.properties.content_type, first.properties.headers, first.properties.priority) == ("text/plain", {"n": "1"}, 3)
+    assert (first.properties.content_type, first.properties.headers, first.properties.priority) == (
+        "text/plain",
+        {"n": "1"},
+        3,
+    )
     assert (first.properties.message_id, second.properties) == (None, None)
 
 
@@ -69,7 +77,9 @@ def test_trigger_once_reads_all_in_one_batch_whatever_the_limit(rig: Any) -> Non
     rig.declare("q")
     for number in range(3):
         rig.publish("q", str(number))
-    assert [bodies(batch) for batch in rig.collect(rig.stream("q", maxOffsetsPerTrigger=1), once=True)] == [["0", "1", "2"]]
+    assert [bodies(batch) for batch in rig.collect(rig.stream("q", maxOffsetsPerTrigger=1), once=True)] == [
+        ["0", "1", "2"]
+    ]
 
 
 def test_a_limit_never_splits_a_transaction(rig: Any) -> None:
@@ -106,7 +116,9 @@ def test_the_number_of_tasks_does_not_depend_on_the_number_of_queues(rig: Any, q
     rig.declare(*queues)
     for queue in queues:
         rig.publish(queue, *[str(number) for number in range(60 // len(queues))])
-    (rows,) = rig.collect(rig.stream(",".join(queues), minPartitions=3).select("body", spark_partition_id().alias("task")))
+    (rows,) = rig.collect(
+        rig.stream(",".join(queues), minPartitions=3).select("body", spark_partition_id().alias("task"))
+    )
     assert len(rows) == 60
     tasks = [row.task for row in rows]
     assert [tasks.count(task) for task in range(3)] == [20, 20, 20]
@@ -117,8 +129,12 @@ def test_a_running_query_reads_what_comes_later_and_goes_on_from_its_checkpoint(
     seen: list[str] = []
 
     def start() -> Any:
-        writer = rig.stream("q").writeStream.foreachBatch(lambda batch, _id: seen.extend(bodies(batch.collect())))
-        return writer.option("checkpointLocation", rig.checkpoint()).trigger(processingTime="0 seconds").start()
+        writer = rig.stream("q").writeStream.foreachBatch(
+            lambda batch, _id: seen.extend(bodies(batch.collect()))
+        )
+        return (
+            writer.option("checkpointLocation", rig.checkpoint()).trigger(processingTime="0 seconds").start()
+        )
 
     query = start()
     rig.publish("q", "a")
@@ -145,7 +161,9 @@ def test_a_stream_from_latest_reads_only_what_comes_after_its_start(rig: Any) ->
     rig.publish("q", "old")
     assert not any(rig.collect(rig.stream("q", startingOffsets="latest")))
     rig.publish("q", "new")
-    assert [bodies(batch) for batch in rig.collect(rig.stream("q", startingOffsets="latest")) if batch] == [["new"]]
+    assert [bodies(batch) for batch in rig.collect(rig.stream("q", startingOffsets="latest")) if batch] == [
+        ["new"]
+    ]
 
 
 def test_a_stream_starts_at_the_given_offsets(rig: Any) -> None:
@@ -203,14 +221,22 @@ def test_a_finished_micro_batch_is_gone_when_the_query_starts_again(rig: Any) ->
 def test_progress_reports_the_latest_offsets(rig: Any) -> None:
     rig.declare("q")
     rig.publish("q", "a", "b")
-    query = rig.stream("q").writeStream.format("noop").option("checkpointLocation", rig.checkpoint()).trigger(availableNow=True).start()
+    query = (
+        rig.stream("q")
+        .writeStream.format("noop")
+        .option("checkpointLocation", rig.checkpoint())
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     (source,) = query.lastProgress.sources
     assert (source.endOffset, source.latestOffset) == ('{"q": 2}', '{"q": 2}')
 
 
 def test_two_readstreams_of_a_queue_are_refused_and_one_that_is_used_twice_is_not(rig: Any) -> None:
-    """A message between the questions of two sources would put them out of step for ever; nothing is consumed."""
+    """A message between the questions of two sources would put them out of step for ever; nothing is
+    consumed.
+    """
     rig.declare("q")
     rig.publish("q", "a", "b")
     for _ in range(2):  # started again, it is refused again

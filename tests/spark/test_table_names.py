@@ -39,8 +39,22 @@ def test_every_spelling_of_a_table_in_one_batch_is_one_commit_with_all_rows(rig:
     place.parent.mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "lake")
     rig.spark.sql(f"CREATE OR REPLACE TABLE spelled (how STRING) USING delta LOCATION '{place}'")
-    paths = [str(place), f"{place}/", f"file:{place}", f"file://{place}", f"{tmp_path}/link//spelled out", os.path.relpath(place)]
-    names = ["spelled", "SPELLED", "default.Spelled", "spark_catalog.default.spelled", "`spelled`", f"delta.`{place}`"]
+    paths = [
+        str(place),
+        f"{place}/",
+        f"file:{place}",
+        f"file://{place}",
+        f"{tmp_path}/link//spelled out",
+        os.path.relpath(place),
+    ]
+    names = [
+        "spelled",
+        "SPELLED",
+        "default.Spelled",
+        "spark_catalog.default.spelled",
+        "`spelled`",
+        f"delta.`{place}`",
+    ]
     spellings = paths + names
     assert len({resolve(rig.spark, spelling).location for spelling in spellings}) == 1
     assert appended(rig, spellings, "existing") == sorted(spelling.replace("`", "") for spelling in spellings)

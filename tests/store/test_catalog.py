@@ -39,7 +39,9 @@ def filled(path: Path) -> Path:
     """A data directory whose catalog has many pages. Returns the catalog."""
     store = DurableStore(path)
     store.load()
-    rows = [InboxRow(1, i, i + 1, i, "", "secret-key", b"", b"body-%06d" % i * 8, bytes(16)) for i in range(2000)]
+    rows = [
+        InboxRow(1, i, i + 1, i, "", "secret-key", b"", b"body-%06d" % i * 8, bytes(16)) for i in range(2000)
+    ]
     runs: list[Record] = [RunRecord(1, i * 10, 5, 1, 0, b"", 1, 1) for i in range(2000)]
     for start in range(0, len(rows), 4):  # a few messages in each page, and none in overflow pages
         store.commit([Change(sequence=start + 4, rows=rows[start : start + 4])])
@@ -49,14 +51,18 @@ def filled(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("cls", RECORDS, ids=lambda cls: cls.__name__)
-def test_the_hand_written_columns_and_keys_are_those_of_the_record_classes(cls: type[Record], tmp_path: Path) -> None:
+def test_the_hand_written_columns_and_keys_are_those_of_the_record_classes(
+    cls: type[Record], tmp_path: Path
+) -> None:
     DurableStore(tmp_path / "data").close()
     catalog = sqlite3.connect(tmp_path / "data" / "catalog.db")
     columns = catalog.execute(f'PRAGMA table_info("{cls.TABLE}")').fetchall()
     catalog.close()
     assert [column[1] for column in columns] == [*cls.columns(), "guard"]
     assert [column[2] for column in columns] == [*sql_types(cls), "INTEGER"]
-    assert tuple(column[1] for column in sorted(columns, key=lambda column: column[5]) if column[5]) == cls.KEY
+    assert (
+        tuple(column[1] for column in sorted(columns, key=lambda column: column[5]) if column[5]) == cls.KEY
+    )
 
 
 def open_and_load(path: Path) -> None:
@@ -110,14 +116,20 @@ DAMAGES = [truncate, empty, garbage_header, zero_page, swap_pages, flip_inside_a
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_a_damaged_catalog_is_refused_by_name_with_what_to_do_and_left_as_it_is(damage: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_damaged_catalog_is_refused_by_name_with_what_to_do_and_left_as_it_is(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
     catalog = filled(tmp_path / "data")
     damage(catalog)
     before = catalog.read_bytes() if catalog.exists() else None
     with pytest.raises(CorruptCatalog) as caught:
         open_and_load(tmp_path / "data")
     text = str(caught.value)
-    assert f"the catalog {catalog} is damaged: " in text and "Restore the whole data directory from a backup" in text and "\n" not in text
+    assert (
+        f"the catalog {catalog} is damaged: " in text
+        and "Restore the whole data directory from a backup" in text
+        and "\n" not in text
+    )
     if before is not None and damage is not flip_inside_a_value:
         assert catalog.read_bytes() == before
     report = verify(tmp_path / "data")
@@ -142,7 +154,10 @@ def test_a_newer_format_is_refused_and_says_what_to_install(tmp_path: Path) -> N
     connection.execute("UPDATE meta SET format = ?", (FORMAT + 1,))
     connection.commit()
     connection.close()
-    with pytest.raises(DataDirectoryFormat, match=f"has format {FORMAT + 1}, written by a newer txmq; .* up to {FORMAT}: install"):
+    with pytest.raises(
+        DataDirectoryFormat,
+        match=f"has format {FORMAT + 1}, written by a newer txmq; .* up to {FORMAT}: install",
+    ):
         DurableStore(tmp_path / "data")
     with pytest.raises(DataDirectoryFormat):
         verify(tmp_path / "data")
@@ -188,7 +203,9 @@ NEW_IN_2: list[Record] = [ExchangeBindingRecord("e", "f", "k", {"a": 1}), Delive
 NEW_IN_2 += [ChannelCommitRecord("c", 3, 9), ForgottenRecord("outcome", 8)]  # and in 3
 
 
-def test_a_directory_of_format_1_is_upgraded_in_place_with_all_that_it_holds_and_stays_so(tmp_path: Path) -> None:
+def test_a_directory_of_format_1_is_upgraded_in_place_with_all_that_it_holds_and_stays_so(
+    tmp_path: Path,
+) -> None:
     held = format_1(tmp_path / "data")
     assert verify(tmp_path / "data").ok
     store = DurableStore(tmp_path / "data")
@@ -203,15 +220,24 @@ def test_a_directory_of_format_1_is_upgraded_in_place_with_all_that_it_holds_and
     store.close()
     assert verify(tmp_path / "data").ok
     connection = sqlite3.connect(tmp_path / "data" / "catalog.db")
-    upgraded = connection.execute("SELECT format, (SELECT group_concat(name) FROM sqlite_schema) FROM meta").fetchone()
+    upgraded = connection.execute(
+        "SELECT format, (SELECT group_concat(name) FROM sqlite_schema) FROM meta"
+    ).fetchone()
     connection.close()
     DurableStore(tmp_path / "new").close()
     connection = sqlite3.connect(tmp_path / "new" / "catalog.db")
-    assert upgraded == connection.execute("SELECT format, (SELECT group_concat(name) FROM sqlite_schema) FROM meta").fetchone()
+    assert (
+        upgraded
+        == connection.execute(
+            "SELECT format, (SELECT group_concat(name) FROM sqlite_schema) FROM meta"
+        ).fetchone()
+    )
     connection.close()
 
 
-def test_an_upgrade_that_a_crash_interrupts_leaves_format_1_whole_and_the_next_opening_does_it(tmp_path: Path) -> None:
+def test_an_upgrade_that_a_crash_interrupts_leaves_format_1_whole_and_the_next_opening_does_it(
+    tmp_path: Path,
+) -> None:
     held = format_1(tmp_path / "data")
     failpoint.arm("store.recovery.upgraded", "raise")
     try:
@@ -233,7 +259,9 @@ def test_a_damaged_message_of_format_1_is_refused_by_name_and_nothing_is_upgrade
     format_1(tmp_path / "data")
     catalog = tmp_path / "data" / "catalog.db"
     catalog.write_bytes(catalog.read_bytes().replace(b"of the next block", b"of the nExt block"))
-    with pytest.raises(CorruptCatalog, match=f"a row of table inbox with key {3 << 20} does not match its checksum"):
+    with pytest.raises(
+        CorruptCatalog, match=f"a row of table inbox with key {3 << 20} does not match its checksum"
+    ):
         DurableStore(tmp_path / "data")
     assert not verify(tmp_path / "data").ok
     connection = sqlite3.connect(catalog)
@@ -241,13 +269,17 @@ def test_a_damaged_message_of_format_1_is_refused_by_name_and_nothing_is_upgrade
     connection.close()
 
 
-def test_a_directory_of_format_1_is_salvaged_with_all_that_it_holds_but_a_damaged_message(tmp_path: Path) -> None:
+def test_a_directory_of_format_1_is_salvaged_with_all_that_it_holds_but_a_damaged_message(
+    tmp_path: Path,
+) -> None:
     held = format_1(tmp_path / "data")
     report = salvage(tmp_path / "data", tmp_path / "new")
     assert report.inbox_rows == len(INBOX) and "block" not in " ".join(report.losses)
     store = DurableStore(tmp_path / "new")
     image = store.load()
-    assert image.inbox == INBOX and [record for record in image.records if isinstance(record, RunRecord)] == [held[5]]
+    assert image.inbox == INBOX and [record for record in image.records if isinstance(record, RunRecord)] == [
+        held[5]
+    ]
     store.close()
     catalog = tmp_path / "data" / "catalog.db"
     catalog.write_bytes(catalog.read_bytes().replace(b"of the next block", b"of the nExt block"))

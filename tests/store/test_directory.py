@@ -21,10 +21,18 @@ store = DurableStore(sys.argv[1]); store.load(); print("open", flush=True); sys.
 
 
 def test_a_second_process_is_refused_and_told_the_pid_of_the_first(tmp_path: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "data")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "data")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert owner.stdout is not None and owner.stdout.readline() == "open\n"
-        with pytest.raises(DataDirectoryLocked, match=f"data is in use by process {owner.pid} on host .*connect to that broker, or end it"):
+        with pytest.raises(
+            DataDirectoryLocked,
+            match=f"data is in use by process {owner.pid} on host .*connect to that broker, or end it",
+        ):
             DurableStore(tmp_path / "data")
         with pytest.raises(DataDirectoryLocked):
             verify(tmp_path / "data")
@@ -53,7 +61,11 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(DataDirectoryInvalid, match=r"is not empty and no data directory: it holds thesis\.tex; name an empty"):
+    with pytest.raises(
+        DataDirectoryInvalid,
+        match=r"is not empty and no data directory: it holds "
+        r"thesis\.tex; name an empty",
+    ):
         DurableStore(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(DataDirectoryInvalid, match="no data directory"):

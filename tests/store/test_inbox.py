@@ -34,8 +34,14 @@ _BYTES = st.binary(max_size=30)
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[InboxRow]:
-    """Of several blocks, as a commit has them (without gaps), or an upgrade (block after block). Stamps are equal, or mixed."""
-    stamps = draw(st.sampled_from([st.just((7, 9)), st.tuples(st.integers(1, 3), st.integers(1, 3)), st.tuples(_NUMBER, _NUMBER)]))
+    """Of several blocks, as a commit has them (without gaps), or an upgrade (block after block). Stamps are
+    equal, or mixed.
+    """
+    stamps = draw(
+        st.sampled_from(
+            [st.just((7, 9)), st.tuples(st.integers(1, 3), st.integers(1, 3)), st.tuples(_NUMBER, _NUMBER)]
+        )
+    )
     block_ids = draw(st.lists(st.sampled_from((1, 1, 1, 2, 2**31)), max_size=12))
     if draw(st.booleans()):
         numbers = [block_ids[:at].count(block_id) for at, block_id in enumerate(block_ids)]
@@ -43,7 +49,10 @@ def rows(draw: st.DrawFn) -> list[InboxRow]:
         block_ids.sort()
         numbers = list(accumulate(draw(st.sampled_from((1, 1, 1, 2))) for _ in block_ids))
     places = zip(block_ids, numbers, strict=True)
-    return [InboxRow(*place, *draw(stamps), *draw(st.tuples(_TEXT, _TEXT, _BYTES, _BYTES, _BYTES))) for place in places]
+    return [
+        InboxRow(*place, *draw(stamps), *draw(st.tuples(_TEXT, _TEXT, _BYTES, _BYTES, _BYTES)))
+        for place in places
+    ]
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -57,14 +66,18 @@ def test_what_is_packed_is_unpacked_in_order_and_whole(messages: list[InboxRow])
 
 
 @given(st.tuples(_NUMBER, _NUMBER, _TEXT, _TEXT, _BYTES, _BYTES, _BYTES))
-def test_one_message_is_packed_as_a_group_of_one_is(values: tuple[int, int, str, str, bytes, bytes, bytes]) -> None:
+def test_one_message_is_packed_as_a_group_of_one_is(
+    values: tuple[int, int, str, str, bytes, bytes, bytes],
+) -> None:
     row = InboxRow(5, 6, *values)
     assert pack([row]) == list(inbox._pack([row]))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(rows().filter(bool), st.randoms(use_true_random=False))
-def test_damaged_bytes_are_refused_or_are_other_messages_and_never_another_error(messages: list[InboxRow], chosen: random.Random) -> None:
+def test_damaged_bytes_are_refused_or_are_other_messages_and_never_another_error(
+    messages: list[InboxRow], chosen: random.Random
+) -> None:
     key, count, blob = chosen.choice(pack(messages))
     damaged = bytearray(blob)
     for _ in range(chosen.choice((1, 1, 3))):
@@ -76,12 +89,16 @@ def test_damaged_bytes_are_refused_or_are_other_messages_and_never_another_error
                 found = unpack(key, number, content)
             except ValueError:
                 continue
-            assert len(found) == number and sum(len(row.body) + len(row.properties) + len(row.routes) for row in found) <= len(content)
+            assert len(found) == number and sum(
+                len(row.body) + len(row.properties) + len(row.routes) for row in found
+            ) <= len(content)
     with pytest.raises(ValueError, match="bytes"):
         unpack(key, count, cut)
 
 
-@pytest.mark.parametrize("row", [("1", 1, b""), (1, None, b""), (1, 1, "x"), (1.5, 1, b""), (None, None, None)])
+@pytest.mark.parametrize(
+    "row", [("1", 1, b""), (1, None, b""), (1, 1, "x"), (1.5, 1, b""), (None, None, None)]
+)
 def test_values_of_other_types_are_refused(row: tuple[object, object, object]) -> None:
     with pytest.raises(ValueError, match="wrong types"):
         unpack(*row)
@@ -101,7 +118,9 @@ def test_lengths_that_lie_cost_no_memory() -> None:
 
 def test_large_groups_are_cut_and_a_large_message_has_a_row_of_its_own() -> None:
     bodies = [b"x" * 1000] * 1000 + [b"y" * 3 * GROUP_BYTES] + [b"z"] * 10
-    messages = [InboxRow(1, number, 1, 1, "", "q", b"", body, bytes(16)) for number, body in enumerate(bodies)]
+    messages = [
+        InboxRow(1, number, 1, 1, "", "q", b"", body, bytes(16)) for number, body in enumerate(bodies)
+    ]
     packed = pack(messages)
     assert [row for each in packed for row in unpack(*each)] == messages
     assert all(len(blob) <= GROUP_BYTES + 40 * count for _, count, blob in packed if count > 1)
@@ -109,7 +128,9 @@ def test_large_groups_are_cut_and_a_large_message_has_a_row_of_its_own() -> None
 
 
 def message(number: int, sequence: int, queue_id: int = 5) -> InboxRow:
-    return InboxRow(1, number, sequence, sequence * 10, "", "q", b"", b"body-%03d" % number, ROUTE.pack(queue_id, number))
+    return InboxRow(
+        1, number, sequence, sequence * 10, "", "q", b"", b"body-%03d" % number, ROUTE.pack(queue_id, number)
+    )
 
 
 def filled(path: Path) -> None:
@@ -141,13 +162,17 @@ def test_a_commit_of_many_messages_is_one_row_and_a_group_of_commits_too(tmp_pat
     assert executed(tmp_path / "data", "SELECT id - (1 << 20), count FROM inbox") == [(0, 1), (1, 5), (6, 4)]
     store = DurableStore(tmp_path / "data")
     image = store.load()
-    assert [(row.row, row.sequence) for row in image.inbox] == list(enumerate([1, 2, 2, 3, 4, 4, 5, 5, 5, 5])) and image.sequence == 5
+    assert [(row.row, row.sequence) for row in image.inbox] == list(
+        enumerate([1, 2, 2, 3, 4, 4, 5, 5, 5, 5])
+    ) and image.sequence == 5
     store.close()
     assert verify(tmp_path / "data").inbox_rows == 10
 
 
 @pytest.mark.parametrize("where", ["body", "length", "count", "key"])
-def test_a_damaged_group_is_refused_by_name_and_salvage_names_the_offsets_that_it_loses(tmp_path: Path, where: str) -> None:
+def test_a_damaged_group_is_refused_by_name_and_salvage_names_the_offsets_that_it_loses(
+    tmp_path: Path, where: str
+) -> None:
     filled(tmp_path / "data")
     ((blob,),) = executed(tmp_path / "data", "SELECT messages FROM inbox WHERE count = 5")
     assert isinstance(blob, bytes)
@@ -159,26 +184,40 @@ def test_a_damaged_group_is_refused_by_name_and_salvage_names_the_offsets_that_i
     executed(tmp_path / "data", f"UPDATE inbox SET {column} = ? WHERE count = 5", value)
     key = (1 << 20) + (11 if where == "key" else 1)
     store = DurableStore(tmp_path / "data")
-    with pytest.raises(CorruptCatalog, match=f"a row of table inbox with key {key} does not match its checksum"):
+    with pytest.raises(
+        CorruptCatalog, match=f"a row of table inbox with key {key} does not match its checksum"
+    ):
         store.load()
     store.close(clean=False)
     assert any(f"key {key} " in problem for problem in verify(tmp_path / "data").problems)
     report = salvage(tmp_path / "data", tmp_path / "new")
-    assert [(lost.queue, lost.start, lost.end) for lost in report.lost] == [("q", 2, 6)], "offset 1 is settled"
-    assert report.inbox_rows == 5 and f"table inbox: the row with key {key} does not match its checksum" in report.losses
+    assert [(lost.queue, lost.start, lost.end) for lost in report.lost] == [("q", 2, 6)], (
+        "offset 1 is settled"
+    )
+    assert (
+        report.inbox_rows == 5
+        and f"table inbox: the row with key {key} does not match its checksum" in report.losses
+    )
     if where in ("body", "key"):
         assert "share a checksum" in report.lost[0].why
         rows = pa.ipc.open_stream((tmp_path / "new" / "doubtful.arrow").read_bytes()).read_all().to_pylist()
         bodies = [b"body-%03d" % number for number in range(2, 6)]
-        assert [row["body"] for row in rows] == [body.replace(b"y-003", b"Y-003") if where == "body" else body for body in bodies]
+        assert [row["body"] for row in rows] == [
+            body.replace(b"y-003", b"Y-003") if where == "body" else body for body in bodies
+        ]
     assert verify(tmp_path / "new").problems == []
     store = DurableStore(tmp_path / "new")
     assert [row.body for row in store.load().inbox] == [b"body-%03d" % number for number in (0, 6, 7, 8, 9)]
     store.close()
 
 
-@pytest.mark.parametrize("values", [(1, b""), (4, b"\1\0\0\0" + bytes(500)), (5, b"\5\0\0\0" + b"\xff" * 500), ("five", b"x"), (5, "text")])
-def test_a_group_that_matches_its_checksum_and_makes_no_sense_is_a_corrupt_catalog(tmp_path: Path, values: tuple[object, object]) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [(1, b""), (4, b"\1\0\0\0" + bytes(500)), (5, b"\5\0\0\0" + b"\xff" * 500), ("five", b"x"), (5, "text")],
+)
+def test_a_group_that_matches_its_checksum_and_makes_no_sense_is_a_corrupt_catalog(
+    tmp_path: Path, values: tuple[object, object]
+) -> None:
     filled(tmp_path / "data")
     row = ((1 << 20) + 1, *values)
     executed(tmp_path / "data", "DELETE FROM inbox WHERE id = ?", row[0])
@@ -193,7 +232,9 @@ def test_a_group_that_matches_its_checksum_and_makes_no_sense_is_a_corrupt_catal
 
 
 @pytest.mark.parametrize("point", ["begin", "synced", "executed"])
-def test_a_group_whose_commit_fails_is_not_there_and_one_that_was_committed_is(tmp_path: Path, point: str) -> None:
+def test_a_group_whose_commit_fails_is_not_there_and_one_that_was_committed_is(
+    tmp_path: Path, point: str
+) -> None:
     store = DurableStore(tmp_path / "data")
     store.load()
     store.commit([Change(sequence=1, rows=[message(0, 1), message(1, 1)])])
@@ -209,10 +250,14 @@ def test_a_group_whose_commit_fails_is_not_there_and_one_that_was_committed_is(t
     store.close()
 
 
-def test_rows_of_two_blocks_in_one_commit_are_a_row_for_each_and_leave_with_their_block(tmp_path: Path) -> None:
+def test_rows_of_two_blocks_in_one_commit_are_a_row_for_each_and_leave_with_their_block(
+    tmp_path: Path,
+) -> None:
     store = DurableStore(tmp_path / "data")
     store.load()
-    first, second = ([message(number, 1)._replace(block_id=block_id) for number in range(3)] for block_id in (1, 2))
+    first, second = (
+        [message(number, 1)._replace(block_id=block_id) for number in range(3)] for block_id in (1, 2)
+    )
     mixed = [row for pair in zip(first, second, strict=True) for row in pair]
     store.commit([Change(sequence=1, rows=mixed)])
     store.seal(1)
@@ -220,20 +265,29 @@ def test_rows_of_two_blocks_in_one_commit_are_a_row_for_each_and_leave_with_thei
     store.close()
     assert {row[0] >> 20 for row in executed(tmp_path / "data", "SELECT id FROM inbox")} == {2}  # type: ignore[operator]
     store = DurableStore(tmp_path / "data")
-    assert store.load().inbox == second and store.read(1).column("body").to_pylist() == [row.body for row in first]
+    assert store.load().inbox == second and store.read(1).column("body").to_pylist() == [
+        row.body for row in first
+    ]
     store.close()
 
 
-def test_a_commit_of_messages_alone_is_one_statement_and_survives_a_crash_as_any_other(tmp_path: Path) -> None:
+def test_a_commit_of_messages_alone_is_one_statement_and_survives_a_crash_as_any_other(
+    tmp_path: Path,
+) -> None:
     store = DurableStore(tmp_path / "data")
     store.load()
-    store.commit([Change(sequence=1, rows=[message(0, 1)], journal=[QueueRecord(5, "q", True, False, False, {})])])
+    store.commit(
+        [Change(sequence=1, rows=[message(0, 1)], journal=[QueueRecord(5, "q", True, False, False, {})])]
+    )
     seen: list[str] = []
     store._catalog._connection.set_trace_callback(lambda statement: seen.append(statement.split()[0]))
-    store.commit([Change(sequence=2, rows=[message(1, 2)]), Change(sequence=3, rows=[message(2, 3), message(3, 3)])])
+    store.commit(
+        [Change(sequence=2, rows=[message(1, 2)]), Change(sequence=3, rows=[message(2, 3), message(3, 3)])]
+    )
     assert seen == ["INSERT"]
     seen.clear()
-    store.commit([Change(sequence=4, rows=[message(4, 4)]), Change(sequence=9)])  # a number that no row carries
+    # a number that no row carries
+    store.commit([Change(sequence=4, rows=[message(4, 4)]), Change(sequence=9)])
     assert seen[0] == "BEGIN" and seen[-1] == "COMMIT" and seen.count("INSERT") == 2
     shutil.copytree(tmp_path / "data", tmp_path / "crashed")
     store.close()

@@ -23,7 +23,9 @@ FRAME = 24 + 1024
 
 def commit(store: DurableStore, number: int, size: int = 100) -> None:
     row = InboxRow(1, number, number + 1, number, "", "q", b"", b"%d " % number + b"x" * size, bytes(16))
-    store.commit([Change(sequence=number + 1, rows=[row], journal=[HoleRecord(1, 2 * number, 2 * number + 1)])])
+    store.commit(
+        [Change(sequence=number + 1, rows=[row], journal=[HoleRecord(1, 2 * number, 2 * number + 1)])]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,9 @@ def test_a_log_that_is_whole_hides_nothing(crashed: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_flipped_byte_in_the_log_forgets_at_most_the_last_commit_silently(crashed: Path, tmp_path: Path, seed: int) -> None:
+def test_a_flipped_byte_in_the_log_forgets_at_most_the_last_commit_silently(
+    crashed: Path, tmp_path: Path, seed: int
+) -> None:
     directory = tmp_path / "data"
     shutil.copytree(crashed, directory)
     log = log_path(directory / "catalog.db")

@@ -1,4 +1,6 @@
-"""Which files of writers the broker takes: those that nobody can change, that are what they are said to be, and no others."""
+"""Which files of writers the broker takes: those that nobody can change, that are what they are said to be,
+and no others.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,12 @@ def part(position: int, data: bytes, rows: int) -> FilePart:
     return FilePart(position, len(data), rows, xxhash.xxh3_64_intdigest(data))
 
 
-# -- what a writer can still do ----------------------------------------------------------------------------------------------
+# -- what a writer can still do ------------------------------------------------------------------------------
 
 
-def test_a_writer_cannot_change_or_cut_its_file_once_it_is_handed_over(store: DurableStore, tmp_path: Path) -> None:
+def test_a_writer_cannot_change_or_cut_its_file_once_it_is_handed_over(
+    store: DurableStore, tmp_path: Path
+) -> None:
     writer, file = handed_over(tmp_path, messages(3))
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(file.descriptor, b"other bytes", 2000)
@@ -66,7 +70,9 @@ def test_a_writer_cannot_change_or_cut_its_file_once_it_is_handed_over(store: Du
 
 
 @pytest.mark.parametrize("kept", ["a descriptor", "a mapping"])
-def test_a_file_that_somebody_can_still_write_to_is_not_taken(store: DurableStore, tmp_path: Path, kept: str) -> None:
+def test_a_file_that_somebody_can_still_write_to_is_not_taken(
+    store: DurableStore, tmp_path: Path, kept: str
+) -> None:
     writer = PartWriter(str(tmp_path))
     writer.append(messages(3))
     descriptor = os.dup(writer._descriptor)
@@ -97,7 +103,7 @@ def test_nobody_can_open_a_file_for_writing_or_cut_it_while_it_is_verified(tmp_p
     os.close(descriptor)
 
 
-# -- what is not a writer's file --------------------------------------------------------------------------------------------
+# -- what is not a writer's file -----------------------------------------------------------------------------
 
 
 def test_a_pipe_is_refused_without_waiting_for_its_other_end(store: DurableStore, tmp_path: Path) -> None:
@@ -130,13 +136,17 @@ def test_a_descriptor_that_is_no_file_is_refused(store: DurableStore, tmp_path: 
         if kind == "socket":
             descriptor = stack.enter_context(socket.socket()).fileno()
         else:
-            descriptor = os.open({"directory": tmp_path, "device": "/dev/zero", "none": tmp_path}[kind], os.O_RDONLY)
+            descriptor = os.open(
+                {"directory": tmp_path, "device": "/dev/zero", "none": tmp_path}[kind], os.O_RDONLY
+            )
             stack.callback(os.close, descriptor)
         file = described(descriptor)
         assert store.adopt(replace(file, descriptor=1 << 20) if kind == "none" else file) == []
 
 
-def test_a_file_that_has_a_name_is_refused_also_a_segment_of_the_broker(store: DurableStore, tmp_path: Path) -> None:
+def test_a_file_that_has_a_name_is_refused_also_a_segment_of_the_broker(
+    store: DurableStore, tmp_path: Path
+) -> None:
     info = store.append(messages(3))
     store.commit([Change(names=[info.block_id])])
     location = store.locate(info.block_id)
@@ -176,18 +186,22 @@ def test_a_file_of_another_user_is_refused(store: DurableStore, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wrong", ["self/../1", "-1", ""])
-def test_numbers_of_processes_and_descriptors_are_numbers(store: DurableStore, tmp_path: Path, wrong: str) -> None:
+def test_numbers_of_processes_and_descriptors_are_numbers(
+    store: DurableStore, tmp_path: Path, wrong: str
+) -> None:
     writer, file = handed_over(tmp_path, messages(3))
     assert store.adopt(replace(file, pid=wrong)) == []  # type: ignore[arg-type]
     assert store.adopt(replace(file, descriptor=wrong)) == []  # type: ignore[arg-type]
     writer.close()
 
 
-# -- what is in the file ------------------------------------------------------------------------------------------------------
+# -- what is in the file -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["overlap", "gap", "twice", "order", "end", "rest", "schema"])
-def test_a_file_whose_parts_are_not_laid_out_as_in_a_segment_is_not_taken(store: DurableStore, tmp_path: Path, fault: str) -> None:
+def test_a_file_whose_parts_are_not_laid_out_as_in_a_segment_is_not_taken(
+    store: DurableStore, tmp_path: Path, fault: str
+) -> None:
     schema = MESSAGE_SCHEMA.serialize().to_pybytes()
     one, two = messages(3).serialize().to_pybytes(), messages(5).serialize().to_pybytes()
     pieces, position = [schema, one, two, END_MARK], len(schema)
@@ -226,8 +240,12 @@ def test_a_file_laid_out_as_a_segment_is_taken(store: DurableStore, tmp_path: Pa
     assert verify(tmp_path).problems == []
 
 
-def test_a_writer_that_waits_to_write_goes_on_when_its_file_was_looked_at(store: DurableStore, tmp_path: Path) -> None:
-    """It opens the file anew, which nobody can keep it from: it waits for the broker, and never the broker for it."""
+def test_a_writer_that_waits_to_write_goes_on_when_its_file_was_looked_at(
+    store: DurableStore, tmp_path: Path
+) -> None:
+    """It opens the file anew, which nobody can keep it from: it waits for the broker, and never the broker
+    for it.
+    """
     writer, file = handed_over(tmp_path, *[messages(2000) for _ in range(20)])
     stop = threading.Event()
     cut: list[int] = []

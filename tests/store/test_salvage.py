@@ -1,4 +1,6 @@
-"""One byte is wrong: nothing is skipped silently, and ``salvage`` keeps what is whole and names what is not."""
+"""One byte is wrong: nothing is skipped silently, and ``salvage`` keeps what is whole and names what is
+not.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def publish(broker: LocalBroker, queue: str, first: int, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Queues in segments, in the catalog, and in both; some acked out of order; an owned queue; a prepared and an open transaction."""
+    """Queues in segments, in the catalog, and in both; some acked out of order; an owned queue; a prepared
+    and an open transaction.
+    """
     directory = tmp_path_factory.mktemp("filled") / "data"
     broker = LocalBroker(DurableStore(directory, roll_bytes=200_000), upkeep=False)
     engine = EmbeddedEngine(broker)
@@ -59,7 +63,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         channel.publish(b"prepared", routing_key="small")
         channel.prepare("x1")
     engine.claim("app", {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
-    rows = pa.RecordBatch.from_pydict({"body": pa.array([b"staged %d" % number for number in range(3000)], pa.binary())})
+    rows = pa.RecordBatch.from_pydict(
+        {"body": pa.array([b"staged %d" % number for number in range(3000)], pa.binary())}
+    )
     engine.stage(BranchHeader("token", "branch", "publish", {"routing_key": "small"}), [rows])
     broker.close()
     return directory
@@ -77,7 +83,9 @@ def contents(directory: Path) -> Contents:
     for queue in broker.state.topology.queues.values():
         spans = queue.progress.unsettled_within(0, queue.log.visible_end)
         found[queue.name] = {
-            offset: broker.state.messages.fetch(queue, offset).body for first, last in spans for offset in range(first, last)
+            offset: broker.state.messages.fetch(queue, offset).body
+            for first, last in spans
+            for offset in range(first, last)
         }
     broker.close()
     return found
@@ -96,7 +104,9 @@ def lost_offsets(report: SalvageReport) -> dict[str, set[int]]:
     return found
 
 
-def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(filled: Path, tmp_path: Path) -> None:
+def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(
+    filled: Path, tmp_path: Path
+) -> None:
     (filled / "id").write_text("some-id\n")
     report = salvage(filled, tmp_path / "new")
     assert report.whole and report.doubtful == 0
@@ -126,7 +136,9 @@ def test_a_flipped_byte_in_a_segment_loses_its_block_alone_and_each_offset_is_na
     expected, found = contents(filled), contents(tmp_path / "new")
     lost = lost_offsets(report)
     for queue, messages in expected.items():
-        assert found[queue] == {offset: body for offset, body in messages.items() if offset not in lost.get(queue, ())}
+        assert found[queue] == {
+            offset: body for offset, body in messages.items() if offset not in lost.get(queue, ())
+        }
         assert lost.get(queue, set()) <= set(messages)
     for each in report.lost:
         assert segment.name in each.where and "position" in each.where
@@ -135,19 +147,25 @@ def test_a_flipped_byte_in_a_segment_loses_its_block_alone_and_each_offset_is_na
     if report.doubtful:
         with pa.ipc.open_stream((tmp_path / "new" / "doubtful.arrow").read_bytes()) as reader:
             rows = reader.read_all().to_pylist()
-        assert {(row["queue"], row["offset"]) for row in rows} <= {(queue, offset) for queue, offsets in lost.items() for offset in offsets}
+        assert {(row["queue"], row["offset"]) for row in rows} <= {
+            (queue, offset) for queue, offsets in lost.items() for offset in offsets
+        }
         assert sum(row["body"] != expected[row["queue"]][row["offset"]] for row in rows) <= 2
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_flipped_bytes_in_the_catalog_never_make_a_message_another_one(damaged: Path, filled: Path, tmp_path: Path, seed: int) -> None:
+def test_flipped_bytes_in_the_catalog_never_make_a_message_another_one(
+    damaged: Path, filled: Path, tmp_path: Path, seed: int
+) -> None:
     chosen = random.Random(seed)
     catalog = damaged / "catalog.db"
     for _ in range(chosen.choice((1, 1, 3))):
         flip(catalog, chosen.randrange(2048, catalog.stat().st_size), 1 << chosen.randrange(8))
     expected = contents(filled)
     with contextlib.suppress(errors.CorruptCatalog):
-        assert contents(_copy(damaged, tmp_path / "opened")) == expected, "a broker that opens the directory has it all"
+        assert contents(_copy(damaged, tmp_path / "opened")) == expected, (
+            "a broker that opens the directory has it all"
+        )
     try:
         report = salvage(damaged, tmp_path / "new")
     except errors.CorruptCatalog:
@@ -164,7 +182,9 @@ def test_flipped_bytes_in_the_catalog_never_make_a_message_another_one(damaged: 
         assert set(messages.values()) <= everything | _settled(filled)
     if report.whole:
         assert found == expected
-    missing = sum(len(messages) for messages in expected.values()) - sum(len(messages) for messages in found.values())
+    missing = sum(len(messages) for messages in expected.values()) - sum(
+        len(messages) for messages in found.values()
+    )
     if missing > 0:
         assert not report.whole
 
@@ -193,9 +213,14 @@ def test_a_catalog_whose_list_of_tables_is_damaged_is_read_with_that_of_a_new_on
     lost = lost_offsets(report)
     for queue, messages in expected.items():
         if queue not in found:
-            assert any(name.startswith("salvaged-") for name in found), "its name is lost, its messages are not"
+            assert any(name.startswith("salvaged-") for name in found), (
+                "its name is lost, its messages are not"
+            )
             continue
-        assert messages.items() >= {offset: body for offset, body in found[queue].items() if offset in messages}.items()
+        assert (
+            messages.items()
+            >= {offset: body for offset, body in found[queue].items() if offset in messages}.items()
+        )
         assert messages.keys() - found[queue].keys() <= lost.get(queue, set())
     if page == 0:
         assert found == expected
@@ -231,7 +256,9 @@ def test_a_claim_over_lost_messages_can_be_replayed_without_them(damaged: Path, 
     end = engine.claim("app", {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
     assert end == {"owned": 2400}
     ranges = engine.resolve("app", {"owned": START}, end)
-    ticket = ReadTicket("app", "q", 0, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()), True)
+    ticket = ReadTicket(
+        "app", "q", 0, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()), True
+    )
     bodies = [body for block in engine.read(ticket) for body in block.column("body").to_pylist()]
     assert bodies == [b"owned %06d " % number + b"x" * 50 for number in range(2400) if number not in lost]
     publish(broker, "owned", 9000, 1)
@@ -258,7 +285,9 @@ def test_one_flipped_byte_among_thousands_of_messages_loses_a_few_hundred_at_mos
     lost, found = lost_offsets(report), contents(tmp_path / "new")
     assert 0 < sum(map(len, lost.values())) <= 256
     assert found["q"] == {n: b"%05d " % n + b"x" * 1000 for n in range(3000) if n not in lost.get("q", ())}
-    assert found["half"] == {n: b"%05d " % (2 * n + 1) + b"y" * 100 for n in range(1500) if n not in lost.get("half", ())}
+    assert found["half"] == {
+        n: b"%05d " % (2 * n + 1) + b"y" * 100 for n in range(1500) if n not in lost.get("half", ())
+    }
     assert report.doubtful == sum(map(len, lost.values()))
 
 
@@ -272,7 +301,9 @@ def test_segments_that_go_take_their_sums_with_them(tmp_path: Path) -> None:
         channel.queue_purge("q")
         publish(broker, "q", 0, 1)
     broker.upkeep.compact()
-    assert {path.name for path in (tmp_path / "sums").iterdir()} == {path.stem for path in (tmp_path / "segments").iterdir()}
+    assert {path.name for path in (tmp_path / "sums").iterdir()} == {
+        path.stem for path in (tmp_path / "segments").iterdir()
+    }
     broker.close()
     (tmp_path / "sums" / "00000099").write_bytes(b"of a segment that a crash has left behind")
     DurableStore(tmp_path).close()
@@ -280,14 +311,19 @@ def test_segments_that_go_take_their_sums_with_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, 700, 0.3, 0.9])
-def test_a_segment_that_was_cut_off_is_salvaged_up_to_there(damaged: Path, filled: Path, tmp_path: Path, left: float) -> None:
+def test_a_segment_that_was_cut_off_is_salvaged_up_to_there(
+    damaged: Path, filled: Path, tmp_path: Path, left: float
+) -> None:
     segment = sorted((damaged / "segments").iterdir())[0]
     content = segment.read_bytes()
     segment.write_bytes(content[: int(left * len(content)) if isinstance(left, float) else left])
     report = salvage(damaged, tmp_path / "new")
     assert verify(tmp_path / "new").problems == []
     expected, found, lost = contents(filled), contents(tmp_path / "new"), lost_offsets(report)
-    assert found == {queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())} for queue, messages in expected.items()}
+    assert found == {
+        queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())}
+        for queue, messages in expected.items()
+    }
 
 
 def test_a_directory_without_sums_is_salvaged_block_by_block(damaged: Path, tmp_path: Path) -> None:
@@ -299,7 +335,9 @@ def test_a_directory_without_sums_is_salvaged_block_by_block(damaged: Path, tmp_
     assert verify(tmp_path / "new").problems == []
 
 
-def test_lost_messages_at_the_end_of_a_queue_do_not_give_their_offsets_to_others(damaged: Path, tmp_path: Path) -> None:
+def test_lost_messages_at_the_end_of_a_queue_do_not_give_their_offsets_to_others(
+    damaged: Path, tmp_path: Path
+) -> None:
     broker = LocalBroker(DurableStore(damaged), upkeep=False)
     place = broker.locate(broker.state.topology.queue("big").log.runs_between(4499, 4500)[0].block_id)
     assert place is not None
@@ -311,7 +349,9 @@ def test_lost_messages_at_the_end_of_a_queue_do_not_give_their_offsets_to_others
     broker.close()
 
 
-def test_salvage_refuses_what_is_in_use_what_is_no_directory_and_what_is_not_empty(filled: Path, tmp_path: Path) -> None:
+def test_salvage_refuses_what_is_in_use_what_is_no_directory_and_what_is_not_empty(
+    filled: Path, tmp_path: Path
+) -> None:
     store = DurableStore(filled)
     with pytest.raises(errors.DataDirectoryLocked, match="in use by process"):
         salvage(filled, tmp_path / "new")
@@ -329,10 +369,15 @@ def test_salvage_refuses_what_is_in_use_what_is_no_directory_and_what_is_not_emp
     assert {path: path.read_bytes() for path in filled.rglob("*") if path.is_file()} == before
 
 
-def test_a_missing_segment_file_is_named_with_the_offsets_that_it_held(damaged: Path, filled: Path, tmp_path: Path) -> None:
+def test_a_missing_segment_file_is_named_with_the_offsets_that_it_held(
+    damaged: Path, filled: Path, tmp_path: Path
+) -> None:
     segment = sorted((damaged / "segments").iterdir())[0]
     segment.unlink()
     report = salvage(damaged, tmp_path / "new")
     assert report.lost and all(segment.name in lost.where for lost in report.lost)
     expected, found, lost = contents(filled), contents(tmp_path / "new"), lost_offsets(report)
-    assert found == {queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())} for queue, messages in expected.items()}
+    assert found == {
+        queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())}
+        for queue, messages in expected.items()
+    }

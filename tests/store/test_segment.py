@@ -26,7 +26,12 @@ from broker_core.store.verify import verify
 
 
 def messages(count: int, body: bytes = b"x" * 100) -> pa.RecordBatch:
-    columns: list[list[Any]] = [[""] * count, ["q"] * count, [b"%06d" % i + body for i in range(count)], [b""] * count]
+    columns: list[list[Any]] = [
+        [""] * count,
+        ["q"] * count,
+        [b"%06d" % i + body for i in range(count)],
+        [b""] * count,
+    ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, MESSAGE_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
@@ -66,7 +71,9 @@ def test_a_closed_segment_is_a_plain_arrow_stream_of_its_blocks(store: DurableSt
     assert found == blocks
 
 
-def test_messages_share_segments_merged_blocks_have_theirs_and_other_schemas_their_own(store: DurableStore, tmp_path: Path) -> None:
+def test_messages_share_segments_merged_blocks_have_theirs_and_other_schemas_their_own(
+    store: DurableStore, tmp_path: Path
+) -> None:
     named(store, messages(3))
     named(store, messages(3))
     named(store, branch_rows(3))
@@ -88,7 +95,9 @@ def test_a_reader_on_this_host_finds_the_same_verified_bytes_where_locate_says(s
 
 
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
-def test_a_flipped_byte_is_an_error_that_names_file_position_and_block_and_the_others_still_read(where: str, tmp_path: Path) -> None:
+def test_a_flipped_byte_is_an_error_that_names_file_position_and_block_and_the_others_still_read(
+    where: str, tmp_path: Path
+) -> None:
     store = DurableStore(tmp_path)
     store.load()
     ids = [named(store, messages(50)) for _ in range(3)]
@@ -106,7 +115,11 @@ def test_a_flipped_byte_is_an_error_that_names_file_position_and_block_and_the_o
     with pytest.raises(CorruptSegment) as caught:
         store.read(ids[1])
     text = str(caught.value)
-    assert re.search(rf"segment {re.escape(place.path)} is damaged at position {place.position}, block {ids[1]} \(50 rows, ", text)
+    assert re.search(
+        rf"segment {re.escape(place.path)} is damaged at position {place.position}, block "
+        rf"{ids[1]} \(50 rows, ",
+        text,
+    )
     assert "restore the file from a backup" in text and f"txmq verify {tmp_path}" in text and "\n" not in text
     assert [store.read(block_id).num_rows for block_id in (ids[0], ids[2])] == [50, 50]
     store.close()
@@ -159,7 +172,9 @@ def test_a_writers_file_becomes_a_closed_segment_with_the_same_checksums(tmp_pat
     assert verify(tmp_path).problems == []
 
 
-@pytest.mark.parametrize("block", [messages(3), messages(50).slice(7, 20), messages(1, b""), messages(0), branch_rows(9)])
+@pytest.mark.parametrize(
+    "block", [messages(3), messages(50).slice(7, 20), messages(1, b""), messages(0), branch_rows(9)]
+)
 def test_a_block_in_pieces_has_the_bytes_of_its_serialized_message(block: pa.RecordBatch) -> None:
     assert b"".join(memoryview(piece) for piece in encapsulated(block)) == block.serialize().to_pybytes()
 
@@ -185,7 +200,9 @@ def test_a_writers_file_that_is_never_handed_over_or_never_named_leaves_nothing(
 
 
 @pytest.mark.parametrize("fault", ["inode", "size_bytes", "pid", "checksum", "rows", "length"])
-def test_a_writers_file_that_is_not_what_it_is_said_to_be_is_not_taken(fault: str, store: DurableStore, tmp_path: Path) -> None:
+def test_a_writers_file_that_is_not_what_it_is_said_to_be_is_not_taken(
+    fault: str, store: DurableStore, tmp_path: Path
+) -> None:
     writer, file = handed_over(tmp_path, messages(3))
     if fault in ("checksum", "rows", "length"):
         wrong = replace(file, parts=(replace(file.parts[0], **{fault: 8}),))
@@ -218,11 +235,15 @@ def test_a_torn_tail_is_cut_and_the_file_ends_as_a_stream(tmp_path: Path) -> Non
     assert verify(tmp_path).problems == []
 
 
-def test_a_segment_goes_when_its_last_block_is_forgotten_and_a_mapping_of_it_stays_readable(store: DurableStore, tmp_path: Path) -> None:
+def test_a_segment_goes_when_its_last_block_is_forgotten_and_a_mapping_of_it_stays_readable(
+    store: DurableStore, tmp_path: Path
+) -> None:
     ids = [named(store, messages(300)) for _ in range(9)]
     first, *_ = store.segment_usage()
     held, size_bytes = [block.block_id for block in first.blocks], first.size_bytes
-    assert held == ids[: len(held)] and size_bytes == (tmp_path / "segments" / "00000001.arrow").stat().st_size
+    assert (
+        held == ids[: len(held)] and size_bytes == (tmp_path / "segments" / "00000001.arrow").stat().st_size
+    )
     place = store.locate(held[0])
     assert place is not None
     mapping = pa.memory_map(place.path)
@@ -236,7 +257,9 @@ def test_a_segment_goes_when_its_last_block_is_forgotten_and_a_mapping_of_it_sta
     assert store.read(ids[-1]).num_rows == 300
 
 
-def test_compaction_moves_live_rows_out_of_a_mostly_dead_segment_which_then_goes(store: DurableStore, tmp_path: Path) -> None:
+def test_compaction_moves_live_rows_out_of_a_mostly_dead_segment_which_then_goes(
+    store: DurableStore, tmp_path: Path
+) -> None:
     ids = [named(store, messages(300)) for _ in range(9)]
     first, *_ = store.segment_usage()
     held, size_bytes = [block.block_id for block in first.blocks], first.size_bytes
@@ -254,7 +277,9 @@ def test_compaction_moves_live_rows_out_of_a_mostly_dead_segment_which_then_goes
     assert store.read(ids[-1]).num_rows == 300
 
 
-def test_branch_rows_give_their_file_back_as_soon_as_they_are_forgotten(store: DurableStore, tmp_path: Path) -> None:
+def test_branch_rows_give_their_file_back_as_soon_as_they_are_forgotten(
+    store: DurableStore, tmp_path: Path
+) -> None:
     ids = [named(store, branch_rows(1000)) for _ in range(2)]
     store.commit([Change(forgets=ids[:1])])
     assert files(tmp_path) == ["00000001.arrow"]
@@ -268,7 +293,9 @@ def test_branch_rows_give_their_file_back_as_soon_as_they_are_forgotten(store: D
     assert files(tmp_path) == ["00000002.arrow"]  # a number is never used twice
 
 
-def test_segment_numbers_and_block_ids_are_not_used_again_after_everything_was_forgotten(tmp_path: Path) -> None:
+def test_segment_numbers_and_block_ids_are_not_used_again_after_everything_was_forgotten(
+    tmp_path: Path,
+) -> None:
     store = DurableStore(tmp_path)
     store.load()
     block_id = named(store, branch_rows(1))
@@ -321,7 +348,11 @@ def test_verify_finds_runs_and_parts_that_name_rows_which_are_not_there(tmp_path
     store.load()
     block_id = named(store, messages(8))
     queues = [QueueRecord(number, f"q{number}", True, False, False, {}) for number in range(1, 6)]
-    good: list[Record] = [*queues, RunRecord(1, 0, 8, block_id, 0, b"", 1, 1), RunRecord(2, 0, 2, block_id, 4, b"\x09", 1, 1)]
+    good: list[Record] = [
+        *queues,
+        RunRecord(1, 0, 8, block_id, 0, b"", 1, 1),
+        RunRecord(2, 0, 2, block_id, 4, b"\x09", 1, 1),
+    ]
     store.commit([Change(journal=good)])
     store.close()
     assert verify(tmp_path).problems == []
@@ -343,7 +374,8 @@ def test_verify_finds_runs_and_parts_that_name_rows_which_are_not_there(tmp_path
         "queue 'q4', run at offset 0: its bitmap selects 3 rows, not 2",
         "queue 'q5', run at offset 0: block 99 does not exist",
         "queue 'q1': the runs at offsets 0 and 4 overlap",
-        f"part 0 of branch branch-1, which is decided and not applied: its 9 rows are not in block {block_id}",
+        "part 0 of branch branch-1, which is decided and not applied: its 9 rows are not in block "
+        f"{block_id}",
     ]
 
 

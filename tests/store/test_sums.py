@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
-from broker_core.store.sums import CHUNK_ROWS, NOT_READABLE, block_sums, drop_sums, kept_sums, read_sums, whole_rows, write_sums
+from broker_core.store.sums import (
+    CHUNK_ROWS,
+    NOT_READABLE,
+    block_sums,
+    drop_sums,
+    kept_sums,
+    read_sums,
+    whole_rows,
+    write_sums,
+)
 
 
 def block_of(rows: int, size: int, schema: pa.Schema = MESSAGE_SCHEMA) -> pa.RecordBatch:
@@ -63,7 +72,9 @@ def test_a_flipped_byte_of_one_body_loses_the_rows_of_its_block_alone(row: int) 
     content = bytes(block.serialize())
     body = block.column("body")[row].as_py()
     at = content.index(body)
-    found = whole_rows(pa.py_buffer(content[:at] + b"X" + content[at + 1 :]), block.schema, block.num_rows, block_sums(block))
+    found = whole_rows(
+        pa.py_buffer(content[:at] + b"X" + content[at + 1 :]), block.schema, block.num_rows, block_sums(block)
+    )
     assert found is not None
     assert (~found[0]).sum() in (0, CHUNK_ROWS)  # 0: the byte was an X of another kind of value
     assert not found[0][row] or content[at : at + 1] == b"X"

@@ -1,6 +1,7 @@
 """Exceptions out of every call: a work is run again and again, and each time the next call inside it raises.
 
-After each failure the whole state must be what it was, so the same work can be tried once more; in the end it succeeds.
+After each failure the whole state must be what it was, so the same work can be tried once more; in the end it
+succeeds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tests.undo.snapshot import difference, snapshot
 T = TypeVar("T")
 CODE = str(Path(broker_core.__file__).parent)
 UNDO = str(Path(CODE) / "broker" / "undo.py")
-# Exceptions inside end there: a dead letter is made of any message, and when to look at a queue again is only planned.
+# Exceptions inside end there: a dead letter is made of any message, and when to look at a queue again is only
+# planned.
 DEAD_LETTER = str(Path(CODE) / "broker" / "dead_letter.py")
 PLAN = "Expiry.plan"
 
@@ -55,7 +57,9 @@ class Faults:
                     raise
                 self.raised += 1
                 changed = difference(before, snapshot(*self._roots))
-                assert not changed, "\n".join([f"an exception out of call {at}, {self._where}, left behind:", *changed[:20]])
+                assert not changed, "\n".join(
+                    [f"an exception out of call {at}, {self._where}, left behind:", *changed[:20]]
+                )
             else:
                 assert not self._where, f"the exception out of {self._where} was swallowed"
                 return answer
@@ -80,7 +84,12 @@ class Faults:
         def trace(frame: FrameType, event: str, _arg: Any) -> Any:
             nonlocal calls
             name = frame.f_code.co_filename
-            if event != "call" or not name.startswith(CODE) or name == UNDO or frame.f_code.co_flags & inspect.CO_GENERATOR:
+            if (
+                event != "call"
+                or not name.startswith(CODE)
+                or name == UNDO
+                or frame.f_code.co_flags & inspect.CO_GENERATOR
+            ):
                 return None  # out of a generator that is let go an exception does not come
             if _ends_within(frame):
                 return None

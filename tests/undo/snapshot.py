@@ -1,7 +1,8 @@
 """The whole state of a broker as plain values, so that two moments can be compared.
 
-Everything that the domain's objects hold is in it, found by walking them, so a new field is compared without being named here. Left
-out are caches and marks that only cause one more look, as ``broker_core/broker/undo.py`` names them.
+Everything that the domain's objects hold is in it, found by walking them, so a new field is compared without
+being named here. Left out are caches and marks that only cause one more look, as
+``broker_core/broker/undo.py`` names them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,14 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
         found[path] = [*value, value.total]
         return
     if isinstance(value, Run):
-        found[path] = (value.first, value.block.block_id, list(map(int, value.rows())), value.sequence, value.committed_at, value.recorded)
+        found[path] = (
+            value.first,
+            value.block.block_id,
+            list(map(int, value.rows())),
+            value.sequence,
+            value.committed_at,
+            value.recorded,
+        )
         return
     if isinstance(value, (set, frozenset)):
         found[path] = sorted(_name(item) for item in value)
@@ -94,7 +102,11 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
         value.ranks.best()  # it takes in what became visible: when is nobody's concern
     fields = _fields(value)
     if isinstance(value, Log):
-        fields["_runs"], fields["_front"], fields["_firsts"] = value._runs[value._front :], 0, value._firsts[value._front :]
+        fields["_runs"], fields["_front"], fields["_firsts"] = (
+            value._runs[value._front :],
+            0,
+            value._firsts[value._front :],
+        )
     elif isinstance(value, Ranks):  # what is settled or held may stand in the heap, once or twice
         fields["_heap"] = ()
     elif isinstance(value, Block):
@@ -111,4 +123,8 @@ def _fields(value: object) -> dict[str, Any]:
 
 
 def _name(key: object) -> str:
-    return repr(key) if isinstance(key, (str, int, bytes, tuple)) else f"{type(key).__name__}:{getattr(key, 'name', '')}"
+    return (
+        repr(key)
+        if isinstance(key, (str, int, bytes, tuple))
+        else f"{type(key).__name__}:{getattr(key, 'name', '')}"
+    )

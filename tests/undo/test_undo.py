@@ -1,4 +1,6 @@
-"""Whatever raises inside a work: its caller gets the error, and the state of the broker is what it was before."""
+"""Whatever raises inside a work: its caller gets the error, and the state of the broker is what it was
+before.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,17 @@ class Life:
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """A method of the state that fills a change."""
-        return self.faults.exhaust(lambda: self.broker.run(lambda state, change, _now: attrgetter(method)(state)(change, *args, **kwargs)))
+        return self.faults.exhaust(
+            lambda: self.broker.run(
+                lambda state, change, _now: attrgetter(method)(state)(change, *args, **kwargs)
+            )
+        )
 
     def do_now(self, method: str, *args: Any) -> Any:
         """One that also asks for the time."""
-        return self.faults.exhaust(lambda: self.broker.run(lambda state, change, now: attrgetter(method)(state)(change, *args, now)))
+        return self.faults.exhaust(
+            lambda: self.broker.run(lambda state, change, now: attrgetter(method)(state)(change, *args, now))
+        )
 
     def transaction(self, *publishes: tuple[str, str, bytes], xid: str = "") -> Transaction:
         """Exchange, routing key and properties of each message."""
@@ -85,7 +93,13 @@ def life(request: pytest.FixtureRequest) -> Iterator[Life]:
 def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
     consumer: list[Any] = []
     life.do("topology.declare_exchange", "other", "fanout")
-    life.do("topology.declare_exchange", "topics", "topic", auto_delete=True, arguments={"alternate-exchange": "other"})
+    life.do(
+        "topology.declare_exchange",
+        "topics",
+        "topic",
+        auto_delete=True,
+        arguments={"alternate-exchange": "other"},
+    )
     life.do("topology.declare_exchange", "headers", "headers")
     life.do("topology.declare_queue", "orders", arguments={"x-max-priority": 5, "x-expires": 60_000})
     life.do("topology.declare_queue", "mine", exclusive=True, connection="me")
@@ -98,7 +112,12 @@ def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
     life.do("topology.unbind", "orders", "topics", "b.*")
     life.do("topology.unbind_exchange", "other", "topics", "c")
     life.do("topology.bind_exchange", "topics", "headers", "")
-    life.commit(("topics", "a.b", b""), ("topics", "a", Properties(priority=3).encode()), ("", "abandoned", b""), ("", "mine", b""))
+    life.commit(
+        ("topics", "a.b", b""),
+        ("topics", "a", Properties(priority=3).encode()),
+        ("", "abandoned", b""),
+        ("", "mine", b""),
+    )
     channel = Channel(life.state, connection="me")
     channel.consume(life.state.topology.queue("abandoned"), "tag", lambda *_: None, consumer.append)
     life.do("topology.delete_queue", "mine", connection="me")
@@ -109,7 +128,9 @@ def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
     channel.cancel("tag")
     life.do("topology.delete_abandoned")
     assert "abandoned" not in life.state.topology.queues
-    channel.consume(life.state.topology.queue(life.channel.queue_declare("late")), "tag", lambda *_: None, consumer.append)
+    channel.consume(
+        life.state.topology.queue(life.channel.queue_declare("late")), "tag", lambda *_: None, consumer.append
+    )
     life.do("topology.delete_queue", "late")
 
 
@@ -164,7 +185,9 @@ def test_an_exception_in_upkeep_changes_nothing(life: Life) -> None:
     life.faults.exhaust(life.broker.upkeep.close_open)
     life.commit(("", "q", b""), ("", "q", TRANSIENT))
     life.hold("q", 2)
-    life.faults.exhaust(lambda: life.broker.run(lambda _state, change, _now: life.channel._channel.recover(change)))
+    life.faults.exhaust(
+        lambda: life.broker.run(lambda _state, change, _now: life.channel._channel.recover(change))
+    )
     life.do("closing")
 
 
@@ -179,13 +202,23 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
         ranges = exhaust(lambda start=start, end=end: engine.resolve("app", start, end))
         slices = tuple((log, first, last) for log, (first, last) in ranges.items())
         opened = exhaust(lambda batch=batch: engine.open_batch("app", "query", batch, "fail"))
-        exhaust(lambda batch=batch, ranges=ranges, slices=slices: engine.open_read(ReadTicket("app", "query", batch, ranges, slices)))
+        exhaust(
+            lambda batch=batch, ranges=ranges, slices=slices: engine.open_read(
+                ReadTicket("app", "query", batch, ranges, slices)
+            )
+        )
         words = {"query": "query", "batch": batch, "app": "app"}
-        late = exhaust(lambda words=words: bench.stage("late", b"late", branch=f"late {words['batch']}", **words))
+        late = exhaust(
+            lambda words=words: bench.stage("late", b"late", branch=f"late {words['batch']}", **words)
+        )
         assert late.rows == 1
         published = bench.stage(opened.token, b"out", branch=f"p{batch}", **words)
-        appended = bench.stage(opened.token, b"row", kind="append", target={"table": "t"}, branch=f"a{batch}", **words)
-        done = exhaust(partial(engine.commit_batch, "app", "query", batch, opened.token, [published, appended]))
+        appended = bench.stage(
+            opened.token, b"row", kind="append", target={"table": "t"}, branch=f"a{batch}", **words
+        )
+        done = exhaust(
+            partial(engine.commit_batch, "app", "query", batch, opened.token, [published, appended])
+        )
         exhaust(lambda done=done: engine.mark_applied("app", done.entry.sequence))
         exhaust(lambda done=done: engine.mark_mirrored("app", done.entry.sequence))
         start = end
@@ -208,7 +241,9 @@ def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:
     life.state.dispatch.send(life.clock.now_us)
     channel.settle(1, "ack", False, 0)
     channel.publish(Message(b"dropped", "q", "", b""), life.state.topology.route("", "q"), False, 0)
-    life.faults.exhaust(lambda: life.broker.run(lambda _state, change, _now: channel.close("it was closed", change)))
+    life.faults.exhaust(
+        lambda: life.broker.run(lambda _state, change, _now: channel.close("it was closed", change))
+    )
     assert life.state.topology.queue("q").unacknowledged == 0
     for _ in range(10):
         life.do_now("transactions.commit", life.transaction(("", "q", b"")))

@@ -1,4 +1,5 @@
-"""AMQP 0-9-1 with RabbitMQ's extensions, as values and bytes: methods, decoder, encoder, state tables, the connection, SASL responses.
+"""AMQP 0-9-1 with RabbitMQ's extensions, as values and bytes: methods, decoder, encoder, state tables, the
+connection, SASL responses.
 
 Not here: a socket, a clock, a broker. Invariant: every module is a function of what it is given.
 """
@@ -14,7 +15,14 @@ from broker_core.amqp.v0_9_1.encoder import (
     encode_method,
     encode_nack,
 )
-from broker_core.amqp.v0_9_1.events import Command, ContentTooLarge, Event, Heartbeat, ProtocolHeader, Violation
+from broker_core.amqp.v0_9_1.events import (
+    Command,
+    ContentTooLarge,
+    Event,
+    Heartbeat,
+    ProtocolHeader,
+    Violation,
+)
 from broker_core.amqp.v0_9_1.methods import METHODS, Method
 
 __all__ = [

@@ -13,24 +13,43 @@ from collections.abc import Callable
 from typing import Any
 
 from broker_core.amqp.v0_9_1.methods import METHODS, Method
-from broker_core.errors import CommandInvalid, FrameError, LocalProtocolError, MethodSyntaxError, RemoteProtocolError
+from broker_core.errors import (
+    CommandInvalid,
+    FrameError,
+    LocalProtocolError,
+    MethodSyntaxError,
+    RemoteProtocolError,
+)
 from broker_core.field_table import decode_table, encode_table
 
 _IDS = struct.Struct(">HH")
 _U32 = struct.Struct(">I")
-_NUMBERS = {"octet": struct.Struct(">B"), "short": struct.Struct(">H"), "long": struct.Struct(">I"), "longlong": struct.Struct(">Q")}
-_ZEROS: dict[str, bytes] = {"octet": b"\0", "short": b"\0\0", "long": b"\0\0\0\0", "shortstr": b"\0", "longstr": b"\0\0\0\0"}
+_NUMBERS = {
+    "octet": struct.Struct(">B"),
+    "short": struct.Struct(">H"),
+    "long": struct.Struct(">I"),
+    "longlong": struct.Struct(">Q"),
+}
+_ZEROS: dict[str, bytes] = {
+    "octet": b"\0",
+    "short": b"\0\0",
+    "long": b"\0\0\0\0",
+    "shortstr": b"\0",
+    "longstr": b"\0\0\0\0",
+}
 
 
 def erlang_binary(raw: bytes) -> str:
-    """``raw`` as RabbitMQ prints it in its error texts: ``<<"text">>`` where all is printable, ``<<1,2,3>>`` elsewhere."""
+    """``raw`` as RabbitMQ prints it in its error texts: ``<<"text">>`` where all is printable, ``<<1,2,3>>``
+    elsewhere.
+    """
     if raw and all(32 <= octet < 127 for octet in raw):
         text = raw.decode("ascii").replace("\\", "\\\\").replace('"', '\\"')
         return f'<<"{text}">>'
     return f"<<{','.join(map(str, raw))}>>"
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 class _Cut(Exception):
@@ -111,11 +130,13 @@ def _field(payload: bytes, position: int, field_type: str) -> tuple[Any, int]:
         raise MethodSyntaxError(f"a field table is damaged: {damaged.summary}") from None
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------
 
 
 def short_string(value: str, what: str = "a short string") -> bytes:
-    """``value`` with its length in front. Raises LocalProtocolError above 255 bytes; ``what`` names it in the text."""
+    """``value`` with its length in front. Raises LocalProtocolError above 255 bytes; ``what`` names it in the
+    text.
+    """
     try:
         raw = value.encode("utf-8", "surrogateescape")
     except (UnicodeEncodeError, AttributeError):
@@ -136,7 +157,11 @@ def encode_payload(method: Method) -> bytes:
         if bits:
             parts.append(_packed(bits))
             bits = []
-        parts.append(_ZEROS[field_type] if name is None else _WRITERS[field_type](getattr(method, name), f"{method.NAME}: {name}"))
+        parts.append(
+            _ZEROS[field_type]
+            if name is None
+            else _WRITERS[field_type](getattr(method, name), f"{method.NAME}: {name}")
+        )
     if bits:
         parts.append(_packed(bits))
     return b"".join(parts)
@@ -152,7 +177,9 @@ def _number_writer(shape: struct.Struct) -> Callable[[Any, str], bytes]:
         try:
             return shape.pack(value)
         except struct.error:
-            raise LocalProtocolError(f"{what} is {value!r}, allowed is 0 to {(1 << shape.size * 8) - 1}") from None
+            raise LocalProtocolError(
+                f"{what} is {value!r}, allowed is 0 to {(1 << shape.size * 8) - 1}"
+            ) from None
 
     return write
 

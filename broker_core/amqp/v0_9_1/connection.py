@@ -72,7 +72,17 @@ class AmqpConnection:
     ``state`` closed: close the sending half of the socket after ``data_to_send``.
     """
 
-    __slots__ = ("_decoder", "_held", "_life", "_listener", "_look", "_max_body_bytes", "_zero", "channels", "out")
+    __slots__ = (
+        "_decoder",
+        "_held",
+        "_life",
+        "_listener",
+        "_look",
+        "_max_body_bytes",
+        "_zero",
+        "channels",
+        "out",
+    )
 
     def __init__(self, offer: Offer, now: float) -> None:
         self.out = Outgoing(offer.frame_max)
@@ -149,7 +159,12 @@ class AmqpConnection:
         for event in events:
             if self._held is not None:
                 self._held.append(event)
-            elif life.passes and type(event) is Command and channels.get(event.channel) is is_open and type(event.method) in work:
+            elif (
+                life.passes
+                and type(event) is Command
+                and channels.get(event.channel) is is_open
+                and type(event.method) in work
+            ):
                 yield event
             else:
                 passed = self._pass(event)
@@ -186,7 +201,9 @@ class AmqpConnection:
                     assert_never(event)
         except ConnectionException as error:
             number = event.channel if isinstance(event, Command) else 0
-            return self._fail(error, number, (blamed.CLASS_ID, blamed.METHOD_ID) if blamed is not None else (0, 0))
+            return self._fail(
+                error, number, (blamed.CLASS_ID, blamed.METHOD_ID) if blamed is not None else (0, 0)
+            )
         return None
 
     def _of_channel(self, command: Command) -> ConnectionEvent | None:
@@ -217,7 +234,11 @@ class AmqpConnection:
         return Failed(number, self.close(error, self._life.timers.heard_at, ids))
 
     def _listen(self, data: bytes) -> None:
-        if self._listener is not None and self._listener.hears_close_ok(data) and self.state is ConnectionState.closing:
+        if (
+            self._listener is not None
+            and self._listener.hears_close_ok(data)
+            and self.state is ConnectionState.closing
+        ):
             self._life.end(Step.end)
 
     # -- what the caller decides --------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""Bytes of one direction of a connection become events: frames (specification 4.2.3), contents (4.2.6), commands.
+"""Bytes of one direction of a connection become events: frames (specification 4.2.3), contents (4.2.6),
+commands.
 
 Not here: whether a command may come now (``states.py``), and what it does.
 
-Invariant: events depend on the bytes alone, not on how they are cut into chunks. Any bytes give events and at most one
-:class:`Violation`, the last event; ``feed`` raises nothing. What is kept between two calls is below ``frame_max`` for the frame that
-is not complete, and at most ``max_pending_bytes`` for all contents in assembly together.
+Invariant: events depend on the bytes alone, not on how they are cut into chunks. Any bytes give events and at
+most one :class:`Violation`, the last event; ``feed`` raises nothing. What is kept between two calls is below
+``frame_max`` for the frame that is not complete, and at most ``max_pending_bytes`` for all contents in
+assembly together.
 """
 
 from __future__ import annotations
@@ -13,8 +15,23 @@ import struct
 from collections.abc import Callable
 
 from broker_core.amqp.v0_9_1.codec import decode_payload, erlang_binary, method_type
-from broker_core.amqp.v0_9_1.events import Command, ContentTooLarge, Event, Heartbeat, ProtocolHeader, Violation
-from broker_core.amqp.v0_9_1.methods import METHODS, BasicAck, BasicPublish, ChannelCloseOk, ConnectionOpen, ConnectionTuneOk, Method
+from broker_core.amqp.v0_9_1.events import (
+    Command,
+    ContentTooLarge,
+    Event,
+    Heartbeat,
+    ProtocolHeader,
+    Violation,
+)
+from broker_core.amqp.v0_9_1.methods import (
+    METHODS,
+    BasicAck,
+    BasicPublish,
+    ChannelCloseOk,
+    ConnectionOpen,
+    ConnectionTuneOk,
+    Method,
+)
 from broker_core.errors import (
     ConnectionException,
     FrameError,
@@ -28,7 +45,8 @@ from broker_core.properties import check
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 
 DEFAULT_FRAME_MAX = 131072
-FRAME_MIN = 4096  # both sides take frames of this size, and before tune-ok no larger ones (specification 4.2.3, 4.2.1)
+# both sides take frames of this size, and before tune-ok no larger ones (specification 4.2.3, 4.2.1)
+FRAME_MIN = 4096
 DEFAULT_MAX_BODY_BYTES = 128 << 20
 DEFAULT_MAX_PENDING_BYTES = 256 << 20
 
@@ -40,10 +58,11 @@ _FRAME = struct.Struct(">BHI")  # type, channel, payload size
 _CONTENT_HEADER = struct.Struct(">HHQ")  # class, weight, body size
 _ASSEMBLY_BYTES = 512  # what a content in assembly costs beside its bytes
 
-# -- the fast path: what it looks up, bounded because clients choose the keys -------------------------------------------
+# -- the fast path: what it looks up, bounded because clients choose the keys --------------------------------
 
 _METHOD_FRAME = struct.Struct(">BHII").unpack_from  # type, channel, payload size, class and method in one
-_HEADER_FRAME = struct.Struct(">BHIIQ").unpack_from  # type, channel, payload size, class and weight in one, body size
+# type, channel, payload size, class and weight in one, body size
+_HEADER_FRAME = struct.Struct(">BHIIQ").unpack_from
 _FRAME_AT = _FRAME.unpack_from
 _ACK_FIELDS = struct.Struct(">QBB").unpack_from  # delivery tag, bits, end of frame
 _ACK_IDS = BasicAck.CLASS_ID << 16 | BasicAck.METHOD_ID
@@ -58,7 +77,8 @@ _set_multiple = vars(BasicAck)["multiple"].__set__
 
 _MEMO_ENTRIES = 4096
 _MEMO_KEY_BYTES = 256
-_SEEN: dict[bytes, Method] = {}  # only methods of _REPEATED: their instances never change, so connections share them
+# only methods of _REPEATED: their instances never change, so connections share them
+_SEEN: dict[bytes, Method] = {}
 _REPEATED = frozenset(
     kind
     for kind in METHODS.values()
@@ -75,7 +95,10 @@ def _publish(payload: bytes) -> Method | None:
         routing_key = 7 + payload[6]
         end = routing_key + 1 + payload[routing_key]
         bits = payload[end]
-        exchange_text, routing_key_text = payload[7:routing_key].decode(), payload[routing_key + 1 : end].decode()
+        exchange_text, routing_key_text = (
+            payload[7:routing_key].decode(),
+            payload[routing_key + 1 : end].decode(),
+        )
     except (IndexError, UnicodeDecodeError):
         return None
     if end + 1 != len(payload):
@@ -101,7 +124,9 @@ def _sound(properties: bytes) -> bool:
 
 
 class _Assembly:
-    """A content that is not complete. ``remaining`` None: its header is awaited. ``skipped``: its bytes are dropped."""
+    """A content that is not complete. ``remaining`` None: its header is awaited. ``skipped``: its bytes are
+    dropped.
+    """
 
     __slots__ = ("body", "cost", "method", "properties", "remaining", "skipped")
 
@@ -115,10 +140,11 @@ class _Assembly:
 
 
 class Decoder:
-    """``frame_max``: largest frame in bytes that may be negotiated, 0 for the default; ``max_body_bytes``: largest content;
-    ``max_pending_bytes``: see above.
+    """``frame_max``: largest frame in bytes that may be negotiated, 0 for the default; ``max_body_bytes``:
+    largest content; ``max_pending_bytes``: see above.
 
-    ``handshake`` False: the stream begins behind the protocol header and connection.open (a client's side, or a test).
+    ``handshake`` False: the stream begins behind the protocol header and connection.open (a client's side, or
+    a test).
     """
 
     def __init__(
@@ -173,20 +199,23 @@ class Decoder:
         return events
 
     def discard(self, channel: int) -> None:
-        """Drop the content in assembly on ``channel``, and every one that begins there until channel.close-ok comes.
+        """Drop the content in assembly on ``channel``, and every one that begins there until channel.close-ok
+        comes.
 
-        The rest of it is skipped as it comes; a method on that channel ends the skipping, since a client that was told to close the
-        channel need not complete its content.
+        The rest of it is skipped as it comes; a method on that channel ends the skipping, since a client that
+        was told to close the channel need not complete its content.
         """
         self._discarded.add(channel)
         assembly = self._assemblies.get(channel)
         if assembly is not None:
             self._skip(assembly)
 
-    # -- frames --------------------------------------------------------------------------------------------------------
+    # -- frames ----------------------------------------------------------------------------------------------
 
     def _frames(self, data: bytes, events: list[Event]) -> int:
-        """Takes frames off ``data`` from its beginning; the position of the bytes to keep for the next call."""
+        """Takes frames off ``data`` from its beginning; the position of the bytes to keep for the next
+        call.
+        """
         position = 0
         size = len(data)
         if self.expect_header:
@@ -205,9 +234,11 @@ class Decoder:
                 self._wanted = FRAME_OVERHEAD - 1
                 break
             kind, channel, length = _FRAME.unpack_from(data, position)
-            # RabbitMQ's leniency: clients that count the 8 bytes around the payload out of frame_max are tolerated
+            # RabbitMQ's leniency: clients that count the 8 bytes around the payload out of frame_max are
+            # tolerated
             if length > self._frame_max:
-                text = f"type {kind}, all octets = <<>>: {{frame_too_large,{length},{self._frame_max - FRAME_OVERHEAD}}}"
+                largest = self._frame_max - FRAME_OVERHEAD
+                text = f"type {kind}, all octets = <<>>: {{frame_too_large,{length},{largest}}}"
                 self._violate(events, FrameError(text), channel)
                 break
             end = position + FRAME_OVERHEAD - 1 + length
@@ -224,7 +255,8 @@ class Decoder:
         return size if self._over else position
 
     def _fast(self, data: bytes, position: int, events: list[Event]) -> int:
-        """Takes acks, methods seen before and whole publishes off ``data``; the position of the first other frame.
+        """Takes acks, methods seen before and whole publishes off ``data``; the position of the first other
+        frame.
 
         Incomplete, unusual and wrong frames are left to the plain path; ``test_fast_paths`` proves both
         equal. It is one long loop without calls, because a call costs as much as the rest of an ack.
@@ -266,7 +298,13 @@ class Decoder:
                 break
             kind, second, length, ids, body_size = _HEADER_FRAME(data, header)
             body = header + length + 8
-            if kind != HEADER or second != channel or ids != _BASIC_IDS or body_size > max_body_bytes or length > frame_max:
+            if (
+                kind != HEADER
+                or second != channel
+                or ids != _BASIC_IDS
+                or body_size > max_body_bytes
+                or length > frame_max
+            ):
                 break
             end = body + body_size + 8 if body_size else body
             if end > size + 21 or data[body - 1] != FRAME_END:
@@ -276,17 +314,32 @@ class Decoder:
                 break
             if body_size:
                 kind, second, length = _FRAME_AT(data, body)
-                if kind != BODY or second != channel or length != body_size or length > frame_max or data[end - 1] != FRAME_END:
+                if (
+                    kind != BODY
+                    or second != channel
+                    or length != body_size
+                    or length > frame_max
+                    or data[end - 1] != FRAME_END
+                ):
                     break
             if properties == b"\0\0":
                 properties = b""
-            events.append(_new_tuple(Command, (channel, method, properties, data[body + 7 : end - 1] if body_size else b"")))
+            events.append(
+                _new_tuple(
+                    Command, (channel, method, properties, data[body + 7 : end - 1] if body_size else b"")
+                )
+            )
             position = end
         return position
 
     def _frame(self, events: list[Event], kind: int, channel: int, payload: bytes) -> None:
         length = len(payload)
-        known = (kind == METHOD and length >= 4) or (kind == HEADER and length >= 12) or kind == BODY or (kind == HEARTBEAT and not length)
+        known = (
+            (kind == METHOD and length >= 4)
+            or (kind == HEADER and length >= 12)
+            or kind == BODY
+            or (kind == HEARTBEAT and not length)
+        )
         if not known:
             self._violate(events, FrameError(f"type {kind}, {_snippet(payload)}: unknown_frame"), channel)
         elif kind == HEARTBEAT and channel == 0:
@@ -296,19 +349,27 @@ class Decoder:
         elif kind == METHOD:
             self._method(events, channel, payload)
         elif channel not in self._assemblies:
-            self._violate(events, UnexpectedFrame("expected method frame, got non method frame instead"), channel)
+            self._violate(
+                events, UnexpectedFrame("expected method frame, got non method frame instead"), channel
+            )
         elif kind == HEADER:
             self._header(events, channel, payload)
         else:
             self._body(events, channel, payload)
 
-    def _violate(self, events: list[Event], error: ConnectionException, channel: int, method: type[Method] | None = None) -> None:
+    def _violate(
+        self,
+        events: list[Event],
+        error: ConnectionException,
+        channel: int,
+        method: type[Method] | None = None,
+    ) -> None:
         self._over = True
         self._assemblies.clear()
         self.pending_bytes = 0
         events.append(Violation(error, channel, (method.CLASS_ID, method.METHOD_ID) if method else (0, 0)))
 
-    # -- methods and contents ------------------------------------------------------------------------------------------
+    # -- methods and contents --------------------------------------------------------------------------------
 
     def _method(self, events: list[Event], channel: int, payload: bytes) -> None:
         assembly = self._assemblies.get(channel)
@@ -343,7 +404,8 @@ class Decoder:
 
     def _interrupted(self, events: list[Event], channel: int, assembly: _Assembly) -> None:
         if assembly.remaining is None:
-            text = f"expected content header for class {assembly.method.CLASS_ID}, got non content header frame instead"
+            wanted = f"content header for class {assembly.method.CLASS_ID}"
+            text = f"expected {wanted}, got non content header frame instead"
         else:
             text = "expected content body, got non content body frame instead"
         self._violate(events, UnexpectedFrame(text), channel, type(assembly.method))
@@ -386,7 +448,8 @@ class Decoder:
         length = len(payload)
         if length > remaining:
             error = UnexpectedFrame(
-                f"a content body frame has {length} bytes, at most {remaining} are left of the size in the content header"
+                f"a content body frame has {length} bytes, at most {remaining} are left of the size in the "
+                "content header"
             )
             self._violate(events, error, channel, type(assembly.method))
             return
@@ -425,12 +488,15 @@ class Decoder:
 
     def _check_pending(self, events: list[Event], channel: int) -> None:
         if self.pending_bytes > self.max_pending_bytes:
-            text = f"contents in assembly need {self.pending_bytes} bytes, the connection may have {self.max_pending_bytes}"
+            limit = f"the connection may have {self.max_pending_bytes}"
+            text = f"contents in assembly need {self.pending_bytes} bytes, {limit}"
             self._violate(events, ResourceExhausted(text), channel)
 
 
 def check_properties(properties: bytes) -> None:
-    """Raises MethodSyntaxError unless ``properties`` are flags and a list that decode (specification 4.2.6.1)."""
+    """Raises MethodSyntaxError unless ``properties`` are flags and a list that decode (specification
+    4.2.6.1).
+    """
     if properties in _KNOWN_PROPERTIES:
         return
     try:

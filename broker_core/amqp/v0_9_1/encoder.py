@@ -1,7 +1,7 @@
 """Commands become frames (specification 4.2.3 to 4.2.6).
 
-Not here: sockets, and when a frame may be sent. Invariant: every fast path gives the bytes of ``encode_method`` and
-``encode_content``; no frame is larger than ``frame_max``.
+Not here: sockets, and when a frame may be sent. Invariant: every fast path gives the bytes of
+``encode_method`` and ``encode_content``; no frame is larger than ``frame_max``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,15 @@ class DeliverEncoder:
         self._frame_max = frame_max or _DEFAULT_FRAME_MAX
         self._routes: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # bytes before and after the tag
 
-    def encode(self, delivery_tag: int, redelivered: bool, exchange: str, routing_key: str, properties: bytes, body: bytes) -> bytes:
+    def encode(
+        self,
+        delivery_tag: int,
+        redelivered: bool,
+        exchange: str,
+        routing_key: str,
+        properties: bytes,
+        body: bytes,
+    ) -> bytes:
         """The frames of one delivery. Raises LocalProtocolError for a value that its field cannot hold."""
         route = self._routes.get((exchange, routing_key)) or self._route(exchange, routing_key)
         size = len(body)
@@ -110,7 +118,9 @@ def encode_get_ok(
     body: bytes,
     frame_max: int,
 ) -> bytes:
-    """The frames of a basic.get-ok with its content. Raises LocalProtocolError for a value that its field cannot hold."""
+    """The frames of a basic.get-ok with its content. Raises LocalProtocolError for a value that its field
+    cannot hold.
+    """
     size = len(body)
     if (
         not 0 < size <= (frame_max or _DEFAULT_FRAME_MAX) - 8
@@ -120,7 +130,9 @@ def encode_get_ok(
     ):
         method = BasicGetOk(delivery_tag, redelivered, exchange, routing_key, message_count)
         return encode_content(channel, method, properties, body, frame_max)
-    names = short_string(exchange, "basic.get-ok: exchange") + short_string(routing_key, "basic.get-ok: routing_key")
+    names = short_string(exchange, "basic.get-ok: exchange") + short_string(
+        routing_key, "basic.get-ok: routing_key"
+    )
     return b"".join(
         (
             _GET_OK_HEAD(1, channel, 17 + len(names), _GET_OK, delivery_tag, redelivered),

@@ -2,11 +2,12 @@
 
 Not here: how a method becomes bytes (``codec.py``), when it may come (``states.py``), what it does.
 
-The annotations of a class are the fields of the method in the order of the wire, with their types (specification 4.2.5). A field that
-the specification reserves is a ``ClassVar``: it has its place on the wire, is written as zero and not read. Every
-other field has the specification's zero value as its default.
+The annotations of a class are the fields of the method in the order of the wire, with their types
+(specification 4.2.5). A field that the specification reserves is a ``ClassVar``: it has its place on the
+wire, is written as zero and not read. Every other field has the specification's zero value as its default.
 
-Invariant: an instance never changes, so one instance may stand for any number of equal methods; METHODS holds every class once.
+Invariant: an instance never changes, so one instance may stand for any number of equal methods; METHODS holds
+every class once.
 """
 
 import inspect
@@ -29,7 +30,9 @@ Sender = Literal["client", "server", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method as a value. ``LAYOUT`` is the order on the wire: (field, type), the field None where it is reserved."""
+    """A method as a value. ``LAYOUT`` is the order on the wire: (field, type), the field None where it is
+    reserved.
+    """
 
     CLASS_ID: ClassVar[int]
     METHOD_ID: ClassVar[int]
@@ -38,15 +41,21 @@ class Method:
     SENT_BY: ClassVar[Sender]
     LAYOUT: ClassVar[tuple[tuple[str | None, str], ...]]
 
-    def __init_subclass__(cls, ids: tuple[int, int] | None = None, sent_by: Sender = "both", has_content: bool = False) -> None:
-        """``ids``: class and method number. None when ``dataclass`` makes the class again with slots; all is known by then."""
+    def __init_subclass__(
+        cls, ids: tuple[int, int] | None = None, sent_by: Sender = "both", has_content: bool = False
+    ) -> None:
+        """``ids``: class and method number. None when ``dataclass`` makes the class again with slots; all is
+        known by then.
+        """
         if ids is None:
             return
         cls.CLASS_ID, cls.METHOD_ID = ids
         cls.HAS_CONTENT, cls.SENT_BY = has_content, sent_by
         class_name, *words = re.findall("[A-Z][a-z]+", cls.__name__)
         cls.NAME = f"{class_name}.{'-'.join(words)}".lower()
-        cls.LAYOUT = tuple(_place(name, annotation) for name, annotation in inspect.get_annotations(cls).items())
+        cls.LAYOUT = tuple(
+            _place(name, annotation) for name, annotation in inspect.get_annotations(cls).items()
+        )
 
 
 def _place(name: str, annotation: Any) -> tuple[str | None, str]:
@@ -55,7 +64,7 @@ def _place(name: str, annotation: Any) -> tuple[str | None, str]:
     return name, annotation.__metadata__[0]
 
 
-# -- class 10: connection ----------------------------------------------------------------------------------------------
+# -- class 10: connection ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,7 @@ class ConnectionUpdateSecretOk(Method, ids=(10, 71), sent_by="server"):
     pass
 
 
-# -- class 20: channel -------------------------------------------------------------------------------------------------
+# -- class 20: channel ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +190,7 @@ class ChannelCloseOk(Method, ids=(20, 41), sent_by="both"):
     pass
 
 
-# -- class 40: exchange ------------------------------------------------------------------------------------------------
+# -- class 40: exchange --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +254,7 @@ class ExchangeUnbindOk(Method, ids=(40, 51), sent_by="server"):
     pass
 
 
-# -- class 50: queue ---------------------------------------------------------------------------------------------------
+# -- class 50: queue -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +331,7 @@ class QueueUnbindOk(Method, ids=(50, 51), sent_by="server"):
     pass
 
 
-# -- class 60: basic ---------------------------------------------------------------------------------------------------
+# -- class 60: basic -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +455,7 @@ class BasicNack(Method, ids=(60, 120), sent_by="both"):
     requeue: Bit = False
 
 
-# -- class 85: confirm -------------------------------------------------------------------------------------------------
+# -- class 85: confirm ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +468,7 @@ class ConfirmSelectOk(Method, ids=(85, 11), sent_by="server"):
     pass
 
 
-# -- class 90: tx ------------------------------------------------------------------------------------------------------
+# -- class 90: tx --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,7 +501,7 @@ class TxRollbackOk(Method, ids=(90, 31), sent_by="server"):
     pass
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 
 _CLASSES: tuple[type[Method], ...] = (
     ConnectionStart,
@@ -561,5 +570,7 @@ _CLASSES: tuple[type[Method], ...] = (
     TxRollbackOk,
 )
 
-METHODS: dict[tuple[int, int], type[Method]] = {(method.CLASS_ID, method.METHOD_ID): method for method in _CLASSES}
+METHODS: dict[tuple[int, int], type[Method]] = {
+    (method.CLASS_ID, method.METHOD_ID): method for method in _CLASSES
+}
 """Every method by its class and method number."""

@@ -1,4 +1,5 @@
-"""SASL responses that hold a user and a password: PLAIN (RFC 4616) and AMQPLAIN (a field table without its length).
+"""SASL responses that hold a user and a password: PLAIN (RFC 4616) and AMQPLAIN (a field table without its
+length).
 
 Not here: the login. Invariant: a response is a user and a password or one MethodSyntaxError, whose text never
 has either.
@@ -18,7 +19,9 @@ def plain(response: bytes) -> tuple[str, str]:
     """User and password of ``NUL user NUL password``. Raises MethodSyntaxError, also for an authzid."""
     parts = response.split(b"\0")
     if len(parts) != 3 or parts[0]:
-        raise MethodSyntaxError("PLAIN response invalid", "it must be a zero octet, the user, a zero octet, the password")
+        raise MethodSyntaxError(
+            "PLAIN response invalid", "it must be a zero octet, the user, a zero octet, the password"
+        )
     return _text(parts[1], "PLAIN", "user"), _text(parts[2], "PLAIN", "password")
 
 
@@ -27,7 +30,9 @@ def amqplain(response: bytes) -> tuple[str, str]:
     try:
         table = decode_table(_U32.pack(len(response)) + response)
     except RemoteProtocolError:
-        raise MethodSyntaxError("AMQPLAIN response invalid", "it must be a field table without its length") from None
+        raise MethodSyntaxError(
+            "AMQPLAIN response invalid", "it must be a field table without its length"
+        ) from None
     if "LOGIN" not in table or "PASSWORD" not in table:
         raise MethodSyntaxError("AMQPLAIN auth info is missing LOGIN or PASSWORD field")
     return _text(table["LOGIN"], "AMQPLAIN", "LOGIN"), _text(table["PASSWORD"], "AMQPLAIN", "PASSWORD")

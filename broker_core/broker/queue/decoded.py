@@ -36,7 +36,9 @@ class Decoded:
         return int(selected[2][offset - run.first])
 
     def rows(self, run: Run, row: int, start: int, end: int) -> list[InboxRow]:
-        """Entries in a segment, the first of which is ``row``. They are decoded many at once, and kept until the last one is asked for."""
+        """Entries in a segment, the first of which is ``row``. They are decoded many at once, and kept until
+        the last one is asked for.
+        """
         first, rows = self._first, self._rows
         if not first <= start < first + len(rows):
             average = max(1, run.block.size_bytes // max(1, run.block.rows))

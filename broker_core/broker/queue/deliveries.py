@@ -65,13 +65,15 @@ class Deliveries:
             self._undo.append((self.changes.discard, offset))
             self.changes.add(offset)
 
-    # -- durable --------------------------------------------------------------------------------------------------------
+    # -- durable ---------------------------------------------------------------------------------------------
     def restore(self, deliveries: Iterable[DeliveryRecord]) -> None:
         """While loading."""
         self.counts.update((delivery.offset, delivery.count) for delivery in deliveries)
 
     def record(self, change: Change, queue_id: int, *, written: bool, kept: bool) -> None:
-        """What changed. Of a queue that is not ``written`` nothing, of a deleted one, which is not ``kept``, only what is gone."""
+        """What changed. Of a queue that is not ``written`` nothing, of a deleted one, which is not ``kept``,
+        only what is gone.
+        """
         if written:
             for offset in self.changes:
                 count = self.counts.get(offset, 0)

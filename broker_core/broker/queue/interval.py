@@ -1,7 +1,7 @@
 """A set of integers kept as sorted, disjoint, non-touching intervals [start, end).
 
-Not a tree: the sets of a queue are short (holes above a floor), so two flat lists and bisection are the fastest thing there is.
-Invariant: ``starts[i] < ends[i] < starts[i + 1]``.
+Not a tree: the sets of a queue are short (holes above a floor), so two flat lists and bisection are the
+fastest thing there is. Invariant: ``starts[i] < ends[i] < starts[i + 1]``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ class IntervalSet:
 
     __slots__ = ("_ends", "_starts", "_undo", "total")
 
-    def __init__(self, intervals: Iterable[tuple[int, int] | list[int]] = (), undo: Undo | None = None) -> None:
+    def __init__(
+        self, intervals: Iterable[tuple[int, int] | list[int]] = (), undo: Undo | None = None
+    ) -> None:
         self._undo = undo
         self._starts: list[int] = []
         self._ends: list[int] = []
@@ -36,7 +38,9 @@ class IntervalSet:
         return f"IntervalSet({list(self)!r})"
 
     def add(self, start: int, end: int) -> tuple[int, int, list[int]]:
-        """Add [start, end); the interval that holds it now, and the starts of the intervals that it took in."""
+        """Add [start, end); the interval that holds it now, and the starts of the intervals that it took
+        in.
+        """
         if start >= end:
             return start, end, []
         low = bisect_left(self._ends, start)

@@ -1,8 +1,8 @@
 """The log of a queue: offsets, the runs that hold them, and the rows that the runs name.
 
-Not here: which entries are settled (``progress.py``) or handed out (``ready.py``). They say when a run may go.
-Offsets are dense, in commit order. Readers look only below ``visible_end``.
-Invariant: runs lie in the order of their offsets and do not overlap. A run pins its block, and unpins it when it leaves the log.
+Not here: which entries are settled (``progress.py``) or handed out (``ready.py``). They say when a run may
+go. Offsets are dense, in commit order. Readers look only below ``visible_end``. Invariant: runs lie in the
+order of their offsets and do not overlap. A run pins its block, and unpins it when it leaves the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _FIRST_RUNS_KEPT = 1024  # so many dead slots at the front of the run list befor
 
 class Log:
     __slots__ = (
-        "_blocks", "_decoded", "_dropped", "_firsts", "_front", "_name", "_queue_id", "_runs", "_saved", "_undo",
+        "_blocks", "_decoded", "_dropped", "_firsts", "_front",
+        "_name", "_queue_id", "_runs", "_saved", "_undo",
         "next_offset", "visible_end",
     )  # fmt: skip
 
@@ -48,9 +49,13 @@ class Log:
         self.next_offset, self._front = next_offset, front
         self._decoded.selected = None
 
-    # -- growing --------------------------------------------------------------------------------------------------------
-    def append(self, count: int, block_id: int, row: int, bitmap: bytes, sequence: int, committed_at: int) -> int:
-        """``count`` more entries, visible after the commit; their first offset. Adjacent rows of an open block join the last run."""
+    # -- growing ---------------------------------------------------------------------------------------------
+    def append(
+        self, count: int, block_id: int, row: int, bitmap: bytes, sequence: int, committed_at: int
+    ) -> int:
+        """``count`` more entries, visible after the commit; their first offset. Adjacent rows of an open
+        block join the last run.
+        """
         block = self._blocks.by_id[block_id]
         if count == 1 and not bitmap and sequence == 0:
             return self.append_row(block, row)
@@ -61,7 +66,9 @@ class Log:
         return first
 
     def append_row(self, block: Block, row: int) -> int:
-        """One more entry, of an open or memory-only block; its offset. A row that is not above the last run's begins a run."""
+        """One more entry, of an open or memory-only block; its offset. A row that is not above the last run's
+        begins a run.
+        """
         offset = self.next_offset
         if self._front < len(self._runs):
             run = self._runs[-1]
@@ -111,7 +118,7 @@ class Log:
         self._runs[at : at + 1] = pieces
         self._firsts[at : at + 1] = [piece.first for piece in pieces]
 
-    # -- loading --------------------------------------------------------------------------------------------------------
+    # -- loading ---------------------------------------------------------------------------------------------
     def restore_entries(self, entries: Sequence[tuple[int, InboxRow | RunRecord]], blocks: Blocks) -> None:
         """Runs that the catalog names, and rows of open blocks at their offsets, in offset order."""
         next_offset = self.next_offset
@@ -124,19 +131,29 @@ class Log:
         self.next_offset = max(next_offset, self.next_offset)
 
     def _restore(self, run: RunRecord) -> None:
-        restored = Run(run.first, run.count, self._blocks.pin(run.block_id), run.row, run.bitmap, run.sequence, run.committed_at)
+        restored = Run(
+            run.first,
+            run.count,
+            self._blocks.pin(run.block_id),
+            run.row,
+            run.bitmap,
+            run.sequence,
+            run.committed_at,
+        )
         restored.recorded = True
         self._add_run(restored)
         self.next_offset = restored.end
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking ---------------------------------------------------------------------------------------------
     @property
     def runs(self) -> Sequence[Run]:
         """Those that some entry still needs."""
         return self._runs[self._front :]
 
     def runs_between(self, start: int, end: int) -> list[Run]:
-        """The runs that hold entries of [start, end), clipped to it, settled entries included; none where they are deleted."""
+        """The runs that hold entries of [start, end), clipped to it, settled entries included; none where
+        they are deleted.
+        """
         found: list[Run] = []
         at = max(self._front, bisect_right(self._firsts, start) - 1)
         for run in self._runs[at:]:
@@ -148,13 +165,19 @@ class Log:
 
     def transient_runs(self, start: int, end: int) -> list[Run]:
         """Memory-only runs that touch [start, end)."""
-        return [run for run in self._runs[self._front :] if run.block.block_id < 0 and run.first < end and run.end > start]
+        return [
+            run
+            for run in self._runs[self._front :]
+            if run.block.block_id < 0 and run.first < end and run.end > start
+        ]
 
     def runs_in(self, block_ids: Container[int]) -> list[Run]:
         return [run for run in self._runs[self._front :] if run.block.block_id in block_ids]
 
     def locate(self, offset: int) -> tuple[Run, int]:
-        """The run and the row of an entry that is not deleted. Raises DataLoss where it is, CorruptCatalog."""
+        """The run and the row of an entry that is not deleted. Raises DataLoss where it is,
+        CorruptCatalog.
+        """
         at = bisect_right(self._firsts, offset) - 1
         run = self._runs[at] if at >= self._front else None
         if run is None or offset >= run.first + run.count:
@@ -166,7 +189,8 @@ class Log:
         return run, self._decoded.row_of(run, offset)
 
     def rows(self, start: int, end: int) -> list[InboxRow]:
-        """Messages from ``start`` on, at most up to ``end``: at least one, fewer than asked where they are stored elsewhere or large.
+        """Messages from ``start`` on, at most up to ``end``: at least one, fewer than asked where they are
+        stored elsewhere or large.
 
         Raises CorruptSegment, DataLoss.
         """
@@ -181,7 +205,7 @@ class Log:
             return [inbox[number] for number in run.numbers[start - run.first : end - run.first]]
         return [inbox[self.locate(offset)[1]] for offset in range(start, end)]
 
-    # -- forgetting -----------------------------------------------------------------------------------------------------
+    # -- forgetting ------------------------------------------------------------------------------------------
     def forget_below(self, limit: int) -> None:
         """Drop the runs at the front that end at or below ``limit``: no entry of them is needed."""
         runs, front = self._runs, self._front
@@ -227,7 +251,7 @@ class Log:
             self._dropped.append(run.first)
         self._decoded.forget(run)
 
-    # -- durable --------------------------------------------------------------------------------------------------------
+    # -- durable ---------------------------------------------------------------------------------------------
     def record(self, change: Change) -> None:
         """The runs of the catalog that are gone, and the blocks that nothing pins any more."""
         if self._dropped:
@@ -242,12 +266,16 @@ class Log:
         return self._recorded(self._runs[-1])
 
     def record_between(self, start: int, end: int) -> list[RunRecord]:
-        """Runs that touch [start, end) of stored blocks, and that a restart would not find: from now on it does."""
+        """Runs that touch [start, end) of stored blocks, and that a restart would not find: from now on it
+        does.
+        """
         found = [run for run in self._runs[self._front :] if run.first < end and run.end > start]
         return [self._recorded(run) for run in found if run.block.inbox is None and not run.recorded]
 
     def record_runs(self, block_id: int) -> list[RunRecord]:
-        """The runs of an open block that is sealed, for the catalog. Their time is the block's latest: each row has its own."""
+        """The runs of an open block that is sealed, for the catalog. Their time is the block's latest: each
+        row has its own.
+        """
         found = [run for run in self._runs[self._front :] if run.block.block_id == block_id]
         for run in found:
             self._undo.attribute(run, "committed_at")

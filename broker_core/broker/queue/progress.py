@@ -1,9 +1,10 @@
 """What is settled of a queue, and what its owner has claimed.
 
-Not here: what that lets go (``log.py``, ``room.py``, ``ready.py``): ``queue.py`` tells them. Who may own a queue is the broker's rule.
-Words: *settled* is acked, dead-lettered, expired or purged. *claimed* is in a range that the owning app was given and has not acked.
-An entry is *needed* while it is not settled, or claimed: what is not needed may lose its bytes at any moment, and is never needed again.
-Invariant: ``floor`` is the first offset that is not settled; every hole lies above it, none touches it. Below ``acked`` nothing is
+Not here: what that lets go (``log.py``, ``room.py``, ``ready.py``): ``queue.py`` tells them. Who may own a
+queue is the broker's rule. Words: *settled* is acked, dead-lettered, expired or purged. *claimed* is in a
+range that the owning app was given and has not acked. An entry is *needed* while it is not settled, or
+claimed: what is not needed may lose its bytes at any moment, and is never needed again. Invariant: ``floor``
+is the first offset that is not settled; every hole lies above it, none touches it. Below ``acked`` nothing is
 claimed: what is not settled there is skipped by the owner.
 """
 
@@ -31,7 +32,8 @@ class Progress:
         self.holes = IntervalSet(undo=undo)
         self.claimed = IntervalSet(undo=undo)  # of an owned queue: frozen until the owner has acked them
         self.dirty = False  # the record in the catalog says something else
-        self.hole_changes: dict[int, int | None] = {}  # starts of holes that the catalog does not have so; None: gone
+        # starts of holes that the catalog does not have so; None: gone
+        self.hole_changes: dict[int, int | None] = {}
 
     def _save(self) -> None:
         self._saved = self._undo.work
@@ -40,7 +42,7 @@ class Progress:
     def _put_back(self, owner: str, dirty: bool, floor: int, acked: int) -> None:
         self.owner, self.dirty, self.floor, self.acked = owner, dirty, floor, acked
 
-    # -- looking --------------------------------------------------------------------------------------------------------
+    # -- looking ---------------------------------------------------------------------------------------------
     def is_settled(self, offset: int) -> bool:
         return offset < self.floor or self.holes.contains(offset)
 
@@ -63,7 +65,10 @@ class Progress:
 
     def frozen_below(self, end: int) -> int:
         """How many of them are claimed."""
-        return sum(stop - start - self.holes.measure(start, stop) for start, stop in self.claimed.within(self.floor, end))
+        return sum(
+            stop - start - self.holes.measure(start, stop)
+            for start, stop in self.claimed.within(self.floor, end)
+        )
 
     def is_needed(self, start: int, end: int) -> bool:
         """Whether some entry of [start, end) is not settled, or claimed."""
@@ -72,7 +77,9 @@ class Progress:
         return bool(self.owner and self.claimed.within(max(start, self.acked), end))
 
     def needed_within(self, start: int, end: int) -> list[list[int]]:
-        """Offsets of [start, end) that are not settled, or claimed, as [start, end] pairs: those whose bytes are kept."""
+        """Offsets of [start, end) that are not settled, or claimed, as [start, end] pairs: those whose bytes
+        are kept.
+        """
         unsettled = self.unsettled_within(start, end)
         claimed = self.claimed.within(max(start, self.acked), end) if self.owner else []
         return [list(part) for part in IntervalSet([*unsettled, *claimed])] if claimed else unsettled
@@ -90,7 +97,7 @@ class Progress:
         """The first offset that is not settled, of those that the owner does not skip."""
         return self.holes.first_outside(max(self.floor, self.acked))
 
-    # -- settling -------------------------------------------------------------------------------------------------------
+    # -- settling --------------------------------------------------------------------------------------------
     def settle(self, start: int, end: int) -> None:
         """[start, end), which is not empty and lies at or above the floor. Settling twice is fine."""
         undo = self._undo
@@ -111,9 +118,11 @@ class Progress:
             undo.item(self.hole_changes, low)
             self.hole_changes[low] = high
 
-    # -- ownership (protocol S6) ----------------------------------------------------------------------------------------
+    # -- ownership (protocol S6) -----------------------------------------------------------------------------
     def own(self, app_id: str, start: int) -> None:
-        """From now on claimed entries are needed until they are acked. The app skips what lies below ``start``: it stays as it is."""
+        """From now on claimed entries are needed until they are acked. The app skips what lies below
+        ``start``: it stays as it is.
+        """
         if self._saved != self._undo.work:
             self._save()
         self.dirty = True
@@ -130,7 +139,11 @@ class Progress:
 
     def claimed_below(self, end: int) -> list[list[int]]:
         """Claimed entries below ``end`` that are not settled, as [start, end] pairs."""
-        return [part for first, last in self.claimed.within(self.floor, end) for part in self.unsettled_within(first, last)]
+        return [
+            part
+            for first, last in self.claimed.within(self.floor, end)
+            for part in self.unsettled_within(first, last)
+        ]
 
     def ack_to(self, offset: int) -> None:
         """Claimed entries below ``offset`` are not needed."""
@@ -166,7 +179,7 @@ class Progress:
         self.owner = ""
         self.acked = self.floor
 
-    # -- durable --------------------------------------------------------------------------------------------------------
+    # -- durable ---------------------------------------------------------------------------------------------
     def restore(self, progress: ProgressRecord, holes: list[HoleRecord]) -> None:
         self.owner, self.floor, self.acked = progress.owner, progress.floor, progress.acked
         for hole in holes:
@@ -181,7 +194,9 @@ class Progress:
             self.acked = self.floor
 
     def record_holes(self, change: Change, queue_id: int, *, written: bool, kept: bool) -> None:
-        """What changed of the holes. Of a queue that is not ``written`` nothing, of a deleted one, which is not ``kept``, what is gone."""
+        """What changed of the holes. Of a queue that is not ``written`` nothing, of a deleted one, which is
+        not ``kept``, what is gone.
+        """
         if written:
             for start, end in self.hole_changes.items():
                 if end is None:

@@ -1,10 +1,10 @@
 """A queue: its log, what is settled of it, which entry is next, and its consumers.
 
-Here is what concerns several of these parts. Callers ask a part directly for what is its own.
-Not here: routing, reading of bodies, and who may do what (``topology.py``, ``broker.py``).
-Words: see ``progress.py`` (settled, claimed, needed) and ``ready.py`` (held, ready). Offsets are end-exclusive in pairs.
-Invariant: a run leaves memory and catalog when none of its entries is needed. Every mutator tells ``undo`` first what it is about to
-write (``undo.py``).
+Here is what concerns several of these parts. Callers ask a part directly for what is its own. Not here:
+routing, reading of bodies, and who may do what (``topology.py``, ``broker.py``). Words: see ``progress.py``
+(settled, claimed, needed) and ``ready.py`` (held, ready). Offsets are end-exclusive in pairs. Invariant: a
+run leaves memory and catalog when none of its entries is needed. Every mutator tells ``undo`` first what it
+is about to write (``undo.py``).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Queue:
         self.auto_delete = auto_delete
         parsed = self.arguments = QueueArguments.parse(arguments or {})
         self.connection: object = None  # of an exclusive queue
-        self.written = durable and not exclusive  # an exclusive queue ends with its connection: nothing of it is worth a record
+        # an exclusive queue ends with its connection: nothing of it is worth a record
+        self.written = durable and not exclusive
         self.deleted = False
         self.consumers: Consumers[Any] = Consumers(name, undo, single=parsed.single_active_consumer)
         self.marks = Marks(parsed.ttl_ms)
@@ -67,7 +68,9 @@ class Queue:
         self.progress = Progress(undo)
         self.room = Room(undo)
         deliveries = Deliveries(parsed.delivery_limit, undo) if parsed.counts_deliveries else None
-        self.ready = Ready(self.log, self.progress, self.room, undo, max_priority=parsed.max_priority, deliveries=deliveries)
+        self.ready = Ready(
+            self.log, self.progress, self.room, undo, max_priority=parsed.max_priority, deliveries=deliveries
+        )
 
     @property
     def replies(self) -> bool:
@@ -79,7 +82,7 @@ class Queue:
         """The app that owns it, or ""."""
         return self.progress.owner
 
-    # -- counts ---------------------------------------------------------------------------------------------------------
+    # -- counts ----------------------------------------------------------------------------------------------
     @property
     def messages(self) -> int:
         """Committed and not settled."""
@@ -100,7 +103,9 @@ class Queue:
 
     @property
     def droppable(self) -> int:
-        """Entries that overflow may drop: neither settled, held nor claimed; those of the commit in hand count."""
+        """Entries that overflow may drop: neither settled, held nor claimed; those of the commit in hand
+        count.
+        """
         end, progress = self.log.next_offset, self.progress
         frozen = progress.frozen_below(end) if progress.owner else 0
         return end - progress.floor - progress.holes.total - len(self.ready.held) - frozen
@@ -110,7 +115,7 @@ class Queue:
         """Whether it counted deliveries that are not in the catalog yet."""
         return self.ready.deliveries is not None and bool(self.ready.deliveries.changes)
 
-    # -- settling -------------------------------------------------------------------------------------------------------
+    # -- settling --------------------------------------------------------------------------------------------
     def settle(self, start: int, end: int) -> None:
         """Acked, dead-lettered, expired or purged. Settling twice is fine."""
         progress, ready, publishers = self.progress, self.ready, self.consumers.publishers
@@ -134,7 +139,9 @@ class Queue:
         self.settle(start, end)
 
     def requeue_range(self, start: int, end: int) -> None:
-        """Held entries are ready again, at their old place, and any later delivery of them says redelivered."""
+        """Held entries are ready again, at their old place, and any later delivery of them says
+        redelivered.
+        """
         self.ready.let_go(start, end)
         for low, high in self.progress.unsettled_within(start, end):
             self.ready.put_back(low, high)
@@ -152,9 +159,10 @@ class Queue:
             self.ready.deliveries.forget_all()
         self.log.forget_all()
 
-    # -- ownership (protocol S6) ----------------------------------------------------------------------------------------
+    # -- ownership (protocol S6) -----------------------------------------------------------------------------
     def own(self, app_id: str, start: int = 0) -> None:
-        """From now on claimed entries are needed until they are acked. The app skips what lies below ``start``: it stays as it is.
+        """From now on claimed entries are needed until they are acked. The app skips what lies below
+        ``start``: it stays as it is.
 
         Who may own is the broker's rule.
         """
@@ -174,7 +182,9 @@ class Queue:
             self.settle(start, stop)
 
     def ack_to(self, offset: int) -> None:
-        """Claimed entries below ``offset`` are settled and not needed: the source has acked them and the range after them (S5)."""
+        """Claimed entries below ``offset`` are settled and not needed: the source has acked them and the
+        range after them (S5).
+        """
         before = self.progress.acked
         if offset <= before:
             return
@@ -201,25 +211,31 @@ class Queue:
             self.room.claim(self.progress.claimed)
         self._free(0, self.log.next_offset)
 
-    # -- loading --------------------------------------------------------------------------------------------------------
+    # -- loading ---------------------------------------------------------------------------------------------
     def restore_progress(self, progress: ProgressRecord, holes: list[HoleRecord]) -> None:
         self.progress.restore(progress, holes)
         self.ready.dispatched_below = progress.dispatched_below
         self.log.next_offset = max([progress.next_offset, progress.floor, *(hole.end for hole in holes)])
 
     def restore_counts(self, records: Iterable[DeliveryRecord]) -> None:
-        """After the progress. The offset of a transient message that is gone is not used again for another."""
+        """After the progress. The offset of a transient message that is gone is not used again for
+        another.
+        """
         records = list(records)
         self.log.next_offset = max([self.log.next_offset, *(record.offset + 1 for record in records)])
         if self.ready.deliveries is not None:
-            self.ready.deliveries.restore(record for record in records if not self.progress.is_settled(record.offset))
+            self.ready.deliveries.restore(
+                record for record in records if not self.progress.is_settled(record.offset)
+            )
 
     def restore_claim(self, start: int, end: int) -> None:
         """After the progress and before any ``reserve``: a claim that the catalog names."""
         self.progress.restore_claim(start, end)
 
     def reserve(self, offset: int) -> None:
-        """Offsets below ``offset`` are taken, though their entries may be gone (transient messages that a claim names)."""
+        """Offsets below ``offset`` are taken, though their entries may be gone (transient messages that a
+        claim names).
+        """
         log = self.log
         if offset > log.next_offset:
             gap, log.next_offset = log.next_offset, offset
@@ -227,7 +243,9 @@ class Queue:
             self.settle(gap, offset)
 
     def loaded(self, *, clean: bool) -> None:
-        """All runs are restored: settle what has no run (transient messages), and say what may have been sent before."""
+        """All runs are restored: settle what has no run (transient messages), and say what may have been sent
+        before.
+        """
         there = IntervalSet((run.first, run.end) for run in self.log.runs)
         for start, end in there.outside(self.progress.floor, self.log.next_offset):
             self.settle(start, end)
@@ -235,9 +253,11 @@ class Queue:
         self.ready.loaded(clean=clean)
         self._free(0, self.log.next_offset)
 
-    # -- durable --------------------------------------------------------------------------------------------------------
+    # -- durable ---------------------------------------------------------------------------------------------
     def record(self, change: Change) -> None:
-        """Write what became dirty: progress, holes, and the drops of runs that became deletable. Of a deleted queue nothing is put."""
+        """Write what became dirty: progress, holes, and the drops of runs that became deletable. Of a deleted
+        queue nothing is put.
+        """
         progress, ready = self.progress, self.ready
         kept = self.written and not self.deleted
         if progress.dirty:
@@ -255,5 +275,10 @@ class Queue:
     def progress_record(self) -> ProgressRecord:
         progress = self.progress
         return ProgressRecord(
-            self.queue_id, progress.owner, progress.floor, progress.acked, self.log.next_offset, self.ready.dispatched_below
+            self.queue_id,
+            progress.owner,
+            progress.floor,
+            progress.acked,
+            self.log.next_offset,
+            self.ready.dispatched_below,
         )

@@ -1,7 +1,7 @@
 """The order of a queue with priorities: highest first, then by offset.
 
-Not here: what is settled (``progress.py``) or held (``ready.py``): such entries may stand in the heap and are passed over.
-Invariant: every entry below ``below`` that is ready is in the heap, perhaps more than once.
+Not here: what is settled (``progress.py``) or held (``ready.py``): such entries may stand in the heap and are
+passed over. Invariant: every entry below ``below`` that is ready is in the heap, perhaps more than once.
 """
 
 from __future__ import annotations

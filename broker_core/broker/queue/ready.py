@@ -1,9 +1,9 @@
 """Which entry of a queue is next: first in, first out, or ranked by priority; and which ones are held.
 
-Not here: to whom entries go (``ring.py``, ``broker/dispatch.py``), what is settled (``progress.py``).
-Words: *held* is in the hands of a channel or of a prepared transaction. *ready* is neither settled, held nor claimed.
-Invariant: a ready entry lies at or above the cursor, or it is in ``_requeued``, or, of a ranked queue, in ``ranks``. What lies there may
-have been settled meanwhile, and is passed over then.
+Not here: to whom entries go (``ring.py``, ``broker/dispatch.py``), what is settled (``progress.py``). Words:
+*held* is in the hands of a channel or of a prepared transaction. *ready* is neither settled, held nor
+claimed. Invariant: a ready entry lies at or above the cursor, or it is in ``_requeued``, or, of a ranked
+queue, in ``ranks``. What lies there may have been settled meanwhile, and is passed over then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ class Ready:
     )  # fmt: skip
 
     def __init__(
-        self, log: Log, progress: Progress, room: Room, undo: Undo, *, max_priority: int | None, deliveries: Deliveries | None
+        self,
+        log: Log,
+        progress: Progress,
+        room: Room,
+        undo: Undo,
+        *,
+        max_priority: int | None,
+        deliveries: Deliveries | None,
     ) -> None:
         self._undo = undo
         self._saved = 0  # the last work (``Undo.work``) in which the numbers were noted
@@ -51,9 +58,11 @@ class Ready:
     def _put_back(self, cursor: int, dispatched_below: int) -> None:
         self._cursor, self.dispatched_below = cursor, dispatched_below
 
-    # -- next -----------------------------------------------------------------------------------------------------------
+    # -- next ------------------------------------------------------------------------------------------------
     def head(self, end: int) -> int | None:
-        """The next ready offset below ``end``, requeued ones first, or by priority; it stays where it is. Raises CorruptSegment."""
+        """The next ready offset below ``end``, requeued ones first, or by priority; it stays where it is.
+        Raises CorruptSegment.
+        """
         progress = self._progress
         start = progress.floor
         if self.ranks is not None and not progress.owner:
@@ -88,7 +97,8 @@ class Ready:
         return None
 
     def take_next(self, limit: int, end: int | None = None) -> Sequence[int]:
-        """At most ``limit`` of the next ready entries (below ``end``, or visible), taken out: hold them, or give them back (``untake``).
+        """At most ``limit`` of the next ready entries (below ``end``, or visible), taken out: hold them, or
+        give them back (``untake``).
 
         A range of consecutive offsets, or a list in order of priority; empty where nothing is ready.
         """
@@ -153,7 +163,7 @@ class Ready:
             self._pass(offset, offset + 1)
         self.hold_all((offset,))
 
-    # -- held -----------------------------------------------------------------------------------------------------------
+    # -- held ------------------------------------------------------------------------------------------------
     def hold(self, offset: int) -> None:
         """An entry that may be anywhere (of a prepared transaction, while loading)."""
         self.hold_all((offset,))
@@ -189,7 +199,9 @@ class Ready:
                 self._room.let_go(gone)
 
     def put_back(self, start: int, end: int) -> None:
-        """[start, end), which is neither settled nor held, is ready again, at its old place; a later delivery says redelivered."""
+        """[start, end), which is neither settled nor held, is ready again, at its old place; a later delivery
+        says redelivered.
+        """
         self.sent.add(start, end)
         if self.deliveries is not None:
             self.deliveries.came_back(range(start, end))
@@ -223,14 +235,16 @@ class Ready:
         taken = IntervalSet((offset, offset + 1) for offset in self.held)
         return [part for start, end in unsettled for part in taken.outside(start, end)]
 
-    # -- sent -----------------------------------------------------------------------------------------------------------
+    # -- sent ------------------------------------------------------------------------------------------------
     def was_sent(self, offset: int) -> bool:
         """Whether a delivery of it has to say redelivered."""
         return self.sent.total > 0 and self.sent.contains(offset)
 
     def none_sent(self, start: int, end: int) -> bool:
         """Whether no entry of [start, end) was ever handed out."""
-        return not self.sent.total or (self.sent.next_start(start, end) == end and not self.sent.contains(start))
+        return not self.sent.total or (
+            self.sent.next_start(start, end) == end and not self.sent.contains(start)
+        )
 
     def redelivered_within(self, start: int, end: int) -> list[list[int]]:
         """Offsets of [start, end) that may have been handed out before, as [start, end] pairs."""

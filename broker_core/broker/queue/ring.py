@@ -1,8 +1,8 @@
 """The consumers of one queue: who is next.
 
-Not here: what a consumer is (``broker/consumer.py``), taking entries and sending them (``broker/dispatch.py``).
-Source: RabbitMQ's consumer priorities and single active consumer.
-Invariant: each consumer of a queue stands in exactly one ring of its priority; a ring turns by one consumer for each message.
+Not here: what a consumer is (``broker/consumer.py``), taking entries and sending them
+(``broker/dispatch.py``). Source: RabbitMQ's consumer priorities and single active consumer. Invariant: each
+consumer of a queue stands in exactly one ring of its priority; a ring turns by one consumer for each message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Consumers(Generic[C]):
         self._queue = queue  # its name
         self._undo = undo
         self.single = single
-        self.publishers: dict[int, object] | None = None  # connections of unsettled entries, since a no-local consumer came
+        # connections of unsettled entries, since a no-local consumer came
+        self.publishers: dict[int, object] | None = None
         self._single: C | None = None  # the active one
         self._rings: list[tuple[int, deque[C]]] = []  # by priority, highest first
 
@@ -58,7 +59,9 @@ class Consumers(Generic[C]):
 
     def check_access(self, exclusive: bool) -> None:
         """Whether one more may come. Raises AccessRefused: an exclusive consumer stands alone."""
-        if (self and (exclusive or any(consumer.exclusive for consumer in self))) or (exclusive and self.single):
+        if (self and (exclusive or any(consumer.exclusive for consumer in self))) or (
+            exclusive and self.single
+        ):
             raise AccessRefused(f"queue '{self._queue}' in vhost '/' in exclusive use")
 
     def add(self, consumer: C) -> None:
@@ -82,7 +85,10 @@ class Consumers(Generic[C]):
         undo.attribute(self, "_rings")
         undo.attribute(self, "_single")
         consumer.active = False
-        left = [(priority, deque(other for other in ring if other is not consumer)) for priority, ring in self._rings]
+        left = [
+            (priority, deque(other for other in ring if other is not consumer))
+            for priority, ring in self._rings
+        ]
         self._rings = [(priority, ring) for priority, ring in left if ring]
         if self._single is consumer:
             self._single = next(iter(self), None)
@@ -116,7 +122,9 @@ class Consumers(Generic[C]):
         return sum(consumer.credit for consumer in self)
 
     def ready(self) -> list[C]:
-        """Those of the highest priority that has one with credit, the next one first; the others are parked."""
+        """Those of the highest priority that has one with credit, the next one first; the others are
+        parked.
+        """
         if self.single:
             rings = [deque([self._single])] if self._single is not None else []
         else:

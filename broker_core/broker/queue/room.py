@@ -1,8 +1,9 @@
-"""How many bytes a queue holds, for x-max-length-bytes, and how much room prepared transactions have reserved in it.
+"""How many bytes a queue holds, for x-max-length-bytes, and how much room prepared transactions have reserved
+in it.
 
-Not here: the limits themselves (``broker/messages.py``).
-Invariant: ``sizes`` has each entry that is not settled, ``total`` is their sum, and ``held`` and ``claimed`` are the sums of those that
-are held and claimed. A queue without the limit, or not looked at so far, has None.
+Not here: the limits themselves (``broker/messages.py``). Invariant: ``sizes`` has each entry that is not
+settled, ``total`` is their sum, and ``held`` and ``claimed`` are the sums of those that are held and claimed.
+A queue without the limit, or not looked at so far, has None.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Room:
         self.kept += messages
         self.kept_bytes += size_bytes
 
-    # -- sizes ----------------------------------------------------------------------------------------------------------
+    # -- sizes -----------------------------------------------------------------------------------------------
     def begin(self) -> None:
         """From now on sizes are known."""
         if self._saved != self._undo.work:
@@ -68,7 +69,8 @@ class Room:
 
     def of(self, offsets: Iterable[int]) -> int:
         sizes = self.sizes
-        return sum([sizes.get(offset, 0) for offset in offsets]) if sizes else 0  # a list: for one offset it is twice as fast
+        # a list: for one offset it is twice as fast
+        return sum([sizes.get(offset, 0) for offset in offsets]) if sizes else 0
 
     def settle(self, start: int, end: int, claimed: Iterable[Sequence[int]]) -> None:
         """[start, end) is gone; ``claimed`` is what of it was claimed."""

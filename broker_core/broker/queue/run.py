@@ -1,8 +1,9 @@
 """A run: consecutive offsets of a queue that name rows of one block.
 
 Not here: the log that runs make up, and which of their entries are settled (``log.py``, ``progress.py``).
-Invariant: rows of a run rise with its offsets, and its bitmap selects exactly ``count`` of them; a run that grows keeps its rows as
-numbers beside the bitmap. What would break it raises: a wrong row is another message, perhaps of another queue.
+Invariant: rows of a run rise with its offsets, and its bitmap selects exactly ``count`` of them; a run that
+grows keeps its rows as numbers beside the bitmap. What would break it raises: a wrong row is another message,
+perhaps of another queue.
 """
 
 from __future__ import annotations
@@ -21,9 +22,30 @@ class Run:
     A clipped run (``Log.runs_between``) skips the first ``skip`` set bits of its bitmap.
     """
 
-    __slots__ = ("bitmap", "block", "committed_at", "count", "first", "numbers", "recorded", "row", "saved", "sequence", "skip")
+    __slots__ = (
+        "bitmap",
+        "block",
+        "committed_at",
+        "count",
+        "first",
+        "numbers",
+        "recorded",
+        "row",
+        "saved",
+        "sequence",
+        "skip",
+    )
 
-    def __init__(self, first: int, count: int, block: Block, row: int, bitmap: bytes | bytearray, sequence: int, committed_at: int) -> None:
+    def __init__(
+        self,
+        first: int,
+        count: int,
+        block: Block,
+        row: int,
+        bitmap: bytes | bytearray,
+        sequence: int,
+        committed_at: int,
+    ) -> None:
         self.first = first
         self.count = count
         self.block = block
@@ -50,14 +72,17 @@ class Run:
         return self.block.size_bytes * self.count // max(1, self.block.rows)
 
     def rows(self) -> range | npt.NDArray[np.int64]:
-        """Row numbers in offset order: a range where they are contiguous, otherwise an array. Raises CorruptCatalog."""
+        """Row numbers in offset order: a range where they are contiguous, otherwise an array. Raises
+        CorruptCatalog.
+        """
         if not self.bitmap:
             return range(self.row, self.row + self.count)
         bits = np.unpackbits(np.frombuffer(bytes(self.bitmap), dtype=np.uint8), bitorder="little")
         found = np.flatnonzero(bits)[self.skip : self.skip + self.count]
         if len(found) != self.count:
             raise CorruptCatalog(
-                f"{self._text()}: its bitmap selects {len(found)} rows, not {self.count}; `txmq verify` names all such runs"
+                f"{self._text()}: its bitmap selects {len(found)} rows, not {self.count}; `txmq verify` "
+                "names all such runs"
             )
         return found.astype(np.int64) + self.row
 
@@ -73,7 +98,9 @@ class Run:
         """A copy of the part within [start, end)."""
         start, end = max(start, self.first), min(end, self.end)
         ahead = start - self.first
-        clipped = Run(start, end - start, self.block, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
+        clipped = Run(
+            start, end - start, self.block, self.row, bytes(self.bitmap), self.sequence, self.committed_at
+        )
         if self.bitmap:
             clipped.skip = self.skip + ahead
         else:
@@ -83,8 +110,19 @@ class Run:
     def record(self, queue_id: int) -> RunRecord:
         """For the catalog. Raises ValueError for a run that does not say which rows it has."""
         if self.bitmap and int.from_bytes(self.bitmap, "little").bit_count() != self.count:
-            raise ValueError(f"{self._text()} of queue {queue_id} has {self.count} entries, and its bitmap selects others")
-        return RunRecord(queue_id, self.first, self.count, self.block_id, self.row, bytes(self.bitmap), self.sequence, self.committed_at)
+            raise ValueError(
+                f"{self._text()} of queue {queue_id} has {self.count} entries, and its bitmap selects others"
+            )
+        return RunRecord(
+            queue_id,
+            self.first,
+            self.count,
+            self.block_id,
+            self.row,
+            bytes(self.bitmap),
+            self.sequence,
+            self.committed_at,
+        )
 
     def extend(self, row: int) -> None:
         """One more row, above all rows so far (ValueError). A gap turns the run into a bitmap."""

@@ -87,9 +87,10 @@ class Connection(asyncio.Protocol):
         """Nothing more can be sent on a channel."""
         return self._out.mute
 
-    # -- the transport --------------------------------------------------------------------------------------------------
+    # -- the transport ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's own classes do not inherit it
+        # uvloop's own classes do not inherit it
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(HIGH_BYTES, LOW_BYTES)
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.name = f"{_address(peer)} -> {_address(here)}"
@@ -123,13 +124,18 @@ class Connection(asyncio.Protocol):
 
     def abort(self, why: str) -> None:
         """Close the socket at once."""
-        logger.log(logging.INFO if self.state is ConnectionState.closed else logging.WARNING, "connection %s is closed: %s", self.name, why)
+        logger.log(
+            logging.INFO if self.state is ConnectionState.closed else logging.WARNING,
+            "connection %s is closed: %s",
+            self.name,
+            why,
+        )
         self.protocol.lost()
         self._read_on()
         if self._transport is not None:
             self._transport.abort()
 
-    # -- in -------------------------------------------------------------------------------------------------------------
+    # -- in --------------------------------------------------------------------------------------------------
     def _carry_out(self, events: Iterable[ConnectionEvent]) -> None:
         """The hot path: a command of an open channel goes straight to its session."""
         sessions = self.sessions.by_number
@@ -171,8 +177,10 @@ class Connection(asyncio.Protocol):
             case _:
                 assert_never(event)
 
-    # -- closing --------------------------------------------------------------------------------------------------------
-    def fail(self, number: int, error: BaseException, method: m.Method | None = None, *, late: bool = False) -> None:
+    # -- closing ---------------------------------------------------------------------------------------------
+    def fail(
+        self, number: int, error: BaseException, method: m.Method | None = None, *, late: bool = False
+    ) -> None:
         """Close channel ``number``, or the connection, with ``error``; ``method`` caused it.
 
         ``late``: the command waited, so commands that wait in other channels may have come after it.
@@ -182,7 +190,9 @@ class Connection(asyncio.Protocol):
             self.end_session(number)  # nothing else ends it
             return
         if not isinstance(error, TxmqError):
-            logger.error("connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error)
+            logger.error(
+                "connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error
+            )
         shown = as_amqp(error)
         ids = (method.CLASS_ID, method.METHOD_ID) if method is not None else (0, 0)
         if not isinstance(shown, ChannelError) or not number:
@@ -208,16 +218,22 @@ class Connection(asyncio.Protocol):
         self.flush()
         self._read_on()
         self.sessions.stop_deliveries()
-        self.sessions.close_all(text, None, lambda each: late or each.number == number or each.channel.transactional)
+        self.sessions.close_all(
+            text, None, lambda each: late or each.number == number or each.channel.transactional
+        )
 
     def _say_close_ok(self) -> None:
         self.protocol.finish(time.monotonic())
         self.flush()
 
-    # -- out ------------------------------------------------------------------------------------------------------------
-    def send(self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"", *, queue: str = "") -> None:
+    # -- out -------------------------------------------------------------------------------------------------
+    def send(
+        self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"", *, queue: str = ""
+    ) -> None:
         """Send a method with its content. ``queue``: the queue of a delivery, for handlers."""
-        session = self.sessions.by_number.get(number) if self._confirms is not None and not self.mute else None
+        session = (
+            self.sessions.by_number.get(number) if self._confirms is not None and not self.mute else None
+        )
         if session is not None:
             passed = self.points.go(session, Command(number, method, properties, body), queue)
             if passed is None:
@@ -258,9 +274,10 @@ class Connection(asyncio.Protocol):
             if not self.writable and transport.get_write_buffer_size() > HARD_BYTES:
                 self.pause("output")
         if self._out.mute and self.state is ConnectionState.closed:
-            transport.write_eof()  # the client ends its own half: to close both would reset what it still sends
+            # the client ends its own half: to close both would reset what it still sends
+            transport.write_eof()
 
-    # -- flow control ---------------------------------------------------------------------------------------------------
+    # -- flow control ----------------------------------------------------------------------------------------
     def pause(self, why: object) -> None:
         """Read and carry out nothing more until each ``why`` has resumed."""
         if not self.protocol.holds():

@@ -37,12 +37,18 @@ def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
     if not method.no_ack:
         raise PreconditionFailed("reply consumer cannot acknowledge", "consume with no_ack")
     if session.replies:
-        raise PreconditionFailed("reply consumer already set", "a channel has one; cancel it first, or use another channel")
+        raise PreconditionFailed(
+            "reply consumer already set", "a channel has one; cancel it first, or use another channel"
+        )
     name = REPLIES + secrets.token_urlsafe(24)
 
     def work(state: BrokerState, change: Change, _now: int) -> Consumer:
-        queue = state.topology.declare_queue(change, name, durable=False, exclusive=True, auto_delete=True, connection=session.connection)
-        consumer = session.channel.consume(queue, tag, session.sender(tag, name), session.cancelled, no_ack=True)
+        queue = state.topology.declare_queue(
+            change, name, durable=False, exclusive=True, auto_delete=True, connection=session.connection
+        )
+        consumer = session.channel.consume(
+            queue, tag, session.sender(tag, name), session.cancelled, no_ack=True
+        )
         consumer.limited = False
         return consumer
 
@@ -73,5 +79,7 @@ def addressed(session: Session, properties: bytes) -> bytes:
     if Properties.decode(properties).reply_to != NAME:
         return properties
     if not session.replies:
-        raise PreconditionFailed("fast reply consumer does not exist", f"consume '{NAME}' on this channel first")
+        raise PreconditionFailed(
+            "fast reply consumer does not exist", f"consume '{NAME}' on this channel first"
+        )
     return with_reply_to(properties, session.replies)

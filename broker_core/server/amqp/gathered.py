@@ -99,7 +99,9 @@ class Gathered:
         else:
             session.commits.submit(partial(commit, transaction), then)
 
-    def _commit_pieces(self, pieces: deque[Transaction], then: Callable[[Committed | None, BaseException | None], None]) -> None:
+    def _commit_pieces(
+        self, pieces: deque[Transaction], then: Callable[[Committed | None, BaseException | None], None]
+    ) -> None:
         """Very many rejects become several commits, so that other commits come between.
 
         ``then`` is called at the end, with the answer of the first.
@@ -117,7 +119,9 @@ class Gathered:
                     then(answers[0], None)
                 return
             with session.look as state:
-                state.settlement.requeue((queue, offset) for left in pieces for queue, offset, _ in left.settles)
+                state.settlement.requeue(
+                    (queue, offset) for left in pieces for queue, offset, _ in left.settles
+                )
                 if answers:
                     state.settlement.requeue((queue, offset) for queue, offset, _ in piece.settles)
             then(answers[0] if answers else None, None if answers else error)

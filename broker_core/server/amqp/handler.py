@@ -16,7 +16,8 @@ from broker_core.server.amqp.session import Session
 
 
 class Handler:
-    """Override the points that you need; everything runs in the thread of the server's loop and must not block.
+    """Override the points that you need; everything runs in the thread of the server's loop and must not
+    block.
 
     A point gets an event or a command and returns it, or another one, to pass it on. It returns None if it
     has answered or swallowed it. It raises a ChannelError (closes the channel) or a ConnectionException
@@ -44,9 +45,15 @@ class Handlers:
 
     def __init__(self, handlers: Sequence[Handler] = ()) -> None:
         self.all = tuple(handlers)
-        self.connection_in = tuple(each.connection_in for each in handlers if type(each).connection_in is not Handler.connection_in)
-        self.session_in = tuple(each.session_in for each in handlers if type(each).session_in is not Handler.session_in)
-        self.session_out = tuple(each.session_out for each in handlers if type(each).session_out is not Handler.session_out)
+        self.connection_in = tuple(
+            each.connection_in for each in handlers if type(each).connection_in is not Handler.connection_in
+        )
+        self.session_in = tuple(
+            each.session_in for each in handlers if type(each).session_in is not Handler.session_in
+        )
+        self.session_out = tuple(
+            each.session_out for each in handlers if type(each).session_out is not Handler.session_out
+        )
 
     def __bool__(self) -> bool:
         return bool(self.all)

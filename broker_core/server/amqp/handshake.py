@@ -62,16 +62,21 @@ def _start(options: AmqpOptions) -> ConnectionStart:
 
 
 def login(method: ConnectionStartOk, options: AmqpOptions, connection: str, loopback: bool) -> str:
-    """The user. ``loopback``: the client is on this host. Raises CommandInvalid, MethodSyntaxError, ConnectionAccessRefused."""
+    """The user. ``loopback``: the client is on this host. Raises CommandInvalid, MethodSyntaxError,
+    ConnectionAccessRefused.
+    """
     read = _MECHANISMS.get(method.mechanism)
     if read is None:
-        raise CommandInvalid(f"unknown authentication mechanism '{method.mechanism}'", f"use {' or '.join(_MECHANISMS)}")
+        raise CommandInvalid(
+            f"unknown authentication mechanism '{method.mechanism}'", f"use {' or '.join(_MECHANISMS)}"
+        )
     user, password = read(method.response)
     refusal = _refusal(user, password, options, loopback)
     if refusal:
         logger.warning("connection %s: login of %r is refused: %s", connection, user, refusal)
         raise ConnectionAccessRefused(
-            f"Login was refused using authentication mechanism {method.mechanism}. For details see the broker logfile."
+            f"Login was refused using authentication mechanism {method.mechanism}. For details see the "
+            "broker logfile."
         )
     return user
 

@@ -21,7 +21,13 @@ class Points:
 
     __slots__ = ("_blocked", "_connection", "_guards", "_handlers", "_sessions", "confirms")
 
-    def __init__(self, connection: ClientConnection, handlers: Handlers, sessions: Mapping[int, Session], frame_max: int) -> None:
+    def __init__(
+        self,
+        connection: ClientConnection,
+        handlers: Handlers,
+        sessions: Mapping[int, Session],
+        frame_max: int,
+    ) -> None:
         self._connection = connection
         self._handlers = handlers
         self._sessions = sessions  # by channel
@@ -89,6 +95,9 @@ class Points:
         self._watch()
         if self._blocked:
             self._blocked = False
-            if self._connection.announces("connection.blocked") and self._connection.state is ConnectionState.open:
+            if (
+                self._connection.announces("connection.blocked")
+                and self._connection.state is ConnectionState.open
+            ):
                 self._connection.send(0, m.ConnectionUnblocked())
             self._connection.resume("alarm")

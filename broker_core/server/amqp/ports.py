@@ -1,8 +1,7 @@
 """What sessions, commands and handlers use of a connection and of the server.
 
-Not here: what implements it (``connection.py``, ``server.py``). Both import sessions and handlers, which import
-only this.
-Invariant: this module imports nothing else of the AMQP server.
+Not here: what implements it (``connection.py``, ``server.py``). Both import sessions and handlers, which
+import only this. Invariant: this module imports nothing else of the AMQP server.
 """
 
 from __future__ import annotations
@@ -60,7 +59,9 @@ class ClientConnection(Protocol):
         """Whether the client announced this capability."""
         ...
 
-    def send(self, number: int, method: Method, properties: bytes = b"", body: bytes = b"", *, queue: str = "") -> None:
+    def send(
+        self, number: int, method: Method, properties: bytes = b"", body: bytes = b"", *, queue: str = ""
+    ) -> None:
         """Send a method with its content. ``queue``: the queue of a delivery, for handlers."""
         ...
 
@@ -72,7 +73,9 @@ class ClientConnection(Protocol):
         """Write what the protocol has encoded, at the end of the tick."""
         ...
 
-    def fail(self, number: int, error: BaseException, method: Method | None = None, *, late: bool = False) -> None:
+    def fail(
+        self, number: int, error: BaseException, method: Method | None = None, *, late: bool = False
+    ) -> None:
         """Close channel ``number``, or the connection, with ``error``; ``method`` caused it.
 
         ``late``: the command waited, so commands that wait in other channels may have come after it.

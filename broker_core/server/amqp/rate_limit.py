@@ -1,4 +1,5 @@
-"""A handler that limits how fast each connection publishes: a token bucket for messages and one for bytes of bodies.
+"""A handler that limits how fast each connection publishes: a token bucket for messages and one for bytes of
+bodies.
 
 Not here: limits over several connections. Invariant: in any time t a connection publishes at most
 ``rate * (t + burst_s)`` and one message more. A message over the limit waits or is refused; it is never lost
@@ -58,7 +59,11 @@ class PublishRateLimit(Handler):
     ) -> None:
         if messages_per_s is None and bytes_per_s is None:
             raise OptionError("a rate limit needs messages_per_s, bytes_per_s or both")
-        for name, value in (("messages_per_s", messages_per_s), ("bytes_per_s", bytes_per_s), ("burst_s", burst_s)):
+        for name, value in (
+            ("messages_per_s", messages_per_s),
+            ("bytes_per_s", bytes_per_s),
+            ("burst_s", burst_s),
+        ):
             if value is not None and not value > 0:
                 raise OptionError(f"{name} of a rate limit is {value}; it must be above 0")
         self._messages_per_s = messages_per_s
@@ -74,12 +79,22 @@ class PublishRateLimit(Handler):
         now = self._clock()
         buckets: tuple[_Bucket | None, _Bucket | None] | None = connection.attached.get(self)
         if buckets is None:
-            buckets = connection.attached[self] = (self._bucket(self._messages_per_s, now), self._bucket(self._bytes_per_s, now))
-        costs = [(bucket, cost) for bucket, cost in zip(buckets, (1, len(command.body)), strict=True) if bucket is not None]
+            buckets = connection.attached[self] = (
+                self._bucket(self._messages_per_s, now),
+                self._bucket(self._bytes_per_s, now),
+            )
+        costs = [
+            (bucket, cost)
+            for bucket, cost in zip(buckets, (1, len(command.body)), strict=True)
+            if bucket is not None
+        ]
         if self._refuse:
             missing_s = max(bucket.missing_s(cost, now) for bucket, cost in costs)
             if missing_s:
-                raise PreconditionFailed(f"connection '{connection.name}' publishes faster than {self._rates()}", "publish more slowly")
+                raise PreconditionFailed(
+                    f"connection '{connection.name}' publishes faster than {self._rates()}",
+                    "publish more slowly",
+                )
         else:
             for bucket, _ in costs:
                 bucket.missing_s(0, now)

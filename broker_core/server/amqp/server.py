@@ -1,6 +1,7 @@
 """The AMQP 0-9-1 server: listeners, the event loop in its one thread, and periodic work for all connections.
 
-Not here: one connection (``connection.py``), one channel (``session.py``), commits and dispatch (``commit_queue.py``).
+Not here: one connection (``connection.py``), one channel (``session.py``), commits and dispatch
+(``commit_queue.py``).
 
 Invariant: connections, sessions and ``commits`` belong to the loop's thread. Other threads use only
 ``start``, ``stop``, ``idle_s`` and ``addresses``.
@@ -73,7 +74,7 @@ class AmqpServer:
         self._idle_since: float | None = time.monotonic()
         self._empty: asyncio.Event
 
-    # -- from any thread ------------------------------------------------------------------------------------------------
+    # -- from any thread -------------------------------------------------------------------------------------
     def start(self) -> None:
         """Listen and serve in a thread of its own. Raises OptionError if an address cannot be used."""
         started: Future[None] = Future()
@@ -100,7 +101,7 @@ class AmqpServer:
         since = self._idle_since
         return 0.0 if since is None else time.monotonic() - since
 
-    # -- the thread -----------------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------
     def _run(self, started: Future[None]) -> None:
         loop = self.loop = _new_loop()
         asyncio.set_event_loop(loop)
@@ -131,7 +132,9 @@ class AmqpServer:
             self.commits.close()
             raise
         for each in opened:
-            self._servers.append(await self.loop.create_server(lambda: Connection(self), sock=each, backlog=BACKLOG))
+            self._servers.append(
+                await self.loop.create_server(lambda: Connection(self), sock=each, backlog=BACKLOG)
+            )
             host, port = each.getsockname()[:2]
             self.addresses.append(f"{bracketed(host)}:{port}")
         self.loop.call_later(SWEEP_S, self._sweep)
@@ -206,7 +209,12 @@ class AmqpServer:
         if not large or self._spills:
             return
         deadline = time.monotonic() + SPILL_S
-        sessions = [session for connection in self.connections for session in connection.sessions.by_number.values() if session.spillable]
+        sessions = [
+            session
+            for connection in self.connections
+            for session in connection.sessions.by_number.values()
+            if session.spillable
+        ]
         for session in sorted(sessions, key=lambda session: -session.channel.transaction.memory_bytes):
             if not self._alarm.transactions_large():
                 return
@@ -238,8 +246,16 @@ def parse_listener(text: str) -> tuple[str, int]:
     """Host and port of "HOST:PORT". Raises OptionError."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not bare or (":" in bare and bare == host) or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise OptionError(f"AMQP listener {text!r} must be HOST:PORT, for example 127.0.0.1:5672 or [::1]:5672, with port 0 for a free one")
+    if (
+        not bare
+        or (":" in bare and bare == host)
+        or not (port.isascii() and port.isdigit())
+        or int(port) > 65_535
+    ):
+        raise OptionError(
+            f"AMQP listener {text!r} must be HOST:PORT, for example 127.0.0.1:5672 or "
+            "[::1]:5672, with port 0 for a free one"
+        )
     return bare, int(port)
 
 
@@ -250,7 +266,8 @@ def _listening(text: str, host: str, port: int) -> socket.socket:
         made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise OptionError(
-            f"cannot listen on {text} for AMQP ({error.strerror or error}); choose another address, or port 0 for a free one"
+            f"cannot listen on {text} for AMQP ({error.strerror or error}); choose another address, or port "
+            "0 for a free one"
         ) from error
     made.setblocking(False)
     return made

@@ -1,8 +1,8 @@
 """A session: one AMQP channel of a connection. Commands in, replies and deliveries out; the domain does the
 rest.
 
-Not here: the socket (``connection.py``), what each command does (``commands/``), what is gathered
-outside a transaction (``gathered.py``), the rules (``broker/``), the order of a commit (``node/committer.py``).
+Not here: the socket (``connection.py``), what each command does (``commands/``), what is gathered outside a
+transaction (``gathered.py``), the rules (``broker/``), the order of a commit (``node/committer.py``).
 
 Commands are answered in the order in which they came. Publishes and acks outside a transaction are gathered
 and committed at the end of the loop's tick; every other command waits until that is done. While a command
@@ -25,7 +25,14 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.channel import Channel
 from broker_core.broker.consumer import Consumer, Send
-from broker_core.errors import InternalFault, OptionError, PreconditionFailed, QueueNotFound, TransactionError, TxmqError
+from broker_core.errors import (
+    InternalFault,
+    OptionError,
+    PreconditionFailed,
+    QueueNotFound,
+    TransactionError,
+    TxmqError,
+)
 from broker_core.message import Message
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.backlog import Backlog
@@ -158,7 +165,9 @@ class Session:
         self.move(Move.submit)
         self.commits.submit(work, partial(self._submitted, method, reply))
 
-    def _submitted(self, method: m.Method, reply: Callable[[T], m.Method | None], answer: T, error: BaseException | None) -> None:
+    def _submitted(
+        self, method: m.Method, reply: Callable[[T], m.Method | None], answer: T, error: BaseException | None
+    ) -> None:
         if self.ended:
             return
         if error is not None:
@@ -191,7 +200,9 @@ class Session:
             write = connection.write
 
             def deliver(_consumer: Consumer, delivery_tag: int, redelivered: bool, row: InboxRow) -> None:
-                write(encode(delivery_tag, redelivered, row.exchange, row.routing_key, row.properties, row.body))
+                write(
+                    encode(delivery_tag, redelivered, row.exchange, row.routing_key, row.properties, row.body)
+                )
 
             return deliver
 
@@ -221,7 +232,11 @@ class Session:
 
         It holds messages in memory then, and its commit has not begun.
         """
-        return self._phase is Phase.ready and self.channel.transactional and bool(self.channel.transaction.publishes)
+        return (
+            self._phase is Phase.ready
+            and self.channel.transactional
+            and bool(self.channel.transaction.publishes)
+        )
 
     def check_open_time(self) -> None:
         """Close the channel if its transaction is open for too long (semantics 18)."""
@@ -271,4 +286,6 @@ def as_amqp(error: BaseException) -> TxmqError:
         return PreconditionFailed(error.summary)
     if isinstance(error, TxmqError) and hasattr(error, "reply_code"):
         return error
-    return InternalFault(error.message if isinstance(error, TxmqError) else f"{type(error).__name__}: {error}")
+    return InternalFault(
+        error.message if isinstance(error, TxmqError) else f"{type(error).__name__}: {error}"
+    )

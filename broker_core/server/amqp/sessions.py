@@ -55,7 +55,9 @@ class Sessions:
         self._connection.flush_later()
         self._finish_when_all_ended()
 
-    def close_all(self, why: str, then: Callable[[], None] | None, at_once: Callable[[Session], bool] = lambda _: False) -> None:
+    def close_all(
+        self, why: str, then: Callable[[], None] | None, at_once: Callable[[Session], bool] = lambda _: False
+    ) -> None:
         """The connection closes.
 
         Sessions end after their commands that wait, or ``at_once``; then ``then`` is called.
@@ -95,7 +97,9 @@ class Sessions:
         self.by_number.clear()
         for session in sessions:
             session.end(why)
-        self._server.commits.submit(self._delete_exclusive, lambda _answer, _error: then() if then is not None else None)
+        self._server.commits.submit(
+            self._delete_exclusive, lambda _answer, _error: then() if then is not None else None
+        )
 
     def _delete_exclusive(self, state: BrokerState, change: Change, _now: int) -> None:
         for queue in state.topology.exclusive_queues(self._connection):

@@ -53,19 +53,29 @@ class Tracer(Handler):
         method = command.method
         if type(method) is BasicPublish and method.exchange != EXCHANGE:
             key = f"publish.{method.exchange}"
-            self._trace(session, _Copy(key, True, method.exchange, method.routing_key, {}, command.properties, command.body))
+            self._trace(
+                session,
+                _Copy(key, True, method.exchange, method.routing_key, {}, command.properties, command.body),
+            )
         return command
 
     def session_out(self, session: Session, command: Command, queue: str) -> Command | None:
         method = command.method
         if isinstance(method, (BasicDeliver, BasicGetOk)) and method.exchange != EXCHANGE:
             key, more = f"deliver.{queue}", {"redelivered": int(method.redelivered)}
-            self._trace(session, _Copy(key, False, method.exchange, method.routing_key, more, command.properties, command.body))
+            self._trace(
+                session,
+                _Copy(
+                    key, False, method.exchange, method.routing_key, more, command.properties, command.body
+                ),
+            )
         return command
 
     def _trace(self, session: Session, copy: _Copy) -> None:
         connection = session.connection
-        copy.headers.update(vhost="/", connection=connection.name, channel=session.number, user=connection.user)
+        copy.headers.update(
+            vhost="/", connection=connection.name, channel=session.number, user=connection.user
+        )
         if not self._copies:
             self._server = connection.server
             self._server.commits.gather(self)
@@ -97,11 +107,15 @@ class Tracer(Handler):
             **copy.headers,
         }
         if copy.published:
-            headers["routed_queues"] = [queue.name for queue in source.route(copy.original_key, copy.properties)]
+            headers["routed_queues"] = [
+                queue.name for queue in source.route(copy.original_key, copy.properties)
+            ]
         try:
             properties = Properties(headers=headers, delivery_mode=1).encode()
         except LocalProtocolError:  # too deep for one more table around them
-            properties = Properties(headers={**headers, "properties": copy.properties}, delivery_mode=1).encode()
+            properties = Properties(
+                headers={**headers, "properties": copy.properties}, delivery_mode=1
+            ).encode()
         transaction.publish(Message(copy.body, copy.routing_key, EXCHANGE, properties), queues, False)
 
 
@@ -114,7 +128,9 @@ def _table(properties: bytes) -> dict[str, Any]:
     found = {name: getattr(decoded, name) for name in NAMES}
     if found["timestamp"] is not None:
         found["timestamp"] = Timestamp(found["timestamp"])
-    return {name: value for name, value in found.items() if value is not None and (name != "headers" or value)}
+    return {
+        name: value for name, value in found.items() if value is not None and (name != "headers" or value)
+    }
 
 
 def _commit(transaction: Transaction, state: BrokerState, change: Change, now_us: int) -> None:

@@ -1,17 +1,21 @@
 """Named transactions for AMQP clients: a publish to ``amq.transaction`` names or decides a transaction.
 
-AMQP 0-9-1 has no method for prepared transactions, and every client has ``basic.publish`` and ``basic.get``. So:
+AMQP 0-9-1 has no method for prepared transactions, and every client has ``basic.publish`` and ``basic.get``.
+So:
 
-    publish(exchange="amq.transaction", routing_key="token",    body=b"order-7")   then tx.commit: committed under this token
-    publish(exchange="amq.transaction", routing_key="prepare",  body=b"order-7")   then tx.commit: prepared, not committed (XA)
-    publish(exchange="amq.transaction", routing_key="commit",   body=b"order-7")   decide a prepared transaction, from any
-    publish(exchange="amq.transaction", routing_key="rollback", body=b"order-7")   connection, on a channel without tx
-    get(queue="amq.transaction.order-7", no_ack)   "was it committed?": prepared, committed, rolled_back, unknown, or empty
+    publish to ``amq.transaction`` with the body ``order-7`` (its name) and the routing key
+        token       then tx.commit: committed under this token
+        prepare     then tx.commit: prepared, not committed (XA)
+        commit      decide a prepared transaction, from any connection,
+        rollback    on a channel without tx
+    get from ``amq.transaction.order-7`` with no_ack
+        "was it committed?": prepared, committed, rolled_back, unknown, or empty
 
-Empty: it was not committed. ``unknown``: outcomes are forgotten up to the time in the property ``timestamp``, and this may be one of
-them; a transaction that began later was not committed.
+Empty: it was not committed. ``unknown``: outcomes are forgotten up to the time in the property ``timestamp``,
+and this may be one of them; a transaction that began later was not committed.
 
-A decision is durable when it is confirmed (confirm.select), or when any later command of the channel is answered.
+A decision is durable when it is confirmed (confirm.select), or when any later command of the channel is
+answered.
 """
 
 from __future__ import annotations
@@ -31,7 +35,12 @@ NAME = "amq.transaction"
 QUEUE_PREFIX = "amq.transaction."
 Name: TypeAlias = Literal["token", "prepare"]
 Decision: TypeAlias = Literal["commit", "rollback"]
-_VERBS: dict[str, Name | Decision] = {"token": "token", "prepare": "prepare", "commit": "commit", "rollback": "rollback"}
+_VERBS: dict[str, Name | Decision] = {
+    "token": "token",
+    "prepare": "prepare",
+    "commit": "commit",
+    "rollback": "rollback",
+}
 
 
 class Named(NamedTuple):
@@ -46,7 +55,9 @@ class Named(NamedTuple):
     def with_name(self, verb: Name, xid: str) -> Named:
         """Raises PreconditionFailed if it has a name already."""
         if self:
-            raise PreconditionFailed(f"the transaction is named '{self.token or self.prepare}' already, it cannot be named '{xid}'")
+            raise PreconditionFailed(
+                f"the transaction is named '{self.token or self.prepare}' already, it cannot be named '{xid}'"
+            )
         match verb:
             case "token":
                 named = Named(token=xid)
@@ -61,7 +72,9 @@ def parse(routing_key: str, body: bytes) -> tuple[Name | Decision, str]:
     """The verb, which is the routing key, and the xid. Raises PreconditionFailed."""
     verb = _VERBS.get(routing_key)
     if verb is None:
-        raise PreconditionFailed(f"unknown routing key '{routing_key}' for exchange '{NAME}'", f"use one of {', '.join(_VERBS)}")
+        raise PreconditionFailed(
+            f"unknown routing key '{routing_key}' for exchange '{NAME}'", f"use one of {', '.join(_VERBS)}"
+        )
     try:
         xid = body.decode()
         check_text("an xid", xid)

@@ -27,7 +27,11 @@ LOOK_S = 5.0  # how often leases are checked
 ENDED = 100_000  # ids of ended channels that are known, for ENDED_S: a call cannot be on its way for longer
 ENDED_S = 3600.0
 
-WORDS = {name for name, member in vars(LocalChannel).items() if inspect.isfunction(member) and not name.startswith("_")} - {"close"}
+WORDS = {
+    name
+    for name, member in vars(LocalChannel).items()
+    if inspect.isfunction(member) and not name.startswith("_")
+} - {"close"}
 WORDS.add("publish_all")
 
 
@@ -71,7 +75,9 @@ class Channels:
         if word == "keepalive":
             return None
         if word not in WORDS:
-            raise errors.RemoteProtocolError(f"a channel has no word {word!r}; client and broker are of different versions")
+            raise errors.RemoteProtocolError(
+                f"a channel has no word {word!r}; client and broker are of different versions"
+            )
         with held.lock:
             if held.ended:
                 raise _gone(call.channel)
@@ -81,11 +87,13 @@ class Channels:
         number = call.number
         if number < max(held.number, 1):
             raise errors.RemoteProtocolError(
-                f"call {number} of channel {call.channel} is older than its last call, {held.number}: it is late, and not made again"
+                f"call {number} of channel {call.channel} is older than its last call, {held.number}: it is "
+                "late, and not made again"
             )
         if number > held.number + 1:
             raise errors.RemoteProtocolError(
-                f"call {number} of channel {call.channel} is not the next one after {held.number}: calls are missing; open a new channel"
+                f"call {number} of channel {call.channel} is not the next one after {held.number}: calls are "
+                "missing; open a new channel"
             )
         if number != held.number:
             held.number, held.answer, held.error = number, None, None
@@ -100,12 +108,16 @@ class Channels:
         return held.answer
 
     def _open(self, channel_id: str) -> int:
-        """The client makes the id, so a repeated open opens one channel. When it was opened, by the clock of commits."""
+        """The client makes the id, so a repeated open opens one channel. When it was opened, by the clock of
+        commits.
+        """
         channel_id = channel_id or uuid.uuid4().hex
         now = self._broker.run(lambda _state, _change, now: now)
         with self._lock:
             if self._closed.is_set():
-                raise errors.ConnectionFailed("the broker is stopping; open the channel again when it is back")
+                raise errors.ConnectionFailed(
+                    "the broker is stopping; open the channel again when it is back"
+                )
             if channel_id in self._ended:
                 raise errors.RemoteProtocolError(f"channel {channel_id} has ended; open another one")
             if channel_id not in self._held:
@@ -162,7 +174,9 @@ def _arguments(word: str, given: dict[str, Any]) -> dict[str, Any]:
         raise errors.OptionError(f"{call}: argument 'messages' must be a list, and the only one")
     for place, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise errors.OptionError(f"{call}: argument 'messages[{place}]' must be a dict, not {checks.shown(message)}")
+            raise errors.OptionError(
+                f"{call}: argument 'messages[{place}]' must be a dict, not {checks.shown(message)}"
+            )
         checks.check_call(f"{call}: messages[{place}]", LocalChannel.publish, message)
     return given
 

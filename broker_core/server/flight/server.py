@@ -35,7 +35,9 @@ GRACE_S = 5.0  # for calls in progress when the server ends
 class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Listens from the moment it is made. ``failed`` is set once the store takes no more work."""
 
-    def __init__(self, engine: EmbeddedEngine, broker: LocalBroker, hello: contract.Hello, host: str, port: int) -> None:
+    def __init__(
+        self, engine: EmbeddedEngine, broker: LocalBroker, hello: contract.Hello, host: str, port: int
+    ) -> None:
         self.failed = threading.Event()
         self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
         self.given_up = threading.Event()
@@ -64,7 +66,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         ending.start()
         ending.join(GRACE_S)
 
-    # -- actions ----------------------------------------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------------------
 
     def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]:
         with self._call(action.type):
@@ -80,7 +82,13 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
                 return [contract.encode(self._wait(**arguments))]
             return [contract.encode(getattr(self._engine, word)(**arguments))]
         if kind == "channel":
-            return [contract.encode(self._channels.call(word, contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")))]
+            return [
+                contract.encode(
+                    self._channels.call(
+                        word, contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")
+                    )
+                )
+            ]
         if kind == "admin":
             return [contract.encode(self._admin(word, body))]
         if word == "read":
@@ -88,10 +96,14 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         if word == "stage":
             return [contract.encode(self._stage_part(*contract.decode_part(body)))]
         if word == "adopt":
-            return [contract.encode(self._stage_file(contract.decode_checked(contract.FileHeader, body, "adopt")))]
+            return [
+                contract.encode(self._stage_file(contract.decode_checked(contract.FileHeader, body, "adopt")))
+            ]
         if word == "hello":
             return [contract.encode(self._hello)]
-        raise errors.RemoteProtocolError(f"unknown action {kind}.{word}; client and broker are of different versions")
+        raise errors.RemoteProtocolError(
+            f"unknown action {kind}.{word}; client and broker are of different versions"
+        )
 
     def _wait(self, logs: Sequence[str], ends: dict[str, int], timeout_s: float) -> bool:
         deadline = time.monotonic() + min(timeout_s, contract.WAIT_S)
@@ -129,7 +141,9 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             "rollback": self._broker.rollback,
         }
         if word not in words:
-            raise errors.RemoteProtocolError(f"unknown action admin.{word}; client and broker are of different versions")
+            raise errors.RemoteProtocolError(
+                f"unknown action admin.{word}; client and broker are of different versions"
+            )
         function = words[word]
         return function(**contract.decode_arguments(f"admin.{word}", function, body))
 
@@ -145,9 +159,11 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         return self.given_up.is_set()
 
     def _call_took_place(self, channel: str, number: int, since_us: int) -> bool:
-        return self._broker.run(lambda state, _change, _now: state.names.outcomes.call_took_place(channel, number, since_us))
+        return self._broker.run(
+            lambda state, _change, _now: state.names.outcomes.call_took_place(channel, number, since_us)
+        )
 
-    # -- streams ----------------------------------------------------------------------------------------------------------
+    # -- streams ---------------------------------------------------------------------------------------------
 
     def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
         with self._call("get"):
@@ -158,10 +174,16 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
                 schema = first.schema if first is not None else pa.schema([])
                 return pyarrow.flight.GeneratorStream(schema, self._stream(_chain(first, rows), context))
             if request.browse is not None:
-                return pyarrow.flight.GeneratorStream(READ_SCHEMA, self._stream(self._engine.browse(request.browse), context))
+                return pyarrow.flight.GeneratorStream(
+                    READ_SCHEMA, self._stream(self._engine.browse(request.browse), context)
+                )
             if request.read is not None:
-                return pyarrow.flight.GeneratorStream(READ_SCHEMA, self._stream(self._engine.read(request.read), context))
-            raise errors.RemoteProtocolError("a ticket names nothing to read; client and broker are of different versions")
+                return pyarrow.flight.GeneratorStream(
+                    READ_SCHEMA, self._stream(self._engine.read(request.read), context)
+                )
+            raise errors.RemoteProtocolError(
+                "a ticket names nothing to read; client and broker are of different versions"
+            )
 
     def _stream(self, rows: Iterator[pa.RecordBatch], context: Any) -> Iterator[pa.RecordBatch]:
         with self._call("get"):
@@ -171,7 +193,9 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
                 failpoint.here("server.read.batch")
                 yield batch
 
-    def do_put(self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any) -> None:
+    def do_put(
+        self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any
+    ) -> None:
         with self._call("put"):
             header: BranchHeader = contract.decode_checked(BranchHeader, descriptor.command or b"", "put")
             for chunk in _chunks(reader):
@@ -188,9 +212,12 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
     def _stage_file(self, given: contract.FileHeader) -> list[contract.PartReceipt]:
         failpoint.here("server.stage.file")
         staged = self._engine.stage_file(given.header, given.part, given.file)
-        return [contract.PartReceipt(part, rows, checksum) for part, (rows, checksum) in enumerate(staged, given.part)]
+        return [
+            contract.PartReceipt(part, rows, checksum)
+            for part, (rows, checksum) in enumerate(staged, given.part)
+        ]
 
-    # -- around every call ------------------------------------------------------------------------------------------------
+    # -- around every call -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _call(self, name: str) -> Iterator[None]:
@@ -232,13 +259,17 @@ def _chunks(reader: Any) -> Iterator[Any]:
     except pyarrow.flight.FlightError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise errors.RemoteProtocolError(f"put: the stream cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise errors.RemoteProtocolError(
+            f"put: the stream cannot be read: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def _part_number(metadata: pa.Buffer | None) -> int:
     text = b"" if metadata is None else bytes(metadata)
     if not text.isdigit() or len(text) > 18:
-        raise errors.RemoteProtocolError(f"put: the number of a part must come with its rows, not {text[:40]!r}")
+        raise errors.RemoteProtocolError(
+            f"put: the number of a part must come with its rows, not {text[:40]!r}"
+        )
     return int(text)
 
 

@@ -30,19 +30,31 @@ ARGUMENTS = [
             {"x-message-ttl": True},
             ChannelClosed(406, invalid("x-message-ttl", '"expected integer, got bool"'), (50, 10)),
         ),
-        ("x-message-ttl below 0", {"x-message-ttl": -200}, ChannelClosed(406, invalid("x-message-ttl", "{value_negative,-200}"), (50, 10))),
+        (
+            "x-message-ttl below 0",
+            {"x-message-ttl": -200},
+            ChannelClosed(406, invalid("x-message-ttl", "{value_negative,-200}"), (50, 10)),
+        ),
         (
             "x-message-ttl that is too large",
             {"x-message-ttl": 1 << 50},
             ChannelClosed(406, invalid("x-message-ttl", "{value_too_large,1125899906842624}"), (50, 10)),
         ),
-        ("x-expires of 0", {"x-expires": 0}, ChannelClosed(406, invalid("x-expires", "{value_zero,0}"), (50, 10))),
+        (
+            "x-expires of 0",
+            {"x-expires": 0},
+            ChannelClosed(406, invalid("x-expires", "{value_zero,0}"), (50, 10)),
+        ),
         (
             "x-expires that is a text",
             {"x-expires": "soon"},
             ChannelClosed(406, invalid("x-expires", '"expected integer, got longstr"'), (50, 10)),
         ),
-        ("x-max-length below 0", {"x-max-length": -200}, ChannelClosed(406, invalid("x-max-length", "{value_negative,-200}"), (50, 10))),
+        (
+            "x-max-length below 0",
+            {"x-max-length": -200},
+            ChannelClosed(406, invalid("x-max-length", "{value_negative,-200}"), (50, 10)),
+        ),
         (
             "x-max-length that is a text",
             {"x-max-length": "many"},
@@ -53,7 +65,11 @@ ARGUMENTS = [
             {"x-max-length-bytes": -200},
             ChannelClosed(406, invalid("x-max-length-bytes", "{value_negative,-200}"), (50, 10)),
         ),
-        ("x-overflow that is unknown", {"x-overflow": "burst"}, ChannelClosed(406, invalid("x-overflow", "invalid_overflow"), (50, 10))),
+        (
+            "x-overflow that is unknown",
+            {"x-overflow": "burst"},
+            ChannelClosed(406, invalid("x-overflow", "invalid_overflow"), (50, 10)),
+        ),
         (
             "x-overflow that is a number",
             {"x-overflow": 100_000},
@@ -64,7 +80,8 @@ ARGUMENTS = [
             {"x-dead-letter-exchange": 100_000},
             ChannelClosed(
                 406,
-                "PRECONDITION_FAILED - invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue 'violation.arguments'"
+                "PRECONDITION_FAILED - invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue "
+                "'violation.arguments'"
                 " in vhost '/'",
                 (50, 10),
             ),
@@ -72,12 +89,16 @@ ARGUMENTS = [
         (
             "x-dead-letter-routing-key that is a number",
             {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": 100_000},
-            ChannelClosed(406, invalid("x-dead-letter-routing-key", "{unacceptable_type,signedint}"), (50, 10)),
+            ChannelClosed(
+                406, invalid("x-dead-letter-routing-key", "{unacceptable_type,signedint}"), (50, 10)
+            ),
         ),
         (
             "x-dead-letter-routing-key alone",
             {"x-dead-letter-routing-key": "k"},
-            ChannelClosed(406, invalid("x-dead-letter-routing-key", "routing_key_but_no_dlx_defined"), (50, 10)),
+            ChannelClosed(
+                406, invalid("x-dead-letter-routing-key", "routing_key_but_no_dlx_defined"), (50, 10)
+            ),
         ),
         (
             "x-max-priority of 256",
@@ -126,18 +147,31 @@ ARGUMENTS = [
         "queue.declare of an exclusive quorum queue",
         (queue({"x-queue-type": "quorum"}, durable=True),),
         ChannelClosed(
-            406, "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' in vhost '/'", (50, 10)
+            406,
+            "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' "
+            "in vhost '/'",
+            (50, 10),
         ),
     ),
     Row(
         "queue.declare of a transient quorum queue",
         (queue({"x-queue-type": "quorum"}, exclusive=False),),
-        ChannelClosed(406, "PRECONDITION_FAILED - invalid property 'non-durable' for queue 'violation.arguments' in vhost '/'", (50, 10)),
+        ChannelClosed(
+            406,
+            "PRECONDITION_FAILED - invalid property 'non-durable' for queue "
+            "'violation.arguments' in vhost '/'",
+            (50, 10),
+        ),
     ),
     Row(
         "queue.declare of an auto-delete quorum queue",
         (queue({"x-queue-type": "quorum"}, durable=True, exclusive=False, auto_delete=True),),
-        ChannelClosed(406, "PRECONDITION_FAILED - invalid property 'auto-delete' for queue 'violation.arguments' in vhost '/'", (50, 10)),
+        ChannelClosed(
+            406,
+            "PRECONDITION_FAILED - invalid property 'auto-delete' for queue "
+            "'violation.arguments' in vhost '/'",
+            (50, 10),
+        ),
     ),
     Row(
         "queue.declare with an unknown argument",
@@ -157,7 +191,10 @@ ARGUMENTS = [
         "queue.declare of a stream",
         (queue({"x-queue-type": "stream"}, durable=True, exclusive=True),),
         ChannelClosed(
-            406, "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' in vhost '/'", (50, 10)
+            406,
+            "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' "
+            "in vhost '/'",
+            (50, 10),
         ),
         why="this broker has no streams",
         here=ChannelClosed(406, invalid("x-queue-type", "\"unsupported queue type 'stream'\""), (50, 10)),
@@ -169,7 +206,11 @@ LOCKED = [
     Row(f"{name} of another connection's exclusive queue", (frame,), expected, other=(THEIRS,))
     for name, frame, expected in (
         ("queue.declare", THEIRS, ChannelClosed(405, locked("violation.theirs"), (50, 10))),
-        ("queue.declare without exclusive", Q.Declare(queue="violation.theirs"), ChannelClosed(405, locked("violation.theirs"), (50, 10))),
+        (
+            "queue.declare without exclusive",
+            Q.Declare(queue="violation.theirs"),
+            ChannelClosed(405, locked("violation.theirs"), (50, 10)),
+        ),
         (
             "queue.declare passive",
             Q.Declare(queue="violation.theirs", passive=True),
@@ -185,11 +226,31 @@ LOCKED = [
             Q.Bind(queue="violation.theirs", exchange="violation.missing", routing_key="k"),
             ChannelClosed(404, "NOT_FOUND - no exchange 'violation.missing' in vhost '/'", (50, 20)),
         ),
-        ("queue.unbind", Q.Unbind(queue="violation.theirs", exchange="amq.direct", routing_key="k"), Answered(("Queue.UnbindOk",))),
-        ("queue.purge", Q.Purge(queue="violation.theirs"), ChannelClosed(405, locked("violation.theirs"), (50, 30))),
-        ("queue.delete", Q.Delete(queue="violation.theirs"), ChannelClosed(405, locked("violation.theirs"), (50, 40))),
-        ("basic.get", B.Get(queue="violation.theirs"), ChannelClosed(405, locked("violation.theirs"), (60, 70))),
-        ("basic.consume", B.Consume(queue="violation.theirs"), ChannelClosed(405, locked("violation.theirs"), (60, 20))),
+        (
+            "queue.unbind",
+            Q.Unbind(queue="violation.theirs", exchange="amq.direct", routing_key="k"),
+            Answered(("Queue.UnbindOk",)),
+        ),
+        (
+            "queue.purge",
+            Q.Purge(queue="violation.theirs"),
+            ChannelClosed(405, locked("violation.theirs"), (50, 30)),
+        ),
+        (
+            "queue.delete",
+            Q.Delete(queue="violation.theirs"),
+            ChannelClosed(405, locked("violation.theirs"), (50, 40)),
+        ),
+        (
+            "basic.get",
+            B.Get(queue="violation.theirs"),
+            ChannelClosed(405, locked("violation.theirs"), (60, 70)),
+        ),
+        (
+            "basic.consume",
+            B.Consume(queue="violation.theirs"),
+            ChannelClosed(405, locked("violation.theirs"), (60, 20)),
+        ),
     )
 ]
 

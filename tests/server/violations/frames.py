@@ -42,13 +42,19 @@ TOO_LONG = ConnectionClosed(505, Like("UNEXPECTED_FRAME - .*"), (60, 40))
 
 
 def too_large(size: int) -> ChannelClosed:
-    return ChannelClosed(406, f"PRECONDITION_FAILED - message size {size} is larger than configured max size 134217728", (60, 40))
+    return ChannelClosed(
+        406,
+        f"PRECONDITION_FAILED - message size {size} is larger than configured max size 134217728",
+        (60, 40),
+    )
 
 
 DECLARE = encoded(1, Q.Declare(queue="violation.q", exclusive=True))
 
 
-def content_header(size: int, class_id: int = 60, weight: int = 0, flags: bytes = b"\0\0", channel: int = 1) -> bytes:
+def content_header(
+    size: int, class_id: int = 60, weight: int = 0, flags: bytes = b"\0\0", channel: int = 1
+) -> bytes:
     return raw(2, channel, struct.pack(">HHQ", class_id, weight, size) + flags)
 
 
@@ -59,7 +65,13 @@ def body(data: bytes, channel: int = 1) -> bytes:
 def table_argument(table: bytes, length: int | None = None) -> bytes:
     """queue.declare with these bytes as its table."""
     name = b"violation.q"
-    arguments = struct.pack(">HB", 0, len(name)) + name + b"\0" + struct.pack(">I", len(table) if length is None else length) + table
+    arguments = (
+        struct.pack(">HB", 0, len(name))
+        + name
+        + b"\0"
+        + struct.pack(">I", len(table) if length is None else length)
+        + table
+    )
     return method(1, 50, 10, arguments)
 
 
@@ -74,10 +86,26 @@ FRAMES = [
         (PUBLISH, content_header(3), raw(3, 1, b"abc", end=b"\0")),
         ConnectionClosed(501, Like("FRAME_ERROR - type 3, .*\\{invalid_frame_end_marker.*"), (0, 0)),
     ),
-    Row("frame of type 0", (raw(0, 1, b"abc"),), ConnectionClosed(501, Like("FRAME_ERROR - type 0, .*unknown_frame.*"), (0, 0))),
-    Row("frame of type 4", (raw(4, 1, b"abc"),), ConnectionClosed(501, Like("FRAME_ERROR - type 4, .*unknown_frame.*"), (0, 0))),
-    Row("frame of type 255", (raw(255, 0, b"abc"),), ConnectionClosed(501, Like("FRAME_ERROR - type 255, .*unknown_frame.*"), (0, 0))),
-    Row("frame of one byte more than frame-max", (PUBLISH, content_header(FRAME_MAX - 7), body(bytes(FRAME_MAX - 7))), Answered()),
+    Row(
+        "frame of type 0",
+        (raw(0, 1, b"abc"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 0, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "frame of type 4",
+        (raw(4, 1, b"abc"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 4, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "frame of type 255",
+        (raw(255, 0, b"abc"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 255, .*unknown_frame.*"), (0, 0)),
+    ),
+    Row(
+        "frame of one byte more than frame-max",
+        (PUBLISH, content_header(FRAME_MAX - 7), body(bytes(FRAME_MAX - 7))),
+        Answered(),
+    ),
     Row(
         "frame of nine bytes more than frame-max",
         (PUBLISH, content_header(FRAME_MAX + 1), body(bytes(FRAME_MAX + 1))),
@@ -90,21 +118,38 @@ FRAMES = [
     ),
     Row(
         "frame of exactly frame-max",
-        (PUBLISH, content_header(FRAME_MAX - 8), body(bytes(FRAME_MAX - 8)), Q.Declare(queue="", exclusive=True)),
+        (
+            PUBLISH,
+            content_header(FRAME_MAX - 8),
+            body(bytes(FRAME_MAX - 8)),
+            Q.Declare(queue="", exclusive=True),
+        ),
         Answered(("Queue.DeclareOk",)),
     ),
-    Row("heartbeat on channel 1", (raw(8, 1, b""),), ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 8, .*"), (0, 0))),
-    Row("heartbeat with a payload", (raw(8, 0, b"abc"),), ConnectionClosed(501, Like("FRAME_ERROR - type 8, .*unknown_frame.*"), (0, 0))),
+    Row(
+        "heartbeat on channel 1",
+        (raw(8, 1, b""),),
+        ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 8, .*"), (0, 0)),
+    ),
+    Row(
+        "heartbeat with a payload",
+        (raw(8, 0, b"abc"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 8, .*unknown_frame.*"), (0, 0)),
+    ),
     Row(
         "protocol header in an open connection",
         (b"AMQP\0\0\x09\x01",),
         ConnectionClosed(501, Like("FRAME_ERROR - type 65, .*\\{frame_too_large.*"), (0, 0)),
     ),
     Row(
-        "method frame without a payload", (raw(1, 1, b""),), ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*unknown_frame.*"), (0, 0))
+        "method frame without a payload",
+        (raw(1, 1, b""),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*unknown_frame.*"), (0, 0)),
     ),
     Row(
-        "method frame of two bytes", (raw(1, 1, b"\0\x32"),), ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*unknown_frame.*"), (0, 0))
+        "method frame of two bytes",
+        (raw(1, 1, b"\0\x32"),),
+        ConnectionClosed(501, Like("FRAME_ERROR - type 1, .*unknown_frame.*"), (0, 0)),
     ),
     Row(
         "method frame without a payload on channel 0",
@@ -117,7 +162,13 @@ FRAMES = [
     Row("unknown method of connection", (method(0, 10, 99),), Dropped(), why=CRASHES, here=unknown(10, 99)),
     Row("class file of 0-8", (method(1, 70, 10, bytes(8)),), Dropped(), why=CRASHES, here=unknown(70, 10)),
     Row("class dtx of 0-8", (method(1, 100, 10),), Dropped(), why=CRASHES, here=unknown(100, 10)),
-    Row("class access of 0-8", (method(1, 30, 10, b"\x05/data\0"),), Answered(("class 30, method 11",)), why=REMOVED, here=unknown(30, 10)),
+    Row(
+        "class access of 0-8",
+        (method(1, 30, 10, b"\x05/data\0"),),
+        Answered(("class 30, method 11",)),
+        why=REMOVED,
+        here=unknown(30, 10),
+    ),
     Row(
         "arguments cut off",
         (method(1, 50, 10, b"\0\0\x0bviol"),),
@@ -136,7 +187,13 @@ FRAMES = [
         ConnectionClosed(501, CANNOT_DECODE, (50, 10)),
     ),
     Row("table cut off in a value", (table_argument(b"\x01kI\0"),), Dropped(), why=CRASHES, here=TABLE),
-    Row("table with a string longer than it", (table_argument(b"\x01kS\0\0\x10\0ab"),), Dropped(), why=CRASHES, here=TABLE),
+    Row(
+        "table with a string longer than it",
+        (table_argument(b"\x01kS\0\0\x10\0ab"),),
+        Dropped(),
+        why=CRASHES,
+        here=TABLE,
+    ),
     Row(
         "routing key that is no UTF-8",
         (method(1, 60, 40, b"\0\0\0\x02\xff\xfe\0"), content_header(0), Q.Declare(queue="", exclusive=True)),
@@ -208,7 +265,13 @@ CONTENT = [
         (PUBLISH, content_header(6), content_header(6)),
         ConnectionClosed(505, NO_BODY, (60, 40)),
     ),
-    Row("body longer than announced", (PUBLISH, content_header(3), body(b"abcdef")), Answered(), why=WAITS, here=TOO_LONG),
+    Row(
+        "body longer than announced",
+        (PUBLISH, content_header(3), body(b"abcdef")),
+        Answered(),
+        why=WAITS,
+        here=TOO_LONG,
+    ),
     Row(
         "second frame longer than what is left",
         (PUBLISH, content_header(4), body(b"abc"), body(b"def")),
@@ -229,7 +292,11 @@ CONTENT = [
     Row(
         "content header of another class",
         (PUBLISH, content_header(0, class_id=50)),
-        ConnectionClosed(505, "UNEXPECTED_FRAME - expected content header for class 60, got one for class 50 instead", (60, 40)),
+        ConnectionClosed(
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got one for class 50 instead",
+            (60, 40),
+        ),
     ),
     Row(
         "content header with a weight",
@@ -269,8 +336,20 @@ CONTENT = [
         why=HEADER,
         here=DAMAGED,
     ),
-    Row("body above the limit", (PUBLISH, content_header((1 << 27) + 1)), Answered(), why=EARLY, here=too_large((1 << 27) + 1)),
-    Row("body of 2 to the 63", (PUBLISH, content_header(1 << 63)), Answered(), why=EARLY, here=too_large(1 << 63)),
+    Row(
+        "body above the limit",
+        (PUBLISH, content_header((1 << 27) + 1)),
+        Answered(),
+        why=EARLY,
+        here=too_large((1 << 27) + 1),
+    ),
+    Row(
+        "body of 2 to the 63",
+        (PUBLISH, content_header(1 << 63)),
+        Answered(),
+        why=EARLY,
+        here=too_large(1 << 63),
+    ),
     Row(
         "other channel in the middle of a content is no violation",
         (PUBLISH, content_header(3), (2, Q.Declare(queue="", exclusive=True)), body(b"abc")),
@@ -283,7 +362,13 @@ CONTENT = [
     ),
     Row(
         "heartbeat in the middle of a content is no violation",
-        (PUBLISH, content_header(3), heartbeat.Heartbeat(), body(b"abc"), Q.Declare(queue="", exclusive=True)),
+        (
+            PUBLISH,
+            content_header(3),
+            heartbeat.Heartbeat(),
+            body(b"abc"),
+            Q.Declare(queue="", exclusive=True),
+        ),
         Answered(("Queue.DeclareOk",)),
     ),
 ]
@@ -332,8 +417,16 @@ STATES = [
         ((5, H.CloseOk()),),
         ConnectionClosed(504, NOT_OPEN, (20, 41)),
     ),
-    Row("channel.close-ok that nobody asked for", (H.CloseOk(),), ConnectionClosed(503, UNIMPLEMENTED, (20, 41))),
-    Row("channel.open twice", (H.Open(),), ConnectionClosed(504, "CHANNEL_ERROR - second 'channel.open' seen", (20, 10))),
+    Row(
+        "channel.close-ok that nobody asked for",
+        (H.CloseOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (20, 41)),
+    ),
+    Row(
+        "channel.open twice",
+        (H.Open(),),
+        ConnectionClosed(504, "CHANNEL_ERROR - second 'channel.open' seen", (20, 10)),
+    ),
     Row(
         "channel.open on channel 0",
         ((0, H.Open()),),
@@ -344,7 +437,11 @@ STATES = [
         ((0, H.Close(200, "bye", 0, 0)),),
         ConnectionClosed(504, WRONG_STATE, (20, 40)),
     ),
-    Row("channel.flow that stops the broker", (H.Flow(False),), ConnectionClosed(540, "NOT_IMPLEMENTED - active=false", (20, 20))),
+    Row(
+        "channel.flow that stops the broker",
+        (H.Flow(False),),
+        ConnectionClosed(540, "NOT_IMPLEMENTED - active=false", (20, 20)),
+    ),
     Row("channel.flow that does not", (H.Flow(True),), Answered(("Channel.FlowOk",))),
     Row(
         "channel.flow-ok that nobody asked for",
@@ -362,9 +459,15 @@ STATES = [
         ConnectionClosed(504, WRONG_STATE, (60, 40)),
     ),
     Row(
-        "content header on channel 0", (content_header(0, channel=0),), ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 2, .*"), (0, 0))
+        "content header on channel 0",
+        (content_header(0, channel=0),),
+        ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 2, .*"), (0, 0)),
     ),
-    Row("body on channel 0", (body(b"abc", channel=0),), ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 3, .*"), (0, 0))),
+    Row(
+        "body on channel 0",
+        (body(b"abc", channel=0),),
+        ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 3, .*"), (0, 0)),
+    ),
     Row(
         "tx.select on channel 0",
         ((0, commands.Tx.Select()),),
@@ -406,7 +509,11 @@ STATES = [
         ((1, C.Close(200, "bye", 0, 0)),),
         ConnectionClosed(503, UNIMPLEMENTED, (10, 50)),
     ),
-    Row("connection.close-ok on channel 1", ((1, C.CloseOk()),), ConnectionClosed(503, UNIMPLEMENTED, (10, 51))),
+    Row(
+        "connection.close-ok on channel 1",
+        ((1, C.CloseOk()),),
+        ConnectionClosed(503, UNIMPLEMENTED, (10, 51)),
+    ),
     Row(
         "start-ok on channel 1 of an open connection",
         ((1, C.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),),
@@ -441,15 +548,27 @@ FROM_THE_SERVER = [
         ConnectionClosed(504, WRONG_STATE, (10, 60)),
     ),
     Row("channel.open-ok from the client", (H.OpenOk(),), ConnectionClosed(503, UNIMPLEMENTED, (20, 11))),
-    Row("exchange.declare-ok from the client", (E.DeclareOk(),), ConnectionClosed(503, UNIMPLEMENTED, (40, 11))),
+    Row(
+        "exchange.declare-ok from the client",
+        (E.DeclareOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (40, 11)),
+    ),
     Row(
         "queue.declare-ok from the client",
         (Q.DeclareOk("violation.q", 0, 0),),
         ConnectionClosed(503, UNIMPLEMENTED, (50, 11)),
     ),
     Row("basic.qos-ok from the client", (B.QosOk(),), ConnectionClosed(503, UNIMPLEMENTED, (60, 11))),
-    Row("basic.consume-ok from the client", (B.ConsumeOk("tag"),), ConnectionClosed(503, UNIMPLEMENTED, (60, 21))),
-    Row("basic.cancel-ok from the client", (B.CancelOk("tag"),), ConnectionClosed(503, UNIMPLEMENTED, (60, 31))),
+    Row(
+        "basic.consume-ok from the client",
+        (B.ConsumeOk("tag"),),
+        ConnectionClosed(503, UNIMPLEMENTED, (60, 21)),
+    ),
+    Row(
+        "basic.cancel-ok from the client",
+        (B.CancelOk("tag"),),
+        ConnectionClosed(503, UNIMPLEMENTED, (60, 31)),
+    ),
     Row(
         "basic.return from the client",
         (B.Return(312, "NO_ROUTE", "", ""), content_header(0)),
@@ -466,14 +585,24 @@ FROM_THE_SERVER = [
         ConnectionClosed(503, UNIMPLEMENTED, (60, 71)),
     ),
     Row("basic.get-empty from the client", (B.GetEmpty(),), ConnectionClosed(503, UNIMPLEMENTED, (60, 72))),
-    Row("basic.recover-ok from the client", (B.RecoverOk(),), ConnectionClosed(503, UNIMPLEMENTED, (60, 111))),
+    Row(
+        "basic.recover-ok from the client", (B.RecoverOk(),), ConnectionClosed(503, UNIMPLEMENTED, (60, 111))
+    ),
     Row(
         "confirm.select-ok from the client",
         (commands.Confirm.SelectOk(),),
         ConnectionClosed(503, UNIMPLEMENTED, (85, 11)),
     ),
-    Row("tx.select-ok from the client", (commands.Tx.SelectOk(),), ConnectionClosed(503, UNIMPLEMENTED, (90, 11))),
-    Row("tx.commit-ok from the client", (commands.Tx.CommitOk(),), ConnectionClosed(503, UNIMPLEMENTED, (90, 21))),
+    Row(
+        "tx.select-ok from the client",
+        (commands.Tx.SelectOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (90, 11)),
+    ),
+    Row(
+        "tx.commit-ok from the client",
+        (commands.Tx.CommitOk(),),
+        ConnectionClosed(503, UNIMPLEMENTED, (90, 21)),
+    ),
 ]
 
 ROWS = FRAMES + CONTENT + STATES + FROM_THE_SERVER

@@ -31,13 +31,30 @@ def state(name: str) -> str:
 
 ROWS = [
     Row("header of 0-9", (b"AMQP\0\0\x09\0",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
-    Row("header of 0-8", (b"AMQP\x01\x01\x08\0",), Answered(("Connection.Start",)), phase="connected", why=NO_0_8, here=Dropped(HEADER)),
+    Row(
+        "header of 0-8",
+        (b"AMQP\x01\x01\x08\0",),
+        Answered(("Connection.Start",)),
+        phase="connected",
+        why=NO_0_8,
+        here=Dropped(HEADER),
+    ),
     Row("header of 1.0", (b"AMQP\0\x01\0\0",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
     Row("header of 1.0 with SASL", (b"AMQP\x03\x01\0\0",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
     Row("header of 0-10", (b"AMQP\x01\x01\0\x0a",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
     Row("header of HTTP", (b"GET / HTTP/1.1\r\n\r\n",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
-    Row("header of TLS", (bytes.fromhex("16030100c8010000c40303") + bytes(32),), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
-    Row("method in place of the header", (start_ok("PLAIN", "\0guest\0guest"),), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
+    Row(
+        "header of TLS",
+        (bytes.fromhex("16030100c8010000c40303") + bytes(32),),
+        Dropped(b"AMQP\x00\x00\t\x01"),
+        phase="connected",
+    ),
+    Row(
+        "method in place of the header",
+        (start_ok("PLAIN", "\0guest\0guest"),),
+        Dropped(b"AMQP\x00\x00\t\x01"),
+        phase="connected",
+    ),
     Row(
         "header twice",
         (HEADER,),
@@ -46,7 +63,12 @@ ROWS = [
         why=SILENT,
         here=ConnectionClosed(501, Like("FRAME_ERROR - type 65, .*"), (0, 0)),
     ),
-    Row("AMQPLAIN is served", (start_ok("AMQPLAIN", AMQPLAIN),), Answered(("Connection.Tune",)), phase="started"),
+    Row(
+        "AMQPLAIN is served",
+        (start_ok("AMQPLAIN", AMQPLAIN),),
+        Answered(("Connection.Tune",)),
+        phase="started",
+    ),
     Row(
         "unknown locale is not looked at",
         ((0, C.StartOk(PEER, "PLAIN", "\0guest\0guest", "xx_XX")),),
@@ -57,7 +79,10 @@ ROWS = [
         "wrong password",
         (start_ok("PLAIN", "\0guest\0wrong"),),
         ConnectionClosed(
-            403, "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see the broker logfile.", (0, 0)
+            403,
+            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see "
+            "the broker logfile.",
+            (0, 0),
         ),
         phase="started",
     ),
@@ -65,7 +90,10 @@ ROWS = [
         "wrong password by AMQPLAIN",
         (start_ok("AMQPLAIN", AMQPLAIN.replace("Sguest", "Sguest")[:-5] + "wrong"),),
         ConnectionClosed(
-            403, "ACCESS_REFUSED - Login was refused using authentication mechanism AMQPLAIN. For details see the broker logfile.", (0, 0)
+            403,
+            "ACCESS_REFUSED - Login was refused using authentication mechanism AMQPLAIN. For details "
+            "see the broker logfile.",
+            (0, 0),
         ),
         phase="started",
     ),
@@ -79,7 +107,10 @@ ROWS = [
         "unknown user",
         (start_ok("PLAIN", "\0nobody\0guest"),),
         ConnectionClosed(
-            403, "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see the broker logfile.", (0, 0)
+            403,
+            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see "
+            "the broker logfile.",
+            (0, 0),
         ),
         phase="started",
     ),
@@ -137,7 +168,9 @@ ROWS = [
         Dropped(),
         phase="started",
         why=SILENT,
-        here=ConnectionClosed(502, "SYNTAX_ERROR - AMQPLAIN auth info is missing LOGIN or PASSWORD field", (10, 11)),
+        here=ConnectionClosed(
+            502, "SYNTAX_ERROR - AMQPLAIN auth info is missing LOGIN or PASSWORD field", (10, 11)
+        ),
     ),
     Row(
         "AMQPLAIN that is no table",
@@ -179,8 +212,20 @@ ROWS = [
         why=SILENT,
         here=ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 1, .*"), (0, 0)),
     ),
-    Row("heartbeat before start-ok, which then comes", (heartbeat.Heartbeat(), GOOD), Answered(("Connection.Tune",)), phase="started"),
-    Row("connection.close before start-ok", ((0, C.Close(200, "bye", 0, 0)),), Dropped(), phase="started", why=CLOSES, here=ANSWERED),
+    Row(
+        "heartbeat before start-ok, which then comes",
+        (heartbeat.Heartbeat(), GOOD),
+        Answered(("Connection.Tune",)),
+        phase="started",
+    ),
+    Row(
+        "connection.close before start-ok",
+        ((0, C.Close(200, "bye", 0, 0)),),
+        Dropped(),
+        phase="started",
+        why=CLOSES,
+        here=ANSWERED,
+    ),
     Row(
         "content header before start-ok",
         (raw(2, 0, bytes(14)),),
@@ -213,7 +258,14 @@ ROWS = [
         why=SILENT,
         here=ConnectionClosed(501, "FRAME_ERROR - cannot decode <<0,0>>", (10, 11)),
     ),
-    Row("start-ok twice", (GOOD,), Dropped(), phase="tune", why=SILENT, here=ConnectionClosed(504, state("tuning"), (10, 11))),
+    Row(
+        "start-ok twice",
+        (GOOD,),
+        Dropped(),
+        phase="tune",
+        why=SILENT,
+        here=ConnectionClosed(504, state("tuning"), (10, 11)),
+    ),
     Row(
         "secure-ok that nobody asked for",
         ((0, C.SecureOk("x")),),
@@ -230,14 +282,25 @@ ROWS = [
         why=SILENT,
         here=ConnectionClosed(504, state("tuning"), (10, 40)),
     ),
-    Row("connection.close before tune-ok", ((0, C.Close(200, "bye", 0, 0)),), Dropped(), phase="tune", why=CLOSES, here=ANSWERED),
+    Row(
+        "connection.close before tune-ok",
+        ((0, C.Close(200, "bye", 0, 0)),),
+        Dropped(),
+        phase="tune",
+        why=CLOSES,
+        here=ANSWERED,
+    ),
     Row(
         "channel-max above what was offered",
         ((0, C.TuneOk(4096, 131072, 0)),),
         Dropped(),
         phase="tune",
         why=SILENT,
-        here=ConnectionClosed(530, "NOT_ALLOWED - negotiated channel_max = 4096 is higher than the maximum allowed value (2047)", (10, 31)),
+        here=ConnectionClosed(
+            530,
+            "NOT_ALLOWED - negotiated channel_max = 4096 is higher than the maximum allowed value (2047)",
+            (10, 31),
+        ),
     ),
     Row(
         "channel-max without a limit",
@@ -246,7 +309,10 @@ ROWS = [
         phase="tune",
         why=SILENT,
         here=ConnectionClosed(
-            530, "NOT_ALLOWED - negotiated channel_max = 0 (no limit) is higher than the maximum allowed value (2047)", (10, 31)
+            530,
+            "NOT_ALLOWED - negotiated channel_max = 0 (no limit) is higher than the maximum allowed "
+            "value (2047)",
+            (10, 31),
         ),
     ),
     Row(
@@ -256,7 +322,9 @@ ROWS = [
         phase="tune",
         why=SILENT,
         here=ConnectionClosed(
-            530, "NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum allowed value (131072)", (10, 31)
+            530,
+            "NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum allowed value (131072)",
+            (10, 31),
         ),
     ),
     Row(
@@ -266,7 +334,12 @@ ROWS = [
         phase="tune",
         why=SILENT,
         here=ConnectionClosed(
-            530, Like("NOT_ALLOWED - negotiated frame_max = 0.* is higher than the maximum allowed value \\(131072\\)"), (10, 31)
+            530,
+            Like(
+                "NOT_ALLOWED - negotiated frame_max = 0.* is higher than the maximum allowed value "
+                "\\(131072\\)"
+            ),
+            (10, 31),
         ),
     ),
     Row(
@@ -275,7 +348,11 @@ ROWS = [
         Dropped(),
         phase="tune",
         why=SILENT,
-        here=ConnectionClosed(530, "NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum allowed value (4096)", (10, 31)),
+        here=ConnectionClosed(
+            530,
+            "NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum allowed value (4096)",
+            (10, 31),
+        ),
     ),
     Row(
         "heartbeat interval above what was offered is the client's right",
@@ -308,7 +385,10 @@ ROWS = [
         phase="tuned",
     ),
     Row(
-        "virtual host without a name", ((0, C.Open("")),), ConnectionClosed(530, "NOT_ALLOWED - vhost  not found", (10, 40)), phase="tuned"
+        "virtual host without a name",
+        ((0, C.Open("")),),
+        ConnectionClosed(530, "NOT_ALLOWED - vhost  not found", (10, 40)),
+        phase="tuned",
     ),
     Row(
         "connection.close before connection.open",

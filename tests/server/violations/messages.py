@@ -19,14 +19,25 @@ GET = B.Get(queue="violation.mine")
 
 
 def publish(
-    data: bytes = b"x", *, exchange: str = "", routing_key: str = "violation.mine", immediate: bool = False, **properties: Any
+    data: bytes = b"x",
+    *,
+    exchange: str = "",
+    routing_key: str = "violation.mine",
+    immediate: bool = False,
+    **properties: Any,
 ) -> bytes:
-    return content(1, B.Publish(exchange=exchange, routing_key=routing_key, immediate=immediate), data, **properties)
+    return content(
+        1, B.Publish(exchange=exchange, routing_key=routing_key, immediate=immediate), data, **properties
+    )
 
 
 BARRIER = Q.Declare(queue="violation.mine", passive=True)
-NO_EXPIRATION = encoded(1, B.Publish(routing_key="violation.mine")) + raw(2, 1, bytes.fromhex("003c0000 0000000000000000 0100 00"))
-DELIVERY_MODE_3 = encoded(1, B.Publish(routing_key="violation.mine")) + raw(2, 1, bytes.fromhex("003c0000 0000000000000000 1000 03"))
+NO_EXPIRATION = encoded(1, B.Publish(routing_key="violation.mine")) + raw(
+    2, 1, bytes.fromhex("003c0000 0000000000000000 0100 00")
+)
+DELIVERY_MODE_3 = encoded(1, B.Publish(routing_key="violation.mine")) + raw(
+    2, 1, bytes.fromhex("003c0000 0000000000000000 1000 03")
+)
 
 PUBLISH = [
     Row(
@@ -43,16 +54,27 @@ PUBLISH = [
     Row(
         "publish to an internal exchange",
         (publish(exchange="violation.internal"),),
-        ChannelClosed(403, "ACCESS_REFUSED - cannot publish to internal exchange 'violation.internal' in vhost '/'", (60, 40)),
+        ChannelClosed(
+            403,
+            "ACCESS_REFUSED - cannot publish to internal exchange 'violation.internal' in vhost '/'",
+            (60, 40),
+        ),
         before=(INTERNAL,),
     ),
     Row(
         "publish to amq.rabbitmq.trace",
         (publish(exchange="amq.rabbitmq.trace"),),
-        ChannelClosed(403, "ACCESS_REFUSED - cannot publish to internal exchange 'amq.rabbitmq.trace' in vhost '/'", (60, 40)),
+        ChannelClosed(
+            403,
+            "ACCESS_REFUSED - cannot publish to internal exchange 'amq.rabbitmq.trace' in vhost '/'",
+            (60, 40),
+        ),
     ),
     Row(
-        "publish immediate", (publish(immediate=True),), ConnectionClosed(540, "NOT_IMPLEMENTED - immediate=true", (60, 40)), before=(MINE,)
+        "publish immediate",
+        (publish(immediate=True),),
+        ConnectionClosed(540, "NOT_IMPLEMENTED - immediate=true", (60, 40)),
+        before=(MINE,),
     ),
     Row(
         "publish immediate to a missing queue",
@@ -68,14 +90,27 @@ PUBLISH = [
     Row(
         "publish as another user",
         (publish(user_id="nobody"),),
-        ChannelClosed(406, "PRECONDITION_FAILED - user_id property set to 'nobody' but authenticated user was 'guest'", (60, 40)),
+        ChannelClosed(
+            406,
+            "PRECONDITION_FAILED - user_id property set to 'nobody' but authenticated user was 'guest'",
+            (60, 40),
+        ),
         before=(MINE,),
     ),
-    Row("publish as oneself", (publish(user_id="guest"), BARRIER), Answered(("Queue.DeclareOk",)), before=(MINE,)),
+    Row(
+        "publish as oneself",
+        (publish(user_id="guest"), BARRIER),
+        Answered(("Queue.DeclareOk",)),
+        before=(MINE,),
+    ),
     Row(
         "publish as another user in a transaction",
         (publish(user_id="nobody"),),
-        ChannelClosed(406, "PRECONDITION_FAILED - user_id property set to 'nobody' but authenticated user was 'guest'", (60, 40)),
+        ChannelClosed(
+            406,
+            "PRECONDITION_FAILED - user_id property set to 'nobody' but authenticated user was 'guest'",
+            (60, 40),
+        ),
         before=(MINE, T.Select()),
     ),
     Row(
@@ -99,29 +134,47 @@ PUBLISH = [
     Row(
         "publish with an expiration that is too large",
         (publish(expiration=str(1 << 50)),),
-        ChannelClosed(406, "PRECONDITION_FAILED - invalid expiration '1125899906842624': {value_too_large,1125899906842624}", (60, 40)),
+        ChannelClosed(
+            406,
+            "PRECONDITION_FAILED - invalid expiration '1125899906842624': {value_too_large,1125899906842624}",
+            (60, 40),
+        ),
         before=(MINE,),
     ),
     Row(
         "publish with an expiration that is a fraction",
         (publish(expiration="1.5"),),
-        ChannelClosed(406, "PRECONDITION_FAILED - invalid expiration '1.5': {leftover_string,\".5\"}", (60, 40)),
+        ChannelClosed(
+            406, "PRECONDITION_FAILED - invalid expiration '1.5': {leftover_string,\".5\"}", (60, 40)
+        ),
         before=(MINE,),
     ),
     Row(
         "publish with a CC that is a text",
         (publish(headers={"CC": "violation.mine"}),),
-        ChannelClosed(406, 'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"CC",longstr}', (60, 40)),
+        ChannelClosed(
+            406, 'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"CC",longstr}', (60, 40)
+        ),
         before=(MINE,),
     ),
-    Row("publish with a BCC of numbers", (publish(headers={"BCC": [1, 2]}), BARRIER), Answered(("Queue.DeclareOk",)), before=(MINE,)),
+    Row(
+        "publish with a BCC of numbers",
+        (publish(headers={"BCC": [1, 2]}), BARRIER),
+        Answered(("Queue.DeclareOk",)),
+        before=(MINE,),
+    ),
     Row(
         "publish with delivery mode 3",
         (DELIVERY_MODE_3, BARRIER),
         ChannelClosed(406, "PRECONDITION_FAILED - invalid message: {delivery_mode_unknown,3}", (60, 40)),
         before=(MINE,),
     ),
-    Row("publish above the highest priority", (publish(priority=255), BARRIER), Answered(("Queue.DeclareOk",)), before=(MINE,)),
+    Row(
+        "publish above the highest priority",
+        (publish(priority=255), BARRIER),
+        Answered(("Queue.DeclareOk",)),
+        before=(MINE,),
+    ),
 ]
 
 IGNORED = "RabbitMQ ignores what it does not know; here nothing is accepted and ignored"
@@ -139,7 +192,12 @@ CONSUMERS = [
         ConnectionClosed(530, "NOT_ALLOWED - attempt to reuse consumer tag 'tag'", (60, 20)),
         before=(MINE, CONSUME, Q.Declare(queue="violation.other", exclusive=True)),
     ),
-    Row("consume with a tag used on another channel is allowed", (CONSUME,), Answered(("Basic.ConsumeOk",)), before=(MINE, (2, CONSUME))),
+    Row(
+        "consume with a tag used on another channel is allowed",
+        (CONSUME,),
+        Answered(("Basic.ConsumeOk",)),
+        before=(MINE, (2, CONSUME)),
+    ),
     Row(
         "exclusive consume of a consumed queue",
         (B.Consume(queue="violation.mine", exclusive=True),),
@@ -155,7 +213,9 @@ CONSUMERS = [
     Row(
         "exclusive consume of another connection's consumed queue",
         (B.Consume(queue="violation.shared", exclusive=True),),
-        ChannelClosed(403, "ACCESS_REFUSED - queue 'violation.shared' in vhost '/' in exclusive use", (60, 20)),
+        ChannelClosed(
+            403, "ACCESS_REFUSED - queue 'violation.shared' in vhost '/' in exclusive use", (60, 20)
+        ),
         other=(SHARED, B.Consume(queue="violation.shared")),
     ),
     Row(
@@ -163,7 +223,8 @@ CONSUMERS = [
         (B.Consume(queue="violation.mine", arguments={"x-priority": "high"}),),
         ChannelClosed(
             406,
-            "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': \"expected integer, got longstr\"",
+            "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': "
+            '"expected integer, got longstr"',
             (60, 20),
         ),
         before=(MINE,),
@@ -173,7 +234,10 @@ CONSUMERS = [
         (B.Consume(queue="violation.mine", arguments={"x-priority": 1.5}),),
         ChannelClosed(
             406,
-            Like("PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': .expected integer.*"),
+            Like(
+                "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': "
+                ".expected integer.*"
+            ),
             (60, 20),
         ),
         before=(MINE,),
@@ -190,7 +254,9 @@ CONSUMERS = [
         Answered(("Basic.ConsumeOk",)),
         before=(MINE,),
         why=IGNORED,
-        here=ChannelClosed(406, "PRECONDITION_FAILED - unknown argument 'x-nonsense' of a consumer", (60, 20)),
+        here=ChannelClosed(
+            406, "PRECONDITION_FAILED - unknown argument 'x-nonsense' of a consumer", (60, 20)
+        ),
     ),
     Row("cancel of an unknown tag", (B.Cancel("unknown"),), Answered(("Basic.CancelOk",))),
     Row(
@@ -203,18 +269,41 @@ CONSUMERS = [
 
 TAKEN = (MINE, publish(), GET)
 TAGS = [
-    Row("ack of an unknown tag", (B.Ack(5),), ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 80))),
-    Row("ack of an unknown tag, multiple", (B.Ack(5, True),), ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 80))),
+    Row(
+        "ack of an unknown tag",
+        (B.Ack(5),),
+        ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 80)),
+    ),
+    Row(
+        "ack of an unknown tag, multiple",
+        (B.Ack(5, True),),
+        ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 80)),
+    ),
     Row(
         "ack of an unknown tag, multiple, above a known one",
         (B.Ack(5, True),),
         ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 80)),
         before=TAKEN,
     ),
-    Row("ack of 0, not multiple", (B.Ack(0),), ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 0", (60, 80)), before=TAKEN),
+    Row(
+        "ack of 0, not multiple",
+        (B.Ack(0),),
+        ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 0", (60, 80)),
+        before=TAKEN,
+    ),
     Row("ack of 0, multiple", (B.Ack(0, True), BARRIER), Answered(("Queue.DeclareOk",)), before=TAKEN),
-    Row("ack of 0, multiple, with nothing to ack", (B.Ack(0, True), BARRIER), Answered(("Queue.DeclareOk",)), before=(MINE,)),
-    Row("ack twice", (B.Ack(1), B.Ack(1)), ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 1", (60, 80)), before=TAKEN),
+    Row(
+        "ack of 0, multiple, with nothing to ack",
+        (B.Ack(0, True), BARRIER),
+        Answered(("Queue.DeclareOk",)),
+        before=(MINE,),
+    ),
+    Row(
+        "ack twice",
+        (B.Ack(1), B.Ack(1)),
+        ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 1", (60, 80)),
+        before=TAKEN,
+    ),
     Row(
         "ack below what was acked, multiple",
         (B.Ack(1), B.Ack(1, True)),
@@ -233,7 +322,11 @@ TAGS = [
         ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 1", (60, 80)),
         before=(MINE, publish(), B.Get(queue="violation.mine", no_ack=True)),
     ),
-    Row("nack of an unknown tag", (B.Nack(5),), ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 120))),
+    Row(
+        "nack of an unknown tag",
+        (B.Nack(5),),
+        ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 120)),
+    ),
     Row(
         "nack of an unknown tag, multiple",
         (B.Nack(5, True),),
@@ -241,17 +334,34 @@ TAGS = [
         before=TAKEN,
     ),
     Row(
-        "nack of 0, not multiple", (B.Nack(0),), ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 0", (60, 120)), before=TAKEN
+        "nack of 0, not multiple",
+        (B.Nack(0),),
+        ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 0", (60, 120)),
+        before=TAKEN,
     ),
-    Row("nack of 0, multiple, with nothing to nack", (B.Nack(0, True), BARRIER), Answered(("Queue.DeclareOk",)), before=(MINE,)),
+    Row(
+        "nack of 0, multiple, with nothing to nack",
+        (B.Nack(0, True), BARRIER),
+        Answered(("Queue.DeclareOk",)),
+        before=(MINE,),
+    ),
     Row(
         "nack of what was acked",
         (B.Ack(1), B.Nack(1)),
         ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 1", (60, 120)),
         before=TAKEN,
     ),
-    Row("reject of an unknown tag", (B.Reject(5),), ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 90))),
-    Row("reject of 0", (B.Reject(0),), ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 0", (60, 90)), before=TAKEN),
+    Row(
+        "reject of an unknown tag",
+        (B.Reject(5),),
+        ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 5", (60, 90)),
+    ),
+    Row(
+        "reject of 0",
+        (B.Reject(0),),
+        ChannelClosed(406, "PRECONDITION_FAILED - unknown delivery tag 0", (60, 90)),
+        before=TAKEN,
+    ),
     Row(
         "reject twice",
         (B.Reject(1, False), B.Reject(1, False)),
@@ -282,15 +392,28 @@ TAGS = [
         Answered(("Tx.CommitOk",)),
         before=(*TAKEN, T.Select(), B.Ack(1), T.Rollback()),
     ),
-    Row("recover without requeue", (B.Recover(False),), ConnectionClosed(540, "NOT_IMPLEMENTED - requeue=false", (60, 110))),
+    Row(
+        "recover without requeue",
+        (B.Recover(False),),
+        ConnectionClosed(540, "NOT_IMPLEMENTED - requeue=false", (60, 110)),
+    ),
     Row(
         "recover without requeue, with a delivery",
         (B.Recover(False),),
         ConnectionClosed(540, "NOT_IMPLEMENTED - requeue=false", (60, 110)),
         before=TAKEN,
     ),
-    Row("recover-async without requeue", (method(1, 60, 100, b"\0"),), ConnectionClosed(540, "NOT_IMPLEMENTED - requeue=false", (60, 100))),
-    Row("recover-async", (method(1, 60, 100, b"\x01"), BARRIER), Answered(("Queue.DeclareOk",)), before=(MINE,)),
+    Row(
+        "recover-async without requeue",
+        (method(1, 60, 100, b"\0"),),
+        ConnectionClosed(540, "NOT_IMPLEMENTED - requeue=false", (60, 100)),
+    ),
+    Row(
+        "recover-async",
+        (method(1, 60, 100, b"\x01"), BARRIER),
+        Answered(("Queue.DeclareOk",)),
+        before=(MINE,),
+    ),
     Row(
         "basic.ack of a confirm, from the client",
         (B.Ack(1),),
@@ -300,9 +423,15 @@ TAGS = [
 ]
 
 MODES = [
-    Row("tx.commit without tx.select", (T.Commit(),), ChannelClosed(406, "PRECONDITION_FAILED - channel is not transactional", (90, 20))),
     Row(
-        "tx.rollback without tx.select", (T.Rollback(),), ChannelClosed(406, "PRECONDITION_FAILED - channel is not transactional", (90, 30))
+        "tx.commit without tx.select",
+        (T.Commit(),),
+        ChannelClosed(406, "PRECONDITION_FAILED - channel is not transactional", (90, 20)),
+    ),
+    Row(
+        "tx.rollback without tx.select",
+        (T.Rollback(),),
+        ChannelClosed(406, "PRECONDITION_FAILED - channel is not transactional", (90, 30)),
     ),
     Row("tx.select twice", (T.Select(),), Answered(("Tx.SelectOk",)), before=(T.Select(),)),
     Row("tx.commit of nothing", (T.Commit(),), Answered(("Tx.CommitOk",)), before=(T.Select(),)),
@@ -330,10 +459,15 @@ MODES = [
         "commit into a full queue that rejects",
         (publish(), publish(), T.Commit()),
         ChannelClosed(406, "PRECONDITION_FAILED - partial tx completion", (90, 20)),
-        why="RabbitMQ keeps the first of the two; here nothing of a commit that fails is kept, and the text names the queue",
+        why="RabbitMQ keeps the first of the two; here nothing of a commit that fails is kept, and the text "
+        "names the queue",
         here=ChannelClosed(406, Like("PRECONDITION_FAILED - .*'violation.mine'.*"), (90, 20)),
         before=(
-            Q.Declare(queue="violation.mine", exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}),
+            Q.Declare(
+                queue="violation.mine",
+                exclusive=True,
+                arguments={"x-max-length": 1, "x-overflow": "reject-publish"},
+            ),
             T.Select(),
         ),
     ),

@@ -1,6 +1,8 @@
-"""What a row of the table of violations says: what is sent, and how the broker answers. Not here: how it is run.
+"""What a row of the table of violations says: what is sent, and how the broker answers. Not here: how it is
+run.
 
-The outcomes are those of RabbitMQ 3.10.8, observed; where this broker must differ, ``why`` says so and names the outcome there.
+The outcomes are those of RabbitMQ 3.10.8, observed; where this broker must differ, ``why`` says so and names
+the outcome there.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ Outcome = ChannelClosed | ConnectionClosed | Dropped | Answered
 class Row:
     """One violation. A frame without a channel goes to channel 1.
 
-    ``before`` and ``other`` are sent and answered first, ``other`` on another connection; ``phase`` says how far the handshake is,
-    ``channel_max`` what the client tunes to.
+    ``before`` and ``other`` are sent and answered first, ``other`` on another connection; ``phase`` says how
+    far the handshake is, ``channel_max`` what the client tunes to.
     """
 
     name: str
@@ -93,13 +95,18 @@ def inequivalent(argument: str, of: str, how: str) -> str:
 
 def invalid(argument: str, how: str) -> str:
     """The text of a queue argument that means nothing."""
-    return f"PRECONDITION_FAILED - invalid arg '{argument}' for queue 'violation.arguments' in vhost '/': {how}"
+    return (
+        f"PRECONDITION_FAILED - invalid arg '{argument}' for queue 'violation.arguments' in vhost '/': {how}"
+    )
 
 
 def locked(queue: str) -> str:
     """The text of a queue that belongs to another connection, cut to the 255 bytes of a short string."""
     text = f"RESOURCE_LOCKED - cannot obtain exclusive access to locked queue '{queue}' in vhost '/'. It could be originally declared on "
-    return (text + "another connection or the exclusive property value does not match that of the original declaration.")[:255]
+    return (
+        text + "another connection or the exclusive property value does not match that of the original "
+        "declaration."
+    )[:255]
 
 
 def on_the_wire(sent: AnySent) -> bytes:
@@ -111,7 +118,14 @@ def on_the_wire(sent: AnySent) -> bytes:
 
 HAS_ANSWER = tuple(
     kind
-    for group in (commands.Channel, commands.Exchange, commands.Queue, commands.Basic, commands.Tx, commands.Confirm)
+    for group in (
+        commands.Channel,
+        commands.Exchange,
+        commands.Queue,
+        commands.Basic,
+        commands.Tx,
+        commands.Confirm,
+    )
     for kind in vars(group).values()
     if isinstance(kind, type) and issubclass(kind, base.Frame) and kind.synchronous
 )

@@ -45,34 +45,58 @@ EXCHANGES = [
     Row(
         "exchange.declare again with another type",
         (exchange("violation.direct", "fanout", auto_delete=True),),
-        ChannelClosed(406, inequivalent("type", "exchange 'violation.direct'", "received 'fanout' but current is 'direct'"), (40, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("type", "exchange 'violation.direct'", "received 'fanout' but current is 'direct'"),
+            (40, 10),
+        ),
         before=(DIRECT,),
     ),
     Row(
         "exchange.declare again with another durability",
         (exchange("violation.direct", "direct", auto_delete=True, durable=True),),
-        ChannelClosed(406, inequivalent("durable", "exchange 'violation.direct'", "received 'true' but current is 'false'"), (40, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("durable", "exchange 'violation.direct'", "received 'true' but current is 'false'"),
+            (40, 10),
+        ),
         before=(DIRECT,),
     ),
     Row(
         "exchange.declare again without auto-delete",
         (exchange("violation.direct", "direct"),),
-        ChannelClosed(406, inequivalent("auto_delete", "exchange 'violation.direct'", "received 'false' but current is 'true'"), (40, 10)),
+        ChannelClosed(
+            406,
+            inequivalent(
+                "auto_delete", "exchange 'violation.direct'", "received 'false' but current is 'true'"
+            ),
+            (40, 10),
+        ),
         before=(DIRECT,),
     ),
     Row(
         "exchange.declare again as internal",
         (exchange("violation.direct", "direct", auto_delete=True, internal=True),),
-        ChannelClosed(406, inequivalent("internal", "exchange 'violation.direct'", "received 'true' but current is 'false'"), (40, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("internal", "exchange 'violation.direct'", "received 'true' but current is 'false'"),
+            (40, 10),
+        ),
         before=(DIRECT,),
     ),
     Row(
         "exchange.declare again with an alternate exchange",
-        (exchange("violation.direct", "direct", auto_delete=True, arguments={"alternate-exchange": "amq.fanout"}),),
+        (
+            exchange(
+                "violation.direct", "direct", auto_delete=True, arguments={"alternate-exchange": "amq.fanout"}
+            ),
+        ),
         ChannelClosed(
             406,
             inequivalent(
-                "alternate-exchange", "exchange 'violation.direct'", "received the value 'amq.fanout' of type 'longstr' but current is none"
+                "alternate-exchange",
+                "exchange 'violation.direct'",
+                "received the value 'amq.fanout' of type 'longstr' but current is none",
             ),
             (40, 10),
         ),
@@ -99,23 +123,37 @@ EXCHANGES = [
     Row(
         "exchange.declare of a reserved name",
         (exchange("amq.violation", "direct"),),
-        ChannelClosed(403, "ACCESS_REFUSED - exchange name 'amq.violation' contains reserved prefix 'amq.*'", (40, 10)),
+        ChannelClosed(
+            403, "ACCESS_REFUSED - exchange name 'amq.violation' contains reserved prefix 'amq.*'", (40, 10)
+        ),
     ),
     Row(
         "exchange.declare passive of a missing reserved name",
         (exchange("amq.violation", "direct", passive=True),),
         ChannelClosed(404, "NOT_FOUND - no exchange 'amq.violation' in vhost '/'", (40, 10)),
     ),
-    Row("exchange.declare of amq.direct as it is", (exchange("amq.direct", "direct", durable=True),), Answered(("Exchange.DeclareOk",))),
+    Row(
+        "exchange.declare of amq.direct as it is",
+        (exchange("amq.direct", "direct", durable=True),),
+        Answered(("Exchange.DeclareOk",)),
+    ),
     Row(
         "exchange.declare of amq.direct, not durable",
         (exchange("amq.direct", "direct"),),
-        ChannelClosed(406, inequivalent("durable", "exchange 'amq.direct'", "received 'false' but current is 'true'"), (40, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("durable", "exchange 'amq.direct'", "received 'false' but current is 'true'"),
+            (40, 10),
+        ),
     ),
     Row(
         "exchange.declare of amq.direct as fanout",
         (exchange("amq.direct", "fanout", durable=True),),
-        ChannelClosed(406, inequivalent("type", "exchange 'amq.direct'", "received 'fanout' but current is 'direct'"), (40, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("type", "exchange 'amq.direct'", "received 'fanout' but current is 'direct'"),
+            (40, 10),
+        ),
     ),
     Row(
         "exchange.declare of the default exchange",
@@ -132,20 +170,31 @@ EXCHANGES = [
         (exchange("violation.x", "direct", auto_delete=True, arguments={"alternate-exchange": 100_000}),),
         ChannelClosed(
             406,
-            "PRECONDITION_FAILED - invalid type 'signedint' for arg 'alternate-exchange' in exchange 'violation.x' in vhost '/'",
+            "PRECONDITION_FAILED - invalid type 'signedint' for arg 'alternate-exchange' in exchange "
+            "'violation.x' in vhost '/'",
             (40, 10),
         ),
     ),
     Row(
         "exchange.declare with an unknown argument",
-        (exchange("violation.args", "direct", auto_delete=True, arguments={"x-nonsense": 5}), E.Delete(exchange="violation.args")),
+        (
+            exchange("violation.args", "direct", auto_delete=True, arguments={"x-nonsense": 5}),
+            E.Delete(exchange="violation.args"),
+        ),
         Answered(("Exchange.DeclareOk", "Exchange.DeleteOk")),
         why=IGNORED,
         here=ChannelClosed(
-            406, "PRECONDITION_FAILED - invalid arg 'x-nonsense' for exchange 'violation.args' in vhost '/': unknown argument", (40, 10)
+            406,
+            "PRECONDITION_FAILED - invalid arg 'x-nonsense' for exchange 'violation.args' in vhost '/': "
+            "unknown argument",
+            (40, 10),
         ),
     ),
-    Row("exchange.delete of a missing exchange", (E.Delete(exchange="violation.missing"),), Answered(("Exchange.DeleteOk",))),
+    Row(
+        "exchange.delete of a missing exchange",
+        (E.Delete(exchange="violation.missing"),),
+        Answered(("Exchange.DeleteOk",)),
+    ),
     Row(
         "exchange.delete of the default exchange",
         (changed(E.Delete(exchange="x"), exchange=""),),
@@ -154,12 +203,20 @@ EXCHANGES = [
     Row(
         "exchange.delete of amq.direct",
         (E.Delete(exchange="amq.direct"),),
-        ChannelClosed(403, "ACCESS_REFUSED - deletion of system exchange 'amq.direct' in vhost '/' not allowed", (40, 20)),
+        ChannelClosed(
+            403,
+            "ACCESS_REFUSED - deletion of system exchange 'amq.direct' in vhost '/' not allowed",
+            (40, 20),
+        ),
     ),
     Row(
         "exchange.delete of amq.nonsense",
         (E.Delete(exchange="amq.nonsense"),),
-        ChannelClosed(403, "ACCESS_REFUSED - deletion of system exchange 'amq.nonsense' in vhost '/' not allowed", (40, 20)),
+        ChannelClosed(
+            403,
+            "ACCESS_REFUSED - deletion of system exchange 'amq.nonsense' in vhost '/' not allowed",
+            (40, 20),
+        ),
     ),
     Row(
         "exchange.delete if-unused of a bound exchange",
@@ -211,7 +268,10 @@ EXCHANGES = [
         "exchange.bind to a headers exchange with a wrong x-match",
         (E.Bind(destination="amq.direct", source="amq.headers", arguments={"x-match": "some"}),),
         ChannelClosed(
-            406, 'PRECONDITION_FAILED - Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x', (40, 30)
+            406,
+            'PRECONDITION_FAILED - Invalid x-match field value <<"some">>; expected all, any, '
+            "all-with-x, or any-with-x",
+            (40, 30),
         ),
     ),
 ]
@@ -239,7 +299,11 @@ QUEUES = [
         ChannelClosed(404, "NOT_FOUND - no queue 'violation.missing' in vhost '/'", (50, 30)),
     ),
     Row("queue.delete of a missing queue", (Q.Delete(queue=NO_QUEUE),), Answered(("Queue.DeleteOk",))),
-    Row("queue.delete if-unused of a missing queue", (Q.Delete(queue=NO_QUEUE, if_unused=True),), Answered(("Queue.DeleteOk",))),
+    Row(
+        "queue.delete if-unused of a missing queue",
+        (Q.Delete(queue=NO_QUEUE, if_unused=True),),
+        Answered(("Queue.DeleteOk",)),
+    ),
     Row(
         "basic.get from a missing queue",
         (B.Get(queue=NO_QUEUE),),
@@ -289,14 +353,21 @@ QUEUES = [
         "queue.bind to a headers exchange with a wrong x-match",
         (Q.Bind(queue="violation.mine", exchange="amq.headers", arguments={"x-match": "some"}),),
         ChannelClosed(
-            406, 'PRECONDITION_FAILED - Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x', (50, 20)
+            406,
+            'PRECONDITION_FAILED - Invalid x-match field value <<"some">>; expected all, any, '
+            "all-with-x, or any-with-x",
+            (50, 20),
         ),
         before=(MINE,),
     ),
     Row(
         "queue.bind to a headers exchange with an x-match that is a number",
         (Q.Bind(queue="violation.mine", exchange="amq.headers", arguments={"x-match": 100_000}),),
-        ChannelClosed(406, "PRECONDITION_FAILED - Invalid x-match field type signedint (value 100000); expected longstr", (50, 20)),
+        ChannelClosed(
+            406,
+            "PRECONDITION_FAILED - Invalid x-match field type signedint (value 100000); expected longstr",
+            (50, 20),
+        ),
         before=(MINE,),
     ),
     Row(
@@ -338,14 +409,20 @@ QUEUES = [
     Row(
         "queue.declare of a reserved name",
         (Q.Declare(queue="amq.violation"),),
-        ChannelClosed(403, "ACCESS_REFUSED - queue name 'amq.violation' contains reserved prefix 'amq.*'", (50, 10)),
+        ChannelClosed(
+            403, "ACCESS_REFUSED - queue name 'amq.violation' contains reserved prefix 'amq.*'", (50, 10)
+        ),
     ),
     Row(
         "queue.declare passive of a missing reserved name",
         (Q.Declare(queue="amq.violation", passive=True),),
         ChannelClosed(404, "NOT_FOUND - no queue 'amq.violation' in vhost '/'", (50, 10)),
     ),
-    Row("queue.delete of a missing reserved name", (Q.Delete(queue="amq.violation"),), Answered(("Queue.DeleteOk",))),
+    Row(
+        "queue.delete of a missing reserved name",
+        (Q.Delete(queue="amq.violation"),),
+        Answered(("Queue.DeleteOk",)),
+    ),
     Row(
         "queue.declare again as durable, of an exclusive queue",
         (Q.Declare(queue="violation.mine", exclusive=True, durable=True),),
@@ -355,7 +432,11 @@ QUEUES = [
     Row(
         "queue.declare again with durability",
         (Q.Declare(queue="violation.plain", durable=True, auto_delete=True),),
-        ChannelClosed(406, inequivalent("durable", "queue 'violation.plain'", "received 'true' but current is 'false'"), (50, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("durable", "queue 'violation.plain'", "received 'true' but current is 'false'"),
+            (50, 10),
+        ),
         before=(Q.Declare(queue="violation.plain", auto_delete=True), B.Consume(queue="violation.plain")),
     ),
     Row(
@@ -373,7 +454,11 @@ QUEUES = [
     Row(
         "queue.declare again with auto-delete",
         (Q.Declare(queue="violation.mine", exclusive=True, auto_delete=True),),
-        ChannelClosed(406, inequivalent("auto_delete", "queue 'violation.mine'", "received 'true' but current is 'false'"), (50, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("auto_delete", "queue 'violation.mine'", "received 'true' but current is 'false'"),
+            (50, 10),
+        ),
         before=(MINE,),
     ),
     Row(
@@ -382,7 +467,9 @@ QUEUES = [
         ChannelClosed(
             406,
             inequivalent(
-                "x-message-ttl", "queue 'violation.arguments'", "received the value '100000' of type 'signedint' but current is none"
+                "x-message-ttl",
+                "queue 'violation.arguments'",
+                "received the value '100000' of type 'signedint' but current is none",
             ),
             (50, 10),
         ),
@@ -392,7 +479,11 @@ QUEUES = [
         "queue.declare again with another time to live",
         (queue({"x-message-ttl": 100_000}),),
         ChannelClosed(
-            406, inequivalent("x-message-ttl", "queue 'violation.arguments'", "received '100000' but current is '200000'"), (50, 10)
+            406,
+            inequivalent(
+                "x-message-ttl", "queue 'violation.arguments'", "received '100000' but current is '200000'"
+            ),
+            (50, 10),
         ),
         before=(queue({"x-message-ttl": 200_000}),),
     ),
@@ -402,7 +493,9 @@ QUEUES = [
         ChannelClosed(
             406,
             inequivalent(
-                "x-message-ttl", "queue 'violation.arguments'", "received none but current is the value '200000' of type 'signedint'"
+                "x-message-ttl",
+                "queue 'violation.arguments'",
+                "received none but current is the value '200000' of type 'signedint'",
             ),
             (50, 10),
         ),
@@ -417,14 +510,22 @@ QUEUES = [
     Row(
         "queue.declare again with another length",
         (queue({"x-max-length": 5}),),
-        ChannelClosed(406, inequivalent("x-max-length", "queue 'violation.arguments'", "received '5' but current is '6'"), (50, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("x-max-length", "queue 'violation.arguments'", "received '5' but current is '6'"),
+            (50, 10),
+        ),
         before=(queue({"x-max-length": 6}),),
     ),
     Row(
         "queue.declare again with another dead-letter exchange",
         (queue({"x-dead-letter-exchange": "a"}),),
         ChannelClosed(
-            406, inequivalent("x-dead-letter-exchange", "queue 'violation.arguments'", "received 'a' but current is 'b'"), (50, 10)
+            406,
+            inequivalent(
+                "x-dead-letter-exchange", "queue 'violation.arguments'", "received 'a' but current is 'b'"
+            ),
+            (50, 10),
         ),
         before=(queue({"x-dead-letter-exchange": "b"}),),
     ),
@@ -432,14 +533,24 @@ QUEUES = [
         "queue.declare again with another overflow",
         (queue({"x-max-length": 5, "x-overflow": "reject-publish"}),),
         ChannelClosed(
-            406, inequivalent("x-overflow", "queue 'violation.arguments'", "received 'reject-publish' but current is 'drop-head'"), (50, 10)
+            406,
+            inequivalent(
+                "x-overflow",
+                "queue 'violation.arguments'",
+                "received 'reject-publish' but current is 'drop-head'",
+            ),
+            (50, 10),
         ),
         before=(queue({"x-max-length": 5, "x-overflow": "drop-head"}),),
     ),
     Row(
         "queue.declare again with another priority",
         (queue({"x-max-priority": 5}),),
-        ChannelClosed(406, inequivalent("x-max-priority", "queue 'violation.arguments'", "received '5' but current is '6'"), (50, 10)),
+        ChannelClosed(
+            406,
+            inequivalent("x-max-priority", "queue 'violation.arguments'", "received '5' but current is '6'"),
+            (50, 10),
+        ),
         before=(queue({"x-max-priority": 6}),),
     ),
     Row(

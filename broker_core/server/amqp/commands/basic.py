@@ -30,7 +30,9 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
         if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
             properties = direct_reply.addressed(session, properties)
         if delivery_mode(properties) not in _DELIVERY_MODES:
-            raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}")
+            raise PreconditionFailed(
+                f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}"
+            )
     source = session.state.topology.exchanges.get(name)
     if source is None or source.internal:
         if name == transaction_exchange.NAME:

@@ -1,4 +1,6 @@
-"""Class basic, for consumers: qos, consume, cancel, get, acks and recover. Not here: publish (``basic.py``)."""
+"""Class basic, for consumers: qos, consume, cancel, get, acks and recover. Not here: publish
+(``basic.py``).
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
             if consumer.queue.replies:
                 session.replies = ""
     if consumer is not None and consumer.queue.auto_delete:
-        session.submit(method, lambda state, change, _now: state.topology.delete_abandoned(change), lambda _: reply)
+        session.submit(
+            method, lambda state, change, _now: state.topology.delete_abandoned(change), lambda _: reply
+        )
     else:
         session.send_unless_none(reply)
     session.commits.wake()  # a single active consumer may have made room
@@ -114,7 +118,9 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
                 session.commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
     if expired:
         session.put_back(command)  # carried out again after the expiry
-        session.submit(method, lambda state, change, now: state.expiry.expire(change, now, [queue]), lambda _: None)
+        session.submit(
+            method, lambda state, change, now: state.expiry.expire(change, now, [queue]), lambda _: None
+        )
     elif delivery is None:
         session.send(m.BasicGetEmpty())
     else:
@@ -155,7 +161,9 @@ def recover_async(session: Session, method: m.BasicRecoverAsync, command: Comman
     _recover(session, method, command, None)
 
 
-def _recover(session: Session, method: m.BasicRecover | m.BasicRecoverAsync, command: Command, reply: m.Method | None) -> None:
+def _recover(
+    session: Session, method: m.BasicRecover | m.BasicRecoverAsync, command: Command, reply: m.Method | None
+) -> None:
     if session.wait_for_gathered(command):
         return
     if not method.requeue:

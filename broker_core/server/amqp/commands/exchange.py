@@ -58,6 +58,8 @@ def bind(session: Session, method: m.ExchangeBind, _: Command) -> None:
 def unbind(session: Session, method: m.ExchangeUnbind, _: Command) -> None:
     def work(state: BrokerState, change: Change, _now: int) -> None:
         destination, source = one_line(method.destination), one_line(method.source)
-        state.topology.unbind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
+        state.topology.unbind_exchange(
+            change, destination, source, method.routing_key, dict(method.arguments)
+        )
 
     session.submit(method, work, lambda _: None if method.nowait else m.ExchangeUnbindOk())

@@ -105,6 +105,8 @@ def delete(session: Session, method: m.QueueDelete, command: Command) -> None:
     name, connection = session.queue_name(one_line(method.queue)), session.connection
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
-        return state.topology.delete_queue(change, name, if_unused=method.if_unused, if_empty=method.if_empty, connection=connection)
+        return state.topology.delete_queue(
+            change, name, if_unused=method.if_unused, if_empty=method.if_empty, connection=connection
+        )
 
     session.submit(method, work, lambda count: None if method.nowait else m.QueueDeleteOk(count))

@@ -44,16 +44,26 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
         broker.spill_large(transaction)
     session.move(Move.submit)
     if not named.prepare and is_worth_it(transaction):
-        session.commits.aside(partial(broker.bury, transaction), partial(_buried, session, method, transaction))
+        session.commits.aside(
+            partial(broker.bury, transaction), partial(_buried, session, method, transaction)
+        )
     else:
         _submit(session, method, transaction)
 
 
-def _buried(session: Session, method: m.TxCommit, transaction: Transaction, burial: Burial | None, error: BaseException | None) -> None:
+def _buried(
+    session: Session,
+    method: m.TxCommit,
+    transaction: Transaction,
+    burial: Burial | None,
+    error: BaseException | None,
+) -> None:
     """Its many dead letters are in segments."""
     if session.ended:
         if burial is not None:
-            session.commits.aside(partial(session.broker.discard_burial, burial), lambda _answer, _error: None)
+            session.commits.aside(
+                partial(session.broker.discard_burial, burial), lambda _answer, _error: None
+            )
     elif burial is None:
         assert error is not None
         session.fail(error, method)
@@ -75,7 +85,9 @@ def _prepare(transaction: Transaction, xid: str, state: BrokerState, change: Cha
     state.prepared.prepare(change, transaction, xid, now)
 
 
-def _committed(session: Session, method: m.TxCommit, committed: Committed | None, error: BaseException | None) -> None:
+def _committed(
+    session: Session, method: m.TxCommit, committed: Committed | None, error: BaseException | None
+) -> None:
     """``committed`` None, without an error: it is prepared."""
     if session.ended:
         return

@@ -1,0 +1,198 @@
+"""The extent of a claim: where symbolic offsets and times lie in a queue, and where a limit cuts.
+
+Pure: the blocks that have to be read come through a function.
+Invariant: a range ends between two transactions, unless one transaction alone is over the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.queue import Queue
+from broker_core.engine import Limit, Origin
+from broker_core.errors import OptionError
+
+ReadBlock = Callable[[int], pa.RecordBatch]
+
+
+def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block: ReadBlock) -> dict[str, int]:
+    """``origin`` as a concrete vector, as of now. Raises OptionError for an offset past the end of its queue
+    or an unknown log.
+    """
+    vector: dict[str, int] = {}
+    named = dict(origin.offsets or {})
+    for log in logs:
+        queue = state.topology.queue(log)
+        at = named.pop(log, -1 if origin.at == "latest" else -2)
+        if origin.timestamp_us is not None:
+            vector[log] = offset_at(queue, origin.timestamp_us, read_block)
+        elif at == -2:
+            vector[log] = queue.progress.floor
+        elif at == -1:
+            vector[log] = queue.log.visible_end
+        elif 0 <= at <= queue.log.visible_end:
+            vector[log] = at
+        else:
+            raise OptionError(
+                f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.log.visible_end}; "
+                "give 0 to "
+                f"{queue.log.visible_end}, -2 or -1"
+            )
+    if named:
+        raise OptionError(
+            f"startingOffsets names {sorted(named)}, which the option queue does not; name the "
+            "queues that are read"
+        )
+    return vector
+
+
+def offset_at(queue: Queue, timestamp_us: int, read_block: ReadBlock) -> int:
+    """The first unsettled offset whose commit time is at or after ``timestamp_us``; the queue's end where
+    there is none.
+    """
+    runs = queue.log.runs_between(queue.progress.floor, queue.log.visible_end)
+
+    def times(index: int) -> np.ndarray[Any, Any]:
+        run = runs[index]
+        if run.sequence:
+            return np.array([run.committed_at])
+        return np.asarray(read_block(run.block_id).column("committed_at").take(pa.array(run.rows())))
+
+    low, high = 0, len(runs)
+    while low < high:  # the first run whose last message is late enough; commit times rise with offsets
+        middle = (low + high) // 2
+        if times(middle)[-1] >= timestamp_us:
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(runs):
+        return queue.log.visible_end
+    return int(runs[low].first) + int(np.searchsorted(times(low), timestamp_us))
+
+
+def too_few(
+    queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_block: ReadBlock, now_us: int
+) -> bool:
+    """Whether fewer than ``limit.min_rows`` messages wait behind ``begin``, and the oldest not for
+    ``limit.max_delay_s`` yet.
+
+    The delay counts from the oldest commit, so it does not begin anew with a restart of anybody.
+    """
+    if limit.min_rows is None:
+        return False
+    waiting = {
+        log: queue.progress.unsettled_within(begin[log], queue.log.visible_end)
+        for log, queue in queues.items()
+    }
+    if sum(last - first for spans in waiting.values() for first, last in spans) >= limit.min_rows:
+        return False
+    if limit.max_delay_s is None:
+        return True
+    due_us = now_us - int(limit.max_delay_s * 1_000_000)
+    return all(
+        committed_at(queues[log], spans[0][0], read_block) > due_us for log, spans in waiting.items() if spans
+    )
+
+
+def committed_at(queue: Queue, offset: int, read_block: ReadBlock) -> int:
+    """When the message at ``offset``, which is visible and unsettled, was committed."""
+    run = queue.log.runs_between(offset, offset + 1)[0]
+    return (
+        run.committed_at
+        if run.sequence
+        else int(read_block(run.block_id).column("committed_at")[run.rows()[0]].as_py())
+    )
+
+
+def cut(
+    queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_block: ReadBlock
+) -> dict[str, int]:
+    """The end vector of a micro-batch: at one commit sequence over all queues, within the limits.
+
+    A transaction is split only when it alone is larger than the limit; then in the order of the queues.
+    """
+    ends = {
+        log: max(begin[log], min(end := queue.log.visible_end, (limit.end or {}).get(log, end)))
+        for log, queue in queues.items()
+    }
+    max_rows = limit.max_rows if limit.max_rows is not None else sum(ends.values()) + 1
+    if limit.max_bytes is None and sum(ends[log] - begin[log] for log in ends) <= max_rows:
+        return ends
+    commits = {
+        log: _commits(queue, begin[log], ends[log], max_rows, limit.max_bytes, read_block)
+        for log, queue in queues.items()
+    }
+    sequences = np.concatenate([found[0] for found in commits.values()])
+    if len(sequences) == 0:
+        return ends
+    order = np.argsort(sequences, kind="stable")
+    distinct, first = np.unique(sequences[order], return_index=True)
+    rows = np.cumsum(np.add.reduceat(np.concatenate([found[1] for found in commits.values()])[order], first))
+    size = np.cumsum(np.add.reduceat(np.concatenate([found[2] for found in commits.values()])[order], first))
+    fits = rows <= max_rows
+    if limit.max_bytes is not None:
+        fits &= size <= limit.max_bytes
+    whole = int(np.count_nonzero(fits))
+    if whole:
+        last = distinct[whole - 1]
+        return {
+            log: max([begin[log], *found[3][found[0] <= last].tolist()]) for log, found in commits.items()
+        }
+    # the first transaction alone is over the limit: split it
+    room = max_rows
+    if limit.max_bytes is not None and size[0] > 0:
+        room = min(room, max(1, int(limit.max_bytes * rows[0] / size[0])))
+    split: dict[str, int] = {}
+    for log, found in commits.items():
+        split[log] = begin[log]
+        for count, end in zip(
+            found[1][found[0] == distinct[0]].tolist(),
+            found[3][found[0] == distinct[0]].tolist(),
+            strict=True,
+        ):
+            if room:
+                split[log] = end - max(0, count - room)
+                room -= min(room, count)
+    return split
+
+
+def _commits(
+    queue: Queue, begin: int, end: int, max_rows: int, max_bytes: int | None, read_block: ReadBlock
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Commit sequence, rows, bytes and end of each commit in ``begin .. end``, as far as the limits could
+    reach.
+
+    The offsets of rows that are deleted lie between ends.
+    """
+    sequences: list[np.ndarray[Any, Any]] = []
+    counts: list[np.ndarray[Any, Any]] = []
+    sizes: list[np.ndarray[Any, Any]] = []
+    ends: list[np.ndarray[Any, Any]] = []
+    rows = size = 0
+    for run in queue.log.runs_between(begin, end):
+        if run.sequence:
+            found, count = np.array([run.sequence]), np.array([run.count])
+        else:
+            column = np.asarray(read_block(run.block_id).column("commit_sequence").take(pa.array(run.rows())))
+            found, count = np.unique(column, return_counts=True)
+        sequences.append(found)
+        counts.append(count)
+        sizes.append(count * (run.size_bytes / max(run.count, 1)))
+        ends.append(run.first + np.cumsum(count))
+        rows += run.count
+        size += run.size_bytes
+        # what was gathered of this queue alone is over the limit, so the limit falls inside it
+        if rows > max_rows or (max_bytes is not None and size > max_bytes):
+            break
+    empty = np.array([], dtype=np.int64)
+    return (
+        np.concatenate(sequences) if sequences else empty,
+        np.concatenate(counts) if counts else empty,
+        np.concatenate(sizes) if sizes else empty,
+        np.concatenate(ends) if ends else empty,
+    )
