@@ -43,9 +43,7 @@ spark.stop()
 
 
 def resolve(coordinates: Sequence[str], excludes: str = "") -> list[str]:
-    """Paths of the jars of ``coordinates`` and their dependencies in the local Ivy cache. Starts a
-    session.
-    """
+    """Paths of the jars of ``coordinates`` and their dependencies. Starts a session."""
     command = [sys.executable, "-c", RESOLVE, ",".join(coordinates), excludes]
     done = subprocess.run(command, capture_output=True, text=True)
     found = [line for line in done.stdout.splitlines() if line.startswith("jars ")]

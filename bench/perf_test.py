@@ -102,9 +102,7 @@ def _number(text: str | None) -> float:
 
 
 def rates(output: str) -> Rates:
-    """The mean rates of PerfTest's samples without the first (warm-up). Raises SystemExit if nothing was
-    sent.
-    """
+    """The mean rates of PerfTest's samples without the first (warm-up). Raises SystemExit if it has none."""
     samples = [found for line in output.splitlines() if (found := SAMPLE.search(line))]
     total_s, sent, received = 0.0, 0.0, 0.0
     for before, sample in itertools.pairwise(samples):
@@ -147,9 +145,7 @@ def _program(*arguments: str | int) -> dict[str, float]:
 
 
 def relay(uri: str, channels: int, batch: int, acks: str, warm_s: int, measured_s: int) -> Relayed:
-    """Messages per second consumed, published, acknowledged ("each" or "multiple") and committed in
-    batches.
-    """
+    """Messages per second consumed, published, acked ("each" or "multiple") and committed in batches."""
     found = _program("relay", uri, channels, batch, acks, warm_s, measured_s)
     return Relayed(found["rate"], found["processor"])
 

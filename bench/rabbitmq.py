@@ -1,5 +1,4 @@
-"""Starts RabbitMQ for a benchmark: the server of the Debian package, one node on loopback, as the current
-user.
+"""Starts RabbitMQ for a benchmark: one node of the Debian package on loopback, as the current user.
 
 Not here: measurements. The service of the package is not used.
 Invariant: the node has its own port mapper (epmd) and files, which end with the context.

@@ -1,5 +1,4 @@
-"""The references: a Python source that returns ready Arrow batches, and a Python Arrow sink that only counts
-rows.
+"""The references: a Python source that returns ready batches, and a Python Arrow sink that only counts rows.
 
 They do not use txmq, and do the least work that a Python source and sink of Spark can do.
 """

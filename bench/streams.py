@@ -40,9 +40,7 @@ def open_spark() -> Any:
 
 
 def run(writer: Any, folder: Path, rows: int) -> list[dict[str, Any]]:
-    """Run a streaming query until it has read ``rows``; return the progress of the micro-batches with
-    rows.
-    """
+    """Run a query until it has read ``rows``; return the progress of the micro-batches with rows."""
     query = writer.option("checkpointLocation", str(folder / f"checkpoint-{next(_count)}")).start()
     deadline = time.monotonic() + LIMIT_S
     try:

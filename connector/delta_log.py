@@ -3,8 +3,7 @@
 Not here: writing (delta.py). In classic sessions the log is read through Delta's classes, which takes a few
 milliseconds; on Spark Connect it is read with SQL.
 
-Invariant: ``held`` returns True or False only if the log proves it, and None if too much of the log was
-cleaned.
+Invariant: ``held`` returns True or False only if the log proves it, otherwise None.
 """
 
 from __future__ import annotations
@@ -92,9 +91,7 @@ def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
 
 
 def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int) -> bool | None:
-    """Whether ``history`` (newest first) has the commit of ``batch``; None if it was cleaned too far to
-    know.
-    """
+    """Whether ``history`` (newest first) has the commit of ``batch``; None if it is not known."""
     oldest = None
     for oldest in history:
         if is_of(oldest.metadata, batch):
@@ -112,9 +109,7 @@ def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:
 
 
 def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
-    """The last txnVersion that an existing table holds for this app, or 0; on Connect from its last 100
-    commits.
-    """
+    """The last txnVersion that an existing table holds for this app, or 0; on Connect of 100 commits."""
     if is_connect(spark):
         found = [0]
         for _, commit in zip(range(100), _told_history(spark, table), strict=False):

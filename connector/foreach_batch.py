@@ -133,8 +133,7 @@ class BatchTransaction:
     def publish(
         self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None
     ) -> None:
-        """Publish ``rows``: ``body`` (string or binary), optionally ``exchange``, ``routing_key``,
-        ``properties``.
+        """Publish ``rows``: ``body`` (string or binary), maybe ``exchange``, ``routing_key``, ``properties``.
 
         A column overrides the argument. ``queue`` means exchange "" and this routing key. Raises OptionError.
         """

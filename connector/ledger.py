@@ -4,8 +4,7 @@ Not here: the ledger itself (the engine). This table decides nothing.
 
 Invariant: the table has exactly the rows of the first entries of an app, in the order of their sequence.
 Every commit carries txnAppId ``txmq-ledger:<app>@<data directory>`` and its last sequence as txnVersion, so
-the second of two writers is skipped. Entries are identified by their tokens, which are read back from the
-table.
+the second of two writers is skipped. Entries are identified by their tokens in the table.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ LEDGER_COLUMNS = (
     "messages bigint, published bigint, committed_at timestamp"
 )
 _KEY = ("app_id", "query_id", "batch_id", "token", "log")
-# A Delta commit costs the same for one row and for a thousand. With more entries than this, one MERGE is
-# cheaper.
+# A Delta commit costs the same for one row and for a thousand: for more entries, one MERGE is cheaper.
 APPENDED_ONE_BY_ONE = 2
 RETRY_PAUSE_S = 1.0
 
@@ -53,8 +51,7 @@ def offsets_of(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
-    """One row per log, or one with a null log. ``published`` counts the whole batch and is the same in each
-    row.
+    """One row per log, or one with a null log. ``published`` counts the whole batch.
 
     ``messages`` is null if a batch over several logs skipped settled messages, because only the sum is known.
     """
@@ -225,9 +222,7 @@ class DeltaLedger:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all batches decided before this call are in the table. Raises TimeoutError, or the last
-        error.
-        """
+        """Wait until all decided batches are in the table. Raises TimeoutError, or the last error."""
         if self._thread is None:
             self.write_missing()
             return

@@ -70,9 +70,7 @@ class Mirror:
         self._listener = listener
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Wait until the table has every decided batch. Raises TimeoutError, or the error of the last
-        write.
-        """
+        """Wait until the table has every decided batch. Raises TimeoutError, or the last error."""
         self._ledger.flush(timeout_s)
 
     def close(self) -> None:
@@ -90,8 +88,7 @@ class Mirror:
 def mirror_offsets(
     spark: SparkSession, *, ledger: str, app_id: str, url: str | None = None, data: str | None = None
 ) -> Mirror:
-    """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks and
-    sources.
+    """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks.
 
     Writes the rows that an earlier process did not write, then follows the query. Raises OptionError.
     """

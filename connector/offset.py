@@ -15,9 +15,7 @@ from broker_core.errors import LineageConflict
 
 
 def symbolic(logs: Sequence[str]) -> Vector:
-    """S1: the start of a new query. Spark asks for it again when batch 0 is replayed, so it must not hold a
-    number.
-    """
+    """S1: the start of a new query. Spark asks again when it replays batch 0, so it has no number."""
     return dict.fromkeys(logs, START)
 
 
@@ -26,9 +24,7 @@ def is_symbolic(vector: Mapping[str, int | str]) -> bool:
 
 
 def vector(logged: Any, logs: Sequence[str]) -> Vector:
-    """The offset that Spark passes back. Raises LineageConflict if it is not one of ``logs`` or not from
-    txmq.
-    """
+    """The offset that Spark passes back. Raises LineageConflict if it is not of ``logs`` or of txmq."""
     if not isinstance(logged, dict) or not all(_is_offset(offset) for offset in logged.values()):
         raise LineageConflict(
             f"the checkpoint holds the offset {logged!r}, which no txmq source wrote",

@@ -164,9 +164,7 @@ def _timestamp_us(value: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: ``default`` as text or None, the ``modes`` it applies to, ``required`` modes, other options it
-    ``excludes``.
-    """
+    """One row: ``default`` (text or None), its ``modes``, its ``required`` modes, options it ``excludes``."""
 
     name: str
     default: str | None
@@ -316,9 +314,7 @@ def _parse_one(option: Option, given: Mapping[str, str]) -> Any:
 
 
 def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
-    """The options with an absolute ``data``; called in the driver, because a task may have another working
-    directory.
-    """
+    """The options with an absolute ``data``; called in the driver: a task may have another directory."""
     if "data" in raw:
         try:
             raw["data"] = _directory(raw["data"])

@@ -1,5 +1,4 @@
-"""One source per queue and app in a Spark driver: each source holds a name on the host until its process
-ends.
+"""One source per queue and app in a Spark driver: each source holds a name on the host.
 
 Two sources of one app on one queue cannot be kept in step. If a message arrives between the calls of their
 ``latestOffset`` in one trigger, only one source has it in its range. The micro-batch consumes it, and from

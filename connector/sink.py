@@ -109,9 +109,7 @@ class TxmqStreamWriter(DataSourceStreamArrowWriter):
         here("connector.commit.decided")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the attempt. The branches of tasks that still write are dropped when a later batch is
-        decided.
-        """
+        """Drop the attempt. Branches of tasks that still write are dropped by a later decision."""
         _roll_back(self._options, messages)
 
 

@@ -31,11 +31,10 @@ from connector.reader_lock import ReaderLock
 from connector.schema import to_spark
 
 # How long latestOffset may wait for new messages. Spark calls an idle source every 10 ms, but query.stop()
-# and the other
-# sources of a query wait for the answer.
+# and the other sources of a query wait for the answer.
 POLL_S = 0.1
-# With fewer rows, another task costs more than it saves; minPartitions and maxRecordsPerPartition override
-# it.
+# With fewer rows, another task costs more than it saves. minPartitions and maxRecordsPerPartition override
+# this number.
 MIN_ROWS_PER_TASK = 1_000
 
 Slice = tuple[str, int, int]  # (log, start, end)
@@ -76,8 +75,7 @@ def task_count(rows: int, options: ReadOptions) -> int:
 def split(found: Mapping[str, Available], tasks: int) -> list[tuple[Slice, ...]]:
     """Splits the ranges into ``tasks`` parts of about the same number of rows, each of one or more slices.
 
-    Ranges without readable rows are added to a neighbour, so that they are read too and missing rows are
-    detected.
+    Ranges without readable rows are added to a neighbour, so that missing rows are detected.
     """
     total = sum(one.rows for one in found.values())
     parts: list[list[Slice]] = [[] for _ in range(tasks)]
@@ -129,22 +127,18 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _require_only(self) -> None:
         """Raises ResourceLocked if another source reads a queue of this one.
 
-        Only within a trigger: if ``prepareForTriggerAvailableNow`` raises, Spark does not end the started
-        sources.
+        Only within a trigger: if ``prepareForTriggerAvailableNow`` raises, Spark leaves sources running.
         """
         if not self._lock.taken:
             self._lock.take(self._engine.identity(), self._options.app_id, self._known_logs())
 
     def initialOffset(self) -> dict[str, Any]:
         self._require_only()
-        # S1: symbolic. Spark logs no start for batch 0 and asks again on replay; a new number would skip
-        # messages.
+        # S1: symbolic. Spark logs no start for batch 0 and asks again; a new number would skip messages.
         return offset.symbolic(self._known_logs())
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """With a limit other than ReadAllAvailable, latestOffset applies the options (Trigger.Once passes
-        ReadAllAvailable).
-        """
+        """The limits of the options. Trigger.Once passes ReadAllAvailable instead, and they do not apply."""
         options = self._options
         if options.max_rows is not None:
             return ReadMaxRows(options.max_rows)
@@ -158,9 +152,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """S2: acknowledge all below ``start``; return the end of its claim, or ``start`` if nothing is
-        new.
-        """
+        """S2: acknowledge all below ``start``; the end of its claim, or ``start`` if nothing is new."""
         here("connector.latest_offset.asked")
         vector = offset.vector(start, self._known_logs())
         self._require_only()
@@ -206,8 +198,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
         first, last = offset.vector(start, self._known_logs()), offset.vector(end, self._known_logs())
         if first == last:
-            # An empty batch 0 has one task without rows: a sink gets the query and the batch only from its
-            # tasks.
+            # An empty batch 0 has one task without rows: a sink knows its query only from its tasks.
             return [ClaimedSlice({}, ())]
         ranges = self._engine.resolve(self._options.app_id, first, last)
         found = self._engine.count(self._options.app_id, ranges)
@@ -248,9 +239,7 @@ def task_identity() -> tuple[str, int]:
 
 
 class TxmqBatchReader(DataSourceReader):
-    """Reads the messages that are not settled when the read is planned; claims nothing and changes
-    nothing.
-    """
+    """Reads the messages that are not settled when the read is planned; changes nothing."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options

@@ -50,9 +50,7 @@ def staging_frame(
     identity: tuple[str, str, int],
     address: Address,
 ) -> DataFrame:
-    """A frame that stages ``rows`` and returns one row per branch; ``identity`` is (app_id, query_id,
-    batch_id).
-    """
+    """A frame that stages ``rows``, one row per branch; ``identity`` is (app_id, query_id, batch_id)."""
     app_id, query_id, batch_id = identity
     wanted = dict(target)
 
@@ -79,9 +77,7 @@ def staging_frame(
 
 
 def staged(frame: DataFrame) -> list[StagedBranch]:
-    """Execute a staging frame; the branches of the attempts that Spark kept. Raises the engine's error of a
-    task.
-    """
+    """Execute a staging frame; the branches of the attempts that Spark kept. Raises a task's error."""
     try:
         rows = frame.collect()
     except Exception as error:

@@ -103,9 +103,7 @@ def quoted(parts: list[str]) -> str:
 
 
 def plain_location(url: str) -> str:
-    """A normalised URL or path: ``FILE:///a//b/`` is ``file:/a/b``. Symbolic links on this host are
-    followed.
-    """
+    """A normalised URL or path: ``FILE:///a//b/`` is ``file:/a/b``. Follows local symbolic links."""
     scheme, colon, rest = url.partition(":")
     if not colon or "/" in scheme:
         scheme, rest = "", url
@@ -123,9 +121,7 @@ def plain_location(url: str) -> str:
 
 
 def resolve(spark: SparkSession, spelling: str) -> Table:
-    """The table that ``spelling`` names now. Raises OptionError for a view, another format or a missing
-    database.
-    """
+    """The table that ``spelling`` names now. Raises OptionError if it cannot be a Delta table."""
     path = path_of(spelling)
     if path is not None:
         return _at_path(spark, path)
@@ -178,9 +174,7 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
 
 
 def log_at(spark: SparkSession, location: str) -> Any:
-    """Delta's object for the log at a path; not on Connect. Raises OptionError if the session has no
-    Delta.
-    """
+    """Delta's object for the log at a path; not on Connect. Raises OptionError without Delta."""
     jvm: Any = spark._jvm
     try:
         return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, location)

@@ -352,7 +352,7 @@ def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.
         (["serve", "--data", "d", "--listen", "nowhere"], "--listen is 'nowhere'; it must be HOST:PORT"),
         (
             ["publish", "--queue", "q", "--exchange", "e", "--url", "txmq://h:1", "x"],
-            "give it or --exchange and --routing-key, not both",
+            "--queue was given with --exchange or --routing-key",
         ),
     ],
 )
