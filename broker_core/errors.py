@@ -17,7 +17,7 @@ TxmqError
 │   ├── LineageConflict, BatchGap, MissingBranch, BatchDecided
 │   └── NotApplied, Unroutable, TransactionTooLarge
 └── StoreError
-    ├── CorruptSegment, CorruptCatalog, DataLoss
+    ├── CorruptSegment, CorruptCatalog, CorruptRecordBatch, DataLoss
     ├── DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid
     └── DiskFull, StoreFailed
 
@@ -258,6 +258,12 @@ class CorruptSegment(StoreError):
 
 class CorruptCatalog(StoreError):
     code = "TXMQ_CORRUPT_CATALOG"
+
+
+class CorruptRecordBatch(StoreError):
+    """Bytes of a Kafka partition are no sound record batch; names partition and offset."""
+
+    code = "TXMQ_CORRUPT_RECORD_BATCH"
 
 
 class DataLoss(StoreError):
