@@ -9,6 +9,7 @@ TxmqError
 │       │   ResourceExhausted (501 to 506)
 │       └── NotAllowed (530), NotImplementedFeature (540), InternalFault (541)
 ├── ConnectionFailed         nothing listens, or the connection broke; retriable
+├── KafkaError               an answer of Kafka that has no class of its own
 ├── ChannelError             AMQP channel exceptions: reply_code and reply_name of the specification
 │   ├── QueueNotFound, ExchangeNotFound (404), AccessRefused (403), ResourceLocked (405)
 │   └── PreconditionFailed (406)
@@ -148,6 +149,12 @@ class ConnectionFailed(TxmqError):
 
     code = "TXMQ_CONNECTION"
     retriable = True
+
+
+class KafkaError(TxmqError):
+    """Kafka answered with an error code that has no class of its own; the text has its name."""
+
+    code = "TXMQ_KAFKA"
 
 
 class ChannelError(TxmqError):
