@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyspark
@@ -28,7 +28,8 @@ SPARK_KAFKA = (
     "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.13.1",
 )
-START_S = 60.0
+START_S = 240.0
+PLAIN = "PLAIN"  # the listener without TLS and login
 RESOLVE = """
 import sys
 from pyspark.sql import SparkSession
@@ -60,8 +61,15 @@ def spark_kafka_jars() -> list[str]:
 
 
 def _server_classpath() -> str:
-    """Kafka's jars, with Scala and logging from Spark, which Ivy leaves out."""
-    own = resolve([KAFKA])
+    """Kafka's jars, with Scala and logging from Spark, which Ivy leaves out.
+
+    Their paths are kept beside the interpreter, because asking Ivy starts a session.
+    """
+    known = Path(sys.prefix) / f"{KAFKA.replace(':', '_')}.jars"
+    own = known.read_text().splitlines() if known.exists() else []
+    if not own or not all(map(os.path.exists, own)):
+        own = resolve([KAFKA])
+        known.write_text("\n".join(own))
     spark = Path(pyspark.__path__[0]) / "jars"
     borrowed = [
         path
@@ -79,21 +87,25 @@ def free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def _properties(folder: Path, port: int, controller: int) -> Path:
+def _properties(folder: Path, doors: Mapping[str, tuple[str, int]], controller: int, more: Mapping[str, str]) -> Path:
+    protocols = {name: protocol for name, (protocol, _) in doors.items()} | {"CONTROLLER": "PLAINTEXT"}
+    open_to = ",".join(f"{name}://127.0.0.1:{port}" for name, (_, port) in doors.items())
     settings = {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "listeners": f"{open_to},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": open_to,
+        "inter.broker.listener.name": PLAIN,
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "log.dirs": str(folder / "kafka"),
         "num.partitions": "2",
         "offsets.topic.replication.factor": "1",
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
+        **more,
     }
     path = folder / "server.properties"
     path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -103,9 +115,24 @@ def _properties(folder: Path, port: int, controller: int) -> Path:
 @contextlib.contextmanager
 def kafka(folder: Path) -> Iterator[str]:
     """Run Kafka; the bootstrap address. Topics are created with two partitions at the first use."""
+    with node(folder) as ports:
+        yield f"127.0.0.1:{ports[PLAIN]}"
+
+
+@contextlib.contextmanager
+def node(
+    folder: Path, *, doors: Mapping[str, str] | None = None, settings: Mapping[str, str] | None = None, users: Sequence[str] = ()
+) -> Iterator[dict[str, int]]:
+    """Run Kafka on loopback; its ports by the names of its listeners.
+
+    ``doors``: more listeners than PLAIN, with their security protocols. ``settings``: lines of server.properties. ``users``: SCRAM
+    credentials, as kafka-storage takes them.
+    """
     classpath = _server_classpath()
-    port, controller = free_ports(2)
-    properties = _properties(folder, port, controller)
+    protocols = {PLAIN: "PLAINTEXT", **(doors or {})}
+    controller, *free = free_ports(1 + len(protocols))
+    ports = dict(zip(protocols, free))
+    properties = _properties(folder, {name: (protocols[name], ports[name]) for name in protocols}, controller, settings or {})
     quiet = folder / "log4j2.properties"
     quiet.write_text(
         "rootLogger.level=error\nrootLogger.appenderRef.out.ref=out\nappender.out.type=Console\nappender.out.name=out\n"
@@ -115,10 +142,9 @@ def kafka(folder: Path) -> Iterator[str]:
     )
     java = ["java", "-Xmx1g", f"-Dlog4j2.configurationFile={quiet}", "-cp", classpath]
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    credentials = [word for user in users for word in ("--add-scram", user)]
     formatted = subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)],
-        capture_output=True,
-        text=True,
+        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties), *credentials], capture_output=True, text=True
     )
     if formatted.returncode:
         raise SystemExit(f"Kafka's storage cannot be formatted:\n{formatted.stdout}{formatted.stderr}")
@@ -131,12 +157,12 @@ def kafka(folder: Path) -> Iterator[str]:
         deadline = time.monotonic() + START_S
         while True:
             with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), 1).close()
+                socket.create_connection(("127.0.0.1", ports[PLAIN]), 1).close()
                 break
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"Kafka did not start:\n{log.read_text()[-3000:]}")
             time.sleep(0.2)
-        yield f"127.0.0.1:{port}"
+        yield ports
     finally:
         process.terminate()
         try:

@@ -3,7 +3,7 @@
 Numpy finds the fields of all records at once, Arrow copies them out. Not here: fetching; what a header or a key means.
 Invariant: equal to :func:`broker_core.kafka.plain.records`, batch by batch, on every input. What the fast form does not handle
 (numbers longer than eight bytes) and everything damaged goes to the plain one, which gives the rows or says what is wrong.
-Memory: at most the data, LIMIT bytes of content, and some 150 bytes for each record.
+Memory: the data and a few times LIMIT.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from broker_core.kafka.record_batch import (
 from broker_core.kafka.starts import PADDING, Bytes, Section, find_starts
 from broker_core.kafka.varint import Integers, column_unsigned, unzigzag, windows
 
-LIMIT = 256 << 20  # bytes of content at once; Arrow's binary columns end at 2 GiB
+LIMIT = 256 << 20  # bytes at once; Arrow's binary columns end at 2 GiB
+RECORD_BYTES = 100  # that the columns of a record take beside its content, so that many empty ones are no way around the limit
 CHUNK = 1 << 14  # rows whose temporary columns stay in the processor's cache
 _SAFE_TIMESTAMP = 1 << 62  # a delta in a window does not overflow from below it
 
@@ -80,8 +81,8 @@ def decode(
 
     ``data`` is a sequence of record batches; the last one may be cut short (KIP-74), the first may begin below ``start``. ``aborted``
     is the answer's list of (producer id, first offset); without it every record is visible, as for an isolation level of
-    read_uncommitted. ``log`` is for the texts of errors. Where the content of all batches is larger than ``limit`` bytes, the later
-    ones are left for the next fetch.
+    read_uncommitted. ``log`` is for the texts of errors. Where all batches are larger than ``limit`` bytes, the later ones are
+    left for the next fetch.
     Raises CorruptRecordBatch, and TransactionTooLarge where the first batch alone is larger than ``limit``.
     """
     view, position, room = memoryview(data).cast("B"), start, limit
@@ -93,7 +94,7 @@ def decode(
             break
         if not aborts.hides(view, head, log) and head.records and head.last_offset >= start:
             try:
-                content = inflate(head.codec, view[head.body], room)
+                content = _content(view, head, room, log)
             except TooLarge as error:
                 if batches:
                     break
@@ -101,14 +102,29 @@ def decode(
                     f"the record batch at offset {head.base_offset} of {log} cannot be read: {error}, and the limit is {limit}",
                     "write smaller batches; this one is skipped by a start behind it",
                 ) from None
-            except ValueError as error:
-                raise damaged(log, head.base_offset, f"its content cannot be inflated: {error}") from None
-            if len(content) < SMALLEST_RECORD * head.records:
-                raise damaged(log, head.base_offset, f"its content of {len(content)} bytes cannot hold {head.records} records")
-            room -= len(content)
+            room -= _weight(content, head)
             batches.append((head, content))
         position = max(position, head.last_offset + 1)
     return Decoded(_records(batches, start, end, log) if batches else _NO_RECORDS, position)
+
+
+def _content(view: memoryview, head: Head, room: int, log: str) -> bytes | memoryview:
+    """The records, inflated. Raises TooLarge, CorruptRecordBatch."""
+    try:
+        content = inflate(head.codec, view[head.body], room)
+    except TooLarge:
+        raise
+    except ValueError as error:
+        raise damaged(log, head.base_offset, f"its content cannot be inflated: {error}") from None
+    if len(content) < SMALLEST_RECORD * head.records:
+        raise damaged(log, head.base_offset, f"its content of {len(content)} bytes cannot hold {head.records} records")
+    if _weight(content, head) > room:
+        raise TooLarge(f"it holds {len(content)} bytes in {head.records} records")
+    return content
+
+
+def _weight(content: bytes | memoryview, head: Head) -> int:
+    return len(content) + RECORD_BYTES * head.records
 
 
 def _heads(view: memoryview, log: str) -> Iterator[Head]:

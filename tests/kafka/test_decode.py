@@ -13,7 +13,7 @@ from broker_core import errors
 from broker_core.kafka import decode as module
 from broker_core.kafka import starts
 from broker_core.kafka.compression import Codec
-from broker_core.kafka.decode import decode
+from broker_core.kafka.decode import RECORD_BYTES, decode
 from tests.kafka.batches import (
     EVERYTHING,
     LOG,
@@ -129,7 +129,7 @@ def test_the_position_passes_offsets_that_hold_no_rows() -> None:
 def test_what_does_not_fit_into_memory_is_left_for_the_next_fetch() -> None:
     batches = log_of([Shape(10, sizes=(1000,), codec=Codec.LZ4)] * 5)
     data, read, position = bytes_of(batches), [], 0
-    size = len(batches[0].plain())
+    size = len(batches[0].plain()) + 10 * RECORD_BYTES
     for _ in range(3):
         found = decode(data, position, EVERYTHING, log=LOG, limit=2 * size + 500)
         read += rows(found)
@@ -241,3 +241,7 @@ def test_a_first_batch_above_the_limit_is_refused_by_name() -> None:
     data = bytes_of(log_of([Shape(100, codec=Codec.ZSTD)], base=70))
     with pytest.raises(errors.TransactionTooLarge, match=r"offset 70 of orders/0 .* 1000 bytes, and the limit is 1000"):
         decode(data, 0, EVERYTHING, log=LOG, limit=1000)
+    # many records without content weigh too
+    data = bytes_of(log_of([Shape(1000, sizes=(0,), codec=Codec.ZSTD)], base=70))
+    with pytest.raises(errors.TransactionTooLarge, match=r"offset 70 of orders/0 .* bytes in 1000 records, and the limit is 20000"):
+        decode(data, 0, EVERYTHING, log=LOG, limit=20_000)

@@ -1,0 +1,206 @@
+"""What a client asks of a cluster: topics, offsets, records, transactions and the positions of groups.
+
+Not here: which node is asked, and when again (``cluster.py``); what records mean.
+Invariant: a method repeats a request only where twice is the same as once, or says so.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+
+from broker_core import errors
+from broker_core.kafka import port
+from broker_core.kafka.cluster import RECONNECT_S, Cluster
+from broker_core.kafka.code import BUSY, MOVED, UNCLEAR, Code, error_of
+from broker_core.kafka.patience import Time
+from broker_core.kafka.port import Endpoint, Isolation, Log, Producer, Request, Unanswered, Wire
+
+TRANSACTION_VERSION = "transaction.version"
+
+
+class Client:
+    """Over a wire, from ``bootstrap`` endpoints on. Nothing is sent before the first question."""
+
+    def __init__(self, wire: Wire, bootstrap: Sequence[Endpoint], *, reconnect_s: float = RECONNECT_S, time: Time | None = None) -> None:
+        self._cluster = Cluster(wire, bootstrap, reconnect_s, time or Time())
+        self._levels: Mapping[str, int] | None = None
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    # -- the cluster ------------------------------------------------------------------------------------------------------
+
+    def transaction_version(self) -> int:
+        """2: an epoch for each transaction (KIP-890); 1 or 0: AddPartitions comes first."""
+        if self._levels is None:
+            self._levels = self._cluster.anywhere(port.Features()).levels
+        return self._levels.get(TRANSACTION_VERSION, 0)
+
+    def topics(self) -> Mapping[str, port.TopicMetadata]:
+        """All that this user may see."""
+        return self._cluster.metadata(None).topics
+
+    def topic(self, name: str) -> port.TopicMetadata:
+        """Its partitions, as they were at most REFRESH_S ago. Raises QueueNotFound."""
+        return self._cluster.topic(name)
+
+    def create_topic(
+        self, name: str, partitions: int = -1, *, replication: int = -1, configs: Mapping[str, str] | None = None
+    ) -> port.TopicMetadata:
+        """A topic with a leader for each partition, which may have existed. Raises AccessRefused, KafkaError."""
+        outcome = self._administer(port.CreateTopic(name, partitions, replication, configs or {}))
+        if outcome.code not in (Code.NONE, Code.TOPIC_ALREADY_EXISTS):
+            raise error_of(outcome.code, f"topic {name}", outcome.message)
+        patience = self._cluster.patience()
+        while True:
+            # a node may not know the topic yet
+            try:
+                found = self._cluster.refresh(name)
+                leaderless = [number for number, each in found.partitions.items() if each.leader < 0]
+                error: errors.TxmqError = errors.ConnectionFailed(f"partitions {leaderless} of topic {name} have no leader")
+                if found.partitions and not leaderless:
+                    return found
+            except errors.QueueNotFound as unknown:
+                error = unknown
+            patience.wait(error)
+
+    def delete_topic(self, name: str) -> None:
+        """Raises QueueNotFound. A repeated request finds no topic, which is as good."""
+        repeated = False
+        patience = self._cluster.patience()
+        while True:
+            try:
+                outcome = self._cluster.controller(port.DeleteTopic(name), patience)
+            except Unanswered as error:
+                repeated = True
+                patience.wait(error)
+                continue
+            if outcome.code in MOVED | UNCLEAR:
+                repeated = True
+                patience.wait(error_of(outcome.code, f"topic {name}", outcome.message))
+                continue
+            self._cluster.forget(name)
+            if outcome.code and not (repeated and outcome.code is Code.UNKNOWN_TOPIC_OR_PARTITION):
+                raise error_of(outcome.code, f"topic {name}", outcome.message)
+            return
+
+    def grow_topic(self, name: str, partitions: int) -> None:
+        """``partitions`` is the new number. Raises KafkaError where there are as many or more."""
+        outcome = self._administer(port.GrowTopic(name, partitions))
+        self._cluster.forget(name)
+        if outcome.code:
+            raise error_of(outcome.code, f"topic {name}", outcome.message)
+
+    def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
+        """The topic's settings. Raises QueueNotFound, AccessRefused."""
+        answer = self._cluster.anywhere(port.DescribeTopic(name, keys or None))
+        if answer.code:
+            raise error_of(answer.code, f"topic {name}", answer.message)
+        return answer.values
+
+    # -- records ----------------------------------------------------------------------------------------------------------
+
+    def offsets(self, timestamps: Mapping[Log, int], isolation: Isolation = Isolation.READ_COMMITTED) -> dict[Log, int]:
+        """By log: its end (LATEST), begin (EARLIEST) or the first offset from a timestamp in ms on (-1: none). Raises QueueNotFound."""
+        answers = self._cluster.lead(timestamps, lambda part: port.ListOffsets(part, isolation), repeat=True)
+        return {log: answer.offset for log, answer in answers.items()}
+
+    def fetch(
+        self,
+        offsets: Mapping[Log, int],
+        *,
+        ids: Mapping[str, uuid.UUID] | None = None,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        max_bytes: int = 8 << 20,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        lane: str = "",
+    ) -> dict[Log, port.Fetched]:
+        """Batches from the offsets on. Raises DataLoss (OFFSET_OUT_OF_RANGE), QueueNotFound (also a topic with another id)."""
+        return self._cluster.lead(
+            offsets, lambda part: port.Fetch(part, ids, isolation, max_bytes, max_wait_ms, min_bytes), repeat=True, lane=lane
+        )
+
+    def produce(
+        self,
+        batches: Mapping[Log, bytes | bytearray],
+        *,
+        transactional_id: str | None = None,
+        implicit: bool = False,
+        repeat: bool = False,
+        timeout_ms: int = 30_000,
+    ) -> dict[Log, int]:
+        """Appends one batch to each log; the offsets of their first records.
+
+        ``repeat``: what has no answer is sent again, and may stand there twice. Raises Unanswered without it, TransactionTooLarge,
+        and TransactionState where another process has a later epoch.
+        """
+        answers = self._cluster.lead(batches, lambda part: port.Produce(part, transactional_id, implicit, timeout_ms), repeat=repeat)
+        return {log: answer.offset for log, answer in answers.items()}
+
+    def delete_records(self, before: Mapping[Log, int]) -> dict[Log, int]:
+        """Moves the begins of logs; the new ones. Once is as good as twice."""
+        return {log: answer.offset for log, answer in self._cluster.lead(before, port.DeleteRecords, repeat=True).items()}
+
+    def sizes(self, logs: Sequence[Log]) -> dict[Log, int]:
+        """Bytes on the disks of the leaders. Raises AccessRefused, QueueNotFound."""
+        answers = self._cluster.lead(dict.fromkeys(logs, 0), lambda part: port.LogSizes(tuple(part)), repeat=True)
+        return {log: answer.bytes for log, answer in answers.items()}
+
+    # -- transactions -----------------------------------------------------------------------------------------------------
+
+    def fence(self, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
+        """A new epoch; every earlier one can write no more, and its open transaction is aborted."""
+        request = port.InitProducer(transactional_id, timeout_ms)
+        return self._cluster.coordinate(transactional_id, request, lambda answer: answer.code, repeat=True).producer
+
+    def add_partitions(self, transactional_id: str, producer: Producer, logs: Sequence[Log]) -> None:
+        """Lets logs join the transaction, all or none. Once is as good as twice. Raises TransactionState, AccessRefused."""
+
+        def worst(codes: dict[Log, Code]) -> Code:
+            return max(codes.values(), key=lambda code: (code is not Code.NONE, code is not Code.OPERATION_NOT_ATTEMPTED))
+
+        self._cluster.coordinate(transactional_id, port.AddPartitions(transactional_id, producer, tuple(logs)), worst, repeat=True)
+
+    def end_transaction(self, transactional_id: str, producer: Producer, *, commit: bool, bump: bool) -> Producer:
+        """The producer of the next transaction. Raises Unanswered: it may be ended; TransactionState: it is not, by us."""
+        request = port.EndTransaction(transactional_id, producer, commit, bump)
+        return self._cluster.coordinate(transactional_id, request, lambda answer: answer.code, repeat=False).producer
+
+    def transaction(self, transactional_id: str) -> port.TransactionAnswer | None:
+        """What the coordinator knows; None: nothing."""
+        request = port.DescribeTransaction(transactional_id)
+
+        def code(answer: port.TransactionAnswer) -> Code:
+            return Code.NONE if answer.code is Code.TRANSACTIONAL_ID_NOT_FOUND else answer.code
+
+        answer = self._cluster.coordinate(transactional_id, request, code, repeat=True)
+        return answer if answer.code is Code.NONE else None
+
+    # -- groups -----------------------------------------------------------------------------------------------------------
+
+    def commit_offsets(self, group: str, offsets: Mapping[Log, int]) -> None:
+        """The group's position, for tools that show lag. Once is as good as twice."""
+        self._cluster.coordinate(group, port.CommitOffsets(group, offsets), lambda codes: max(codes.values()), repeat=True, group=True)
+
+    def group_offsets(self, group: str, logs: Sequence[Log]) -> dict[Log, int]:
+        """Committed positions; -1: none."""
+        request = port.GroupOffsets(group, tuple(logs))
+        answers = self._cluster.coordinate(
+            group, request, lambda found: max(answer.code for answer in found.values()), repeat=True, group=True
+        )
+        return {log: answer.offset for log, answer in answers.items()}
+
+    def _administer(self, request: Request[port.Outcome]) -> port.Outcome:
+        """The final outcome; an unclear one is asked for again, and then says that it was done."""
+        patience = self._cluster.patience()
+        while True:
+            try:
+                outcome = self._cluster.controller(request, patience)
+            except Unanswered as error:
+                patience.wait(error)
+                continue
+            if outcome.code not in MOVED | UNCLEAR | BUSY:
+                return outcome
+            patience.wait(error_of(outcome.code, type(request).__name__, outcome.message))

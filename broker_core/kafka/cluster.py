@@ -1,0 +1,229 @@
+"""What is known of a cluster, and asking it: the leader of a log, the coordinator of a key, or any node.
+
+Not here: what is asked (``client.py``), and how it is carried (``wire.py``).
+Invariant: a request that may have been done is repeated only where the caller says that twice is the same as once; else Unanswered is
+raised. What has no answer within ``reconnect_s`` raises the last error. Threads may share a cluster: its caches are dicts whose
+entries are replaced whole, and an old entry costs one refused request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from broker_core import errors
+from broker_core.kafka import port
+from broker_core.kafka.code import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code, error_of
+from broker_core.kafka.patience import Patience, Time
+from broker_core.kafka.port import Endpoint, Log, Request, Unanswered, Wire
+
+A = TypeVar("A")
+V = TypeVar("V")
+
+RECONNECT_S = 30.0
+REFRESH_S = 30.0  # of metadata: how late a new partition is seen
+
+
+class Coded(Protocol):
+    @property
+    def code(self) -> Code: ...
+
+
+C = TypeVar("C", bound=Coded)
+
+
+class Cluster:
+    """Over a wire, from ``bootstrap`` endpoints on. Nothing is sent before the first question."""
+
+    def __init__(self, wire: Wire, bootstrap: Sequence[Endpoint], reconnect_s: float, time: Time) -> None:
+        self._wire = wire
+        self._bootstrap = tuple(bootstrap)
+        self._reconnect_s = reconnect_s
+        self._time = time
+        self._nodes: Mapping[int, Endpoint] = {}
+        self._topics: dict[str, tuple[port.TopicMetadata, float]] = {}  # and when it was asked for
+        self._coordinators: dict[str, Endpoint] = {}
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def patience(self) -> Patience:
+        return Patience(self._reconnect_s, self._time)
+
+    # -- topics -----------------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> port.TopicMetadata:
+        """Its partitions, as they were at most REFRESH_S ago. Raises QueueNotFound."""
+        cached = self._topics.get(name)
+        if cached is not None and self._time.now() - cached[1] < REFRESH_S:
+            return cached[0]
+        return self.refresh(name)
+
+    def refresh(self, name: str) -> port.TopicMetadata:
+        """As :meth:`topic`, asked for now."""
+        patience = self.patience()
+        while True:
+            found = self.metadata((name,), patience).topics[name]
+            if found.code is Code.NONE:
+                self._topics[name] = found, self._time.now()
+                return found
+            self._topics.pop(name, None)
+            error = error_of(found.code, f"topic {name}")
+            if found.code not in MOVED:
+                raise error
+            patience.wait(error)
+
+    def metadata(self, topics: tuple[str, ...] | None, patience: Patience | None = None) -> port.MetadataAnswer:
+        answer = self.anywhere(port.Metadata(topics), patience)
+        self._nodes = answer.nodes
+        return answer
+
+    def forget(self, name: str) -> None:
+        """The next question about the topic is asked anew."""
+        self._topics.pop(name, None)
+
+    # -- asking nodes -----------------------------------------------------------------------------------------------------
+
+    def anywhere(self, request: Request[A], patience: Patience | None = None) -> A:
+        """The answer of any node. Raises ConnectionFailed when none answers. Only for questions."""
+        patience = patience or self.patience()
+        while True:
+            error = errors.ConnectionFailed("no node of Kafka is known")
+            for node in dict.fromkeys((*self._nodes.values(), *self._bootstrap)):
+                try:
+                    return self._wire.send(node, request).answer()
+                except errors.ConnectionFailed as failed:
+                    error = failed
+            patience.wait(error)
+
+    def controller(self, request: Request[A], patience: Patience) -> A:
+        """Raises Unanswered."""
+        while True:
+            cluster = self.metadata((), patience)
+            node = cluster.nodes.get(cluster.controller) or next(iter(cluster.nodes.values()))
+            try:
+                pending = self._wire.send(node, request)
+            except errors.ConnectionFailed as error:
+                patience.wait(error)
+                continue
+            return pending.answer()
+
+    def lead(
+        self, asked: Mapping[Log, V], make: Callable[[dict[Log, V]], Request[dict[Log, C]]], *, repeat: bool, lane: str = ""
+    ) -> dict[Log, C]:
+        """The answers of the leaders, which are asked at once. Raises the error of the first log whose code is final."""
+        todo, done = dict(asked), {}
+        patience = self.patience()
+        while True:
+            error: errors.TxmqError | None = None
+            for part, answers in self._ask_leaders(todo, make, lane):
+                if isinstance(answers, errors.ConnectionFailed):
+                    if isinstance(answers, Unanswered) and not repeat:
+                        raise answers
+                    self._forget(part)
+                    error = answers
+                    continue
+                for log in part:
+                    answer = answers.get(log)
+                    if answer is None:
+                        raise errors.RemoteProtocolError(f"an answer of Kafka lacks {log}", "is it a Kafka?")
+                    if answer.code is Code.NONE:
+                        done[log] = answer
+                        del todo[log]
+                        patience.renew()
+                    else:
+                        error = self._refused(log, answer, repeat)
+            if not todo:
+                return done
+            patience.wait(error or errors.ConnectionFailed(f"{', '.join(map(str, todo))}: no leader"))
+
+    def _ask_leaders(
+        self, todo: dict[Log, V], make: Callable[[dict[Log, V]], Request[dict[Log, C]]], lane: str
+    ) -> list[tuple[list[Log], dict[Log, C] | errors.ConnectionFailed]]:
+        """By leader: its logs and their answers, or why there are none. All requests are sent before the first answer is read."""
+        parts: dict[Endpoint, dict[Log, V]] = {}
+        for log, value in todo.items():
+            leader = self._leader(log)
+            if leader is not None:
+                parts.setdefault(leader, {})[log] = value
+        sent: list[tuple[list[Log], port.Pending[dict[Log, C]] | errors.ConnectionFailed]] = []
+        for node, part in parts.items():
+            try:
+                sent.append((list(part), self._wire.send(node, make(part), lane)))
+            except errors.ConnectionFailed as failed:
+                sent.append((list(part), failed))
+        # every answer is read, also behind one that failed: the next user of a connection must not find it
+        answered: list[tuple[list[Log], dict[Log, C] | errors.ConnectionFailed]] = []
+        for logs, pending in sent:
+            try:
+                answered.append((logs, pending if isinstance(pending, errors.ConnectionFailed) else pending.answer()))
+            except errors.ConnectionFailed as failed:
+                answered.append((logs, failed))
+        return answered
+
+    def _refused(self, log: Log, answer: Coded, repeat: bool) -> errors.TxmqError:
+        """The error of an answer that another try may better; raises it where none does."""
+        error = error_of(answer.code, f"log {log}", getattr(answer, "message", None))
+        if answer.code in UNCLEAR and not repeat:
+            raise Unanswered(error.message)
+        if answer.code in MOVED or answer.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
+            self._forget([log])  # whether the topic exists is what the metadata say
+        elif answer.code not in BUSY | UNCLEAR:
+            raise error
+        return error
+
+    def _leader(self, log: Log) -> Endpoint | None:
+        """None: there is none for now. Raises QueueNotFound where the topic has no such partition."""
+        found = self.topic(log.topic)
+        partition = found.partitions.get(log.partition)
+        if partition is None:
+            found = self.refresh(log.topic)
+            partition = found.partitions.get(log.partition)
+            if partition is None:
+                raise errors.QueueNotFound(f"log {log}: topic {log.topic} has {len(found.partitions)} partitions", "correct the number")
+        node = self._nodes.get(partition.leader)
+        if node is None:
+            self._forget([log])
+        return node
+
+    def _forget(self, logs: Sequence[Log]) -> None:
+        for log in logs:
+            self.forget(log.topic)
+
+    def coordinate(self, key: str, request: Request[A], code_of: Callable[[A], Code], *, repeat: bool, group: bool = False) -> A:
+        """The answer of the key's coordinator. Raises Unanswered without ``repeat``, and the error of a final code."""
+        name = f"group {key}" if group else f"transactional id {key}"
+        patience = self.patience()
+        while True:
+            node = self._coordinators.get(name) or self._find_coordinator(key, group, name, patience)
+            try:
+                answer = self._wire.send(node, request).answer()
+            except errors.ConnectionFailed as failed:
+                self._coordinators.pop(name, None)
+                if isinstance(failed, Unanswered) and not repeat:
+                    raise
+                patience.wait(failed)
+                continue
+            code = code_of(answer)
+            if code is Code.NONE:
+                return answer
+            error = error_of(code, name)
+            if code in UNCLEAR and not repeat:
+                raise Unanswered(error.message)
+            if code in COORDINATOR_MOVED:
+                self._coordinators.pop(name, None)
+            elif code not in BUSY | UNCLEAR:
+                raise error
+            patience.wait(error)
+
+    def _find_coordinator(self, key: str, group: bool, name: str, patience: Patience) -> Endpoint:
+        while True:
+            answer = self.anywhere(port.FindCoordinator(key, group), patience)
+            if answer.node is not None:
+                self._coordinators[name] = answer.node
+                return answer.node
+            error = error_of(answer.code, name)
+            # the first question of a cluster makes the topic of transactions: until then there is no coordinator
+            if answer.code not in COORDINATOR_MOVED | BUSY | UNCLEAR:
+                raise error
+            patience.wait(error)
