@@ -20,7 +20,7 @@ from broker_core.kafka.varint import WINDOW, Integers, read_unsigned, word_unsig
 Bytes = npt.NDArray[np.uint8]
 
 PADDING = 64  # bytes behind the content that may be looked at: eight windows
-STRIDE = 8192  # bytes between guesses
+STRIDE = 16_384  # bytes between guesses
 LARGE = 1024  # mean size of a record from which guesses are not worth their search
 MANY = 8  # candidates of one search, of which the true one is not told cheaply: bodies of zeros
 FEW = 48  # walkers; fewer step faster one by one

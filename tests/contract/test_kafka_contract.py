@@ -476,6 +476,45 @@ def test_tls_proves_the_node(real: RealNode) -> None:
 
 
 @pytest.mark.slow
+def test_threads_share_a_connection_of_tls(real: RealNode) -> None:
+    wire = SocketWire(Settings(tls=real.trusted))
+    client = Client(wire, [real.tls], reconnect_s=WAIT_S)
+    log = Log(f"tls-{os.getpid()}", 0)
+    client.create_topic(log.topic, 1, replication=1)
+    found: list[int] = []
+
+    def append() -> None:
+        found.extend(client.produce({log: batch(bytes(50_000))})[log] for _ in range(20))
+
+    threads = [threading.Thread(target=append) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(found) == list(range(80))
+    # the node advertises each door under its own address, so all went through one connection
+    assert len(wire._connections) == 1
+    client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", list(Codec))
+def test_what_kafka_itself_compresses_is_read(real: RealNode, codec: Codec) -> None:
+    """The broker writes each batch anew in the codec of the topic, by the libraries of the Java clients."""
+    client = Client(SocketWire(Settings()), [real.plain], reconnect_s=WAIT_S)
+    log = Log(f"java-{codec.name}-{os.getpid()}", 0)
+    name = "uncompressed" if codec is Codec.NONE else codec.name.lower()
+    client.create_topic(log.topic, 1, replication=1, configs={"compression.type": name})
+    values = pa.array([b"%d" % number * (number % 50) for number in range(5000)], pa.binary())
+    written = Codec.ZSTD if codec is Codec.NONE else Codec.NONE
+    client.produce({log: encode(values, timestamp=now_ms(), codec=written)})
+    records = client.fetch({log: 0})[log].records
+    assert records[22] & 7 == codec
+    assert decode(records, 0, EVERYTHING, log=str(log)).records.values.equals(values)
+    client.close()
+
+
+@pytest.mark.slow
 def test_the_wrong_door_is_told(real: RealNode) -> None:
     """Plaintext at a TLS door, TLS at a plaintext door, no login at a SASL door."""
     for node, settings in (
