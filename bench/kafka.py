@@ -2,7 +2,8 @@
 
 Both: 100-byte bodies, two partitions or tasks, a stream to the noop sink and a stream of ready rows to the
 sink; medians of addBatch, warm, in turns. Kafka runs with its defaults: unlike txmq, it does not fsync before
-it answers. Spark's Kafka sink is at least once, that of txmq exactly once.
+it answers. Spark's Kafka sink is at least once, that of txmq exactly once. Before them, the codec of record
+batches alone (``kafka_codec.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import txmq
 from bench.broker import fanout, fill, serving
+from bench.kafka_codec import codec_figures
 from bench.kafka_server import kafka, spark_kafka_jars
 from bench.report import Figure, against, emit, table
 from bench.session import session
@@ -79,12 +81,19 @@ def main() -> None:
         description="Compare with Spark's Kafka source and sink, in one session.",
     )
     parser.add_argument("--dir", type=Path, help="measure the disk that holds this directory")
+    parser.add_argument("--codec", action="store_true", help="only the figures that need no Kafka")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=options.dir) as folder:
-        figures = compare(Path(folder))
+    figures = codec_figures()
+    if not options.codec:
+        figures += against_spark(options.dir)
     for figure in figures:
         emit(figure)
     print("\n" + table(figures, {}))
+
+
+def against_spark(parent: Path | None) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=parent) as folder:
+        return compare(Path(folder))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ GOALS = {
     "amqp_commit_p99": Goal("ratio", 1, 0.5, less_is_better=True),
     "dead_letter_rate": Goal("ratio", 0.5, 1),
     "longest_silence_ms": Goal("value", 100, 50, less_is_better=True),
+    "kafka_decode": Goal("value", 2_500_000, 4_000_000),
+    "kafka_encode": Goal("value", 3_000_000, 5_000_000),
     "tx_open_100k": Goal("ratio", 0.7, 0.9),
 }
 
