@@ -7,7 +7,7 @@ Invariant: a method repeats a request only where twice is the same as once, or s
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from broker_core import errors
 from broker_core.kafka import port
@@ -49,9 +49,7 @@ class Client:
         self, name: str, partitions: int = -1, *, replication: int = -1, configs: Mapping[str, str] | None = None
     ) -> port.TopicMetadata:
         """A topic with a leader for each partition, which may have existed. Raises AccessRefused, KafkaError."""
-        outcome = self._administer(port.CreateTopic(name, partitions, replication, configs or {}))
-        if outcome.code not in (Code.NONE, Code.TOPIC_ALREADY_EXISTS):
-            raise error_of(outcome.code, f"topic {name}", outcome.message)
+        self._administer(name, port.CreateTopic(name, partitions, replication, configs or {}), {Code.TOPIC_ALREADY_EXISTS})
         patience = self._cluster.patience()
         while True:
             # a node may not know the topic yet
@@ -66,31 +64,14 @@ class Client:
             patience.wait(error)
 
     def delete_topic(self, name: str) -> None:
-        """Raises QueueNotFound. A repeated request finds no topic, which is as good."""
-        repeated = False
-        patience = self._cluster.patience()
-        while True:
-            try:
-                outcome = self._cluster.controller(port.DeleteTopic(name), patience)
-            except Unanswered as error:
-                repeated = True
-                patience.wait(error)
-                continue
-            if outcome.code in MOVED | UNCLEAR:
-                repeated = True
-                patience.wait(error_of(outcome.code, f"topic {name}", outcome.message))
-                continue
-            self._cluster.forget(name)
-            if outcome.code and not (repeated and outcome.code is Code.UNKNOWN_TOPIC_OR_PARTITION):
-                raise error_of(outcome.code, f"topic {name}", outcome.message)
-            return
+        """Raises QueueNotFound, AccessRefused, KafkaError."""
+        self._administer(name, port.DeleteTopic(name), done={Code.UNKNOWN_TOPIC_OR_PARTITION})
+        self._cluster.forget(name)
 
     def grow_topic(self, name: str, partitions: int) -> None:
         """``partitions`` is the new number. Raises KafkaError where there are as many or more."""
-        outcome = self._administer(port.GrowTopic(name, partitions))
+        self._administer(name, port.GrowTopic(name, partitions), done={Code.INVALID_PARTITIONS})
         self._cluster.forget(name)
-        if outcome.code:
-            raise error_of(outcome.code, f"topic {name}", outcome.message)
 
     def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
         """The topic's settings. Raises QueueNotFound, AccessRefused."""
@@ -192,15 +173,23 @@ class Client:
         )
         return {log: answer.offset for log, answer in answers.items()}
 
-    def _administer(self, request: Request[port.Outcome]) -> port.Outcome:
-        """The final outcome; an unclear one is asked for again, and then says that it was done."""
+    def _administer(self, name: str, request: Request[port.Outcome], fine: Collection[Code] = (), *, done: Collection[Code] = ()) -> None:
+        """Asks the controller until it is clear. ``fine``: codes that are as good as success; ``done``: where an earlier try may have
+        done it. Raises the error of any other code."""
         patience = self._cluster.patience()
+        accepted = {Code.NONE, *fine}
         while True:
             try:
                 outcome = self._cluster.controller(request, patience)
-            except Unanswered as error:
-                patience.wait(error)
-                continue
-            if outcome.code not in MOVED | UNCLEAR | BUSY:
-                return outcome
-            patience.wait(error_of(outcome.code, type(request).__name__, outcome.message))
+            except Unanswered as unanswered:
+                error: errors.TxmqError = unanswered
+                accepted |= {*done}
+            else:
+                if outcome.code in accepted:
+                    return
+                error = error_of(outcome.code, f"topic {name}", outcome.message)
+                if outcome.code in UNCLEAR:
+                    accepted |= {*done}
+                elif outcome.code not in MOVED | BUSY:
+                    raise error
+            patience.wait(error)

@@ -65,7 +65,11 @@ class _Sent(Generic[A]):
         if self.failure is not None:
             raise self.failure
         assert self.frame is not None
-        answer: A = self.message.decode(self.frame, self.correlation)
+        try:
+            answer: A = self.message.decode(self.frame, self.correlation)
+        except errors.RemoteProtocolError:
+            self._connection.close()  # what follows may belong to another request
+            raise
         return answer
 
 
@@ -133,13 +137,19 @@ class Connection:
                 try:
                     frame = self._receive(self._clock() + oldest.timeout_s)
                 except (OSError, EOFError, errors.RemoteProtocolError) as error:
-                    self._fail(error)
+                    if not self.broken:
+                        self._fail(error)
                     break
                 with self._state:
-                    if self._waiting and self._waiting[0] is oldest:  # else sending failed meanwhile
+                    # else sending failed meanwhile, or it was closed: with TLS these may be other bytes
+                    if not self._is_broken() and self._waiting and self._waiting[0] is oldest:
                         self._waiting.popleft().frame = frame
         if not pending.settled:
             pending.failure = Unanswered(f"the connection to {self.node} was closed before it answered {pending.message.name}")
+
+    def _is_broken(self) -> bool:
+        """For another thread may have broken it since the last look."""
+        return self.broken
 
     def _drain(self) -> None:
         with self._state:

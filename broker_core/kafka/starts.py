@@ -22,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 PADDING = 64  # bytes behind the content that may be looked at: eight windows
 STRIDE = 16_384  # bytes between guesses
 LARGE = 1024  # mean size of a record from which guesses are not worth their search
-MANY = 8  # candidates of one search, of which the true one is not told cheaply: bodies of zeros
+MANY = 32  # candidates of one search, of which the true one is not told cheaply: bodies of zeros; a record has four or so
 FEW = 48  # walkers; fewer step faster one by one
 
 

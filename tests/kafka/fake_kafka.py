@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 from typing import Any, Generic, TypeVar
 
@@ -38,14 +38,15 @@ class FakeTopic:
 
 
 class FakeKafka:
-    """``fault`` is called before each request with its node and may answer REFUSED, LOST or UNANSWERED, or change the cluster."""
+    """``fault`` is called before each request with its node. It may change the cluster, or answer REFUSED, LOST, UNANSWERED, or a code
+    with which the request is answered although it is done."""
 
     def __init__(self, nodes: int = 3, transaction_version: int = 2, now: Callable[[], float] = time.monotonic) -> None:
         self.nodes = {number: Endpoint("fake", number) for number in range(1, nodes + 1)}
         self.down: set[int] = set()
         self.transaction_version = transaction_version
         self.marker_lag = 0  # requests between the decision of a transaction and its markers
-        self.fault: Callable[[int, Request[Any]], str | None] = lambda node, request: None
+        self.fault: Callable[[int, Request[Any]], str | Code | None] = lambda node, request: None
         self.topics: dict[str, FakeTopic] = {}
         self.transactions = FakeTransactions(now)
         self.groups: dict[str, dict[Log, int]] = {}
@@ -315,6 +316,8 @@ class FakeWire:
         if isinstance(request, port.Fetch) and request.max_wait_ms:
             return FakePending(node, lambda: self._wait(node.port, request))
         answer = self._kafka.do(node.port, request)
+        if isinstance(fault, Code):
+            answer = _coded(answer, fault)
         return FakePending(node, None if fault == UNANSWERED else lambda: answer)
 
     def _wait(self, node: int, request: Any) -> Any:
@@ -330,6 +333,13 @@ class FakeWire:
 
     def close(self) -> None:
         self._closed = True
+
+
+def _coded(answer: Any, code: Code) -> Any:
+    """The answer with a code in place of each of its own."""
+    if isinstance(answer, dict):
+        return {key: _coded(value, code) for key, value in answer.items()}
+    return code if isinstance(answer, Code) else replace(answer, code=code)
 
 
 class FakePending(Generic[A]):

@@ -14,6 +14,7 @@ from broker_core import errors
 from broker_core.kafka import port
 from broker_core.kafka.client import Client
 from broker_core.kafka.cluster import REFRESH_S
+from broker_core.kafka.code import UNCLEAR, Code
 from broker_core.kafka.decode import decode
 from broker_core.kafka.encode import encode, stamp
 from broker_core.kafka.patience import Time
@@ -52,11 +53,11 @@ class Cluster:
         assert found is not None
         return found
 
-    def failing(self, faults: Sequence[str | Callable[[], None] | None], *kinds: type[Request[Any]]) -> None:
+    def failing(self, faults: Sequence[str | Code | Callable[[], None] | None], *kinds: type[Request[Any]]) -> None:
         """The next requests of these kinds fail so, one by one; a function changes the cluster before its request is done."""
         left = list(faults)
 
-        def fault(node: int, request: Request[Any]) -> str | None:
+        def fault(node: int, request: Request[Any]) -> str | Code | None:
             self.asked.append((node, request))
             if not left or not isinstance(request, kinds):
                 return None
@@ -180,6 +181,27 @@ def test_an_append_without_an_answer_is_not_sent_again_unasked(cluster: Cluster,
     assert cluster.log().end == 2 * stands + 1
 
 
+@pytest.mark.parametrize("code", sorted(UNCLEAR))
+def test_an_answer_that_leaves_it_open_is_none(cluster: Cluster, code: Code) -> None:
+    """REQUEST_TIMED_OUT and its like: the record may stand there."""
+    cluster.failing([code], port.Produce)
+    with pytest.raises(Unanswered, match=code.name):
+        cluster.client.produce({LOG: batch(b"a")})
+    assert cluster.log().end == 1 and cluster.count(port.Produce) == 1
+    cluster.failing([code], port.Produce)
+    cluster.client.produce({LOG: batch(b"a")}, repeat=True)
+    assert cluster.log().end == 3
+    producer = cluster.client.fence("t")
+    cluster.client.produce({LOG: transactional(producer, b"x")}, transactional_id="t", implicit=True)
+    cluster.failing([code], port.EndTransaction)
+    with pytest.raises(Unanswered, match=code.name):
+        cluster.client.end_transaction("t", producer, commit=True, bump=True)
+    cluster.failing([code], port.CreateTopic, port.DeleteTopic)
+    cluster.client.create_topic("new")
+    cluster.failing([code], port.DeleteTopic)
+    cluster.client.delete_topic("new")
+
+
 def test_questions_are_asked_again(cluster: Cluster) -> None:
     cluster.client.produce({LOG: batch(b"a")})
     questions: list[tuple[type[Request[Any]], Callable[[], object]]] = [
@@ -207,11 +229,17 @@ def test_questions_are_asked_again(cluster: Cluster) -> None:
 def test_topics_are_made_and_deleted_although_an_answer_is_lost(cluster: Cluster, fault: str) -> None:
     cluster.failing([fault], port.CreateTopic)
     assert len(cluster.client.create_topic("new", 4).partitions) == 4
+    cluster.failing([fault], port.GrowTopic)
+    cluster.client.grow_topic("new", 6)
+    assert len(cluster.client.topic("new").partitions) == 6
     cluster.failing([fault], port.DeleteTopic)
     cluster.client.delete_topic("new")
     assert "new" not in cluster.kafka.topics
+    cluster.failing([REFUSED], port.DeleteTopic, port.GrowTopic)
     with pytest.raises(errors.QueueNotFound):
         cluster.client.delete_topic("new")
+    with pytest.raises(errors.KafkaError, match="INVALID_PARTITIONS"):
+        cluster.client.grow_topic(LOG.topic, 3)
 
 
 def test_a_cluster_that_is_away_fails_after_its_time(cluster: Cluster) -> None:

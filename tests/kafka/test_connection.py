@@ -229,6 +229,7 @@ def test_nonsense_is_one_error(body: bytes, reason: str) -> None:
     with serving(script) as node, connected(node) as connection:
         with pytest.raises(errors.RemoteProtocolError, match=reason):
             connection.send(ASK).answer()
+        assert connection.broken
 
 
 def test_a_node_that_closes_leaves_its_requests_unanswered() -> None:

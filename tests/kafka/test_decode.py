@@ -14,6 +14,7 @@ from broker_core.kafka import decode as module
 from broker_core.kafka import starts
 from broker_core.kafka.compression import Codec
 from broker_core.kafka.decode import RECORD_BYTES, decode
+from broker_core.kafka.varint import windows
 from tests.kafka.batches import (
     EVERYTHING,
     LOG,
@@ -210,6 +211,34 @@ def test_a_guess_inside_a_body_makes_no_wrong_record(monkeypatch: pytest.MonkeyP
     batch = Batch([Row(number, 1_700_000_000_000, None, fake) for number in range(600)])
     made, again = guesses_of([batch, *log_of([Shape(3000, "random")], 600)], monkeypatch)
     assert made > 20 and again == 1, "the batch with the wrong guesses is walked again, the other is not"
+
+
+def forging(first: int) -> list[Row]:
+    """Three rows. The body of the first ends with two records that could be the second and third: the forged third one reaches to the
+    end of the real one, so that a walker inside the body finds as many records, with the right offsets, and gets back in step."""
+    now = 1_700_000_000_000
+    second, third = (Row(first + number, now, None, b"real" * 50) for number in (1, 2))
+    behind = b"\0" + record(second, first + 1, 0) + record(third, first + 2, 0)[:-1]
+    forged = record(Row(0, now, None, b"forged"), first + 1, 0) + record(Row(0, now, None, behind), first + 2, 0)
+    return [Row(first, now, None, b"-" * 300 + forged[: -len(behind) - 1]), second, third]
+
+
+def test_a_body_that_forges_the_records_behind_it_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch([row for first in range(0, 300, 3) for row in forging(first)])
+    content = batch.plain()
+    place = content.index(b"--" + record(Row(0, 1, None, b"forged"), 151, 0)) + 2
+    guess = starts._guess
+    monkeypatch.setattr(starts, "_guess", lambda *a, **k: (np.array([place]), np.array([0])))
+    data = batch.encoded()
+    assert rows(decode(data, 0, EVERYTHING, log=LOG)) == reference([batch])
+    monkeypatch.setattr(module, "_plain", refuse)  # the walkers themselves see it: they do not meet
+    assert rows(decode(data, 0, EVERYTHING, log=LOG)) == reference([batch])
+    # the search itself falls for it, so the proof is what helps
+    buffer = np.frombuffer(content[place - 50 :] + bytes(starts.PADDING), np.uint8)
+    monkeypatch.setattr(starts, "STRIDE", 0x20)
+    section = starts.Section(0, len(content) - place + 50, 149)
+    places, _ = guess(buffer, windows(buffer), [section], [0], width=100)
+    assert 50 in places
 
 
 def test_bodies_of_zeros_are_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from broker_core import errors
 from broker_core.kafka import encode as module
-from broker_core.kafka.compression import Codec, deflate, inflate
+from broker_core.kafka.compression import Codec, TooLarge, deflate, inflate
 from broker_core.kafka.decode import decode
 from broker_core.kafka.encode import encode, encode_headers, stamp
 from tests.kafka.batches import EVERYTHING, LOG, Row, rows, rows_of_kafka_python
@@ -64,7 +64,11 @@ def test_every_codec_is_read_back(codec: Codec) -> None:
 @pytest.mark.parametrize("size", [0, 1, 32_768, 65_536, 65_537, 300_000])
 def test_what_is_deflated_inflates_again(codec: Codec, size: int) -> None:
     for content in (bytes(size), random.Random(size).randbytes(size)):
-        assert bytes(inflate(codec, memoryview(bytes(deflate(codec, memoryview(content)))), size)) == content
+        packed = memoryview(bytes(deflate(codec, memoryview(content))))
+        assert bytes(inflate(codec, packed, size)) == content
+        if size:
+            with pytest.raises(TooLarge):
+                inflate(codec, packed, size - 1)
 
 
 def test_a_sliced_column_is_written_as_it_is_seen() -> None:
