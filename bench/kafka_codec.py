@@ -1,7 +1,8 @@
 """Record batches: rows that one core decodes and encodes in a second. No Kafka is needed.
 
-100-byte bodies; decoded in batches of 150 rows, as a Java producer fills its 16 KiB, eight MiB at once as a fetch brings them; encoded
-8,000 rows at once. CPU time, and the best of many runs: what else the machine does only makes a run slower.
+100-byte bodies; decoded in batches of 150 rows, as a Java producer fills its 16 KiB, eight MiB at once as a
+fetch brings them; encoded 8,000 rows at once. CPU time, and the best of many runs: what else the machine does
+only makes a run slower.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def fetched(codec: Codec, *, keyed: bool = False) -> bytes:
     batches = []
     for first in range(0, ROWS, JAVA_BATCH):
         count = min(JAVA_BATCH, ROWS - first)
-        keys = pa.array([b"key-%06d" % (number % 9973) for number in range(first, first + count)], pa.binary()) if keyed else None
+        keys = (
+            pa.array([b"key-%06d" % (number % 9973) for number in range(first, first + count)], pa.binary())
+            if keyed
+            else None
+        )
         data = encode(rows(count, first), timestamp=1_700_000_000_000, keys=keys, codec=codec)
         batches.append(struct.pack(">q", first) + data[8:])
     return b"".join(batches)
@@ -60,5 +65,9 @@ def codec_figures() -> list[Figure]:
     ):
         found.append(measured(name, ROWS, lambda data=data: decode(data, 0, EVERYTHING, log="orders/0")))  # type: ignore[misc]
     values = rows(OUR_BATCH)
-    found.append(measured("kafka_encode", OUR_BATCH, lambda: encode(values, timestamp=1_700_000_000_000, transactional=True)))
+    found.append(
+        measured(
+            "kafka_encode", OUR_BATCH, lambda: encode(values, timestamp=1_700_000_000_000, transactional=True)
+        )
+    )
     return found

@@ -87,7 +87,9 @@ def free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def _properties(folder: Path, doors: Mapping[str, tuple[str, int]], controller: int, more: Mapping[str, str]) -> Path:
+def _properties(
+    folder: Path, doors: Mapping[str, tuple[str, int]], controller: int, more: Mapping[str, str]
+) -> Path:
     protocols = {name: protocol for name, (protocol, _) in doors.items()} | {"CONTROLLER": "PLAINTEXT"}
     open_to = ",".join(f"{name}://127.0.0.1:{port}" for name, (_, port) in doors.items())
     settings = {
@@ -98,7 +100,9 @@ def _properties(folder: Path, doors: Mapping[str, tuple[str, int]], controller: 
         "advertised.listeners": open_to,
         "inter.broker.listener.name": PLAIN,
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+        "listener.security.protocol.map": ",".join(
+            f"{name}:{protocol}" for name, protocol in protocols.items()
+        ),
         "log.dirs": str(folder / "kafka"),
         "num.partitions": "2",
         "offsets.topic.replication.factor": "1",
@@ -121,18 +125,24 @@ def kafka(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def node(
-    folder: Path, *, doors: Mapping[str, str] | None = None, settings: Mapping[str, str] | None = None, users: Sequence[str] = ()
+    folder: Path,
+    *,
+    doors: Mapping[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
+    users: Sequence[str] = (),
 ) -> Iterator[dict[str, int]]:
     """Run Kafka on loopback; its ports by the names of its listeners.
 
-    ``doors``: more listeners than PLAIN, with their security protocols. ``settings``: lines of server.properties. ``users``: SCRAM
-    credentials, as kafka-storage takes them.
+    ``doors``: more listeners than PLAIN, with their security protocols. ``settings``: lines of
+    server.properties. ``users``: SCRAM credentials, as kafka-storage takes them.
     """
     classpath = _server_classpath()
     protocols = {PLAIN: "PLAINTEXT", **(doors or {})}
     controller, *free = free_ports(1 + len(protocols))
     ports = dict(zip(protocols, free))
-    properties = _properties(folder, {name: (protocols[name], ports[name]) for name in protocols}, controller, settings or {})
+    properties = _properties(
+        folder, {name: (protocols[name], ports[name]) for name in protocols}, controller, settings or {}
+    )
     quiet = folder / "log4j2.properties"
     quiet.write_text(
         "rootLogger.level=error\nrootLogger.appenderRef.out.ref=out\nappender.out.type=Console\nappender.out.name=out\n"
@@ -144,7 +154,9 @@ def node(
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
     credentials = [word for user in users for word in ("--add-scram", user)]
     formatted = subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties), *credentials], capture_output=True, text=True
+        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties), *credentials],
+        capture_output=True,
+        text=True,
     )
     if formatted.returncode:
         raise SystemExit(f"Kafka's storage cannot be formatted:\n{formatted.stdout}{formatted.stderr}")

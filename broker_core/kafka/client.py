@@ -22,14 +22,21 @@ TRANSACTION_VERSION = "transaction.version"
 class Client:
     """Over a wire, from ``bootstrap`` endpoints on. Nothing is sent before the first question."""
 
-    def __init__(self, wire: Wire, bootstrap: Sequence[Endpoint], *, reconnect_s: float = RECONNECT_S, time: Time | None = None) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        bootstrap: Sequence[Endpoint],
+        *,
+        reconnect_s: float = RECONNECT_S,
+        time: Time | None = None,
+    ) -> None:
         self._cluster = Cluster(wire, bootstrap, reconnect_s, time or Time())
         self._levels: Mapping[str, int] | None = None
 
     def close(self) -> None:
         self._cluster.close()
 
-    # -- the cluster ------------------------------------------------------------------------------------------------------
+    # -- the cluster -----------------------------------------------------------------------------------------
 
     def transaction_version(self) -> int:
         """2: an epoch for each transaction (KIP-890); 1 or 0: AddPartitions comes first."""
@@ -46,17 +53,28 @@ class Client:
         return self._cluster.topic(name)
 
     def create_topic(
-        self, name: str, partitions: int = -1, *, replication: int = -1, configs: Mapping[str, str] | None = None
+        self,
+        name: str,
+        partitions: int = -1,
+        *,
+        replication: int = -1,
+        configs: Mapping[str, str] | None = None,
     ) -> port.TopicMetadata:
-        """A topic with a leader for each partition, which may have existed. Raises AccessRefused, KafkaError."""
-        self._administer(name, port.CreateTopic(name, partitions, replication, configs or {}), {Code.TOPIC_ALREADY_EXISTS})
+        """A topic with a leader for each partition, which may have existed. Raises AccessRefused,
+        KafkaError.
+        """
+        self._administer(
+            name, port.CreateTopic(name, partitions, replication, configs or {}), {Code.TOPIC_ALREADY_EXISTS}
+        )
         patience = self._cluster.patience()
         while True:
             # a node may not know the topic yet
             try:
                 found = self._cluster.refresh(name)
                 leaderless = [number for number, each in found.partitions.items() if each.leader < 0]
-                error: errors.TxmqError = errors.ConnectionFailed(f"partitions {leaderless} of topic {name} have no leader")
+                error: errors.TxmqError = errors.ConnectionFailed(
+                    f"partitions {leaderless} of topic {name} have no leader"
+                )
                 if found.partitions and not leaderless:
                     return found
             except errors.QueueNotFound as unknown:
@@ -80,10 +98,14 @@ class Client:
             raise error_of(answer.code, f"topic {name}", answer.message)
         return answer.values
 
-    # -- records ----------------------------------------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------------------
 
-    def offsets(self, timestamps: Mapping[Log, int], isolation: Isolation = Isolation.READ_COMMITTED) -> dict[Log, int]:
-        """By log: its end (LATEST), begin (EARLIEST) or the first offset from a timestamp in ms on (-1: none). Raises QueueNotFound."""
+    def offsets(
+        self, timestamps: Mapping[Log, int], isolation: Isolation = Isolation.READ_COMMITTED
+    ) -> dict[Log, int]:
+        """By log: its end (LATEST), begin (EARLIEST) or the first offset from a timestamp in ms on (-1:
+        none). Raises QueueNotFound.
+        """
         answers = self._cluster.lead(timestamps, lambda part: port.ListOffsets(part, isolation), repeat=True)
         return {log: answer.offset for log, answer in answers.items()}
 
@@ -98,9 +120,14 @@ class Client:
         min_bytes: int = 1,
         lane: str = "",
     ) -> dict[Log, port.Fetched]:
-        """Batches from the offsets on. Raises DataLoss (OFFSET_OUT_OF_RANGE), QueueNotFound (also a topic with another id)."""
+        """Batches from the offsets on. Raises DataLoss (OFFSET_OUT_OF_RANGE), QueueNotFound (also a topic
+        with another id).
+        """
         return self._cluster.lead(
-            offsets, lambda part: port.Fetch(part, ids, isolation, max_bytes, max_wait_ms, min_bytes), repeat=True, lane=lane
+            offsets,
+            lambda part: port.Fetch(part, ids, isolation, max_bytes, max_wait_ms, min_bytes),
+            repeat=True,
+            lane=lane,
         )
 
     def produce(
@@ -114,40 +141,62 @@ class Client:
     ) -> dict[Log, int]:
         """Appends one batch to each log; the offsets of their first records.
 
-        ``repeat``: what has no answer is sent again, and may stand there twice. Raises Unanswered without it, TransactionTooLarge,
-        and TransactionState where another process has a later epoch.
+        ``repeat``: what has no answer is sent again, and may stand there twice. Raises Unanswered without it,
+        TransactionTooLarge, and TransactionState where another process has a later epoch.
         """
-        answers = self._cluster.lead(batches, lambda part: port.Produce(part, transactional_id, implicit, timeout_ms), repeat=repeat)
+        answers = self._cluster.lead(
+            batches, lambda part: port.Produce(part, transactional_id, implicit, timeout_ms), repeat=repeat
+        )
         return {log: answer.offset for log, answer in answers.items()}
 
     def delete_records(self, before: Mapping[Log, int]) -> dict[Log, int]:
         """Moves the begins of logs; the new ones. Once is as good as twice."""
-        return {log: answer.offset for log, answer in self._cluster.lead(before, port.DeleteRecords, repeat=True).items()}
+        return {
+            log: answer.offset
+            for log, answer in self._cluster.lead(before, port.DeleteRecords, repeat=True).items()
+        }
 
     def sizes(self, logs: Sequence[Log]) -> dict[Log, int]:
         """Bytes on the disks of the leaders. Raises AccessRefused, QueueNotFound."""
-        answers = self._cluster.lead(dict.fromkeys(logs, 0), lambda part: port.LogSizes(tuple(part)), repeat=True)
+        answers = self._cluster.lead(
+            dict.fromkeys(logs, 0), lambda part: port.LogSizes(tuple(part)), repeat=True
+        )
         return {log: answer.bytes for log, answer in answers.items()}
 
-    # -- transactions -----------------------------------------------------------------------------------------------------
+    # -- transactions ----------------------------------------------------------------------------------------
 
     def fence(self, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
         """A new epoch; every earlier one can write no more, and its open transaction is aborted."""
         request = port.InitProducer(transactional_id, timeout_ms)
-        return self._cluster.coordinate(transactional_id, request, lambda answer: answer.code, repeat=True).producer
+        return self._cluster.coordinate(
+            transactional_id, request, lambda answer: answer.code, repeat=True
+        ).producer
 
     def add_partitions(self, transactional_id: str, producer: Producer, logs: Sequence[Log]) -> None:
-        """Lets logs join the transaction, all or none. Once is as good as twice. Raises TransactionState, AccessRefused."""
+        """Lets logs join the transaction, all or none. Once is as good as twice. Raises TransactionState,
+        AccessRefused.
+        """
 
         def worst(codes: dict[Log, Code]) -> Code:
-            return max(codes.values(), key=lambda code: (code is not Code.NONE, code is not Code.OPERATION_NOT_ATTEMPTED))
+            return max(
+                codes.values(),
+                key=lambda code: (code is not Code.NONE, code is not Code.OPERATION_NOT_ATTEMPTED),
+            )
 
-        self._cluster.coordinate(transactional_id, port.AddPartitions(transactional_id, producer, tuple(logs)), worst, repeat=True)
+        self._cluster.coordinate(
+            transactional_id, port.AddPartitions(transactional_id, producer, tuple(logs)), worst, repeat=True
+        )
 
-    def end_transaction(self, transactional_id: str, producer: Producer, *, commit: bool, bump: bool) -> Producer:
-        """The producer of the next transaction. Raises Unanswered: it may be ended; TransactionState: it is not, by us."""
+    def end_transaction(
+        self, transactional_id: str, producer: Producer, *, commit: bool, bump: bool
+    ) -> Producer:
+        """The producer of the next transaction. Raises Unanswered: it may be ended; TransactionState: it is
+        not, by us.
+        """
         request = port.EndTransaction(transactional_id, producer, commit, bump)
-        return self._cluster.coordinate(transactional_id, request, lambda answer: answer.code, repeat=False).producer
+        return self._cluster.coordinate(
+            transactional_id, request, lambda answer: answer.code, repeat=False
+        ).producer
 
     def transaction(self, transactional_id: str) -> port.TransactionAnswer | None:
         """What the coordinator knows; None: nothing."""
@@ -159,23 +208,41 @@ class Client:
         answer = self._cluster.coordinate(transactional_id, request, code, repeat=True)
         return answer if answer.code is Code.NONE else None
 
-    # -- groups -----------------------------------------------------------------------------------------------------------
+    # -- groups ----------------------------------------------------------------------------------------------
 
     def commit_offsets(self, group: str, offsets: Mapping[Log, int]) -> None:
         """The group's position, for tools that show lag. Once is as good as twice."""
-        self._cluster.coordinate(group, port.CommitOffsets(group, offsets), lambda codes: max(codes.values()), repeat=True, group=True)
+        self._cluster.coordinate(
+            group,
+            port.CommitOffsets(group, offsets),
+            lambda codes: max(codes.values()),
+            repeat=True,
+            group=True,
+        )
 
     def group_offsets(self, group: str, logs: Sequence[Log]) -> dict[Log, int]:
         """Committed positions; -1: none."""
         request = port.GroupOffsets(group, tuple(logs))
         answers = self._cluster.coordinate(
-            group, request, lambda found: max(answer.code for answer in found.values()), repeat=True, group=True
+            group,
+            request,
+            lambda found: max(answer.code for answer in found.values()),
+            repeat=True,
+            group=True,
         )
         return {log: answer.offset for log, answer in answers.items()}
 
-    def _administer(self, name: str, request: Request[port.Outcome], fine: Collection[Code] = (), *, done: Collection[Code] = ()) -> None:
-        """Asks the controller until it is clear. ``fine``: codes that are as good as success; ``done``: where an earlier try may have
-        done it. Raises the error of any other code."""
+    def _administer(
+        self,
+        name: str,
+        request: Request[port.Outcome],
+        fine: Collection[Code] = (),
+        *,
+        done: Collection[Code] = (),
+    ) -> None:
+        """Asks the controller until it is clear. ``fine``: codes that are as good as success; ``done``: where
+        an earlier try may have done it. Raises the error of any other code.
+        """
         patience = self._cluster.patience()
         accepted = {Code.NONE, *fine}
         while True:

@@ -1,9 +1,9 @@
 """What is known of a cluster, and asking it: the leader of a log, the coordinator of a key, or any node.
 
-Not here: what is asked (``client.py``), and how it is carried (``wire.py``).
-Invariant: a request that may have been done is repeated only where the caller says that twice is the same as once; else Unanswered is
-raised. What has no answer within ``reconnect_s`` raises the last error. Threads may share a cluster: its caches are dicts whose
-entries are replaced whole, and an old entry costs one refused request.
+Not here: what is asked (``client.py``), and how it is carried (``wire.py``). Invariant: a request that may
+have been done is repeated only where the caller says that twice is the same as once; else Unanswered is
+raised. What has no answer within ``reconnect_s`` raises the last error. Threads may share a cluster: its
+caches are dicts whose entries are replaced whole, and an old entry costs one refused request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cluster:
     def patience(self) -> Patience:
         return Patience(self._reconnect_s, self._time)
 
-    # -- topics -----------------------------------------------------------------------------------------------------------
+    # -- topics ----------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> port.TopicMetadata:
         """Its partitions, as they were at most REFRESH_S ago. Raises QueueNotFound."""
@@ -73,7 +73,9 @@ class Cluster:
                 raise error
             patience.wait(error)
 
-    def metadata(self, topics: tuple[str, ...] | None, patience: Patience | None = None) -> port.MetadataAnswer:
+    def metadata(
+        self, topics: tuple[str, ...] | None, patience: Patience | None = None
+    ) -> port.MetadataAnswer:
         answer = self.anywhere(port.Metadata(topics), patience)
         self._nodes = answer.nodes
         return answer
@@ -82,7 +84,7 @@ class Cluster:
         """The next question about the topic is asked anew."""
         self._topics.pop(name, None)
 
-    # -- asking nodes -----------------------------------------------------------------------------------------------------
+    # -- asking nodes ----------------------------------------------------------------------------------------
 
     def anywhere(self, request: Request[A], patience: Patience | None = None) -> A:
         """The answer of any node. Raises ConnectionFailed when none answers. Only for questions."""
@@ -109,9 +111,16 @@ class Cluster:
             return pending.answer()
 
     def lead(
-        self, asked: Mapping[Log, V], make: Callable[[dict[Log, V]], Request[dict[Log, C]]], *, repeat: bool, lane: str = ""
+        self,
+        asked: Mapping[Log, V],
+        make: Callable[[dict[Log, V]], Request[dict[Log, C]]],
+        *,
+        repeat: bool,
+        lane: str = "",
     ) -> dict[Log, C]:
-        """The answers of the leaders, which are asked at once. Raises the error of the first log whose code is final."""
+        """The answers of the leaders, which are asked at once. Raises the error of the first log whose code
+        is final.
+        """
         todo, done = dict(asked), {}
         patience = self.patience()
         while True:
@@ -140,7 +149,9 @@ class Cluster:
     def _ask_leaders(
         self, todo: dict[Log, V], make: Callable[[dict[Log, V]], Request[dict[Log, C]]], lane: str
     ) -> list[tuple[list[Log], dict[Log, C] | errors.ConnectionFailed]]:
-        """By leader: its logs and their answers, or why there are none. All requests are sent before the first answer is read."""
+        """By leader: its logs and their answers, or why there are none. All requests are sent before the
+        first answer is read.
+        """
         parts: dict[Endpoint, dict[Log, V]] = {}
         for log, value in todo.items():
             leader = self._leader(log)
@@ -156,7 +167,9 @@ class Cluster:
         answered: list[tuple[list[Log], dict[Log, C] | errors.ConnectionFailed]] = []
         for logs, pending in sent:
             try:
-                answered.append((logs, pending if isinstance(pending, errors.ConnectionFailed) else pending.answer()))
+                answered.append(
+                    (logs, pending if isinstance(pending, errors.ConnectionFailed) else pending.answer())
+                )
             except errors.ConnectionFailed as failed:
                 answered.append((logs, failed))
         return answered
@@ -180,7 +193,10 @@ class Cluster:
             found = self.refresh(log.topic)
             partition = found.partitions.get(log.partition)
             if partition is None:
-                raise errors.QueueNotFound(f"log {log}: topic {log.topic} has {len(found.partitions)} partitions", "correct the number")
+                raise errors.QueueNotFound(
+                    f"log {log}: topic {log.topic} has {len(found.partitions)} partitions",
+                    "correct the number",
+                )
         node = self._nodes.get(partition.leader)
         if node is None:
             self._forget([log])
@@ -190,8 +206,18 @@ class Cluster:
         for log in logs:
             self.forget(log.topic)
 
-    def coordinate(self, key: str, request: Request[A], code_of: Callable[[A], Code], *, repeat: bool, group: bool = False) -> A:
-        """The answer of the key's coordinator. Raises Unanswered without ``repeat``, and the error of a final code."""
+    def coordinate(
+        self,
+        key: str,
+        request: Request[A],
+        code_of: Callable[[A], Code],
+        *,
+        repeat: bool,
+        group: bool = False,
+    ) -> A:
+        """The answer of the key's coordinator. Raises Unanswered without ``repeat``, and the error of a final
+        code.
+        """
         name = f"group {key}" if group else f"transactional id {key}"
         patience = self.patience()
         while True:
@@ -223,7 +249,8 @@ class Cluster:
                 self._coordinators[name] = answer.node
                 return answer.node
             error = error_of(answer.code, name)
-            # the first question of a cluster makes the topic of transactions: until then there is no coordinator
+            # the first question of a cluster makes the topic of transactions: until then there is no
+            # coordinator
             if answer.code not in COORDINATOR_MOVED | BUSY | UNCLEAR:
                 raise error
             patience.wait(error)

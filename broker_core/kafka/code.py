@@ -1,7 +1,8 @@
 """The error codes of Kafka's answers, and what each means to a caller.
 
 Not here: what a client does about them (``client.py``). Source: Kafka protocol guide, "Error Codes".
-Invariant: every number is a member; one that this list lacks, of a newer broker, keeps its number and is not retriable.
+Invariant: every number is a member; one that this list lacks, of a newer broker, keeps its number and is not
+retriable.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ MOVED = frozenset(
     }
 )
 # The coordinator is another one, or is being loaded: ask for it again.
-COORDINATOR_MOVED = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
+COORDINATOR_MOVED = frozenset(
+    {Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR}
+)
 # Nothing happened; the same request may be answered otherwise a moment later.
 BUSY = frozenset(
     {
@@ -103,7 +106,9 @@ BUSY = frozenset(
     }
 )
 # The request may have been done and may not.
-UNCLEAR = frozenset({Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND, Code.UNKNOWN_SERVER_ERROR})
+UNCLEAR = frozenset(
+    {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND, Code.UNKNOWN_SERVER_ERROR}
+)
 
 _REFUSED = {
     Code.TOPIC_AUTHORIZATION_FAILED: "topic",
@@ -112,9 +117,16 @@ _REFUSED = {
     Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
 }
 _FENCED = frozenset(
-    {Code.PRODUCER_FENCED, Code.INVALID_PRODUCER_EPOCH, Code.INVALID_TXN_STATE, Code.INVALID_PRODUCER_ID_MAPPING, Code.UNKNOWN_PRODUCER_ID,
-     Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.DUPLICATE_SEQUENCE_NUMBER}
-)  # fmt: skip
+    {
+        Code.PRODUCER_FENCED,
+        Code.INVALID_PRODUCER_EPOCH,
+        Code.INVALID_TXN_STATE,
+        Code.INVALID_PRODUCER_ID_MAPPING,
+        Code.UNKNOWN_PRODUCER_ID,
+        Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        Code.DUPLICATE_SEQUENCE_NUMBER,
+    }
+)
 
 
 def error_of(code: Code, what: str, message: str | None = None) -> errors.TxmqError:
@@ -127,13 +139,21 @@ def error_of(code: Code, what: str, message: str | None = None) -> errors.TxmqEr
     if code in (Code.SASL_AUTHENTICATION_FAILED, Code.UNSUPPORTED_SASL_MECHANISM):
         return errors.AccessRefused(said, "correct the mechanism, the user and the password")
     if code is Code.OFFSET_OUT_OF_RANGE:
-        return errors.DataLoss(said, "its records were deleted by retention; start at an offset that is still there")
+        return errors.DataLoss(
+            said, "its records were deleted by retention; start at an offset that is still there"
+        )
     if code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE):
-        return errors.TransactionTooLarge(said, "raise max.message.bytes of the topic, or write smaller messages")
+        return errors.TransactionTooLarge(
+            said, "raise max.message.bytes of the topic, or write smaller messages"
+        )
     if code is Code.TRANSACTION_ABORTABLE:
-        return errors.TransactionState(said, "this transaction can only be aborted; fence the transactional id and do it again")
+        return errors.TransactionState(
+            said, "this transaction can only be aborted; fence the transactional id and do it again"
+        )
     if code in _FENCED:
-        return errors.TransactionState(said, "another process took this transactional id over, or the transaction was too old")
+        return errors.TransactionState(
+            said, "another process took this transactional id over, or the transaction was too old"
+        )
     if code is Code.UNSUPPORTED_VERSION:
         return errors.KafkaError(said, "this needs a newer Kafka")
     return errors.KafkaError(said, "see the error codes of Kafka's protocol guide")

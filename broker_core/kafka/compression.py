@@ -1,10 +1,10 @@
 """The codecs of record batches: none, gzip, snappy, lz4 and zstd.
 
-Not here: record batches. Snappy is written in the blocks of xerial's Java library and read with or without them, because
-librdkafka writes it without. LZ4 is written here frame by frame: Kafka's Java reader refuses blocks that depend on each other
-(KIP-57, ``Lz4BlockInputStream``), which is how Arrow writes more than one.
-Invariant: ``inflate`` never holds more than its limit and what one more piece adds; whatever else is wrong with its input is a
-ValueError.
+Not here: record batches. Snappy is written in the blocks of xerial's Java library and read with or without
+them, because librdkafka writes it without. LZ4 is written here frame by frame: Kafka's Java reader refuses
+blocks that depend on each other (KIP-57, ``Lz4BlockInputStream``), which is how Arrow writes more than one.
+Invariant: ``inflate`` never holds more than its limit and what one more piece adds; whatever else is wrong
+with its input is a ValueError.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _XERIAL_HEAD = _XERIAL + struct.pack(">ii", 1, 1)  # version, oldest version tha
 _XERIAL_BLOCK = 1 << 15
 _LZ4_BLOCK = 1 << 16
 _LZ4_DESCRIPTOR = b"\x60\x40"  # version 1, blocks that stand alone, no checksums; blocks of 64 KiB
-_LZ4_HEAD = b"\x04\x22\x4d\x18" + _LZ4_DESCRIPTOR + bytes([xxhash.xxh32_intdigest(_LZ4_DESCRIPTOR) >> 8 & 0xFF])
+_LZ4_HEAD = (
+    b"\x04\x22\x4d\x18" + _LZ4_DESCRIPTOR + bytes([xxhash.xxh32_intdigest(_LZ4_DESCRIPTOR) >> 8 & 0xFF])
+)
 _LZ4_STORED = 1 << 31
 _U32_BE = struct.Struct(">I")
 _U32_LE = struct.Struct("<I")
@@ -104,7 +106,9 @@ def deflate(codec: Codec, data: memoryview) -> bytes | memoryview:
     if codec is Codec.LZ4:
         return _lz4(data)
     if codec is Codec.SNAPPY:
-        blocks = (_deflated("snappy", data[at : at + _XERIAL_BLOCK]) for at in range(0, len(data), _XERIAL_BLOCK))
+        blocks = (
+            _deflated("snappy", data[at : at + _XERIAL_BLOCK]) for at in range(0, len(data), _XERIAL_BLOCK)
+        )
         return _XERIAL_HEAD + b"".join(part for block in blocks for part in (_U32_BE.pack(len(block)), block))
     return _deflated(codec.name.lower(), data)
 
@@ -115,7 +119,11 @@ def _lz4(data: memoryview) -> bytes:
         plain = data[at : at + _LZ4_BLOCK]
         block = _deflated("lz4_raw", plain)
         stored = len(block) >= len(plain)
-        parts += [_U32_LE.pack(len(plain) | _LZ4_STORED), bytes(plain)] if stored else [_U32_LE.pack(len(block)), block]
+        parts += (
+            [_U32_LE.pack(len(plain) | _LZ4_STORED), bytes(plain)]
+            if stored
+            else [_U32_LE.pack(len(block)), block]
+        )
     parts.append(_U32_LE.pack(0))
     return b"".join(parts)
 

@@ -1,8 +1,10 @@
-"""One blocking connection to one Kafka node: TCP or TLS, the first questions, SASL, and requests in their order.
+"""One blocking connection to one Kafka node: TCP or TLS, the first questions, SASL, and requests in their
+order.
 
 Not here: bytes of messages (``messages.py``), which node to ask, and what to do when it does not answer.
-Invariant: answers come in the order of their requests (Kafka answers one request of a connection at a time), so the oldest request
-without one gets the next. A connection that broke, or on which an answer did not come in time, is never used again.
+Invariant: answers come in the order of their requests (Kafka answers one request of a connection at a time),
+so the oldest request without one gets the next. A connection that broke, or on which an answer did not come
+in time, is never used again.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ A = TypeVar("A")
 LARGEST_ANSWER = 512 << 20  # bytes; a length above it is no Kafka, such as the first bytes of TLS or HTTP
 SMALL = 32 << 10  # bytes that a socket's buffers take while the node does not read
 REAUTHENTICATE = 0.85  # of the lifetime of a session, as the Java client
-SOONEST_S = 1.1  # a node refuses to authenticate twice within a second; a session that ended can still be renewed
+SOONEST_S = (
+    1.1  # a node refuses to authenticate twice within a second; a session that ended can still be renewed
+)
 _LENGTH = struct.Struct(">i")
 
 
@@ -74,9 +78,13 @@ class _Sent(Generic[A]):
 
 
 class Connection:
-    """Opened by its constructor. Raises ConnectionFailed, and AccessRefused for a login that the node refuses."""
+    """Opened by its constructor. Raises ConnectionFailed, and AccessRefused for a login that the node
+    refuses.
+    """
 
-    def __init__(self, node: Endpoint, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, node: Endpoint, settings: Settings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.node = node
         self.broken = False
         self._settings = settings
@@ -97,7 +105,7 @@ class Connection:
             self.close()
             raise
 
-    # -- requests ---------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def send(self, request: port.Request[A]) -> port.Pending[A]:
         """Raises ConnectionFailed: the request was not sent whole, so the node did not do it."""
@@ -145,7 +153,9 @@ class Connection:
                     if not self._is_broken() and self._waiting and self._waiting[0] is oldest:
                         self._waiting.popleft().frame = frame
         if not pending.settled:
-            pending.failure = Unanswered(f"the connection to {self.node} was closed before it answered {pending.message.name}")
+            pending.failure = Unanswered(
+                f"the connection to {self.node} was closed before it answered {pending.message.name}"
+            )
 
     def _is_broken(self) -> bool:
         """For another thread may have broken it since the last look."""
@@ -162,7 +172,8 @@ class Connection:
         (length,) = _LENGTH.unpack(head)
         if not 4 <= length <= LARGEST_ANSWER:
             raise errors.RemoteProtocolError(
-                f"{self.node} answers with bytes that are no Kafka ({bytes(head)!r})", "check the port, and whether it needs TLS"
+                f"{self.node} answers with bytes that are no Kafka ({bytes(head)!r})",
+                "check the port, and whether it needs TLS",
             )
         return self._exactly(length, deadline)
 
@@ -194,7 +205,7 @@ class Connection:
         self._close_socket()
         return errors.ConnectionFailed(f"{self.node}: {text}", "is Kafka running, and is the address right?")
 
-    # -- opening and closing ----------------------------------------------------------------------------------------------
+    # -- opening and closing ---------------------------------------------------------------------------------
 
     def _connected(self) -> socket.socket:
         raw = None
@@ -207,7 +218,11 @@ class Connection:
         except OSError as error:  # also every error of TLS
             if raw is not None:
                 raw.close()
-            advice = "check the certificates, and whether the port speaks TLS" if isinstance(error, ssl.SSLError) else "is Kafka running?"
+            advice = (
+                "check the certificates, and whether the port speaks TLS"
+                if isinstance(error, ssl.SSLError)
+                else "is Kafka running?"
+            )
             raise errors.ConnectionFailed(f"cannot connect to {self.node}: {error}", advice) from None
 
     def _ask(self, form: Form) -> Any:
@@ -220,13 +235,18 @@ class Connection:
             return
         code, mechanisms = self._ask(handshake(login.mechanism))
         if code:
-            raise error_of(code, f"{self.node} does not take the mechanism {login.mechanism}, but {', '.join(mechanisms)}")
+            raise error_of(
+                code,
+                f"{self.node} does not take the mechanism {login.mechanism}, but {', '.join(mechanisms)}",
+            )
         exchange = Exchange(login)
         lifetime_ms = 0
         while not exchange.done:
             challenge: Challenge = self._ask(authenticate(exchange.next()))
             if challenge.code:
-                raise error_of(challenge.code, f"login to {self.node} by {login.mechanism}", challenge.message)
+                raise error_of(
+                    challenge.code, f"login to {self.node} by {login.mechanism}", challenge.message
+                )
             exchange.receive(challenge.data)
             lifetime_ms = challenge.lifetime_ms
         lifetime_s = max(REAUTHENTICATE * lifetime_ms / 1000, SOONEST_S)

@@ -1,9 +1,9 @@
 """Fetched bytes of a partition as columns: which batches a reader sees, and the fields of their records.
 
-Numpy finds the fields of all records at once, Arrow copies them out. Not here: fetching; what a header or a key means.
-Invariant: equal to :func:`broker_core.kafka.plain.records`, batch by batch, on every input. What the fast form does not handle
-(numbers longer than eight bytes) and everything damaged goes to the plain one, which gives the rows or says what is wrong.
-Memory: the data and a few times LIMIT.
+Numpy finds the fields of all records at once, Arrow copies them out. Not here: fetching; what a header or a
+key means. Invariant: equal to :func:`broker_core.kafka.plain.records`, batch by batch, on every input. What
+the fast form does not handle (numbers longer than eight bytes) and everything damaged goes to the plain one,
+which gives the rows or says what is wrong. Memory: the data and a few times LIMIT.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from broker_core.kafka.starts import PADDING, Bytes, Section, find_starts
 from broker_core.kafka.varint import Integers, column_unsigned, unzigzag, windows
 
 LIMIT = 256 << 20  # bytes at once; Arrow's binary columns end at 2 GiB
-RECORD_BYTES = 100  # that the columns of a record take beside its content, so that many empty ones are no way around the limit
+# that the columns of a record take beside its content, so that many empty ones are no way around the limit
+RECORD_BYTES = 100
 CHUNK = 1 << 14  # rows whose temporary columns stay in the processor's cache
 _SAFE_TIMESTAMP = 1 << 62  # a delta in a window does not overflow from below it
 
@@ -43,8 +44,9 @@ Positions = npt.NDArray[np.int32]
 class Records:
     """Columns of equal length, in the order of the offsets.
 
-    ``timestamps`` are milliseconds since the epoch. ``keys`` and ``headers`` are None where no record has one. ``headers`` is a
-    dictionary array of blocks for :func:`broker_core.kafka.plain.header_pairs`, each checked. Keys and values may be null.
+    ``timestamps`` are milliseconds since the epoch. ``keys`` and ``headers`` are None where no record has
+    one. ``headers`` is a dictionary array of blocks for :func:`broker_core.kafka.plain.header_pairs`, each
+    checked. Keys and values may be null.
     """
 
     offsets: Integers
@@ -79,11 +81,11 @@ def decode(
 ) -> Decoded:
     """The visible records with ``start <= offset < end`` in what one Fetch answered for one partition.
 
-    ``data`` is a sequence of record batches; the last one may be cut short (KIP-74), the first may begin below ``start``. ``aborted``
-    is the answer's list of (producer id, first offset); without it every record is visible, as for an isolation level of
-    read_uncommitted. ``log`` is for the texts of errors. Where all batches are larger than ``limit`` bytes, the later ones are
-    left for the next fetch.
-    Raises CorruptRecordBatch, and TransactionTooLarge where the first batch alone is larger than ``limit``.
+    ``data`` is a sequence of record batches; the last one may be cut short (KIP-74), the first may begin
+    below ``start``. ``aborted`` is the answer's list of (producer id, first offset); without it every record
+    is visible, as for an isolation level of read_uncommitted. ``log`` is for the texts of errors. Where all
+    batches are larger than ``limit`` bytes, the later ones are left for the next fetch. Raises
+    CorruptRecordBatch, and TransactionTooLarge where the first batch alone is larger than ``limit``.
     """
     view, position, room = memoryview(data).cast("B"), start, limit
     aborts = _Aborts(aborted)
@@ -99,7 +101,8 @@ def decode(
                 if batches:
                     break
                 raise errors.TransactionTooLarge(
-                    f"the record batch at offset {head.base_offset} of {log} cannot be read: {error}, and the limit is {limit}",
+                    f"the record batch at offset {head.base_offset} of {log} cannot be read: {error}, and "
+                    f"the limit is {limit}",
                     "write smaller batches; this one is skipped by a start behind it",
                 ) from None
             room -= _weight(content, head)
@@ -117,7 +120,9 @@ def _content(view: memoryview, head: Head, room: int, log: str) -> bytes | memor
     except ValueError as error:
         raise damaged(log, head.base_offset, f"its content cannot be inflated: {error}") from None
     if len(content) < SMALLEST_RECORD * head.records:
-        raise damaged(log, head.base_offset, f"its content of {len(content)} bytes cannot hold {head.records} records")
+        raise damaged(
+            log, head.base_offset, f"its content of {len(content)} bytes cannot hold {head.records} records"
+        )
     if _weight(content, head) > room:
         raise TooLarge(f"it holds {len(content)} bytes in {head.records} records")
     return content
@@ -137,12 +142,15 @@ def _heads(view: memoryview, log: str) -> Iterator[Head]:
         at, lowest = head.stop, head.last_offset + 1
     if at == 0 and len(view):
         raise errors.CorruptRecordBatch(
-            f"{len(view)} bytes of {log} are no whole record batch", "fetch again; a broker sends the first one whole"
+            f"{len(view)} bytes of {log} are no whole record batch",
+            "fetch again; a broker sends the first one whole",
         )
 
 
 class _Aborts:
-    """Which batches an isolation level of read_committed hides (KIP-98; the Java consumer's ``CompletedFetch`` does the same)."""
+    """Which batches an isolation level of read_committed hides (KIP-98; the Java consumer's
+    ``CompletedFetch`` does the same).
+    """
 
     def __init__(self, transactions: Iterable[tuple[int, int]]) -> None:
         """``transactions``: (producer id, first offset) of those that end with an abort."""
@@ -160,7 +168,7 @@ class _Aborts:
         return bool(head.attributes & TRANSACTIONAL) and head.producer_id in self._open
 
 
-# -- columns --------------------------------------------------------------------------------------------------------------
+# -- columns -------------------------------------------------------------------------------------------------
 
 
 class _Fields:
@@ -175,8 +183,8 @@ class _Fields:
     def fill(self, rows: slice, data: Bytes, words: Integers, starts: Integers, ends: Integers) -> None:
         """Raises ValueError where a record is damaged, or has numbers that the windows do not show.
 
-        No read leaves the data: each number moves at most a window, and before there were eight of them the place is compared with
-        the end of the record.
+        No read leaves the data: each number moves at most a window, and before there were eight of them the
+        place is compared with the end of the record.
         """
         length, at = column_unsigned(words, starts)
         _require((at + unzigzag(length) == ends) & (data[at] == 0))
@@ -192,7 +200,9 @@ class _Fields:
         _require((ends - at > 1) | (data[at] == 0))
 
 
-def _nullable(data: Bytes, words: Integers, at: Integers, ends: Integers) -> tuple[Integers, Integers, Integers]:
+def _nullable(
+    data: Bytes, words: Integers, at: Integers, ends: Integers
+) -> tuple[Integers, Integers, Integers]:
     """First bytes of a nullable field, its lengths, and the bytes behind it."""
     if (data[at] == 1).all():
         return at, np.full(len(at), -1), at + 1
@@ -237,7 +247,9 @@ def _fast(batches: list[tuple[Head, bytes | memoryview]], start: int, end: int) 
         offsets[kept],
         timestamps[kept],
         values=_column(buffer, fields.value[kept], fields.value_length[kept]),
-        keys=_column(buffer, fields.key[kept], fields.key_length[kept]) if (fields.key_length[kept] >= 0).any() else None,
+        keys=_column(buffer, fields.key[kept], fields.key_length[kept])
+        if (fields.key_length[kept] >= 0).any()
+        else None,
         headers=_headers(buffer, fields, kept),
     )
 
@@ -248,7 +260,9 @@ def _numbers(heads: list[Head], counts: Integers, fields: _Fields) -> tuple[Inte
     offsets = np.repeat(base, counts) + fields.offset
     last = np.cumsum(counts) - 1
     _require(offsets[1:] > offsets[:-1])
-    _require((fields.offset[last - counts + 1] >= 0) & (offsets[last] <= [head.last_offset for head in heads]))
+    _require(
+        (fields.offset[last - counts + 1] >= 0) & (offsets[last] <= [head.last_offset for head in heads])
+    )
 
     append = np.array([bool(head.attributes & LOG_APPEND_TIME) for head in heads])
     time = np.where(append, [head.max_timestamp for head in heads], [head.base_timestamp for head in heads])
@@ -289,11 +303,20 @@ def _without_empty(blocks: pa.DictionaryArray) -> pa.DictionaryArray | None:
 
 
 def _plain(batches: list[tuple[Head, bytes | memoryview]], start: int, end: int, log: str) -> Records:
-    found = [record for head, content in batches for record in plain.records(head, content, log) if start <= record.offset < end]
+    found = [
+        record
+        for head, content in batches
+        for record in plain.records(head, content, log)
+        if start <= record.offset < end
+    ]
     return Records(
         np.array([record.offset for record in found], np.int64),
         np.array([record.timestamp for record in found], np.int64),
         values=pa.array([record.value for record in found], pa.binary()),
-        keys=pa.array([record.key for record in found], pa.binary()) if any(record.key is not None for record in found) else None,
-        headers=_without_empty(pa.array([record.headers for record in found], pa.binary()).dictionary_encode()),
+        keys=pa.array([record.key for record in found], pa.binary())
+        if any(record.key is not None for record in found)
+        else None,
+        headers=_without_empty(
+            pa.array([record.headers for record in found], pa.binary()).dictionary_encode()
+        ),
     )

@@ -1,8 +1,8 @@
 """Rows as one Kafka record batch (magic 2), and the stamp that puts it into a transaction.
 
-The heads of all records are computed as columns, and Arrow joins them with keys, values and headers. Not here: how many rows go
-into one batch, and where it is sent.
-Invariant: what :func:`encode` returns, :func:`broker_core.kafka.decode.decode` reads as the same rows, and so does every client.
+The heads of all records are computed as columns, and Arrow joins them with keys, values and headers. Not
+here: how many rows go into one batch, and where it is sent. Invariant: what :func:`encode` returns,
+:func:`broker_core.kafka.decode.decode` reads as the same rows, and so does every client.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def encode(
 ) -> bytes:
     """One batch of all rows, at offset 0, with one ``timestamp`` in milliseconds, of no producer.
 
-    Values and keys may be null. ``headers`` are blocks of :func:`encode_headers`, one for each row. There are 1 to MAX_ROWS rows; the
-    sizes a topic takes (``max.message.bytes``) are the caller's business. Raises TransactionTooLarge for a record of MAX_RECORD bytes.
+    Values and keys may be null. ``headers`` are blocks of :func:`encode_headers`, one for each row. There are
+    1 to MAX_ROWS rows; the sizes a topic takes (``max.message.bytes``) are the caller's business. Raises
+    TransactionTooLarge for a record of MAX_RECORD bytes.
     """
     content = _content(values, keys, headers)
     body = deflate(codec, content)
@@ -61,14 +62,18 @@ def encode(
 
 
 def stamp(batch: bytearray, *, producer_id: int, epoch: int, sequence: int, timestamp: int) -> None:
-    """Makes an encoded batch the producer's own, in place. ``sequence`` is that of its first record (KIP-98)."""
+    """Makes an encoded batch the producer's own, in place. ``sequence`` is that of its first record
+    (KIP-98).
+    """
     _TIMESTAMPS.pack_into(batch, TIMESTAMPS_AT, timestamp, timestamp)
     _PRODUCER.pack_into(batch, PRODUCER_AT, producer_id, epoch, sequence)
     _CRC.pack_into(batch, CRC_AT, crc32c.crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
 
 
 def encode_headers(pairs: Iterable[tuple[str, bytes | None]]) -> bytes:
-    """Headers as the block that stands in a record, their count in front. A name may repeat; a value may be null."""
+    """Headers as the block that stands in a record, their count in front. A name may repeat; a value may be
+    null.
+    """
     parts: list[bytes] = []
     count = 0
     for name, value in pairs:
@@ -83,7 +88,9 @@ _FRONT, _TAIL = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
 _TIMESTAMPS, _PRODUCER, _CRC = struct.Struct(">qq"), struct.Struct(">qhi"), struct.Struct(">I")
 
 
-def _content(values: pa.BinaryArray, keys: pa.BinaryArray | None, headers: pa.BinaryArray | None) -> memoryview:
+def _content(
+    values: pa.BinaryArray, keys: pa.BinaryArray | None, headers: pa.BinaryArray | None
+) -> memoryview:
     """The records, one behind the other."""
     rows = len(values)
     if not 0 < rows <= MAX_ROWS:
@@ -106,7 +113,8 @@ def _content(values: pa.BinaryArray, keys: pa.BinaryArray | None, headers: pa.Bi
     size += 1 if headers is None else _lengths(headers)[0]
     if int(size.max()) >= MAX_RECORD or int(size.sum()) + 4 * rows > _MAX_CONTENT:
         raise errors.TransactionTooLarge(
-            f"records of {int(size.sum())} bytes, the largest of {int(size.max())}, do not go into one record batch",
+            f"records of {int(size.sum())} bytes, the largest of {int(size.max())}, do not go into one "
+            "record batch",
             f"a record takes less than {MAX_RECORD} bytes",
         )
     first, first_bytes = column_encoded(2 * size)
@@ -115,7 +123,11 @@ def _content(values: pa.BinaryArray, keys: pa.BinaryArray | None, headers: pa.Bi
         # the count of headers, zero, of the record before: so it needs no piece of its own
         first, first_bytes = first << 8, first_bytes + 1
     fronts = _packed(first, first_bytes, second, second_bytes)
-    pieces = [fronts, _whole(values)] if keys is None else [fronts, _whole(keys), _slotted(value_word, value_bytes), _whole(values)]
+    pieces = (
+        [fronts, _whole(values)]
+        if keys is None
+        else [fronts, _whole(keys), _slotted(value_word, value_bytes), _whole(values)]
+    )
     if headers is None:
         return _joined(pieces, b"\0")[1:]
     return _joined([*pieces, _whole(headers)], b"")
@@ -132,7 +144,9 @@ def _lengths(column: pa.BinaryArray) -> tuple[Integers, Integers]:
 
 
 class _Piece(NamedTuple):
-    """What each record has in one place: the elements ``first``, ``first + step`` and so on of ``elements``."""
+    """What each record has in one place: the elements ``first``, ``first + step`` and so on of
+    ``elements``.
+    """
 
     elements: pa.BinaryArray
     first: int
@@ -151,7 +165,9 @@ def _slotted(words: Integers | npt.NDArray[np.uint64], size: Integers) -> _Piece
     bounds[1:-1:2] = np.arange(0, rows * width, width)
     bounds[2::2] = bounds[1:-1:2] + size
     bounds[-1] = bounds[-2]
-    spans = pa.Array.from_buffers(pa.binary(), 2 * rows + 1, [None, pa.py_buffer(bounds), pa.py_buffer(words)])
+    spans = pa.Array.from_buffers(
+        pa.binary(), 2 * rows + 1, [None, pa.py_buffer(bounds), pa.py_buffer(words)]
+    )
     return _Piece(spans, 1, 2)
 
 

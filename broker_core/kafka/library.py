@@ -1,6 +1,8 @@
-"""What is used of kafka-python, imported here and nowhere else: its protocol, its SASL mechanisms and its errors, all sans-IO.
+"""What is used of kafka-python, imported here and nowhere else: its protocol, its SASL mechanisms and its
+errors, all sans-IO.
 
-Not its clients. Invariant: nothing of kafka-python is known outside ``messages.py`` and ``sasl.py``, so it can be replaced there.
+Not its clients. Invariant: nothing of kafka-python is known outside ``messages.py`` and ``sasl.py``, so it
+can be replaced there.
 """
 
 from kafka.errors import KafkaError as LibraryError
@@ -17,7 +19,12 @@ from kafka.protocol.admin import (
 )
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, ProduceRequest
+from kafka.protocol.producer import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 __all__ = [

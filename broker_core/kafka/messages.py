@@ -1,8 +1,9 @@
-"""Requests of the port as messages of Kafka's protocol, by ``kafka.protocol``, which knows every version of each.
+"""Requests of the port as messages of Kafka's protocol, by ``kafka.protocol``, which knows every version of
+each.
 
-Not here: sockets; authentication (``sasl.py``).
-Invariant: bytes that are no answer to their request raise RemoteProtocolError and nothing else. Versions from Kafka 2.8 on are
-spoken (topic ids, KIP-516); the highest that both sides know is taken.
+Not here: sockets; authentication (``sasl.py``). Invariant: bytes that are no answer to their request raise
+RemoteProtocolError and nothing else. Versions from Kafka 2.8 on are spoken (topic ids, KIP-516); the highest
+that both sides know is taken.
 """
 
 from __future__ import annotations
@@ -66,14 +67,17 @@ class Message:
     """A form in one version: its bytes, and the answer in other bytes."""
 
     def __init__(self, form: Form, versions: Mapping[int, tuple[int, int]] | None, node: Endpoint) -> None:
-        """``versions``: what the node speaks, None before it said. Raises KafkaError where no version is common."""
+        """``versions``: what the node speaks, None before it said. Raises KafkaError where no version is
+        common.
+        """
         self._form = form
         self._node = node
         low, high = versions.get(form.key, (0, -1)) if versions is not None else (form.low, form.high)
         self._version = min(high, form.high)
         if self._version < max(low, form.low):
             raise errors.KafkaError(
-                f"{node} does not speak {self.name} of version {form.low} to {form.high}, but {low} to {high}",
+                f"{node} does not speak {self.name} of version {form.low} to {form.high}, but {low} to "
+                f"{high}",
                 "Kafka 2.8 or later is needed, 4.0 or later for transactions of version 2",
             )
 
@@ -94,10 +98,16 @@ class Message:
             if _CORRELATION.unpack_from(frame)[0] != correlation:
                 raise ValueError("it belongs to another request")
             request = self._form.api
-            header = request.header_class(request_api_key=self._form.key, request_api_version=self._version, correlation_id=0, client_id="")
+            header = request.header_class(
+                request_api_key=self._form.key,
+                request_api_version=self._version,
+                correlation_id=0,
+                client_id="",
+            )
             response = header.get_response_class()
             behind = _CORRELATION.size
-            # a flexible header ends with tagged fields, of which Kafka defines none; that of ApiVersions never is flexible (KIP-511)
+            # a flexible header ends with tagged fields, of which Kafka defines none; that of ApiVersions
+            # never is flexible (KIP-511)
             if self._form.api is not ApiVersionsRequest and response.flexible_version_q(self._version):
                 if frame[behind]:
                     raise ValueError("its header has tagged fields")
@@ -107,7 +117,8 @@ class Message:
             raise
         except Exception as error:  # kafka-python raises whatever the damaged bytes lead to
             raise errors.RemoteProtocolError(
-                f"the answer of {self._node} to {self.name} cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                f"the answer of {self._node} to {self.name} cannot be read: {type(error).__name__}: "
+                f"{' '.join(str(error).split())[:200]}",
                 "is it a Kafka?",
             ) from None
 
@@ -129,7 +140,7 @@ def _partitions(logs: Iterable[Log]) -> dict[str, list[int]]:
     return {topic: [number for number, _ in found] for topic, found in _by_topic(dict.fromkeys(logs)).items()}
 
 
-# -- the cluster ----------------------------------------------------------------------------------------------------------
+# -- the cluster ---------------------------------------------------------------------------------------------
 
 
 def _features(_: port.Features) -> Form:
@@ -137,9 +148,13 @@ def _features(_: port.Features) -> Form:
         if answer.error_code:
             raise error_of(Code(answer.error_code), "the request ApiVersions")
         versions = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-        return port.FeaturesAnswer(versions, {each.name: each.max_version_level for each in answer.finalized_features or ()})
+        return port.FeaturesAnswer(
+            versions, {each.name: each.max_version_level for each in answer.finalized_features or ()}
+        )
 
-    return Form(ApiVersionsRequest, 3, 3, {"client_software_name": CLIENT_ID, "client_software_version": "0.1"}, read)
+    return Form(
+        ApiVersionsRequest, 3, 3, {"client_software_name": CLIENT_ID, "client_software_version": "0.1"}, read
+    )
 
 
 def _metadata(request: port.Metadata) -> Form:
@@ -155,13 +170,19 @@ def _metadata(request: port.Metadata) -> Form:
             answer.controller_id,
             {
                 each.name: port.TopicMetadata(
-                    Code(each.error_code), each.topic_id, {part.partition_index: partition(part) for part in each.partitions}
+                    Code(each.error_code),
+                    each.topic_id,
+                    {part.partition_index: partition(part) for part in each.partitions},
                 )
                 for each in answer.topics
             },
         )
 
-    fields = {"topics": topics, "allow_auto_topic_creation": False, "include_topic_authorized_operations": False}
+    fields = {
+        "topics": topics,
+        "allow_auto_topic_creation": False,
+        "include_topic_authorized_operations": False,
+    }
     return Form(MetadataRequest, 10, 12, fields, read)
 
 
@@ -170,10 +191,12 @@ def _find_coordinator(request: port.FindCoordinator) -> Form:
         code = Code(answer.error_code)
         return port.CoordinatorAnswer(code, None if code else Endpoint(answer.host, answer.port))
 
-    return Form(FindCoordinatorRequest, 3, 3, {"key": request.key, "key_type": 0 if request.group else 1}, read)
+    return Form(
+        FindCoordinatorRequest, 3, 3, {"key": request.key, "key_type": 0 if request.group else 1}, read
+    )
 
 
-# -- records --------------------------------------------------------------------------------------------------------------
+# -- records -------------------------------------------------------------------------------------------------
 
 
 def _list_offsets(request: port.ListOffsets) -> Form:
@@ -182,7 +205,9 @@ def _list_offsets(request: port.ListOffsets) -> Form:
         topic(
             name=name,
             partitions=[
-                topic.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=timestamp)
+                topic.ListOffsetsPartition(
+                    partition_index=number, current_leader_epoch=-1, timestamp=timestamp
+                )
                 for number, timestamp in found
             ],
         )
@@ -197,7 +222,13 @@ def _list_offsets(request: port.ListOffsets) -> Form:
         }
 
     # version 5 is the first that answers OFFSET_NOT_AVAILABLE (KIP-207)
-    return Form(ListOffsetsRequest, 5, 7, {"replica_id": -1, "isolation_level": int(request.isolation), "topics": topics}, read)
+    return Form(
+        ListOffsetsRequest,
+        5,
+        7,
+        {"replica_id": -1, "isolation_level": int(request.isolation), "topics": topics},
+        read,
+    )
 
 
 def _fetch(request: port.Fetch) -> Form:
@@ -232,7 +263,9 @@ def _fetch(request: port.Fetch) -> Form:
                 part.high_watermark,
                 part.last_stable_offset,
                 part.log_start_offset,
-                tuple((aborted.producer_id, aborted.first_offset) for aborted in part.aborted_transactions or ()),
+                tuple(
+                    (aborted.producer_id, aborted.first_offset) for aborted in part.aborted_transactions or ()
+                ),
                 memoryview(part.records if part.records is not None else b""),
             )
             for each in answer.responses
@@ -257,18 +290,30 @@ def _fetch(request: port.Fetch) -> Form:
 def _produce(request: port.Produce) -> Form:
     topic = ProduceRequest.TopicProduceData
     topics = [
-        topic(name=name, partition_data=[topic.PartitionProduceData(index=number, records=batch) for number, batch in found])
+        topic(
+            name=name,
+            partition_data=[
+                topic.PartitionProduceData(index=number, records=batch) for number, batch in found
+            ],
+        )
         for name, found in _by_topic(request.batches).items()
     ]
 
     def read(answer: Any) -> dict[Log, port.Produced]:
         return {
-            Log(each.name, part.index): port.Produced(Code(part.error_code), part.base_offset, part.error_message)
+            Log(each.name, part.index): port.Produced(
+                Code(part.error_code), part.base_offset, part.error_message
+            )
             for each in answer.responses
             for part in each.partition_responses
         }
 
-    fields = {"transactional_id": request.transactional_id, "acks": -1, "timeout_ms": request.timeout_ms, "topic_data": topics}
+    fields = {
+        "transactional_id": request.transactional_id,
+        "acks": -1,
+        "timeout_ms": request.timeout_ms,
+        "topic_data": topics,
+    }
     low, high = (12, 12) if request.implicit else (9, 11)
     return Form(ProduceRequest, low, high, fields, read)
 
@@ -276,7 +321,13 @@ def _produce(request: port.Produce) -> Form:
 def _delete_records(request: port.DeleteRecords) -> Form:
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     topics = [
-        topic(name=name, partitions=[topic.DeleteRecordsPartition(partition_index=number, offset=offset) for number, offset in found])
+        topic(
+            name=name,
+            partitions=[
+                topic.DeleteRecordsPartition(partition_index=number, offset=offset)
+                for number, offset in found
+            ],
+        )
         for name, found in _by_topic(request.before).items()
     ]
 
@@ -290,7 +341,7 @@ def _delete_records(request: port.DeleteRecords) -> Form:
     return Form(DeleteRecordsRequest, 1, 2, {"topics": topics, "timeout_ms": request.timeout_ms}, read)
 
 
-# -- transactions ---------------------------------------------------------------------------------------------------------
+# -- transactions --------------------------------------------------------------------------------------------
 
 
 def _init_producer(request: port.InitProducer) -> Form:
@@ -313,7 +364,9 @@ def _add_partitions(request: port.AddPartitions) -> Form:
         "v3_and_below_transactional_id": request.transactional_id,
         "v3_and_below_producer_id": request.producer.id,
         "v3_and_below_producer_epoch": request.producer.epoch,
-        "v3_and_below_topics": [topic(name=name, partitions=numbers) for name, numbers in _partitions(request.logs).items()],
+        "v3_and_below_topics": [
+            topic(name=name, partitions=numbers) for name, numbers in _partitions(request.logs).items()
+        ],
     }
 
     def read(answer: Any) -> dict[Log, Code]:
@@ -335,7 +388,13 @@ def _end_transaction(request: port.EndTransaction) -> Form:
     }
     if request.bump:
         return Form(EndTxnRequest, 5, 5, fields, _read_producer)
-    return Form(EndTxnRequest, 3, 4, fields, lambda answer: port.ProducerAnswer(Code(answer.error_code), request.producer))
+    return Form(
+        EndTxnRequest,
+        3,
+        4,
+        fields,
+        lambda answer: port.ProducerAnswer(Code(answer.error_code), request.producer),
+    )
 
 
 def _describe_transaction(request: port.DescribeTransaction) -> Form:
@@ -348,7 +407,7 @@ def _describe_transaction(request: port.DescribeTransaction) -> Form:
     return Form(DescribeTransactionsRequest, 0, 0, {"transactional_ids": [request.transactional_id]}, read)
 
 
-# -- topics and groups ----------------------------------------------------------------------------------------------------
+# -- topics and groups ---------------------------------------------------------------------------------------
 
 
 def _outcome(found: Iterable[Any]) -> port.Outcome:
@@ -363,7 +422,9 @@ def _create_topic(request: port.CreateTopic) -> Form:
         num_partitions=request.partitions,
         replication_factor=request.replication,
         assignments=[],
-        configs=[topic.CreatableTopicConfig(name=name, value=value) for name, value in request.configs.items()],
+        configs=[
+            topic.CreatableTopicConfig(name=name, value=value) for name, value in request.configs.items()
+        ],
     )
     fields = {"topics": [made], "timeout_ms": request.timeout_ms, "validate_only": False}
     return Form(CreateTopicsRequest, 5, 7, fields, lambda answer: _outcome(answer.topics))
@@ -375,18 +436,24 @@ def _delete_topic(request: port.DeleteTopic) -> Form:
 
 
 def _grow_topic(request: port.GrowTopic) -> Form:
-    topic = CreatePartitionsRequest.CreatePartitionsTopic(name=request.name, count=request.partitions, assignments=None)
+    topic = CreatePartitionsRequest.CreatePartitionsTopic(
+        name=request.name, count=request.partitions, assignments=None
+    )
     fields = {"topics": [topic], "timeout_ms": request.timeout_ms, "validate_only": False}
     return Form(CreatePartitionsRequest, 2, 3, fields, lambda answer: _outcome(answer.results))
 
 
 def _describe_topic(request: port.DescribeTopic) -> Form:
     keys = None if request.keys is None else list(request.keys)
-    resource = DescribeConfigsRequest.DescribeConfigsResource(resource_type=_TOPIC, resource_name=request.name, configuration_keys=keys)
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=_TOPIC, resource_name=request.name, configuration_keys=keys
+    )
 
     def read(answer: Any) -> port.ConfigsAnswer:
         (found,) = answer.results
-        return port.ConfigsAnswer(Code(found.error_code), {each.name: each.value for each in found.configs}, found.error_message)
+        return port.ConfigsAnswer(
+            Code(found.error_code), {each.name: each.value for each in found.configs}, found.error_message
+        )
 
     fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
     return Form(DescribeConfigsRequest, 2, 4, fields, read)
@@ -405,7 +472,9 @@ def _log_sizes(request: port.LogSizes) -> Form:
             for each in directory.topics:
                 for part in each.partitions:
                     if not part.is_future_key:
-                        found[Log(each.name, part.partition_index)] = port.SizeAnswer(Code.NONE, part.partition_size)
+                        found[Log(each.name, part.partition_index)] = port.SizeAnswer(
+                            Code.NONE, part.partition_size
+                        )
         return found
 
     return Form(DescribeLogDirsRequest, 2, 4, {"topics": topics}, read)
@@ -419,10 +488,17 @@ def _commit_offsets(request: port.CommitOffsets) -> Form:
             partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
         )
 
-    topics = [topic(name=name, partitions=[committed(*each) for each in found]) for name, found in _by_topic(request.offsets).items()]
+    topics = [
+        topic(name=name, partitions=[committed(*each) for each in found])
+        for name, found in _by_topic(request.offsets).items()
+    ]
 
     def read(answer: Any) -> dict[Log, Code]:
-        return {Log(each.name, part.partition_index): Code(part.error_code) for each in answer.topics for part in each.partitions}
+        return {
+            Log(each.name, part.partition_index): Code(part.error_code)
+            for each in answer.topics
+            for part in each.partitions
+        }
 
     fields = {
         "group_id": request.group,
@@ -436,18 +512,24 @@ def _commit_offsets(request: port.CommitOffsets) -> Form:
 
 def _group_offsets(request: port.GroupOffsets) -> Form:
     topic = OffsetFetchRequest.OffsetFetchRequestTopic
-    topics = [topic(name=name, partition_indexes=numbers) for name, numbers in _partitions(request.logs).items()]
+    topics = [
+        topic(name=name, partition_indexes=numbers) for name, numbers in _partitions(request.logs).items()
+    ]
 
     def read(answer: Any) -> dict[Log, port.OffsetAnswer]:
         if answer.error_code:
             return {log: port.OffsetAnswer(Code(answer.error_code), -1) for log in request.logs}
         return {
-            Log(each.name, part.partition_index): port.OffsetAnswer(Code(part.error_code), part.committed_offset)
+            Log(each.name, part.partition_index): port.OffsetAnswer(
+                Code(part.error_code), part.committed_offset
+            )
             for each in answer.topics
             for part in each.partitions
         }
 
-    return Form(OffsetFetchRequest, 7, 7, {"group_id": request.group, "topics": topics, "require_stable": False}, read)
+    return Form(
+        OffsetFetchRequest, 7, 7, {"group_id": request.group, "topics": topics, "require_stable": False}, read
+    )
 
 
 _FORMS: dict[type[port.Request[Any]], Callable[[Any], Form]] = {

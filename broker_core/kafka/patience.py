@@ -36,7 +36,9 @@ class Patience:
         self._pauses = 0
 
     def wait(self, error: errors.TxmqError) -> None:
-        """Waits a little because of ``error``; raises it when the time is over. Pauses differ, so that clients do not ask in step."""
+        """Waits a little because of ``error``; raises it when the time is over. Pauses differ, so that
+        clients do not ask in step.
+        """
         left_s = self._deadline - self._time.now()
         if left_s <= 0:
             raise error

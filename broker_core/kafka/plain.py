@@ -1,9 +1,8 @@
 """Records of a batch, one at a time: the plain form beside the fast one in ``decode.py``.
 
-The fast form hands over what it does not handle, and everything damaged, because this one can say which record and what is wrong
-with it. Tests compare both.
-Invariant: the records of a batch fill its bytes exactly, their offsets rise within those of the head, and nothing beyond the bytes
-is read.
+The fast form hands over what it does not handle, and everything damaged, because this one can say which
+record and what is wrong with it. Tests compare both. Invariant: the records of a batch fill its bytes
+exactly, their offsets rise within those of the head, and nothing beyond the bytes is read.
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ def records(head: Head, content: bytes | memoryview, log: str) -> Iterator[Recor
         previous = record.offset
         yield record
     if position != len(content):
-        raise damaged(log, head.base_offset, f"{len(content) - position} bytes follow its {head.records} records")
+        raise damaged(
+            log, head.base_offset, f"{len(content) - position} bytes follow its {head.records} records"
+        )
 
 
 def _record(head: Head, content: bytes | memoryview, position: int) -> tuple[Record, int]:
@@ -71,7 +72,7 @@ def _nullable(content: bytes | memoryview, position: int, end: int) -> tuple[byt
     return bytes(content[position : position + size]), position + size
 
 
-# -- headers --------------------------------------------------------------------------------------------------------------
+# -- headers -------------------------------------------------------------------------------------------------
 
 
 def check_headers(block: bytes) -> None:
@@ -87,11 +88,16 @@ def check_headers(block: bytes) -> None:
             position += max(size, 0)
         count -= 1
     if count or position != len(block):
-        raise ValueError(f"its headers end {len(block) - position} bytes before the record, and {count} of them are missing")
+        raise ValueError(
+            f"its headers end {len(block) - position} bytes before the record, and {count} of them are "
+            "missing"
+        )
 
 
 def header_pairs(block: bytes) -> list[tuple[str, bytes | None]]:
-    """Names and values of a block that was checked. A name that is no UTF-8 is read as Java reads it, with U+FFFD."""
+    """Names and values of a block that was checked. A name that is no UTF-8 is read as Java reads it, with
+    U+FFFD.
+    """
     count, position = read_unsigned(block, 0, len(block))
     pairs: list[tuple[str, bytes | None]] = []
     for _ in range(count >> 1):

@@ -1,9 +1,9 @@
 """The port to Kafka: requests as values, and a wire that carries one to one node.
 
-A request is a frozen dataclass that names its answer's type. ``wire.py`` carries it over sockets, FakeKafka in the tests answers it in
-memory, and ``client.py`` knows which node to ask and when to ask again.
-Not here: versions and bytes (``messages.py``).
-Invariant: an answer says for each thing that was asked which code it got; a wire raises only where there is no answer.
+A request is a frozen dataclass that names its answer's type. ``wire.py`` carries it over sockets, FakeKafka
+in the tests answers it in memory, and ``client.py`` knows which node to ask and when to ask again. Not here:
+versions and bytes (``messages.py``). Invariant: an answer says for each thing that was asked which code it
+got; a wire raises only where there is no answer.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Wire(Protocol):
     def send(self, node: Endpoint, request: Request[A], lane: str = "") -> Pending[A]:
         """Sends ``request`` and does not wait for its answer. Raises ConnectionFailed: nothing was sent.
 
-        A node answers the requests of one lane in their order, so one that waits, such as a fetch at the end of a log, has a lane of
-        its own.
+        A node answers the requests of one lane in their order, so one that waits, such as a fetch at the end
+        of a log, has a lane of its own.
         """
 
     def close(self) -> None: ...
@@ -87,12 +87,14 @@ class Unanswered(errors.ConnectionFailed):
     """The connection broke after a request was sent: the node may have done it, or not."""
 
 
-# -- the cluster ----------------------------------------------------------------------------------------------------------
+# -- the cluster ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Features(Request["FeaturesAnswer"]):
-    """ApiVersions: which versions of which requests a node speaks, and the features of the cluster (KIP-584)."""
+    """ApiVersions: which versions of which requests a node speaks, and the features of the cluster
+    (KIP-584).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +145,14 @@ class CoordinatorAnswer:
     node: Endpoint | None
 
 
-# -- records --------------------------------------------------------------------------------------------------------------
+# -- records -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ListOffsets(Request["dict[Log, OffsetAnswer]"]):
-    """By log: the first offset whose timestamp (ms) is not below the one asked for; LATEST: the end, EARLIEST: the begin."""
+    """By log: the first offset whose timestamp (ms) is not below the one asked for; LATEST: the end,
+    EARLIEST: the begin.
+    """
 
     timestamps: Mapping[Log, int]
     isolation: Isolation = Isolation.READ_COMMITTED
@@ -164,8 +168,9 @@ class OffsetAnswer:
 class Fetch(Request["dict[Log, Fetched]"]):
     """Record batches from the given offsets on.
 
-    ``ids`` are the topics' ids (KIP-516): with them a topic that was deleted and made again is UNKNOWN_TOPIC_ID, not other rows. The
-    first batch comes whole even where it is larger than ``max_bytes`` (KIP-74).
+    ``ids`` are the topics' ids (KIP-516): with them a topic that was deleted and made again is
+    UNKNOWN_TOPIC_ID, not other rows. The first batch comes whole even where it is larger than ``max_bytes``
+    (KIP-74).
     """
 
     offsets: Mapping[Log, int]
@@ -190,8 +195,9 @@ class Fetched:
 class Produce(Request["dict[Log, Produced]"]):
     """One record batch for each log, answered when all in-sync replicas have it (acks=all).
 
-    With a ``transactional_id`` the batches are stamped with its producer. ``implicit``: the log joins the transaction by this
-    request alone (KIP-890, transaction.version 2); else AddPartitions must have been answered before.
+    With a ``transactional_id`` the batches are stamped with its producer. ``implicit``: the log joins the
+    transaction by this request alone (KIP-890, transaction.version 2); else AddPartitions must have been
+    answered before.
     """
 
     batches: Mapping[Log, bytes | bytearray | memoryview] = field(repr=False)
@@ -215,12 +221,14 @@ class DeleteRecords(Request["dict[Log, OffsetAnswer]"]):
     timeout_ms: int = 30_000
 
 
-# -- transactions ---------------------------------------------------------------------------------------------------------
+# -- transactions --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class InitProducer(Request["ProducerAnswer"]):
-    """A new epoch for a transactional id; ends an open transaction of the one before. None: a producer without transactions."""
+    """A new epoch for a transactional id; ends an open transaction of the one before. None: a producer
+    without transactions.
+    """
 
     transactional_id: str | None
     timeout_ms: int = 60_000
@@ -243,7 +251,9 @@ class AddPartitions(Request["dict[Log, Code]"]):
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction(Request["ProducerAnswer"]):
-    """Commits or aborts. ``bump``: the answer is the epoch of the next transaction (KIP-890); else the epoch stays."""
+    """Commits or aborts. ``bump``: the answer is the epoch of the next transaction (KIP-890); else the epoch
+    stays.
+    """
 
     transactional_id: str
     producer: Producer
@@ -264,7 +274,7 @@ class TransactionAnswer:
     logs: frozenset[Log] = frozenset()
 
 
-# -- topics and groups ----------------------------------------------------------------------------------------------------
+# -- topics and groups ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The head of a Kafka record batch (magic 2), and what every reader of one agrees on.
 
-Not here: the records inside (``decode.py``, ``encode.py``) and compression. The layout is that of "Record Batch" in the Kafka
-protocol guide and of KIP-98; the checksum is CRC-32C from the attributes to the end.
-Invariant: a head that :func:`read_head` returns lies whole in its data, its checksum is right, and its numbers fit each other.
+Not here: the records inside (``decode.py``, ``encode.py``) and compression. The layout is that of "Record
+Batch" in the Kafka protocol guide and of KIP-98; the checksum is CRC-32C from the attributes to the end.
+Invariant: a head that :func:`read_head` returns lies whole in its data, its checksum is right, and its
+numbers fit each other.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from broker_core import errors
 from broker_core.kafka.compression import Codec
 from broker_core.kafka.varint import read_signed
 
-# base offset, length behind itself, leader epoch, magic, crc | attributes, last offset delta, base and max timestamp, producer id,
-# producer epoch, base sequence, count of records
+# base offset, length behind itself, leader epoch, magic, crc | attributes, last offset delta, base and max
+# timestamp, producer id, producer epoch, base sequence, count of records
 HEAD = struct.Struct(">qiibIhiqqqhii")
 MAGIC = 2
 NOTHING = -1  # no producer, no sequence, no leader epoch
@@ -32,7 +33,9 @@ _ABORT, _CONTROL_KEY = 0, struct.Struct(">hh")  # version, type
 
 
 class Head(NamedTuple):
-    """The head of the batch at byte ``at`` of fetched data, which ends before byte ``stop``. Timestamps in milliseconds."""
+    """The head of the batch at byte ``at`` of fetched data, which ends before byte ``stop``. Timestamps in
+    milliseconds.
+    """
 
     at: int
     stop: int
@@ -55,13 +58,16 @@ class Head(NamedTuple):
 
 
 def read_head(data: memoryview, at: int, log: str) -> Head | None:
-    """The head at byte ``at``; None where the batch does not lie whole in ``data``, as the last one of a fetch may not.
+    """The head at byte ``at``; None where the batch does not lie whole in ``data``, as the last one of a
+    fetch may not.
 
     ``log`` is for the text of the error. Raises CorruptRecordBatch.
     """
     if len(data) - at < HEAD.size:
         return None
-    base, length, _, magic, crc, attributes, last, first_time, max_time, producer, _, _, count = HEAD.unpack_from(data, at)
+    base, length, _, magic, crc, attributes, last, first_time, max_time, producer, _, _, count = (
+        HEAD.unpack_from(data, at)
+    )
     if magic != MAGIC:
         raise damaged(log, base, f"its format is {magic}; only 2, which Kafka writes since 0.11, is read")
     stop = at + _LENGTH_AT + length
@@ -84,7 +90,8 @@ def read_head(data: memoryview, at: int, log: str) -> Head | None:
 def is_abort_marker(data: memoryview, head: Head, log: str) -> bool:
     """Whether a control batch ends a transaction by aborting it. Raises CorruptRecordBatch.
 
-    A marker is one record that is never compressed; its key is a version and a type (protocol guide, "Control Batch").
+    A marker is one record that is never compressed; its key is a version and a type (protocol guide, "Control
+    Batch").
     """
     body = data[head.body]
     try:
@@ -105,6 +112,7 @@ def is_abort_marker(data: memoryview, head: Head, log: str) -> bool:
 def damaged(log: str, base_offset: int, reason: str) -> errors.CorruptRecordBatch:
     return errors.CorruptRecordBatch(
         f"the record batch at offset {base_offset} of {log} is damaged: {reason}",
-        "look at it with kafka-dump-log.sh, and let the partition be copied from a replica that is sound; what is gone is skipped by"
+        "look at it with kafka-dump-log.sh, and let the partition be copied from a replica that is sound; "
+        "what is gone is skipped by"
         " a start behind it",
     )

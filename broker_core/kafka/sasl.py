@@ -12,7 +12,13 @@ from typing import Any
 
 from broker_core import errors
 from broker_core.kafka.code import Code
-from broker_core.kafka.library import AbstractTokenProvider, LibraryError, SaslAuthenticateRequest, SaslHandshakeRequest, get_sasl_mechanism
+from broker_core.kafka.library import (
+    AbstractTokenProvider,
+    LibraryError,
+    SaslAuthenticateRequest,
+    SaslHandshakeRequest,
+    get_sasl_mechanism,
+)
 from broker_core.kafka.messages import Form
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -20,7 +26,9 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who a client is. ``token`` gives a fresh OAUTHBEARER token whenever it is called; the others need user and password."""
+    """Who a client is. ``token`` gives a fresh OAUTHBEARER token whenever it is called; the others need user
+    and password.
+    """
 
     mechanism: str
     user: str = field(default="", repr=False)
@@ -29,7 +37,10 @@ class Login:
 
     def __post_init__(self) -> None:
         if self.mechanism not in MECHANISMS:
-            raise errors.OptionError(f"the SASL mechanism {self.mechanism!r} is not supported", f"use one of {', '.join(MECHANISMS)}")
+            raise errors.OptionError(
+                f"the SASL mechanism {self.mechanism!r} is not supported",
+                f"use one of {', '.join(MECHANISMS)}",
+            )
         if self.mechanism == "OAUTHBEARER":
             if self.token is None:
                 raise errors.OptionError("OAUTHBEARER needs a function that gives a token")
@@ -70,10 +81,14 @@ class Exchange:
             self._mechanism.receive(data)
         except (ValueError, KeyError, LibraryError):
             raise errors.AccessRefused(
-                f"the broker's answer to {self._name} is not that of one which knows the password", "check the address and the password"
+                f"the broker's answer to {self._name} is not that of one which knows the password",
+                "check the address and the password",
             ) from None
         if self.done and not self._mechanism.is_authenticated():
-            raise errors.AccessRefused(f"the broker's answer ends {self._name} without accepting it", "check the user and the password")
+            raise errors.AccessRefused(
+                f"the broker's answer ends {self._name} without accepting it",
+                "check the user and the password",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,11 @@ def handshake(mechanism: str) -> Form:
 
 def authenticate(data: bytes) -> Form:
     def read(answer: Any) -> Challenge:
-        return Challenge(Code(answer.error_code), answer.error_message, bytes(answer.auth_bytes), answer.session_lifetime_ms)
+        return Challenge(
+            Code(answer.error_code),
+            answer.error_message,
+            bytes(answer.auth_bytes),
+            answer.session_lifetime_ms,
+        )
 
     return Form(SaslAuthenticateRequest, 1, 2, {"auth_bytes": data}, read)

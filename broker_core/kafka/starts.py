@@ -1,10 +1,10 @@
 """Where the records of inflated batches begin: many walkers step through the bytes together.
 
-A record begins with its length, so one walker goes from start to start. Each batch has a walker at its begin, which is known. Inside
-a long batch more of them begin at guessed places.
-Not here: what a record holds.
-Invariant: a guess never makes a wrong start. It counts only if the walker before it arrives exactly there; by induction from the
-begin of the batch, every start is then proven. A batch with a wrong guess is walked again from its begin alone.
+A record begins with its length, so one walker goes from start to start. Each batch has a walker at its begin,
+which is known. Inside a long batch more of them begin at guessed places. Not here: what a record holds.
+Invariant: a guess never makes a wrong start. It counts only if the walker before it arrives exactly there; by
+induction from the begin of the batch, every start is then proven. A batch with a wrong guess is walked again
+from its begin alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Bytes = npt.NDArray[np.uint8]
 PADDING = 64  # bytes behind the content that may be looked at: eight windows
 STRIDE = 16_384  # bytes between guesses
 LARGE = 1024  # mean size of a record from which guesses are not worth their search
-MANY = 32  # candidates of one search, of which the true one is not told cheaply: bodies of zeros; a record has four or so
+# candidates of one search, of which the true one is not told cheaply: bodies of zeros; a record has four or
+# so
+MANY = 32
 FEW = 48  # walkers; fewer step faster one by one
 
 
@@ -35,7 +37,9 @@ class Section(NamedTuple):
 
 
 def _jumps() -> Integers:
-    """By the first two bytes of a record (little-endian): bytes to the next record; 0 where more bytes tell, or none can."""
+    """By the first two bytes of a record (little-endian): bytes to the next record; 0 where more bytes tell,
+    or none can.
+    """
     first, second = np.arange(1 << 16) & 0xFF, np.arange(1 << 16) >> 8
     one = (first >> 1) + 1
     two = (((first & 0x7F) | second << 7) >> 1) + 2
@@ -48,7 +52,8 @@ _JUMP_LIST: list[int] = _JUMP.tolist()
 
 
 def find_starts(data: Bytes, words: Integers, sections: list[Section]) -> Integers:
-    """Begins of all records, in order. Raises ValueError where the records of a section do not fill it, or are not ``records``.
+    """Begins of all records, in order. Raises ValueError where the records of a section do not fill it, or
+    are not ``records``.
 
     ``data`` has PADDING bytes behind its last section, and ``words`` are its windows.
     """
@@ -78,13 +83,18 @@ def find_starts(data: Bytes, words: Integers, sections: list[Section]) -> Intege
 
 def _walk_whole(data: Bytes, section: Section) -> Integers:
     starts: list[int] = []
-    if _walk_alone(data.data, section.begin, section.end, starts) != section.end or len(starts) != section.records:
+    if (
+        _walk_alone(data.data, section.begin, section.end, starts) != section.end
+        or len(starts) != section.records
+    ):
         raise ValueError("the records do not fill their batch")
     return np.array(starts, np.int64)
 
 
 def _walk_alone(data: memoryview, position: int, end: int, starts: list[int]) -> int:
-    """Appends the starts from ``position`` up to ``end``; the position where the walk ends: ``end``, or beyond it."""
+    """Appends the starts from ``position`` up to ``end``; the position where the walk ends: ``end``, or
+    beyond it.
+    """
     jump = _JUMP_LIST
     append = starts.append
     while position < end:
@@ -94,12 +104,18 @@ def _walk_alone(data: memoryview, position: int, end: int, starts: list[int]) ->
 
 
 def _long_jump(data: memoryview, position: int, end: int) -> int:
-    """Bytes to the next record where the length takes more than two bytes; beyond ``end`` where it is none."""
+    """Bytes to the next record where the length takes more than two bytes; beyond ``end`` where it is
+    none.
+    """
     try:
         length, behind = read_unsigned(data, position, end)
     except ValueError:
         length, behind = 1, position
-    return behind + (length >> 1) - position if not length & 1 and behind + (length >> 1) <= end else end + 1 - position
+    return (
+        behind + (length >> 1) - position
+        if not length & 1 and behind + (length >> 1) <= end
+        else end + 1 - position
+    )
 
 
 def _walk_together(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Integers, Integers]:
@@ -125,7 +141,11 @@ def _walk_together(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integ
         rest.append([])
         arrived[walker] = _walk_alone(view, position, end, rest[-1])
 
-    counts = np.bincount(np.concatenate([walkers for walkers, _ in steps]), minlength=len(begins)) if steps else np.zeros_like(begins)
+    counts = (
+        np.bincount(np.concatenate([walkers for walkers, _ in steps]), minlength=len(begins))
+        if steps
+        else np.zeros_like(begins)
+    )
     stepped = counts[live]
     counts[live] += np.array([len(found) for found in rest], np.int64)
     first = np.cumsum(counts) - counts
@@ -137,7 +157,7 @@ def _walk_together(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integ
     return starts, counts, arrived
 
 
-# -- guesses --------------------------------------------------------------------------------------------------------------
+# -- guesses -------------------------------------------------------------------------------------------------
 
 
 def _walkers(data: Bytes, words: Integers, sections: list[Section]) -> tuple[Integers, Integers]:
@@ -154,13 +174,18 @@ def _walkers(data: Bytes, words: Integers, sections: list[Section]) -> tuple[Int
     return np.concatenate((begins, guesses))[order], np.concatenate((owners, guessed))[order]
 
 
-def _guess(data: Bytes, words: Integers, sections: list[Section], long: list[int], width: int) -> tuple[Integers, Integers]:
+def _guess(
+    data: Bytes, words: Integers, sections: list[Section], long: list[int], width: int
+) -> tuple[Integers, Integers]:
     """Places about STRIDE apart that look like starts, and the section of each.
 
-    A candidate is two records in a row: each a length, zero attributes and an offset delta, and the second delta one above the
-    first.
+    A candidate is two records in a row: each a length, zero attributes and an offset delta, and the second
+    delta one above the first.
     """
-    places = [np.arange(sections[number].begin + STRIDE, sections[number].end - width - WINDOW, STRIDE) for number in long]
+    places = [
+        np.arange(sections[number].begin + STRIDE, sections[number].end - width - WINDOW, STRIDE)
+        for number in long
+    ]
     owners = np.repeat(np.array(long), [len(each) for each in places])
     place = np.concatenate(places)
     if not len(place):
@@ -184,7 +209,9 @@ def _guess(data: Bytes, words: Integers, sections: list[Section], long: list[int
 
 
 def _look(words: Integers, at: Integers, end: Integers) -> tuple[npt.NDArray[np.bool_], Integers, Integers]:
-    """Of possible starts: whether a record may begin there, its offset delta, and where the next one would begin."""
+    """Of possible starts: whether a record may begin there, its offset delta, and where the next one would
+    begin.
+    """
     fits = np.ones(len(at), bool)
 
     def number(position: Integers) -> tuple[Integers, Integers]:

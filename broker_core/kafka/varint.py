@@ -1,8 +1,9 @@
 """Variable-length integers of record batches: one at a time, and a whole column of them.
 
-Seven bits a byte, least significant first; bit 7 says that another byte follows. Signed ones are zigzag-encoded, as in Protocol
-Buffers. (Kafka protocol guide, "Protocol Primitive Types": VARINT, VARLONG, UNSIGNED_VARINT.)
-Invariant: nothing here reads beyond what it is given; a varint that does not end is a ValueError.
+Seven bits a byte, least significant first; bit 7 says that another byte follows. Signed ones are
+zigzag-encoded, as in Protocol Buffers. (Kafka protocol guide, "Protocol Primitive Types": VARINT, VARLONG,
+UNSIGNED_VARINT.) Invariant: nothing here reads beyond what it is given; a varint that does not end is a
+ValueError.
 """
 
 from __future__ import annotations
@@ -50,17 +51,21 @@ def encode_signed(value: int) -> bytes:
     return encode_unsigned((value << 1) ^ (value >> 63))
 
 
-# -- columns --------------------------------------------------------------------------------------------------------------
+# -- columns -------------------------------------------------------------------------------------------------
 
 
 def windows(data: npt.NDArray[np.uint8]) -> Integers:
-    """The eight bytes from each position of ``data`` on, as one integer; the last seven positions have none. Copies nothing."""
+    """The eight bytes from each position of ``data`` on, as one integer; the last seven positions have none.
+    Copies nothing.
+    """
     words: Integers = np.ndarray((len(data) - WINDOW + 1,), np.dtype("<i8"), buffer=data, strides=(1,))
     return words
 
 
 def column_unsigned(words: Integers, positions: Integers) -> tuple[Integers, Integers]:
-    """The varints at ``positions``, and the positions behind them. Raises ValueError where one is longer than a window."""
+    """The varints at ``positions``, and the positions behind them. Raises ValueError where one is longer than
+    a window.
+    """
     value, size, more = word_unsigned(words[positions], WINDOW)
     if more is not None and more.any():
         raise ValueError("a number is longer than a window")
@@ -68,7 +73,8 @@ def column_unsigned(words: Integers, positions: Integers) -> tuple[Integers, Int
 
 
 def word_unsigned(word: Integers, longest: int) -> tuple[Integers, Integers | int, Integers | None]:
-    """The varints in the low bytes of each word, their sizes, and where one does not end after ``longest`` bytes (None: nowhere).
+    """The varints in the low bytes of each word, their sizes, and where one does not end after ``longest``
+    bytes (None: nowhere).
 
     The usual column has one or two bytes in each row, so a further byte costs only where a row has it.
     """

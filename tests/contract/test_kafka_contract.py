@@ -1,6 +1,8 @@
-"""What the product relies on in Kafka: one suite over FakeKafka and over a real node, through the same client.
+"""What the product relies on in Kafka: one suite over FakeKafka and over a real node, through the same
+client.
 
-Not here: what a client does when nodes fail (``tests/kafka/test_client.py``), which only FakeKafka can show at will.
+Not here: what a client does when nodes fail (``tests/kafka/test_client.py``), which only FakeKafka can show
+at will.
 """
 
 from __future__ import annotations
@@ -49,7 +51,12 @@ class Bench:
 
     def topic(self, partitions: int = 1, **configs: str) -> str:
         name = f"{self.prefix}-{next(_names)}"
-        self.client.create_topic(name, partitions, replication=1, configs={key.replace("_", "."): value for key, value in configs.items()})
+        self.client.create_topic(
+            name,
+            partitions,
+            replication=1,
+            configs={key.replace("_", "."): value for key, value in configs.items()},
+        )
         return name
 
     def log(self, **configs: str) -> Log:
@@ -82,14 +89,22 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         kafka = FakeKafka()
         client = Client(kafka.wire(), [kafka.nodes[1]], reconnect_s=WAIT_S)
     else:
-        client = Client(SocketWire(Settings(request_s=WAIT_S)), [request.getfixturevalue("real").plain], reconnect_s=WAIT_S)
+        client = Client(
+            SocketWire(Settings(request_s=WAIT_S)),
+            [request.getfixturevalue("real").plain],
+            reconnect_s=WAIT_S,
+        )
     yield Bench(client, f"{request.param}-{os.getpid()}")
     client.close()
 
 
-def batch(*bodies: bytes, timestamp: int | None = None, transactional: bool = False, codec: Codec = Codec.NONE) -> bytes:
+def batch(
+    *bodies: bytes, timestamp: int | None = None, transactional: bool = False, codec: Codec = Codec.NONE
+) -> bytes:
     timestamp = now_ms() if timestamp is None else timestamp
-    return encode(pa.array(bodies, pa.binary()), timestamp=timestamp, transactional=transactional, codec=codec)
+    return encode(
+        pa.array(bodies, pa.binary()), timestamp=timestamp, transactional=transactional, codec=codec
+    )
 
 
 def now_ms() -> int:
@@ -104,7 +119,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-# -- topics ---------------------------------------------------------------------------------------------------------------
+# -- topics --------------------------------------------------------------------------------------------------
 
 
 def test_a_topic_is_made_once_and_grows(bench: Bench) -> None:
@@ -156,21 +171,31 @@ def test_a_topic_that_is_made_again_is_another_one(bench: Bench) -> None:
     assert bench.read(log) == [b"new"]
 
 
-# -- records --------------------------------------------------------------------------------------------------------------
+# -- records -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_a_batch_comes_back_as_it_was_written(bench: Bench, codec: Codec) -> None:
     """A broker inflates what it appends, so this also says that Kafka's own code reads every codec."""
     log = bench.log()
-    values = pa.array([None if number % 7 == 3 else b"body-%d" % number * 9 for number in range(3000)], pa.binary())
+    values = pa.array(
+        [None if number % 7 == 3 else b"body-%d" % number * 9 for number in range(3000)], pa.binary()
+    )
     keys = pa.array([None if number % 2 else b"key-%d" % number for number in range(3000)], pa.binary())
-    headers = pa.array([encode_headers([("number", b"%d" % (number % 5)), ("none", None)]) for number in range(3000)], pa.binary())
+    headers = pa.array(
+        [encode_headers([("number", b"%d" % (number % 5)), ("none", None)]) for number in range(3000)],
+        pa.binary(),
+    )
     written = now_ms()
     data = encode(values, timestamp=written, keys=keys, headers=headers, codec=codec)
     assert bench.client.produce({log: data}) == {log: 0}
     fetched = bench.client.fetch({log: 0}, ids={log.topic: bench.client.topic(log.topic).id})[log]
-    assert (fetched.high_watermark, fetched.last_stable, fetched.start, fetched.aborted) == (3000, 3000, 0, ())
+    assert (fetched.high_watermark, fetched.last_stable, fetched.start, fetched.aborted) == (
+        3000,
+        3000,
+        0,
+        (),
+    )
     found = decode(fetched.records, 0, EVERYTHING, fetched.aborted, log=str(log)).records
     assert found.values.equals(values) and found.keys is not None and found.keys.equals(keys)
     assert found.headers is not None and found.headers.to_pylist() == headers.to_pylist()
@@ -186,7 +211,9 @@ def test_offsets_are_ends_begins_and_first_ones_of_a_time(bench: Bench) -> None:
     assert bench.append(logs[0], b"c", timestamp=late) == 2
     assert bench.client.offsets(dict.fromkeys(logs, LATEST)) == {logs[0]: 3, logs[1]: 0}
     assert bench.client.offsets(dict.fromkeys(logs, EARLIEST)) == dict.fromkeys(logs, 0)
-    assert [bench.client.offsets({logs[0]: time})[logs[0]] for time in (early, early + 1, late, late + 1)] == [0, 2, 2, -1]
+    assert [
+        bench.client.offsets({logs[0]: time})[logs[0]] for time in (early, early + 1, late, late + 1)
+    ] == [0, 2, 2, -1]
     assert bench.client.sizes(logs)[logs[0]] >= 2 * 61 and bench.client.sizes(logs)[logs[1]] == 0
 
 
@@ -228,7 +255,9 @@ def test_what_a_log_does_not_take_is_refused(bench: Bench) -> None:
     with pytest.raises(errors.KafkaError, match="CORRUPT_MESSAGE"):
         bench.client.produce({log: damaged})
     with pytest.raises(errors.KafkaError, match=r"INVALID_RECORD|CORRUPT_MESSAGE"):
-        bench.client.produce({log: checked_again(batch(b"x")[:57] + b"\0\0\0\0" + batch(b"x")[61:])}, repeat=False)
+        bench.client.produce(
+            {log: checked_again(batch(b"x")[:57] + b"\0\0\0\0" + batch(b"x")[61:])}, repeat=False
+        )
     assert bench.read(log) == []
 
 
@@ -254,7 +283,7 @@ def test_a_group_keeps_its_position(bench: Bench) -> None:
     assert bench.client.group_offsets(group, [log]) == {log: 7}
 
 
-# -- transactions ---------------------------------------------------------------------------------------------------------
+# -- transactions --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -268,12 +297,16 @@ class Transactions:
     def fence(self, timeout_ms: int = 60_000) -> Producer:
         return self.bench.client.fence(self.id, timeout_ms)
 
-    def write(self, producer: Producer, log: Log, *bodies: bytes, sequence: int = 0, join: bool = True) -> int:
+    def write(
+        self, producer: Producer, log: Log, *bodies: bytes, sequence: int = 0, join: bool = True
+    ) -> int:
         data = bytearray(batch(*bodies, transactional=True))
         stamp(data, producer_id=producer.id, epoch=producer.epoch, sequence=sequence, timestamp=now_ms())
         if self.version < 2 and join:
             self.bench.client.add_partitions(self.id, producer, [log])
-        return self.bench.client.produce({log: data}, transactional_id=self.id, implicit=self.version >= 2)[log]
+        return self.bench.client.produce({log: data}, transactional_id=self.id, implicit=self.version >= 2)[
+            log
+        ]
 
     def end(self, producer: Producer, *, commit: bool = True) -> Producer:
         """The producer of the next transaction."""
@@ -292,13 +325,17 @@ def transactions(request: pytest.FixtureRequest, bench: Bench) -> Transactions:
     return Transactions(bench, request.param, bench.id())
 
 
-def test_a_transaction_is_read_when_it_is_committed_and_never_when_it_is_aborted(bench: Bench, transactions: Transactions) -> None:
+def test_a_transaction_is_read_when_it_is_committed_and_never_when_it_is_aborted(
+    bench: Bench, transactions: Transactions
+) -> None:
     log = bench.log()
     producer = transactions.fence()
     assert transactions.write(producer, log, b"a", b"b") == 0
     assert transactions.write(producer, log, b"c", sequence=2) == 2
     bench.append(log, b"plain")
-    assert bench.end(log) == 0 and bench.end(log, Isolation.READ_UNCOMMITTED) == 4, "an open transaction pins the last stable offset"
+    assert bench.end(log) == 0 and bench.end(log, Isolation.READ_UNCOMMITTED) == 4, (
+        "an open transaction pins the last stable offset"
+    )
     assert transactions.state() == "Ongoing"
     producer = transactions.end(producer)
     eventually(lambda: bench.end(log) == 5)
@@ -329,7 +366,9 @@ def test_a_fence_ends_the_transaction_of_the_one_before(bench: Bench, transactio
     assert new > old
     for late in (
         lambda: transactions.write(old, log, b"late", sequence=1),
-        lambda: bench.client.end_transaction(transactions.id, old, commit=True, bump=transactions.version >= 2),
+        lambda: bench.client.end_transaction(
+            transactions.id, old, commit=True, bump=transactions.version >= 2
+        ),
         lambda: bench.client.add_partitions(transactions.id, old, [log]),
     ):
         with pytest.raises(errors.TransactionState, match="Kafka answers"):
@@ -413,13 +452,16 @@ def test_a_transactional_id_that_nobody_used_is_unknown(bench: Bench) -> None:
         bench.client.fence(bench.id(), timeout_ms=10**9)
 
 
-# -- doors that only a real node has --------------------------------------------------------------------------------------
+# -- doors that only a real node has -------------------------------------------------------------------------
 
 
 def token() -> str:
     """A token without a signature (RFC 7515, appendix A.5)."""
     claims = {"sub": USER, "iat": time.time() - 5, "exp": time.time() + 3600}
-    parts = [base64.urlsafe_b64encode(json.dumps(each).encode()).rstrip(b"=").decode() for each in ({"alg": "none"}, claims)]
+    parts = [
+        base64.urlsafe_b64encode(json.dumps(each).encode()).rstrip(b"=").decode()
+        for each in ({"alg": "none"}, claims)
+    ]
     return ".".join([*parts, ""])
 
 
@@ -438,7 +480,8 @@ def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNod
         return tokens[-1]
 
     client, wire = opened(real.sasl, Settings(login=Login(mechanism, USER, PASSWORD, fresh)))
-    # a node closes a connection that goes on after its session, so one connection is enough only if it logs in again
+    # a node closes a connection that goes on after its session, so one connection is enough only if it logs
+    # in again
     client.transaction_version()
     (connection,) = wire._connections.values()
     expiries = {connection._expires}
@@ -459,7 +502,9 @@ def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNod
 def test_a_wrong_password_is_refused_and_not_shown(real: RealNode, mechanism: str) -> None:
     login = Login(mechanism, USER, "hunter2", lambda: "hunter2")
     client, _ = opened(real.sasl, Settings(login=login))
-    with pytest.raises(errors.AccessRefused, match=f"by {mechanism}: Kafka answers SASL_AUTHENTICATION_FAILED") as caught:
+    with pytest.raises(
+        errors.AccessRefused, match=f"by {mechanism}: Kafka answers SASL_AUTHENTICATION_FAILED"
+    ) as caught:
         client.transaction_version()
     assert "hunter2" not in str(caught.value) + repr(caught.value) + repr(login)
     client.close()

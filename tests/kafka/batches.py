@@ -1,6 +1,7 @@
 """Record batches written byte by byte, as any client may write them, and read by kafka-python.
 
-Not here: the product's own encoder; nothing of ``broker_core.kafka`` but compression, which kafka-python has no libraries for.
+Not here: the product's own encoder; nothing of ``broker_core.kafka`` but compression, which kafka-python has
+no libraries for.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Batch:
         """The records, not compressed."""
         if self.content is not None:
             return self.content
-        return b"".join(record(row, row.offset - self.base, row.timestamp - self.base_timestamp) for row in self.rows)
+        return b"".join(
+            record(row, row.offset - self.base, row.timestamp - self.base_timestamp) for row in self.rows
+        )
 
     @property
     def last_offset(self) -> int:
@@ -68,7 +71,13 @@ class Batch:
             ">hiqqqhii", self.attributes | self.codec, self.last_offset - self.base, self.base_timestamp, self.max_timestamp, self.producer,
             0 if self.producer >= 0 else -1, -1, count,
         )  # fmt: skip
-        return struct.pack(">qiibI", self.base, 9 + len(tail) + len(body), 0, self.magic, crc32c.crc32c(tail + body)) + tail + body
+        return (
+            struct.pack(
+                ">qiibI", self.base, 9 + len(tail) + len(body), 0, self.magic, crc32c.crc32c(tail + body)
+            )
+            + tail
+            + body
+        )
 
     def uncompressed(self) -> Batch:
         return replace(self, codec=Codec.NONE)
@@ -86,8 +95,18 @@ def nullable(value: bytes | None) -> bytes:
 
 def record(row: Row, offset_delta: int, timestamp_delta: int) -> bytes:
     names = [name.encode() for name, _ in row.headers]
-    headers = b"".join(signed(len(name)) + name + nullable(value) for name, (_, value) in zip(names, row.headers))
-    body = b"\0" + signed(timestamp_delta) + signed(offset_delta) + nullable(row.key) + nullable(row.value) + signed(len(names)) + headers
+    headers = b"".join(
+        signed(len(name)) + name + nullable(value) for name, (_, value) in zip(names, row.headers)
+    )
+    body = (
+        b"\0"
+        + signed(timestamp_delta)
+        + signed(offset_delta)
+        + nullable(row.key)
+        + nullable(row.value)
+        + signed(len(names))
+        + headers
+    )
     return signed(len(body)) + body
 
 
@@ -114,23 +133,29 @@ def rows(result: Decoded | Records) -> list[Row]:
 
 
 def rows_of_kafka_python(data: bytes, start: int = 0, end: int = EVERYTHING) -> list[Row]:
-    """What kafka-python's decoder reads; it knows no transactions, and here no lz4 and snappy. Raises its errors."""
+    """What kafka-python's decoder reads; it knows no transactions, and here no lz4 and snappy. Raises its
+    errors.
+    """
     found = []
     batches = MemoryRecords(data)
     while batches.has_next():
         batch = batches.next_batch()
         if not batch.is_control_batch:
-            found += [Row(each.offset, each.timestamp, each.key, each.value, tuple(each.headers)) for each in batch]
+            found += [
+                Row(each.offset, each.timestamp, each.key, each.value, tuple(each.headers)) for each in batch
+            ]
     return [row for row in found if start <= row.offset < end]
 
 
-# -- random ones ----------------------------------------------------------------------------------------------------------
+# -- random ones ---------------------------------------------------------------------------------------------
 
 VALUES = {
     "text": lambda rng, size: b"x" * size,
     "zeros": lambda rng, size: bytes(size),
     "random": lambda rng, size: rng.randbytes(size),
-    "records": lambda rng, size: b"".join(record(Row(0, 0, None, b"fake"), number, 0) for number in range(40))[:size],
+    "records": lambda rng, size: b"".join(
+        record(Row(0, 0, None, b"fake"), number, 0) for number in range(40)
+    )[:size],
 }
 
 
@@ -159,7 +184,10 @@ class Shape:
             key = rng.randbytes(rng.choice((0, 1, 8, 70))) if rng.random() < self.keys else None
             headers = ()
             if rng.random() < self.headers:
-                headers = tuple((f"h{number}é", rng.choice((None, b"", rng.randbytes(70)))) for number in range(rng.randint(1, 3)))
+                headers = tuple(
+                    (f"h{number}é", rng.choice((None, b"", rng.randbytes(70))))
+                    for number in range(rng.randint(1, 3))
+                )
             made.append(Row(offset, time + rng.randint(-self.spread_ms, self.spread_ms), key, value, headers))
             offset += 1
         top = max(row.timestamp for row in made)

@@ -1,9 +1,9 @@
 """FakeKafka: a cluster in memory behind the wire port, with the errors of a real one at will.
 
-It keeps what the port promises: leaders, epochs, coordinators, transactions of version 1 and 2, markers that come late, the last
-stable offset, timeouts, DeleteRecords. ``tests/contract/test_kafka_contract.py`` holds it against a real node.
-Not here: replication; a node that is down only refuses connections.
-Invariant: one lock; a request is done whole or not at all, also where its answer is lost.
+It keeps what the port promises: leaders, epochs, coordinators, transactions of version 1 and 2, markers that
+come late, the last stable offset, timeouts, DeleteRecords. ``tests/contract/test_kafka_contract.py`` holds it
+against a real node. Not here: replication; a node that is down only refuses connections. Invariant: one lock;
+a request is done whole or not at all, also where its answer is lost.
 """
 
 from __future__ import annotations
@@ -26,8 +26,17 @@ from tests.kafka.fake_transactions import FakeTransactions
 
 A = TypeVar("A")
 
-CONFIGS = {"cleanup.policy": "delete", "max.message.bytes": "1048588", "retention.ms": "604800000", "segment.bytes": "1073741824"}
-REFUSED, LOST, UNANSWERED = "refused", "lost", "unanswered"  # not sent; sent and not done; done, and its answer lost
+CONFIGS = {
+    "cleanup.policy": "delete",
+    "max.message.bytes": "1048588",
+    "retention.ms": "604800000",
+    "segment.bytes": "1073741824",
+}
+REFUSED, LOST, UNANSWERED = (
+    "refused",
+    "lost",
+    "unanswered",
+)  # not sent; sent and not done; done, and its answer lost
 
 
 @dataclass
@@ -38,10 +47,13 @@ class FakeTopic:
 
 
 class FakeKafka:
-    """``fault`` is called before each request with its node. It may change the cluster, or answer REFUSED, LOST, UNANSWERED, or a code
-    with which the request is answered although it is done."""
+    """``fault`` is called before each request with its node. It may change the cluster, or answer REFUSED,
+    LOST, UNANSWERED, or a code with which the request is answered although it is done.
+    """
 
-    def __init__(self, nodes: int = 3, transaction_version: int = 2, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, nodes: int = 3, transaction_version: int = 2, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.nodes = {number: Endpoint("fake", number) for number in range(1, nodes + 1)}
         self.down: set[int] = set()
         self.transaction_version = transaction_version
@@ -57,7 +69,7 @@ class FakeKafka:
     def wire(self) -> FakeWire:
         return FakeWire(self)
 
-    # -- what a test changes ----------------------------------------------------------------------------------------------
+    # -- what a test changes ---------------------------------------------------------------------------------
 
     def move_leader(self, log: Log, node: int, *, ends_unknown: int = 0) -> None:
         """An election; -1: there is none for now."""
@@ -80,7 +92,7 @@ class FakeKafka:
         if found is not None:
             found.end_transaction(producer, commit=commit)
 
-    # -- requests ---------------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def log(self, log: Log) -> FakeLog | None:
         topic = self.topics.get(log.topic)
@@ -135,7 +147,7 @@ class FakeKafka:
             return port.CoordinatorAnswer(Code.COORDINATOR_NOT_AVAILABLE, None)
         return port.CoordinatorAnswer(Code.NONE, self.nodes[found])
 
-    # -- records ----------------------------------------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------------------
 
     def _led(self, log: Log, node: int) -> FakeLog | Code:
         found = self.log(log)
@@ -147,7 +159,11 @@ class FakeKafka:
     def _(self, request: port.ListOffsets, node: int) -> dict[Log, port.OffsetAnswer]:
         def answer(log: Log, timestamp: int) -> port.OffsetAnswer:
             found = self._led(log, node)
-            return port.OffsetAnswer(found, -1) if isinstance(found, Code) else found.offset_of(timestamp, request.isolation)
+            return (
+                port.OffsetAnswer(found, -1)
+                if isinstance(found, Code)
+                else found.offset_of(timestamp, request.isolation)
+            )
 
         return {log: answer(log, timestamp) for log, timestamp in request.timestamps.items()}
 
@@ -160,7 +176,11 @@ class FakeKafka:
             topic = self.topics.get(log.topic)
             if request.ids is not None and (topic is None or topic.id != request.ids[log.topic]):
                 found = Code.UNKNOWN_TOPIC_ID
-            fetched = port.Fetched(found, -1, -1, -1) if isinstance(found, Code) else found.fetch(offset, request, room)
+            fetched = (
+                port.Fetched(found, -1, -1, -1)
+                if isinstance(found, Code)
+                else found.fetch(offset, request, room)
+            )
             room -= len(fetched.records)
             answers[log] = fetched
         return answers
@@ -175,7 +195,9 @@ class FakeKafka:
             return port.Produced(found, -1)
         if request.transactional_id is None:
             return found.produce(data, None)
-        producer = Producer(int.from_bytes(data[43:51], "big", signed=True), int.from_bytes(data[51:53], "big", signed=True))
+        producer = Producer(
+            int.from_bytes(data[43:51], "big", signed=True), int.from_bytes(data[51:53], "big", signed=True)
+        )
         if request.implicit:
             code = self.transactions.add(request.transactional_id, producer, {log})
         else:
@@ -200,7 +222,7 @@ class FakeKafka:
             for log, each in found.items()
         }
 
-    # -- transactions -----------------------------------------------------------------------------------------------------
+    # -- transactions ----------------------------------------------------------------------------------------
 
     @_do.register
     def _(self, request: port.InitProducer, node: int) -> port.ProducerAnswer:
@@ -216,15 +238,22 @@ class FakeKafka:
             return dict.fromkeys(request.logs, Code.NOT_COORDINATOR)
         unknown = {log for log in request.logs if self.log(log) is None}
         if unknown:
-            return {log: Code.UNKNOWN_TOPIC_OR_PARTITION if log in unknown else Code.OPERATION_NOT_ATTEMPTED for log in request.logs}
-        return dict.fromkeys(request.logs, self.transactions.add(request.transactional_id, request.producer, set(request.logs)))
+            return {
+                log: Code.UNKNOWN_TOPIC_OR_PARTITION if log in unknown else Code.OPERATION_NOT_ATTEMPTED
+                for log in request.logs
+            }
+        return dict.fromkeys(
+            request.logs, self.transactions.add(request.transactional_id, request.producer, set(request.logs))
+        )
 
     @_do.register
     def _(self, request: port.EndTransaction, node: int) -> port.ProducerAnswer:
         if self.coordinator(request.transactional_id) != node:
             return port.ProducerAnswer(Code.NOT_COORDINATOR, request.producer)
         return port.ProducerAnswer(
-            *self.transactions.end(request.transactional_id, request.producer, commit=request.commit, bump=request.bump)
+            *self.transactions.end(
+                request.transactional_id, request.producer, commit=request.commit, bump=request.bump
+            )
         )
 
     @_do.register
@@ -236,7 +265,7 @@ class FakeKafka:
             return port.TransactionAnswer(Code.TRANSACTIONAL_ID_NOT_FOUND, "", Producer(-1, -1))
         return port.TransactionAnswer(Code.NONE, known.state, known.producer, frozenset(known.logs))
 
-    # -- topics and groups ------------------------------------------------------------------------------------------------
+    # -- topics and groups -----------------------------------------------------------------------------------
 
     @_do.register
     def _(self, request: port.CreateTopic, node: int) -> port.Outcome:
@@ -258,7 +287,9 @@ class FakeKafka:
 
     @_do.register
     def _(self, request: port.DeleteTopic, node: int) -> port.Outcome:
-        return port.Outcome(Code.NONE if self.topics.pop(request.name, None) else Code.UNKNOWN_TOPIC_OR_PARTITION)
+        return port.Outcome(
+            Code.NONE if self.topics.pop(request.name, None) else Code.UNKNOWN_TOPIC_OR_PARTITION
+        )
 
     @_do.register
     def _(self, request: port.GrowTopic, node: int) -> port.Outcome:
@@ -266,7 +297,10 @@ class FakeKafka:
         if topic is None:
             return port.Outcome(Code.UNKNOWN_TOPIC_OR_PARTITION)
         if request.partitions <= len(topic.logs):
-            return port.Outcome(Code.INVALID_PARTITIONS, f"The topic {request.name} currently has {len(topic.logs)} partition(s)")
+            return port.Outcome(
+                Code.INVALID_PARTITIONS,
+                f"The topic {request.name} currently has {len(topic.logs)} partition(s)",
+            )
         self._grow(request.name, request.partitions)
         return port.Outcome(Code.NONE)
 
@@ -276,7 +310,12 @@ class FakeKafka:
         if topic is None:
             return port.ConfigsAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION, {})
         return port.ConfigsAnswer(
-            Code.NONE, {name: value for name, value in topic.configs.items() if request.keys is None or name in request.keys}
+            Code.NONE,
+            {
+                name: value
+                for name, value in topic.configs.items()
+                if request.keys is None or name in request.keys
+            },
         )
 
     @_do.register
@@ -285,7 +324,9 @@ class FakeKafka:
             return dict.fromkeys(request.offsets, Code.NOT_COORDINATOR)
         known = {log: offset for log, offset in request.offsets.items() if self.log(log) is not None}
         self.groups.setdefault(request.group, {}).update(known)
-        return {log: Code.NONE if log in known else Code.UNKNOWN_TOPIC_OR_PARTITION for log in request.offsets}
+        return {
+            log: Code.NONE if log in known else Code.UNKNOWN_TOPIC_OR_PARTITION for log in request.offsets
+        }
 
     @_do.register
     def _(self, request: port.GroupOffsets, node: int) -> dict[Log, port.OffsetAnswer]:

@@ -1,6 +1,7 @@
 """One partition of FakeKafka: batches, producers' sequences, open and aborted transactions.
 
-Not here: leaders and coordinators. Invariant: a batch is appended whole or refused; the last stable offset never falls.
+Not here: leaders and coordinators. Invariant: a batch is appended whole or refused; the last stable offset
+never falls.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from broker_core import errors
 from broker_core.kafka.code import Code
 from broker_core.kafka.compression import inflate
 from broker_core.kafka.plain import records
-from broker_core.kafka.port import EARLIEST, LATEST, Fetch, Fetched, Isolation, Log, OffsetAnswer, Produced, Producer
+from broker_core.kafka.port import (
+    EARLIEST,
+    LATEST,
+    Fetch,
+    Fetched,
+    Isolation,
+    Log,
+    OffsetAnswer,
+    Produced,
+    Producer,
+)
 from broker_core.kafka.record_batch import TRANSACTIONAL, Head, read_head
 from tests.kafka.batches import marker
 
@@ -28,8 +39,12 @@ class FakeLog:
     max_message_bytes: int = 1_048_588
     batches: list[tuple[Head, bytes]] = field(default_factory=list)
     open: dict[int, int] = field(default_factory=dict)  # first offset of the transaction of a producer id
-    aborted: list[tuple[int, int, int]] = field(default_factory=list)  # producer id, first offset, offset of the marker
-    written: dict[int, tuple[int, list[tuple[int, int, int]]]] = field(default_factory=dict)  # epoch, (first, last sequence, offset)
+    aborted: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # producer id, first offset, offset of the marker
+    written: dict[int, tuple[int, list[tuple[int, int, int]]]] = field(
+        default_factory=dict
+    )  # epoch, (first, last sequence, offset)
 
     def last_stable(self) -> int:
         return min(self.open.values(), default=self.end)
@@ -89,7 +104,7 @@ class FakeLog:
         self.written[producer.id] = max(producer.epoch, self.written.get(producer.id, (-1, []))[0]), []
         self._append(marker(self.end, producer.id, commit=commit).encoded())
 
-    # -- reading ----------------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def visible_end(self, isolation: Isolation) -> int:
         return self.last_stable() if isolation is Isolation.READ_COMMITTED else self.end
@@ -108,8 +123,14 @@ class FakeLog:
             size += len(data)
             upto = head.last_offset + 1
         aborted = [each for each in self.aborted if each[2] >= offset and each[1] < upto]
-        listed = tuple((producer, first) for producer, first, _ in aborted) if request.isolation is Isolation.READ_COMMITTED else ()
-        return Fetched(Code.NONE, self.end, self.last_stable(), self.start, listed, memoryview(b"".join(found)))
+        listed = (
+            tuple((producer, first) for producer, first, _ in aborted)
+            if request.isolation is Isolation.READ_COMMITTED
+            else ()
+        )
+        return Fetched(
+            Code.NONE, self.end, self.last_stable(), self.start, listed, memoryview(b"".join(found))
+        )
 
     def offset_of(self, timestamp: int, isolation: Isolation) -> OffsetAnswer:
         if self.ends_unknown:

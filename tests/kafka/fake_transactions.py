@@ -1,7 +1,8 @@
-"""The transaction coordinator of FakeKafka: the states of a transactional id, for transaction.version 1 and 2 (KIP-98, KIP-890).
+"""The transaction coordinator of FakeKafka: the states of a transactional id, for transaction.version 1 and 2
+(KIP-98, KIP-890).
 
-Not here: requests, nodes, and when markers are written.
-Invariant: only the highest epoch of a producer id changes anything, and each transaction ends by one decision.
+Not here: requests, nodes, and when markers are written. Invariant: only the highest epoch of a producer id
+changes anything, and each transaction ends by one decision.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class FakeTransactions:
 
     def _bump(self, known: FakeTransaction) -> None:
         producer = known.producer
-        known.producer = Producer(producer.id, producer.epoch + 1) if producer.epoch < MAX_EPOCH - 1 else self.new_id()
+        known.producer = (
+            Producer(producer.id, producer.epoch + 1) if producer.epoch < MAX_EPOCH - 1 else self.new_id()
+        )
 
     def _refused(self, key: str, producer: Producer) -> Code:
         known = self.all.get(key)
@@ -94,7 +97,12 @@ class FakeTransactions:
     def end(self, key: str, producer: Producer, *, commit: bool, bump: bool) -> tuple[Code, Producer]:
         known = self.all.get(key)
         decided = known is not None and (known.ended or known.ending) and known.committing == commit
-        if bump and known is not None and decided and (known.producer.id, known.producer.epoch - 1) == producer:
+        if (
+            bump
+            and known is not None
+            and decided
+            and (known.producer.id, known.producer.epoch - 1) == producer
+        ):
             # the same question again, and nothing was opened since
             return (Code.CONCURRENT_TRANSACTIONS if known.ending else Code.NONE), known.producer
         if refused := self._refused(key, producer):

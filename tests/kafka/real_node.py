@@ -1,7 +1,7 @@
 """A real Kafka for tests: one KRaft node on loopback, with doors for plaintext, TLS and every SASL mechanism.
 
-Not here: resolving its jars and starting it (``bench/kafka_server.py``). Invariant: without a JDK or the jars the tests that need it
-are skipped, and say why.
+Not here: resolving its jars and starting it (``bench/kafka_server.py``). Invariant: without a JDK or the jars
+the tests that need it are skipped, and say why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _LOGINS = {
     "scram-sha-256": f"{_SASL}.scram.ScramLoginModule required;",
     "scram-sha-512": f"{_SASL}.scram.ScramLoginModule required;",
     # tokens without a signature, which Kafka takes for tests
-    "oauthbearer": f'{_SASL}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="{USER}";',
+    "oauthbearer": f"{_SASL}.oauthbearer.OAuthBearerLoginModule required "
+    f'unsecuredLoginStringClaim_sub="{USER}";',
 }
 
 
@@ -46,7 +47,18 @@ def real_node(folder: Path) -> Iterator[RealNode]:
         pytest.skip("a real Kafka needs a JDK, and there is no java or keytool")
     store, certificate = folder / "keys.p12", folder / "certificate.pem"
     key = ["-alias", "node", "-keystore", str(store), "-storetype", "PKCS12", "-storepass", _STORE]
-    _keytool("-genkeypair", *key, "-keyalg", "EC", "-dname", "CN=node", "-ext", "SAN=ip:127.0.0.1", "-validity", "2")
+    _keytool(
+        "-genkeypair",
+        *key,
+        "-keyalg",
+        "EC",
+        "-dname",
+        "CN=node",
+        "-ext",
+        "SAN=ip:127.0.0.1",
+        "-validity",
+        "2",
+    )
     _keytool("-exportcert", *key, "-rfc", "-file", str(certificate))
     settings = {
         "auto.create.topics.enable": "false",
@@ -64,13 +76,20 @@ def real_node(folder: Path) -> Iterator[RealNode]:
     users = [f"SCRAM-SHA-{bits}=[name={USER},password={PASSWORD}]" for bits in (256, 512)]
     with contextlib.ExitStack() as stack:
         try:
-            ports = stack.enter_context(node(folder, doors={"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}, settings=settings, users=users))
+            ports = stack.enter_context(
+                node(folder, doors={"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}, settings=settings, users=users)
+            )
         except SystemExit as error:
             if "cannot resolve" not in str(error):
                 raise
             pytest.skip(f"a real Kafka needs its jars from Maven: {str(error).splitlines()[0]}")
         endpoints = {name: Endpoint("127.0.0.1", port) for name, port in ports.items()}
-        yield RealNode(endpoints[PLAIN], endpoints["SASL"], endpoints["TLS"], ssl.create_default_context(cafile=str(certificate)))
+        yield RealNode(
+            endpoints[PLAIN],
+            endpoints["SASL"],
+            endpoints["TLS"],
+            ssl.create_default_context(cafile=str(certificate)),
+        )
 
 
 def _keytool(*arguments: str) -> None:

@@ -1,4 +1,6 @@
-"""What a client does when nodes are away, answers are lost, and leaders and coordinators move: over FakeKafka, with a clock by hand."""
+"""What a client does when nodes are away, answers are lost, and leaders and coordinators move: over
+FakeKafka, with a clock by hand.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class Cluster:
         self.now = 1000.0
         self.kafka = FakeKafka(3, now=lambda: self.now)
         self.client = Client(
-            self.kafka.wire(), list(self.kafka.nodes.values()), reconnect_s=RECONNECT_S, time=Time(lambda: self.now, self._sleep)
+            self.kafka.wire(),
+            list(self.kafka.nodes.values()),
+            reconnect_s=RECONNECT_S,
+            time=Time(lambda: self.now, self._sleep),
         )
         self.client.create_topic(LOG.topic, 3)
         self.asked: list[tuple[int, Request[Any]]] = []
@@ -53,8 +58,12 @@ class Cluster:
         assert found is not None
         return found
 
-    def failing(self, faults: Sequence[str | Code | Callable[[], None] | None], *kinds: type[Request[Any]]) -> None:
-        """The next requests of these kinds fail so, one by one; a function changes the cluster before its request is done."""
+    def failing(
+        self, faults: Sequence[str | Code | Callable[[], None] | None], *kinds: type[Request[Any]]
+    ) -> None:
+        """The next requests of these kinds fail so, one by one; a function changes the cluster before its
+        request is done.
+        """
         left = list(faults)
 
         def fault(node: int, request: Request[Any]) -> str | Code | None:
@@ -88,7 +97,7 @@ def transactional(producer: Producer, body: bytes, sequence: int = 0) -> bytes:
     return bytes(data)
 
 
-# -- leaders --------------------------------------------------------------------------------------------------------------
+# -- leaders -------------------------------------------------------------------------------------------------
 
 
 def test_a_leader_that_moved_is_found_again(cluster: Cluster) -> None:
@@ -158,10 +167,12 @@ def test_new_partitions_are_seen_after_a_while(cluster: Cluster) -> None:
     cluster.now += 1
     assert len(cluster.client.topic(LOG.topic).partitions) == 5
     cluster.kafka._grow(LOG.topic, 6)
-    assert cluster.client.offsets({Log(LOG.topic, 5): LATEST}) == {Log(LOG.topic, 5): 0}, "one that is asked for is seen at once"
+    assert cluster.client.offsets({Log(LOG.topic, 5): LATEST}) == {Log(LOG.topic, 5): 0}, (
+        "one that is asked for is seen at once"
+    )
 
 
-# -- answers that do not come ---------------------------------------------------------------------------------------------
+# -- answers that do not come --------------------------------------------------------------------------------
 
 
 def test_a_request_that_was_not_sent_is_sent_again(cluster: Cluster) -> None:
@@ -171,7 +182,9 @@ def test_a_request_that_was_not_sent_is_sent_again(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("fault", "stands"), [(LOST, 0), (UNANSWERED, 1)])
-def test_an_append_without_an_answer_is_not_sent_again_unasked(cluster: Cluster, fault: str, stands: int) -> None:
+def test_an_append_without_an_answer_is_not_sent_again_unasked(
+    cluster: Cluster, fault: str, stands: int
+) -> None:
     cluster.failing([fault], port.Produce)
     with pytest.raises(Unanswered):
         cluster.client.produce({LOG: batch(b"a")})
@@ -262,7 +275,9 @@ def test_a_cluster_that_is_away_fails_after_its_time(cluster: Cluster) -> None:
 
 def test_a_node_that_is_away_hinders_only_its_own_logs(cluster: Cluster) -> None:
     leader = cluster.log().leader
-    other = next(Log(LOG.topic, number) for number in range(3) if cluster.log(Log(LOG.topic, number)).leader != leader)
+    other = next(
+        Log(LOG.topic, number) for number in range(3) if cluster.log(Log(LOG.topic, number)).leader != leader
+    )
     cluster.kafka.down.add(leader)
     assert cluster.client.produce({other: batch(b"a")}) == {other: 0}
     with pytest.raises(errors.ConnectionFailed):
@@ -274,14 +289,19 @@ def test_a_node_that_is_away_hinders_only_its_own_logs(cluster: Cluster) -> None
 def test_pauses_grow_and_do_not_beat_in_step(cluster: Cluster) -> None:
     cluster.kafka.down |= set(cluster.kafka.nodes)
     pauses: list[float] = []
-    client = Client(cluster.kafka.wire(), [cluster.kafka.nodes[1]], reconnect_s=5.0, time=Time(lambda: sum(pauses), pauses.append))
+    client = Client(
+        cluster.kafka.wire(),
+        [cluster.kafka.nodes[1]],
+        reconnect_s=5.0,
+        time=Time(lambda: sum(pauses), pauses.append),
+    )
     with pytest.raises(errors.ConnectionFailed):
         client.topics()
     assert pauses[0] < 0.01 < 0.4 < max(pauses) <= 1.5 and len(pauses) < 30
     assert len(set(pauses)) == len(pauses)
 
 
-# -- transactions ---------------------------------------------------------------------------------------------------------
+# -- transactions --------------------------------------------------------------------------------------------
 
 
 def test_a_coordinator_that_moved_is_found_again(cluster: Cluster) -> None:
@@ -308,7 +328,9 @@ def test_markers_that_come_late_are_waited_for(cluster: Cluster, version: int) -
     for number in range(3):
         if version == 1:
             cluster.client.add_partitions("t", producer, [LOG])
-        cluster.client.produce({LOG: transactional(producer, b"%d" % number)}, transactional_id="t", implicit=version == 2)
+        cluster.client.produce(
+            {LOG: transactional(producer, b"%d" % number)}, transactional_id="t", implicit=version == 2
+        )
         after = cluster.client.end_transaction("t", producer, commit=True, bump=version == 2)
         producer = after if version == 2 else cluster.client.fence("t")
     assert cluster.client.offsets({LOG: LATEST}, Isolation.READ_UNCOMMITTED)[LOG] >= 5
@@ -334,7 +356,7 @@ def test_an_open_transaction_is_aborted_by_the_clock(cluster: Cluster) -> None:
     assert cluster.client.offsets({LOG: LATEST}) == {LOG: 2}
 
 
-# -- any order of failures ------------------------------------------------------------------------------------------------
+# -- any order of failures -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -348,7 +370,9 @@ def test_whatever_fails_an_acknowledged_append_stands_once(seed: int) -> None:
             case 0:
                 return rng.choice((REFUSED, LOST, UNANSWERED))
             case 1:
-                cluster.kafka.move_leader(rng.choice(logs), rng.choice((1, 2, 3)), ends_unknown=rng.randrange(2))
+                cluster.kafka.move_leader(
+                    rng.choice(logs), rng.choice((1, 2, 3)), ends_unknown=rng.randrange(2)
+                )
             case 2:
                 cluster.kafka.down = {rng.choice((1, 2, 3))} if rng.random() < 0.5 else set()
         return None

@@ -1,4 +1,6 @@
-"""Kafka's error codes: each is known by its number, and each leads to one of our errors that says what to do."""
+"""Kafka's error codes: each is known by its number, and each leads to one of our errors that says what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,11 @@ def test_a_code_asks_for_one_kind_of_repetition() -> None:
         (Code.POLICY_VIOLATION, errors.KafkaError, "error codes"),
     ],
 )
-def test_an_error_names_the_thing_the_code_and_what_to_do(code: Code, kind: type[errors.TxmqError], advice: str) -> None:
+def test_an_error_names_the_thing_the_code_and_what_to_do(
+    code: Code, kind: type[errors.TxmqError], advice: str
+) -> None:
     error = error_of(code, "topic orders", "said\n by the broker")
     assert type(error) is kind
-    assert f"topic orders: Kafka answers {code.name} (said by the broker): " in str(error) and advice in str(error)
+    assert f"topic orders: Kafka answers {code.name} (said by the broker): " in str(error) and advice in str(
+        error
+    )

@@ -1,4 +1,6 @@
-"""A connection to a node that misbehaves: late, silent, talking nonsense, or gone. The node is a thread with a script."""
+"""A connection to a node that misbehaves: late, silent, talking nonsense, or gone. The node is a thread with
+a script.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ def features(versions: dict[int, tuple[int, int]] = VERSIONS, code: int = 0) -> 
 
 def coordinator(host: bytes = b"somewhere", number: int = 9092) -> bytes:
     """The body of an answer to FindCoordinator, version 3, behind its flexible header."""
-    return b"\0" + struct.pack(">ihB", 0, 0, 1) + struct.pack(">iB", 1, len(host) + 1) + host + struct.pack(">ib", number, 0)
+    return (
+        b"\0"
+        + struct.pack(">ihB", 0, 0, 1)
+        + struct.pack(">iB", 1, len(host) + 1)
+        + host
+        + struct.pack(">ib", number, 0)
+    )
 
 
 class Node:
@@ -249,7 +257,9 @@ def test_a_request_that_no_common_version_has_is_refused() -> None:
         peer.until_closed()
 
     with serving(script) as node, connected(node) as connection:
-        with pytest.raises(errors.KafkaError, match=r"does not speak Metadata of version 10 to 12, but 0 to 9.*Kafka 2.8"):
+        with pytest.raises(
+            errors.KafkaError, match=r"does not speak Metadata of version 10 to 12, but 0 to 9.*Kafka 2.8"
+        ):
             connection.send(port.Metadata())
         with pytest.raises(errors.KafkaError, match="does not speak Produce"):
             connection.send(port.Produce({Log("t", 0): b""}))
@@ -263,7 +273,9 @@ def test_nothing_listens() -> None:
 
 
 def test_a_large_request_waits_until_earlier_answers_are_taken() -> None:
-    """A node reads no further while its answer is not taken; sending on without reading would block both for ever."""
+    """A node reads no further while its answer is not taken; sending on without reading would block both for
+    ever.
+    """
     large = 6 << 20
 
     def script(peer: Peer) -> None:
@@ -309,7 +321,7 @@ def test_closing_wakes_the_one_that_waits() -> None:
         assert not thread.is_alive() and len(failures) == 1
 
 
-# -- the wire -------------------------------------------------------------------------------------------------------------
+# -- the wire ------------------------------------------------------------------------------------------------
 
 
 def answering(peer: Peer) -> None:
@@ -406,7 +418,7 @@ def test_a_forked_child_has_connections_of_its_own() -> None:
         held.close()
 
 
-# -- logins ---------------------------------------------------------------------------------------------------------------
+# -- logins --------------------------------------------------------------------------------------------------
 
 
 def test_a_login_happens_before_anything_else_and_again_in_time() -> None:

@@ -1,4 +1,6 @@
-"""Damaged record batches: one clear error or the right rows, never a wrong one, and never more memory than the limit allows."""
+"""Damaged record batches: one clear error or the right rows, never a wrong one, and never more memory than
+the limit allows.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def refuse(*_: object) -> None:
 def test_damaged_heads_under_a_right_checksum_are_refused_or_right(batch: Batch, seed: int) -> None:
     rng, data = random.Random(seed), bytearray(batch.encoded())
     for _ in range(rng.choice((1, 1, 3))):
-        data[rng.choice([*range(16, 17), *range(21, 61)])] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        data[rng.choice([*range(16, 17), *range(21, 61)])] = rng.choice(
+            (0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256))
+        )
     changed = checked_again(bytes(data))
     if changed[22] & (LOG_APPEND_TIME | CONTROL) == 0:
         require_right(outcome(changed), changed)
@@ -131,7 +135,8 @@ def test_damaged_compression_is_refused_or_right(batch: Batch, codec: Codec, see
     data = replace(batch, codec=codec).around(mutated(whole, random.Random(seed), 0))
     found = outcome(data)
     if found is not None:
-        # a codec without a checksum may inflate to other bytes that are records: then to whole ones, as many, at the same offsets
+        # a codec without a checksum may inflate to other bytes that are records: then to whole ones, as many,
+        # at the same offsets
         assert [row.offset for row in found] == [row.offset for row in batch.rows]
 
 
@@ -146,10 +151,14 @@ def test_every_byte_under_the_checksum_counts() -> None:
 
 
 def test_a_fetch_without_a_whole_batch_is_refused() -> None:
-    """A broker sends the first batch whole; without an error the reader would fetch the same bytes for ever."""
+    """A broker sends the first batch whole; without an error the reader would fetch the same bytes for
+    ever.
+    """
     whole = Shape(4).batch(9).encoded()
     for cut in range(1, len(whole)):
-        with pytest.raises(errors.CorruptRecordBatch, match=f"{cut} bytes of {LOG} are no whole record batch"):
+        with pytest.raises(
+            errors.CorruptRecordBatch, match=f"{cut} bytes of {LOG} are no whole record batch"
+        ):
             decode(whole[:cut], 0, EVERYTHING, log=LOG)
 
 
@@ -170,7 +179,8 @@ def one(**changes: object) -> Batch:
         (one(base=2**63 - 5, last=2**63 - 1, content=b"x"), "it says 1 records with offsets"),
         (one(last=8, count=2, content=one().plain()), "record 1 of 2: a number at byte 20 does not end"),
         (one(content=one().plain() + b"\0" * 7), "7 bytes follow its 1 records"),
-        (one(content=b"\x10" + bytes(10)), "record 0 of 1: its headers end 2 bytes before the record, and 0 of them are missing"),
+        (one(content=b"\x10" + bytes(10)), "record 0 of 1: its headers end 2 bytes before the record, and 0 "
+                                           "of them are missing"),
         (one(content=b"\x11" + bytes(10)), "record 0 of 1: its length is -9"),
         (one(content=b"\x80" * 11), "record 0 of 1: a number at byte 10 does not end"),
         (one(content=b"\x0e\1\0\0\1\1\0\0"), "record 0 of 1: its attributes are 0x01"),
@@ -179,30 +189,38 @@ def one(**changes: object) -> Batch:
         (one(content=b"\x0c\0\0\2\1\1\0"), "record 0 of 1: its offset is 8, behind 6"),
         (one(content=b"\x0c\0\0\1\1\1\0"), "record 0 of 1: its offset is 6, behind 6"),
         (one(content=b"\x0c\0\0\0\1\1\1"), "record 0 of 1: its count of headers is -1"),
-        (one(content=b"\x0c\0\0\0\1\1\2"), "record 0 of 1: its headers end 0 bytes before the record, and 1 of them are missing"),
+        (one(content=b"\x0c\0\0\0\1\1\2"), "record 0 of 1: its headers end 0 bytes before the record, and 1 "
+                                           "of them are missing"),
         (one(content=b"\x10\0\0\0\1\1\2\1\0"), "record 0 of 1: a header of -1 bytes"),
         (one(content=b"\x10\0\0\0\1\1\2\0\4"), "record 0 of 1: a header of 2 bytes, and 0 are left"),
-        (one(base_timestamp=2**63 - 1, content=b"\x0c\0\2\0\1\1\0"), "record 0 of 1: its timestamp is 9223372036854775808"),
+        (one(base_timestamp=2**63 - 1, content=b"\x0c\0\2\0\1\1\0"), "record 0 of 1: its timestamp is "
+                                                                     "9223372036854775808"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_an_error_says_what_is_damaged(batch: Batch, reason: str) -> None:
     with pytest.raises(errors.CorruptRecordBatch) as caught:
         decode(batch.encoded(), 0, EVERYTHING, log=LOG)
-    assert reason in str(caught.value) and f"the record batch at offset {batch.base} of {LOG}" in str(caught.value)
+    assert reason in str(caught.value) and f"the record batch at offset {batch.base} of {LOG}" in str(
+        caught.value
+    )
     assert "kafka-dump-log.sh" in str(caught.value)
 
 
 def test_batches_out_of_order_are_refused() -> None:
     first, second = Shape(5).batch(10).encoded(), Shape(5).batch(14).encoded()
-    with pytest.raises(errors.CorruptRecordBatch, match="offset 14 of orders/0 is damaged: it stands behind offset 14"):
+    with pytest.raises(
+        errors.CorruptRecordBatch, match="offset 14 of orders/0 is damaged: it stands behind offset 14"
+    ):
         decode(first + second, 0, EVERYTHING, log=LOG)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10\0\0\0\x08", b"\x0c\0\0\0\2\1\0", b"\x80" * 12])
 def test_a_damaged_marker_is_refused(content: bytes) -> None:
     data = marker(5, 3, commit=False)
-    with pytest.raises(errors.CorruptRecordBatch, match="offset 5 of orders/0 is damaged: its control record"):
+    with pytest.raises(
+        errors.CorruptRecordBatch, match="offset 5 of orders/0 is damaged: its control record"
+    ):
         decode(replace(data, content=content).encoded(), 0, EVERYTHING, [(3, 0)], log=LOG)
     assert data.attributes == TRANSACTIONAL | CONTROL
 

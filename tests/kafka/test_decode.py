@@ -1,4 +1,6 @@
-"""Decoding record batches: equal to kafka-python's own decoder, whatever a client writes, and only what a reader may see."""
+"""Decoding record batches: equal to kafka-python's own decoder, whatever a client writes, and only what a
+reader may see.
+"""
 
 from __future__ import annotations
 
@@ -99,11 +101,13 @@ def test_times_of_any_distance_are_read() -> None:
     for delta in deltas:
         batch = Batch([Row(0, delta, None, b"x")], base_timestamp=0)
         assert rows(decode(batch.encoded(), 0, 1, log=LOG)) == list(batch.rows)
-    together = Batch([Row(number, delta, None, b"x") for number, delta in enumerate(deltas)], base_timestamp=0)
+    together = Batch(
+        [Row(number, delta, None, b"x") for number, delta in enumerate(deltas)], base_timestamp=0
+    )
     assert rows(decode(together.encoded(), 0, 9, log=LOG)) == list(together.rows)
 
 
-# -- where the next fetch begins ------------------------------------------------------------------------------------------
+# -- where the next fetch begins -----------------------------------------------------------------------------
 
 
 def test_a_batch_that_is_cut_short_is_left_for_the_next_fetch() -> None:
@@ -139,7 +143,7 @@ def test_what_does_not_fit_into_memory_is_left_for_the_next_fetch() -> None:
     assert position == 50 and read == reference(batches)
 
 
-# -- transactions ---------------------------------------------------------------------------------------------------------
+# -- transactions --------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150, deadline=None)
@@ -163,8 +167,13 @@ def test_aborted_transactions_and_markers_are_no_rows(seed: int, first: int, cou
             del began[producer]
         elif step < 37:
             transactional = rng.random() < 0.7
-            made = [Row(offset + number, 1_700_000_000_000, None, b"%d" % step) for number in range(rng.randint(1, 3))]
-            log.append(Batch(made, offset, attributes=TRANSACTIONAL if transactional else 0, producer=producer))
+            made = [
+                Row(offset + number, 1_700_000_000_000, None, b"%d" % step)
+                for number in range(rng.randint(1, 3))
+            ]
+            log.append(
+                Batch(made, offset, attributes=TRANSACTIONAL if transactional else 0, producer=producer)
+            )
             if transactional:
                 began.setdefault(producer, offset)
             fate += [(row, producer if transactional else None, began.get(producer, -1)) for row in made]
@@ -173,8 +182,11 @@ def test_aborted_transactions_and_markers_are_no_rows(seed: int, first: int, cou
         offset = log[-1].last_offset + 1
     lost = {(producer, begin) for producer, begin, _ in aborted}
     start, end = first, first + count
-    expected = [row for row, producer, begin in fate if (producer, begin) not in lost and start <= row.offset < end]
-    # as a broker answers: whole batches from the one with the first offset on, and the aborted transactions that overlap them
+    expected = [
+        row for row, producer, begin in fate if (producer, begin) not in lost and start <= row.offset < end
+    ]
+    # as a broker answers: whole batches from the one with the first offset on, and the aborted transactions
+    # that overlap them
     fetched = [batch for batch in log if batch.last_offset >= start]
     overlap = [(producer, begin) for producer, begin, end_marker in aborted if end_marker >= start]
     rng.shuffle(overlap)
@@ -185,11 +197,13 @@ def test_aborted_transactions_and_markers_are_no_rows(seed: int, first: int, cou
     assert rows(uncommitted) == [row for row, _, _ in fate if start <= row.offset < end]
 
 
-# -- starts of records ----------------------------------------------------------------------------------------------------
+# -- starts of records ---------------------------------------------------------------------------------------
 
 
 def guesses_of(batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Guesses that were made, and batches that were walked again, while ``batches`` were decoded and found equal."""
+    """Guesses that were made, and batches that were walked again, while ``batches`` were decoded and found
+    equal.
+    """
     made, again = [], []
     guess, walk = starts._guess, starts._walk_whole
     monkeypatch.setattr(starts, "_guess", lambda *a, **k: made.append(guess(*a, **k)) or made[-1])
@@ -214,12 +228,16 @@ def test_a_guess_inside_a_body_makes_no_wrong_record(monkeypatch: pytest.MonkeyP
 
 
 def forging(first: int) -> list[Row]:
-    """Three rows. The body of the first ends with two records that could be the second and third: the forged third one reaches to the
-    end of the real one, so that a walker inside the body finds as many records, with the right offsets, and gets back in step."""
+    """Three rows. The body of the first ends with two records that could be the second and third: the forged
+    third one reaches to the end of the real one, so that a walker inside the body finds as many records, with
+    the right offsets, and gets back in step.
+    """
     now = 1_700_000_000_000
     second, third = (Row(first + number, now, None, b"real" * 50) for number in (1, 2))
     behind = b"\0" + record(second, first + 1, 0) + record(third, first + 2, 0)[:-1]
-    forged = record(Row(0, now, None, b"forged"), first + 1, 0) + record(Row(0, now, None, behind), first + 2, 0)
+    forged = record(Row(0, now, None, b"forged"), first + 1, 0) + record(
+        Row(0, now, None, behind), first + 2, 0
+    )
     return [Row(first, now, None, b"-" * 300 + forged[: -len(behind) - 1]), second, third]
 
 
@@ -253,7 +271,9 @@ def test_records_of_every_length_are_stepped_over() -> None:
     for number in range(100):
         base = batches[-1].last_offset + 1 if batches else 0
         bodies = (b"y" * sizes[(number + each) % len(sizes)] for each in range(1 + number % 5))
-        batches.append(Batch([Row(base + each, 1_700_000_000_000, None, body) for each, body in enumerate(bodies)], base))
+        batches.append(
+            Batch([Row(base + each, 1_700_000_000_000, None, body) for each, body in enumerate(bodies)], base)
+        )
     assert rows(decode(bytes_of(batches), 0, EVERYTHING, log=LOG)) == reference(batches)
 
 
@@ -268,9 +288,14 @@ def test_the_columns_are_plain_numpy_and_arrow() -> None:
 
 def test_a_first_batch_above_the_limit_is_refused_by_name() -> None:
     data = bytes_of(log_of([Shape(100, codec=Codec.ZSTD)], base=70))
-    with pytest.raises(errors.TransactionTooLarge, match=r"offset 70 of orders/0 .* 1000 bytes, and the limit is 1000"):
+    with pytest.raises(
+        errors.TransactionTooLarge, match=r"offset 70 of orders/0 .* 1000 bytes, and the limit is 1000"
+    ):
         decode(data, 0, EVERYTHING, log=LOG, limit=1000)
     # many records without content weigh too
     data = bytes_of(log_of([Shape(1000, sizes=(0,), codec=Codec.ZSTD)], base=70))
-    with pytest.raises(errors.TransactionTooLarge, match=r"offset 70 of orders/0 .* bytes in 1000 records, and the limit is 20000"):
+    with pytest.raises(
+        errors.TransactionTooLarge,
+        match=r"offset 70 of orders/0 .* bytes in 1000 records, and the limit is 20000",
+    ):
         decode(data, 0, EVERYTHING, log=LOG, limit=20_000)

@@ -19,7 +19,9 @@ from tests.kafka.batches import EVERYTHING, LOG, Row, rows, rows_of_kafka_python
 
 NOW = 1_700_000_000_000
 BYTES = st.one_of(st.none(), st.binary(max_size=3), st.sampled_from((63, 64, 8191, 8192, 70_000)).map(bytes))
-HEADERS = st.lists(st.tuples(st.text(max_size=4), st.one_of(st.none(), st.binary(max_size=80))), max_size=3).map(tuple)
+HEADERS = st.lists(
+    st.tuples(st.text(max_size=4), st.one_of(st.none(), st.binary(max_size=80))), max_size=3
+).map(tuple)
 
 
 def blocks(headers: list[tuple[tuple[str, bytes | None], ...]]) -> pa.BinaryArray:
@@ -27,11 +29,19 @@ def blocks(headers: list[tuple[tuple[str, bytes | None], ...]]) -> pa.BinaryArra
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(BYTES, BYTES, HEADERS), min_size=1, max_size=8), st.integers(1, 40), st.booleans(), st.booleans())
-def test_every_row_is_read_back(made: list[tuple[bytes | None, bytes | None, tuple]], times: int, keyed: bool, headed: bool) -> None:
+@given(
+    st.lists(st.tuples(BYTES, BYTES, HEADERS), min_size=1, max_size=8),
+    st.integers(1, 40),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_row_is_read_back(
+    made: list[tuple[bytes | None, bytes | None, tuple]], times: int, keyed: bool, headed: bool
+) -> None:
     made = made * times
     expected = [
-        Row(number, NOW, key if keyed else None, value, headers if headed else ()) for number, (value, key, headers) in enumerate(made)
+        Row(number, NOW, key if keyed else None, value, headers if headed else ())
+        for number, (value, key, headers) in enumerate(made)
     ]
     data = encode(
         pa.array([value for value, _, _ in made], pa.binary()),
@@ -47,7 +57,9 @@ def test_every_row_is_read_back(made: list[tuple[bytes | None, bytes | None, tup
 def test_offsets_of_three_bytes_are_written(keyed: bool) -> None:
     count = 70_000
     column = pa.array([b"%d" % number for number in range(count)], pa.binary())
-    found = decode(encode(column, timestamp=NOW, keys=column if keyed else None), 0, EVERYTHING, log=LOG).records
+    found = decode(
+        encode(column, timestamp=NOW, keys=column if keyed else None), 0, EVERYTHING, log=LOG
+    ).records
     assert found.offsets.tolist() == list(range(count)) and found.values.equals(column)
     assert (found.keys is None) if not keyed else found.keys.equals(column)
 
@@ -75,7 +87,11 @@ def test_a_sliced_column_is_written_as_it_is_seen() -> None:
     whole = pa.array([None, b"a", None, b"bb", b"", b"ccc"], pa.binary())
     part = whole[2:5]
     data = encode(part, timestamp=NOW, keys=whole[1:4], headers=blocks([(("n", None),)] * 5)[2:])
-    assert [(row.key, row.value) for row in rows_of_kafka_python(data)] == [(b"a", None), (None, b"bb"), (b"bb", b"")]
+    assert [(row.key, row.value) for row in rows_of_kafka_python(data)] == [
+        (b"a", None),
+        (None, b"bb"),
+        (b"bb", b""),
+    ]
 
 
 def test_bytes_of_a_null_are_not_written() -> None:

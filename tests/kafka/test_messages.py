@@ -45,13 +45,19 @@ REQUESTS: list[port.Request[Any]] = [
 
 
 def test_every_request_of_the_port_has_a_form() -> None:
-    kinds = {value for value in vars(port).values() if isinstance(value, type) and issubclass(value, port.Request)} - {port.Request}
+    kinds = {
+        value for value in vars(port).values() if isinstance(value, type) and issubclass(value, port.Request)
+    } - {port.Request}
     assert {type(request) for request in REQUESTS} == kinds
     for request in REQUESTS:
         form = form_of(request)
         frame = Message(form, None, NODE).encode(77)
         length, key, version, correlation = struct.unpack_from(">ihhi", frame)
-        assert (length, key, correlation) == (len(frame) - 4, form.key, 77) and form.low <= version <= form.high
+        assert (length, key, correlation) == (
+            len(frame) - 4,
+            form.key,
+            77,
+        ) and form.low <= version <= form.high
 
 
 def test_the_highest_common_version_is_taken() -> None:
