@@ -38,7 +38,7 @@ class Block:
         undo: Undo | None = None,
     ) -> None:
         self._undo = undo
-        self.saved = 0  # the last work (``Undo.work``) in which its rows were noted
+        self.saved = 0  # ``Undo.work`` when its rows were last saved
         self.block_id = block_id
         self.rows = rows
         self.size_bytes = size_bytes  # of the bodies

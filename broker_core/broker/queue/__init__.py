@@ -1,6 +1,6 @@
-"""One queue: a log of entries, what is settled of it, and which entry is next.
+"""One queue: a log of entries, which of them are settled, and which entry is next.
 
-Not here: routing, and who may do what (``broker/topology.py``).
+Not here: routing and access checks (``broker/topology.py``).
 """
 
 from broker_core.broker.queue.queue import REPLIES as REPLIES

@@ -1,7 +1,7 @@
-"""What a log has read of its blocks and may need again soon: decoded rows, and the row numbers of one run.
+"""Caches of what a log has read of its blocks: decoded rows, and the row numbers of one run.
 
-Caches only: nothing here is undone, and all of it may be forgotten at any moment.
-Invariant: the row numbers are those of ``selected[0]`` at its length ``selected[1]``.
+Nothing here is undone, and all of it may be dropped at any moment. Invariant: the row numbers are those of
+``selected[0]`` at its length ``selected[1]``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Decoded:
         self._rows: list[InboxRow] = []  # consecutive stored entries, from ``_first`` on
 
     def row_of(self, run: Run, offset: int) -> int:
-        """The row of an entry of a run with a bitmap. Raises CorruptCatalog."""
+        """Returns the row of an entry of a run with a bitmap. Raises CorruptCatalog."""
         selected = self.selected
         if selected is None or selected[0] is not run or selected[1] != run.count:
             rows = run.rows()
@@ -36,8 +36,8 @@ class Decoded:
         return int(selected[2][offset - run.first])
 
     def rows(self, run: Run, row: int, start: int, end: int) -> list[InboxRow]:
-        """Entries in a segment, the first of which is ``row``. They are decoded many at once, and kept until
-        the last one is asked for.
+        """Returns entries in a segment; the first is in row ``row``. They are decoded in groups, and a group
+        is kept until its last entry is requested.
         """
         first, rows = self._first, self._rows
         if not first <= start < first + len(rows):
@@ -57,6 +57,6 @@ class Decoded:
         return found
 
     def forget(self, run: Run) -> None:
-        """It leaves the log."""
+        """Drops the row numbers of a run that leaves the log."""
         if self.selected is not None and self.selected[0] is run:
             self.selected = None

@@ -1,7 +1,7 @@
-"""How often entries of a queue came back: of a quorum queue, and of one with x-delivery-limit.
+"""How often each entry of a queue was returned: for a quorum queue or a queue with x-delivery-limit.
 
-Not here: what becomes of an entry over the limit (``broker/dispatch.py``, ``broker/expiry.py``).
-Invariant: only unsettled entries have a count. The catalog has the counts that are not in ``changes``.
+Not here: what happens to an entry over the limit (``broker/dispatch.py``, ``broker/expiry.py``). Invariant:
+only unsettled entries have a count. The catalog has the counts that are not in ``changes``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Deliveries:
         self.changes -= fresh
 
     def forget(self, start: int, end: int) -> None:
-        """These entries are settled."""
+        """Drops the counts of settled entries."""
         counts = self.counts
         for offset in range(start, end):
             if offset in counts:
@@ -54,7 +54,7 @@ class Deliveries:
                 self._changed(offset)
 
     def forget_all(self) -> None:
-        """The queue is deleted."""
+        """Drops all counts of a deleted queue."""
         for offset in self.counts:
             self._changed(offset)
         self._undo.attribute(self, "counts")
@@ -67,12 +67,12 @@ class Deliveries:
 
     # -- durable ---------------------------------------------------------------------------------------------
     def restore(self, deliveries: Iterable[DeliveryRecord]) -> None:
-        """While loading."""
+        """Restores the counts while loading."""
         self.counts.update((delivery.offset, delivery.count) for delivery in deliveries)
 
     def record(self, change: Change, queue_id: int, *, written: bool, kept: bool) -> None:
-        """What changed. Of a queue that is not ``written`` nothing, of a deleted one, which is not ``kept``,
-        only what is gone.
+        """Records the changed counts. For a queue that is not ``written`` it records nothing, for a deleted
+        one (not ``kept``) only drops.
         """
         if written:
             for offset in self.changes:

@@ -1,7 +1,7 @@
-"""A set of integers kept as sorted, disjoint, non-touching intervals [start, end).
+"""A set of integers stored as sorted, disjoint, non-touching intervals [start, end).
 
-Not a tree: the sets of a queue are short (holes above a floor), so two flat lists and bisection are the
-fastest thing there is. Invariant: ``starts[i] < ends[i] < starts[i + 1]``.
+Not a tree: the sets of a queue are short (holes above a floor), so two flat lists and bisection are fastest.
+Invariant: ``starts[i] < ends[i] < starts[i + 1]``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from broker_core.broker.undo import Undo
 
 
 class IntervalSet:
-    """``undo``: where every change appends how to restore what was there."""
+    """Each change appends to ``undo`` how to restore the previous state."""
 
     __slots__ = ("_ends", "_starts", "_undo", "total")
 
@@ -28,7 +28,7 @@ class IntervalSet:
             self.add(start, end)
 
     def __len__(self) -> int:
-        """How many intervals, not how many integers (see ``total`` and :meth:`measure`)."""
+        """Returns the number of intervals, not of integers (see ``total`` and :meth:`measure`)."""
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -38,8 +38,8 @@ class IntervalSet:
         return f"IntervalSet({list(self)!r})"
 
     def add(self, start: int, end: int) -> tuple[int, int, list[int]]:
-        """Add [start, end); the interval that holds it now, and the starts of the intervals that it took
-        in.
+        """Adds [start, end). Returns the interval that holds it now, and the starts of the intervals merged
+        into it.
         """
         if start >= end:
             return start, end, []
@@ -85,7 +85,7 @@ class IntervalSet:
         self.total = total
 
     def drop_below(self, floor: int) -> None:
-        """Forget everything below ``floor``."""
+        """Removes all integers below ``floor``."""
         if self._starts and self._starts[0] < floor:
             self.subtract(self._starts[0], floor)
 
@@ -94,12 +94,12 @@ class IntervalSet:
         return at >= 0 and offset < self._ends[at]
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether every integer of [start, end) is in the set."""
+        """Returns whether every integer of [start, end) is in the set."""
         at = bisect_right(self._starts, start) - 1
         return start >= end or (at >= 0 and end <= self._ends[at])
 
     def within(self, start: int, end: int) -> list[list[int]]:
-        """The set clipped to [start, end), as [start, end] pairs."""
+        """Returns the set clipped to [start, end), as [start, end] pairs."""
         found: list[list[int]] = []
         for at in range(bisect_right(self._ends, start), len(self._starts)):
             if self._starts[at] >= end:
@@ -108,7 +108,7 @@ class IntervalSet:
         return found
 
     def outside(self, start: int, end: int) -> list[list[int]]:
-        """What of [start, end) is not in the set, as [start, end] pairs."""
+        """Returns the part of [start, end) that is not in the set, as [start, end] pairs."""
         found: list[list[int]] = []
         for inside_start, inside_end in self.within(start, end):
             if start < inside_start:
@@ -119,23 +119,23 @@ class IntervalSet:
         return found
 
     def measure(self, start: int, end: int) -> int:
-        """How many integers of [start, end) are in the set."""
+        """Returns how many integers of [start, end) are in the set."""
         return sum(inside_end - inside_start for inside_start, inside_end in self.within(start, end))
 
     def first_outside(self, offset: int) -> int:
-        """The first integer at or above ``offset`` that is not in the set."""
+        """Returns the first integer at or above ``offset`` that is not in the set."""
         at = bisect_right(self._starts, offset) - 1
         return self._ends[at] if at >= 0 and offset < self._ends[at] else offset
 
     def first(self) -> tuple[int, int]:
-        """The lowest interval of a set that is not empty."""
+        """Returns the lowest interval of a set that is not empty."""
         return self._starts[0], self._ends[0]
 
     def next_start(self, start: int, end: int) -> int:
-        """Where the first interval above ``start`` begins, or ``end`` where none does before it."""
+        """Returns the start of the first interval above ``start``, or ``end`` if none starts before it."""
         at = bisect_right(self._starts, start)
         return self._starts[at] if at < len(self._starts) and self._starts[at] < end else end
 
     def end(self) -> int:
-        """One above the greatest member; 0 for the empty set."""
+        """Returns one more than the greatest member; 0 for the empty set."""
         return self._ends[-1] if self._ends else 0

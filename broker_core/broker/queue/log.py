@@ -1,8 +1,8 @@
 """The log of a queue: offsets, the runs that hold them, and the rows that the runs name.
 
-Not here: which entries are settled (``progress.py``) or handed out (``ready.py``). They say when a run may
-go. Offsets are dense, in commit order. Readers look only below ``visible_end``. Invariant: runs lie in the
-order of their offsets and do not overlap. A run pins its block, and unpins it when it leaves the log.
+Not here: which entries are settled (``progress.py``) or delivered (``ready.py``); they decide when a run is
+dropped. Offsets are dense, in commit order. Readers look only below ``visible_end``. Invariant: runs are in
+the order of their offsets and do not overlap. A run pins its block, and unpins it when it leaves the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker_core.broker.queue.run import Run
 from broker_core.broker.records import RunRecord
 from broker_core.errors import DataLoss
 
-_FIRST_RUNS_KEPT = 1024  # so many dead slots at the front of the run list before it is cut
+_FIRST_RUNS_KEPT = 1024  # dropped runs at the front of the list before they are removed from it
 
 
 class Log:
@@ -29,7 +29,7 @@ class Log:
 
     def __init__(self, queue_id: int, name: str, blocks: Blocks) -> None:
         self._undo = blocks.undo
-        self._saved = 0  # the last work (``Undo.work``) in which the numbers were noted
+        self._saved = 0  # ``Undo.work`` when the numbers were last saved
         self._queue_id = queue_id
         self._name = name
         self._blocks = blocks
@@ -38,8 +38,8 @@ class Log:
         self.visible_end = 0
         self._runs: list[Run] = []
         self._firsts: list[int] = []
-        self._front = 0  # runs before it are gone
-        self._dropped: list[int] = []  # runs of the catalog that are gone
+        self._front = 0  # runs before this index are dropped
+        self._dropped: list[int] = []  # dropped runs that the catalog has
 
     def _save(self) -> None:
         self._saved = self._undo.work
@@ -53,8 +53,8 @@ class Log:
     def append(
         self, count: int, block_id: int, row: int, bitmap: bytes, sequence: int, committed_at: int
     ) -> int:
-        """``count`` more entries, visible after the commit; their first offset. Adjacent rows of an open
-        block join the last run.
+        """Appends ``count`` entries, visible after the commit, and returns their first offset. Adjacent rows
+        of an open block extend the last run.
         """
         block = self._blocks.by_id[block_id]
         if count == 1 and not bitmap and sequence == 0:
@@ -66,8 +66,8 @@ class Log:
         return first
 
     def append_row(self, block: Block, row: int) -> int:
-        """One more entry, of an open or memory-only block; its offset. A row that is not above the last run's
-        begins a run.
+        """Appends one entry of an open or memory-only block and returns its offset. A row that is not above
+        the last run's rows starts a new run.
         """
         offset = self.next_offset
         if self._front < len(self._runs):
@@ -98,7 +98,7 @@ class Log:
         self._firsts.append(run.first)
 
     def _shorten(self, run: Run, count: int) -> None:
-        """Take back the growth of the last run."""
+        """Undoes the growth of the last run."""
         run.shorten(count)
         self.next_offset = run.first + count
         self._decoded.selected = None
@@ -107,11 +107,11 @@ class Log:
         del self._runs[length:], self._firsts[length:]
 
     def show(self) -> None:
-        """The commits in hand are durable."""
+        """Makes the entries of the commits in progress visible; they are durable."""
         self.visible_end = self.next_offset
 
     def replace_run(self, run: Run, pieces: list[Run]) -> None:
-        """The same entries in other blocks; ``pieces`` are pinned already."""
+        """Replaces a run by ``pieces``: the same entries in other blocks, already pinned."""
         at = self._runs.index(run)
         self._undo.append((self._put_runs, at, at + len(pieces), [run], [run.first]))
         self._drop(run)
@@ -120,7 +120,7 @@ class Log:
 
     # -- loading ---------------------------------------------------------------------------------------------
     def restore_entries(self, entries: Sequence[tuple[int, InboxRow | RunRecord]], blocks: Blocks) -> None:
-        """Runs that the catalog names, and rows of open blocks at their offsets, in offset order."""
+        """Restores runs that the catalog names, and rows of open blocks at their offsets, in offset order."""
         next_offset = self.next_offset
         for offset, entry in entries:
             if isinstance(entry, RunRecord):
@@ -147,24 +147,24 @@ class Log:
     # -- looking ---------------------------------------------------------------------------------------------
     @property
     def runs(self) -> Sequence[Run]:
-        """Those that some entry still needs."""
+        """Returns the runs that have a needed entry."""
         return self._runs[self._front :]
 
     def runs_between(self, start: int, end: int) -> list[Run]:
-        """The runs that hold entries of [start, end), clipped to it, settled entries included; none where
-        they are deleted.
+        """Returns the runs that hold entries of [start, end), clipped to it, including settled entries.
+        Deleted entries have no run.
         """
         found: list[Run] = []
         at = max(self._front, bisect_right(self._firsts, start) - 1)
         for run in self._runs[at:]:
-            if run.first >= end or start >= end:  # an empty range inside a run holds nothing of it
+            if run.first >= end or start >= end:  # an empty range inside a run matches nothing
                 break
             if run.end > start:
                 found.append(run.clip(start, end))
         return found
 
     def transient_runs(self, start: int, end: int) -> list[Run]:
-        """Memory-only runs that touch [start, end)."""
+        """Returns memory-only runs that overlap [start, end)."""
         return [
             run
             for run in self._runs[self._front :]
@@ -175,9 +175,7 @@ class Log:
         return [run for run in self._runs[self._front :] if run.block.block_id in block_ids]
 
     def locate(self, offset: int) -> tuple[Run, int]:
-        """The run and the row of an entry that is not deleted. Raises DataLoss where it is,
-        CorruptCatalog.
-        """
+        """Returns the run and the row of an entry. Raises DataLoss for a deleted entry, CorruptCatalog."""
         at = bisect_right(self._firsts, offset) - 1
         run = self._runs[at] if at >= self._front else None
         if run is None or offset >= run.first + run.count:
@@ -189,8 +187,8 @@ class Log:
         return run, self._decoded.row_of(run, offset)
 
     def rows(self, start: int, end: int) -> list[InboxRow]:
-        """Messages from ``start`` on, at most up to ``end``: at least one, fewer than asked where they are
-        stored elsewhere or large.
+        """Returns messages from ``start`` on, up to ``end`` at most. It returns at least one, and fewer than
+        requested if they are large or stored in several blocks.
 
         Raises CorruptSegment, DataLoss.
         """
@@ -207,7 +205,7 @@ class Log:
 
     # -- forgetting ------------------------------------------------------------------------------------------
     def forget_below(self, limit: int) -> None:
-        """Drop the runs at the front that end at or below ``limit``: no entry of them is needed."""
+        """Drops the runs at the front that end at or below ``limit``; none of their entries is needed."""
         runs, front = self._runs, self._front
         if front < len(runs) and runs[front].first + runs[front].count <= limit:
             if self._saved != self._undo.work:
@@ -221,7 +219,7 @@ class Log:
             self._front = 0
 
     def forget_within(self, start: int, end: int, is_needed: Callable[[int, int], bool]) -> None:
-        """Drop the runs that touch [start, end) and of which no entry ``is_needed``."""
+        """Drops the runs that overlap [start, end) and have no entry that ``is_needed``."""
         at = max(self._front, bisect_right(self._firsts, start) - 1)
         while at < len(self._runs) and self._runs[at].first < end:
             run = self._runs[at]
@@ -233,7 +231,7 @@ class Log:
             del self._runs[at], self._firsts[at]
 
     def forget_all(self) -> None:
-        """The queue is deleted."""
+        """Drops all runs of a deleted queue."""
         for name in ("_runs", "_firsts", "_front"):
             self._undo.attribute(self, name)
         for run in self._runs[self._front :]:
@@ -253,7 +251,7 @@ class Log:
 
     # -- durable ---------------------------------------------------------------------------------------------
     def record(self, change: Change) -> None:
-        """The runs of the catalog that are gone, and the blocks that nothing pins any more."""
+        """Records which runs of the catalog are dropped, and which blocks nothing pins."""
         if self._dropped:
             for first in self._dropped:
                 change.drop(RunRecord, (self._queue_id, first))
@@ -262,19 +260,19 @@ class Log:
         self._blocks.record(change)
 
     def record_last_run(self) -> RunRecord:
-        """The run that was appended last, for the catalog."""
+        """Returns the record of the last appended run, for the catalog."""
         return self._recorded(self._runs[-1])
 
     def record_between(self, start: int, end: int) -> list[RunRecord]:
-        """Runs that touch [start, end) of stored blocks, and that a restart would not find: from now on it
-        does.
+        """Returns records of the runs of stored blocks that overlap [start, end) and are not in the catalog
+        yet.
         """
         found = [run for run in self._runs[self._front :] if run.first < end and run.end > start]
         return [self._recorded(run) for run in found if run.block.inbox is None and not run.recorded]
 
     def record_runs(self, block_id: int) -> list[RunRecord]:
-        """The runs of an open block that is sealed, for the catalog. Their time is the block's latest: each
-        row has its own.
+        """Returns the records of the runs of an open block that is sealed. Their time is the latest of the
+        block; each row has its own.
         """
         found = [run for run in self._runs[self._front :] if run.block.block_id == block_id]
         for run in found:

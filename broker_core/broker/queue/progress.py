@@ -1,11 +1,11 @@
-"""What is settled of a queue, and what its owner has claimed.
+"""Which entries of a queue are settled, and which its owner has claimed.
 
-Not here: what that lets go (``log.py``, ``room.py``, ``ready.py``): ``queue.py`` tells them. Who may own a
-queue is the broker's rule. Words: *settled* is acked, dead-lettered, expired or purged. *claimed* is in a
-range that the owning app was given and has not acked. An entry is *needed* while it is not settled, or
-claimed: what is not needed may lose its bytes at any moment, and is never needed again. Invariant: ``floor``
-is the first offset that is not settled; every hole lies above it, none touches it. Below ``acked`` nothing is
-claimed: what is not settled there is skipped by the owner.
+Not here: what is dropped because of that (``log.py``, ``room.py``, ``ready.py``; ``queue.py`` calls them) and
+who may own a queue (the broker's rule). Words: *settled* is acked, dead-lettered, expired or purged.
+*claimed* is in a range that the owning app was given and has not acked. An entry is *needed* while it is
+claimed or not settled. An entry that is not needed may lose its bytes at any moment, and is never needed
+again. Invariant: ``floor`` is the first offset that is not settled; every hole is above it and does not touch
+it. Nothing below ``acked`` is claimed; the owner skips the unsettled entries there.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from broker_core.broker.undo import Undo
 
 
 class Progress:
-    """``owner`` is the app_id that holds the claim (protocol S6), "" where none does."""
+    """``owner`` is the app_id that holds the claim (protocol S6), or ""."""
 
     __slots__ = ("_saved", "_undo", "acked", "claimed", "dirty", "floor", "hole_changes", "holes", "owner")
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
-        self._saved = 0  # the last work (``Undo.work``) in which the numbers were noted
+        self._saved = 0  # ``Undo.work`` when the numbers were last saved
         self.owner = ""
         self.acked = 0
         self.floor = 0
         self.holes = IntervalSet(undo=undo)
-        self.claimed = IntervalSet(undo=undo)  # of an owned queue: frozen until the owner has acked them
-        self.dirty = False  # the record in the catalog says something else
-        # starts of holes that the catalog does not have so; None: gone
+        self.claimed = IntervalSet(undo=undo)  # of an owned queue: kept until the owner has acked them
+        self.dirty = False  # the record in the catalog differs
+        # starts of holes that differ from the catalog; None: removed
         self.hole_changes: dict[int, int | None] = {}
 
     def _save(self) -> None:
@@ -47,12 +47,12 @@ class Progress:
         return offset < self.floor or self.holes.contains(offset)
 
     def settled_within(self, start: int, end: int) -> list[list[int]]:
-        """Settled offsets of [start, end), as [start, end] pairs."""
+        """Returns the settled offsets of [start, end), as [start, end] pairs."""
         below = [[start, min(end, self.floor)]] if start < min(end, self.floor) else []
         return below + self.holes.within(max(start, self.floor), end)
 
     def unsettled_within(self, start: int, end: int) -> list[list[int]]:
-        """Offsets of [start, end) that are not settled, as [start, end] pairs."""
+        """Returns the unsettled offsets of [start, end), as [start, end] pairs."""
         if start < self.floor:
             start = self.floor
         if not self.holes.total:  # the usual case
@@ -60,46 +60,44 @@ class Progress:
         return self.holes.outside(start, end)
 
     def unsettled_below(self, end: int) -> int:
-        """How many offsets below ``end`` are not settled."""
+        """Returns how many offsets below ``end`` are not settled."""
         return max(0, end - self.floor - self.holes.measure(self.floor, end))
 
     def frozen_below(self, end: int) -> int:
-        """How many of them are claimed."""
+        """Returns how many of these are claimed."""
         return sum(
             stop - start - self.holes.measure(start, stop)
             for start, stop in self.claimed.within(self.floor, end)
         )
 
     def is_needed(self, start: int, end: int) -> bool:
-        """Whether some entry of [start, end) is not settled, or claimed."""
+        """Returns whether any entry of [start, end) is needed (claimed or not settled)."""
         if end > self.floor and not (self.holes.total and self.holes.covers(max(start, self.floor), end)):
             return True
         return bool(self.owner and self.claimed.within(max(start, self.acked), end))
 
     def needed_within(self, start: int, end: int) -> list[list[int]]:
-        """Offsets of [start, end) that are not settled, or claimed, as [start, end] pairs: those whose bytes
-        are kept.
-        """
+        """Returns the needed offsets of [start, end), as [start, end] pairs. Their bytes are kept."""
         unsettled = self.unsettled_within(start, end)
         claimed = self.claimed.within(max(start, self.acked), end) if self.owner else []
         return [list(part) for part in IntervalSet([*unsettled, *claimed])] if claimed else unsettled
 
     def needed_from(self) -> int:
-        """No entry below it is needed."""
+        """Returns an offset below which no entry is needed."""
         claimed = self.claimed.within(self.acked, self.floor) if self.owner else ()
         return claimed[0][0] if claimed else self.floor
 
     def skipped(self) -> list[list[int]]:
-        """Entries that the owner skipped and nobody settled, as [start, end] pairs."""
+        """Returns unsettled entries that the owner skips, as [start, end] pairs."""
         return self.unsettled_within(self.floor, self.acked) if self.owner else []
 
     def first_to_read(self) -> int:
-        """The first offset that is not settled, of those that the owner does not skip."""
+        """Returns the first unsettled offset that the owner does not skip."""
         return self.holes.first_outside(max(self.floor, self.acked))
 
     # -- settling --------------------------------------------------------------------------------------------
     def settle(self, start: int, end: int) -> None:
-        """[start, end), which is not empty and lies at or above the floor. Settling twice is fine."""
+        """Settles [start, end), which is not empty and is at or above the floor. It may be repeated."""
         undo = self._undo
         if self._saved != undo.work:
             self._save()
@@ -120,8 +118,8 @@ class Progress:
 
     # -- ownership (protocol S6) -----------------------------------------------------------------------------
     def own(self, app_id: str, start: int) -> None:
-        """From now on claimed entries are needed until they are acked. The app skips what lies below
-        ``start``: it stays as it is.
+        """Makes the app the owner. From now on claimed entries are needed until they are acked. The app skips
+        entries below ``start``; they do not change.
         """
         if self._saved != self._undo.work:
             self._save()
@@ -130,7 +128,7 @@ class Progress:
         self.acked = max(self.floor, start)
 
     def claim(self, start: int, end: int) -> None:
-        """[start, end) is claimed by the owner: frozen."""
+        """Marks [start, end) as claimed by the owner."""
         if self._saved != self._undo.work:
             self._save()
         self.dirty = True
@@ -138,7 +136,7 @@ class Progress:
         self.claimed.add(max(start, self.acked), end)
 
     def claimed_below(self, end: int) -> list[list[int]]:
-        """Claimed entries below ``end`` that are not settled, as [start, end] pairs."""
+        """Returns unsettled claimed entries below ``end``, as [start, end] pairs."""
         return [
             part
             for first, last in self.claimed.within(self.floor, end)
@@ -146,7 +144,7 @@ class Progress:
         ]
 
     def ack_to(self, offset: int) -> None:
-        """Claimed entries below ``offset`` are not needed."""
+        """Marks claimed entries below ``offset`` as not needed."""
         if self._saved != self._undo.work:
             self._save()
         self.dirty = True
@@ -154,13 +152,13 @@ class Progress:
         self.claimed.drop_below(offset)
 
     def unclaim(self) -> IntervalSet:
-        """Nothing is claimed; what was."""
+        """Removes and returns all claims."""
         self._undo.attribute(self, "claimed")
         claimed, self.claimed = self.claimed, IntervalSet(undo=self._undo)
         return claimed
 
     def reclaim(self, ranges: Iterable[Sequence[int]]) -> None:
-        """After ``unclaim``: only these ranges are claimed still."""
+        """After ``unclaim``: claims only these ranges again."""
         if self._saved != self._undo.work:
             self._save()
         self.dirty = True
@@ -168,11 +166,11 @@ class Progress:
             self.restore_claim(start, end)
 
     def restore_claim(self, start: int, end: int) -> None:
-        """While loading, after the progress: a claim that the catalog names."""
+        """While loading, after the progress: restores a claim that the catalog names."""
         self.claimed.add(max(start, self.acked), end)
 
     def release(self) -> None:
-        """Nobody owns the queue."""
+        """Removes the owner."""
         if self._saved != self._undo.work:
             self._save()
         self.dirty = True
@@ -186,7 +184,7 @@ class Progress:
             self.holes.add(hole.start, hole.end)
 
     def recorded(self) -> None:
-        """The record is about to be written."""
+        """Prepares the state for the record that is written next."""
         if self._saved != self._undo.work:
             self._save()
         self.dirty = False
@@ -194,8 +192,8 @@ class Progress:
             self.acked = self.floor
 
     def record_holes(self, change: Change, queue_id: int, *, written: bool, kept: bool) -> None:
-        """What changed of the holes. Of a queue that is not ``written`` nothing, of a deleted one, which is
-        not ``kept``, what is gone.
+        """Records the changed holes. For a queue that is not ``written`` it records nothing, for a deleted
+        one (not ``kept``) only drops.
         """
         if written:
             for start, end in self.hole_changes.items():

@@ -1,10 +1,10 @@
-"""A queue: its log, what is settled of it, which entry is next, and its consumers.
+"""A queue: its log, which entries are settled, which entry is next, and its consumers.
 
-Here is what concerns several of these parts. Callers ask a part directly for what is its own. Not here:
-routing, reading of bodies, and who may do what (``topology.py``, ``broker.py``). Words: see ``progress.py``
+This class has only what concerns several of these parts; for the rest, callers use the part itself. Not here:
+routing, reading of bodies, and access checks (``topology.py``, ``broker.py``). Words: see ``progress.py``
 (settled, claimed, needed) and ``ready.py`` (held, ready). Offsets are end-exclusive in pairs. Invariant: a
-run leaves memory and catalog when none of its entries is needed. Every mutator tells ``undo`` first what it
-is about to write (``undo.py``).
+run leaves memory and catalog when none of its entries is needed. Every mutator first records in ``undo`` what
+it is about to write (``undo.py``).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
 
 class Marks:
-    """What only causes one more look, and is not undone."""
+    """Flags that only cause an additional check, and are not undone."""
 
     __slots__ = ("hasty", "offered", "timed", "used_at_us")
 
     def __init__(self, ttl_ms: int | None) -> None:
-        self.timed = ttl_ms is not None  # some message that came since the start may expire
-        self.hasty = ttl_ms == 0  # what no consumer takes at once has expired
-        self.offered = 0  # entries below were visible when consumers were looked at, for the same reason
+        self.timed = ttl_ms is not None  # some message received since the start may expire
+        self.hasty = ttl_ms == 0  # a message that no consumer takes at once has expired
+        self.offered = 0  # entries below were visible when dispatch last looked at the consumers
         self.used_at_us = 0  # last declared, consumed or got from (x-expires)
 
 
@@ -59,7 +59,7 @@ class Queue:
         self.auto_delete = auto_delete
         parsed = self.arguments = QueueArguments.parse(arguments or {})
         self.connection: object = None  # of an exclusive queue
-        # an exclusive queue ends with its connection: nothing of it is worth a record
+        # an exclusive queue ends with its connection, so it has no records
         self.written = durable and not exclusive
         self.deleted = False
         self.consumers: Consumers[Any] = Consumers(name, undo, single=parsed.single_active_consumer)
@@ -74,18 +74,18 @@ class Queue:
 
     @property
     def replies(self) -> bool:
-        """Direct reply-to: publishing is all that one can do with it."""
+        """Returns whether it is a direct reply-to queue, which only supports publishing."""
         return self.name.startswith(REPLIES)
 
     @property
     def owner(self) -> str:
-        """The app that owns it, or ""."""
+        """Returns the app that owns the queue, or ""."""
         return self.progress.owner
 
     # -- counts ----------------------------------------------------------------------------------------------
     @property
     def messages(self) -> int:
-        """Committed and not settled."""
+        """Returns how many entries are committed and not settled."""
         log, progress = self.log, self.progress
         if log.visible_end == log.next_offset:  # every hole is below
             return log.visible_end - progress.floor - progress.holes.total
@@ -93,18 +93,18 @@ class Queue:
 
     @property
     def to_read(self) -> int:
-        """Of these, what the owner does not skip."""
+        """Returns how many of ``messages`` the owner does not skip."""
         return self.messages - sum(end - start for start, end in self.progress.skipped())
 
     @property
     def unacknowledged(self) -> int:
-        """Of these, held by channels or prepared transactions."""
+        """Returns how many of ``messages`` are held by channels or prepared transactions."""
         return len(self.ready.held)
 
     @property
     def droppable(self) -> int:
-        """Entries that overflow may drop: neither settled, held nor claimed; those of the commit in hand
-        count.
+        """Returns how many entries overflow may drop: not settled, held or claimed. Entries of the commit in
+        progress count.
         """
         end, progress = self.log.next_offset, self.progress
         frozen = progress.frozen_below(end) if progress.owner else 0
@@ -112,12 +112,12 @@ class Queue:
 
     @property
     def has_news(self) -> bool:
-        """Whether it counted deliveries that are not in the catalog yet."""
+        """Returns whether delivery counts have changed since they were recorded."""
         return self.ready.deliveries is not None and bool(self.ready.deliveries.changes)
 
     # -- settling --------------------------------------------------------------------------------------------
     def settle(self, start: int, end: int) -> None:
-        """Acked, dead-lettered, expired or purged. Settling twice is fine."""
+        """Settles entries that are acked, dead-lettered, expired or purged. It may be repeated."""
         progress, ready, publishers = self.progress, self.ready, self.consumers.publishers
         if start < progress.floor:
             start = progress.floor
@@ -133,57 +133,55 @@ class Queue:
         self._free(start, end)
 
     def settle_range(self, start: int, end: int) -> None:
-        """The same, of what may be held."""
+        """Like ``settle``, for entries that may be held."""
         if self.ready.held:
             self.ready.let_go(start, end)
         self.settle(start, end)
 
     def requeue_range(self, start: int, end: int) -> None:
-        """Held entries are ready again, at their old place, and any later delivery of them says
-        redelivered.
-        """
+        """Makes held entries ready again at their old place; later deliveries say redelivered."""
         self.ready.let_go(start, end)
         for low, high in self.progress.unsettled_within(start, end):
             self.ready.put_back(low, high)
 
     def _free(self, start: int, end: int) -> None:
-        """Forget the runs, of those that touch [start, end), of which no entry is needed."""
+        """Drops the runs that overlap [start, end) and have no needed entry."""
         progress = self.progress
         self.log.forget_below(progress.needed_from() if progress.owner else progress.floor)
         if progress.owner or progress.holes.total:
             self.log.forget_within(start, end, progress.is_needed)
 
     def forget_runs(self) -> None:
-        """The queue is deleted: nothing of it is needed."""
+        """Drops all runs of a deleted queue."""
         if self.ready.deliveries is not None:
             self.ready.deliveries.forget_all()
         self.log.forget_all()
 
     # -- ownership (protocol S6) -----------------------------------------------------------------------------
     def own(self, app_id: str, start: int = 0) -> None:
-        """From now on claimed entries are needed until they are acked. The app skips what lies below
-        ``start``: it stays as it is.
+        """Makes the app the owner. From now on claimed entries are needed until they are acked. The app skips
+        entries below ``start``; they do not change.
 
-        Who may own is the broker's rule.
+        Not checked here: who may own a queue.
         """
         if self.progress.owner != app_id:
             self.progress.own(app_id, start)
 
     def claim(self, start: int, end: int) -> None:
-        """[start, end) is claimed by the owner: frozen, and as good as handed out."""
+        """Marks [start, end) as claimed by the owner, and as delivered."""
         if self.room.sizes is not None:
             self.room.claim(self.progress.claimed.outside(start, end))
         self.progress.claim(start, end)
         self.ready.sent_below(end)
 
     def settle_claimed(self, end: int) -> None:
-        """Claimed entries below ``end`` are consumed. What the owner skipped stays."""
+        """Settles claimed entries below ``end``, which are consumed; skipped entries do not change."""
         for start, stop in self.progress.claimed_below(end):
             self.settle(start, stop)
 
     def ack_to(self, offset: int) -> None:
-        """Claimed entries below ``offset`` are settled and not needed: the source has acked them and the
-        range after them (S5).
+        """Settles claimed entries below ``offset`` and marks them as not needed: the source has acked them
+        and the range after them (S5).
         """
         before = self.progress.acked
         if offset <= before:
@@ -193,18 +191,18 @@ class Queue:
         self._free(before, offset)
 
     def _unclaim(self) -> None:
-        """Claimed and unsettled entries are ready again, as redelivered."""
+        """Makes claimed and unsettled entries ready again, as redelivered."""
         self.ready.put_back_all(self.progress.unclaim())
         self.room.unclaim()
 
     def release(self) -> None:
-        """Nobody owns the queue."""
+        """Removes the owner."""
         self._unclaim()
         self.progress.release()
         self._free(0, self.log.next_offset)
 
     def reclaim(self, ranges: Iterable[Sequence[int]]) -> None:
-        """Only these ranges are claimed still."""
+        """Keeps only these ranges claimed."""
         self._unclaim()
         self.progress.reclaim(ranges)
         if self.room.sizes is not None:
@@ -218,8 +216,8 @@ class Queue:
         self.log.next_offset = max([progress.next_offset, progress.floor, *(hole.end for hole in holes)])
 
     def restore_counts(self, records: Iterable[DeliveryRecord]) -> None:
-        """After the progress. The offset of a transient message that is gone is not used again for
-        another.
+        """After the progress: restores the delivery counts. The offset of a lost transient message is not
+        used again.
         """
         records = list(records)
         self.log.next_offset = max([self.log.next_offset, *(record.offset + 1 for record in records)])
@@ -229,11 +227,11 @@ class Queue:
             )
 
     def restore_claim(self, start: int, end: int) -> None:
-        """After the progress and before any ``reserve``: a claim that the catalog names."""
+        """After the progress and before any ``reserve``: restores a claim that the catalog names."""
         self.progress.restore_claim(start, end)
 
     def reserve(self, offset: int) -> None:
-        """Offsets below ``offset`` are taken, though their entries may be gone (transient messages that a
+        """Marks offsets below ``offset`` as used, even if their entries are lost (transient messages that a
         claim names).
         """
         log = self.log
@@ -243,8 +241,8 @@ class Queue:
             self.settle(gap, offset)
 
     def loaded(self, *, clean: bool) -> None:
-        """All runs are restored: settle what has no run (transient messages), and say what may have been sent
-        before.
+        """Finishes loading, after all runs are restored: settles entries without a run (transient messages)
+        and marks what may have been delivered before.
         """
         there = IntervalSet((run.first, run.end) for run in self.log.runs)
         for start, end in there.outside(self.progress.floor, self.log.next_offset):
@@ -255,8 +253,8 @@ class Queue:
 
     # -- durable ---------------------------------------------------------------------------------------------
     def record(self, change: Change) -> None:
-        """Write what became dirty: progress, holes, and the drops of runs that became deletable. Of a deleted
-        queue nothing is put.
+        """Records changed progress and holes, and drops runs that no entry needs. Nothing is put for a
+        deleted queue.
         """
         progress, ready = self.progress, self.ready
         kept = self.written and not self.deleted

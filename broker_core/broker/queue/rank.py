@@ -1,7 +1,7 @@
 """The order of a queue with priorities: highest first, then by offset.
 
-Not here: what is settled (``progress.py``) or held (``ready.py``): such entries may stand in the heap and are
-passed over. Invariant: every entry below ``below`` that is ready is in the heap, perhaps more than once.
+Not here: which entries are settled (``progress.py``) or held (``ready.py``). Such entries may be in the heap
+and are ignored. Invariant: every ready entry below ``below`` is in the heap, perhaps more than once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker_core.properties import priority
 
 
 class Ranks:
-    """``highest`` is x-max-priority: a message with a higher priority has this one; one without has 0."""
+    """``highest`` is x-max-priority, to which higher priorities are reduced. The default priority is 0."""
 
     __slots__ = ("_heap", "_held", "_log", "_of", "_progress", "_saved", "_undo", "below", "highest")
 
@@ -26,14 +26,14 @@ class Ranks:
         self._progress = progress
         self._held = held
         self._undo = undo
-        self._saved = 0  # the last work (``Undo.work``) that changed something
+        self._saved = 0  # ``Undo.work`` of the last change
         self.highest = highest
         self.below = 0
         self._heap: list[tuple[int, int]] = []  # (-priority, offset)
         self._of: dict[int, int] = {}  # priorities above 0 of entries that are not settled
 
     def add(self, start: int, properties: list[bytes]) -> None:
-        """Consecutive entries that became visible."""
+        """Adds consecutive entries that became visible."""
         self._save()
         for offset, encoded in enumerate(properties, start):
             rank = min(_priority(encoded), self.highest)
@@ -42,12 +42,12 @@ class Ranks:
             heappush(self._heap, (-rank, offset))
 
     def push(self, offset: int) -> None:
-        """An entry that is ready again."""
+        """Adds an entry that is ready again."""
         self._save()
         heappush(self._heap, (-self._of.get(offset, 0), offset))
 
     def best(self) -> int | None:
-        """The next visible entry, which stays where it is. Raises CorruptSegment, DataLoss."""
+        """Returns the next visible entry without taking it. Raises CorruptSegment, DataLoss."""
         progress, visible_end = self._progress, self._log.visible_end
         if self.below < visible_end:
             for start, end in progress.unsettled_within(max(self.below, progress.floor), visible_end):
@@ -55,7 +55,7 @@ class Ranks:
                     rows = self._log.rows(start, end)
                     self.add(start, [row.properties for row in rows])
                     start += len(rows)
-                    self.below = start  # should the next rows be damaged, these are not added twice
+                    self.below = start  # if the next rows are damaged, these are not added twice
             self.below = visible_end
         heap = self._heap
         while heap and (heap[0][1] in self._held or progress.is_settled(heap[0][1])):
@@ -64,7 +64,7 @@ class Ranks:
         return heap[0][1] if heap else None
 
     def take(self, limit: int) -> list[int]:
-        """At most ``limit`` of the next visible entries, taken out."""
+        """Takes and returns at most ``limit`` of the next visible entries."""
         taken: list[int] = []
         while len(taken) < limit and (offset := self.best()) is not None:
             self._save()
@@ -73,7 +73,7 @@ class Ranks:
         return taken
 
     def forget(self, start: int, end: int) -> None:
-        """These entries are settled."""
+        """Drops the priorities of settled entries."""
         for offset in range(start, end):
             if offset in self._of:
                 self._save()
@@ -85,7 +85,7 @@ class Ranks:
             self._undo.append((self._reset,))
 
     def _reset(self) -> None:
-        """A work was undone: all entries are looked at again."""
+        """Clears everything after an undo, so that all entries are read again."""
         self.below = 0
         self._heap.clear()
         self._of.clear()
@@ -97,4 +97,4 @@ def _priority(encoded: bytes) -> int:
     try:
         return priority(encoded) or 0
     except RemoteProtocolError:
-        return 0  # it was taken in as it is
+        return 0  # invalid properties are accepted as they are

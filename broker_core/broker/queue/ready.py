@@ -1,9 +1,9 @@
-"""Which entry of a queue is next: first in, first out, or ranked by priority; and which ones are held.
+"""Which entry of a queue is next (first in, first out, or by priority), and which entries are held.
 
-Not here: to whom entries go (``ring.py``, ``broker/dispatch.py``), what is settled (``progress.py``). Words:
-*held* is in the hands of a channel or of a prepared transaction. *ready* is neither settled, held nor
-claimed. Invariant: a ready entry lies at or above the cursor, or it is in ``_requeued``, or, of a ranked
-queue, in ``ranks``. What lies there may have been settled meanwhile, and is passed over then.
+Not here: which consumer gets an entry (``ring.py``, ``broker/dispatch.py``), what is settled
+(``progress.py``). Words: *held* is held by a channel or a prepared transaction. *ready* is not settled, held
+or claimed. Invariant: a ready entry is at or above the cursor, or in ``_requeued``, or (in a queue with
+priorities) in ``ranks``. Entries there that were settled in the meantime are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker_core.broker.undo import Undo
 
 
 class Ready:
-    """``deliveries`` and ``ranks`` are None for a queue that counts no deliveries, or has no priorities."""
+    """``deliveries`` and ``ranks`` are None for a queue without delivery counts or without priorities."""
 
     __slots__ = (
         "_cursor", "_held_ahead", "_log", "_progress", "_requeued", "_room", "_saved", "_undo",
@@ -38,18 +38,18 @@ class Ready:
         deliveries: Deliveries | None,
     ) -> None:
         self._undo = undo
-        self._saved = 0  # the last work (``Undo.work``) in which the numbers were noted
+        self._saved = 0  # ``Undo.work`` when the numbers were last saved
         self._log = log
         self._progress = progress
         self._room = room
         self.held: set[int] = set()
-        self.dispatched_below = 0  # nothing at or above was ever handed out
+        self.dispatched_below = 0  # no entry at or above was ever delivered
         self.deliveries = deliveries
         self.ranks = Ranks(max_priority, log, progress, self.held, undo) if max_priority else None
         self._cursor = 0
         self._requeued = IntervalSet(undo=undo)  # all below the cursor
         self._held_ahead = 0  # nothing at or above both this and the cursor is held
-        self.sent = IntervalSet(undo=undo)  # may have been handed out before
+        self.sent = IntervalSet(undo=undo)  # may have been delivered before
 
     def _save(self) -> None:
         self._saved = self._undo.work
@@ -60,8 +60,8 @@ class Ready:
 
     # -- next ------------------------------------------------------------------------------------------------
     def head(self, end: int) -> int | None:
-        """The next ready offset below ``end``, requeued ones first, or by priority; it stays where it is.
-        Raises CorruptSegment.
+        """Returns the next ready offset below ``end`` without taking it: requeued entries first, or by
+        priority. Raises CorruptSegment.
         """
         progress = self._progress
         start = progress.floor
@@ -80,7 +80,7 @@ class Ready:
         return self.first_ready(max(self._cursor, start), end)
 
     def first_ready(self, start: int, end: int) -> int | None:
-        """The first offset of [start, end) that is neither settled, held nor claimed."""
+        """Returns the first offset of [start, end) that is not settled, held or claimed."""
         progress = self._progress
         if start < progress.floor:
             start = progress.floor
@@ -97,10 +97,10 @@ class Ready:
         return None
 
     def take_next(self, limit: int, end: int | None = None) -> Sequence[int]:
-        """At most ``limit`` of the next ready entries (below ``end``, or visible), taken out: hold them, or
-        give them back (``untake``).
+        """Takes at most ``limit`` of the next ready entries below ``end`` (default: the visible ones). The
+        caller holds them or returns them with ``untake``.
 
-        A range of consecutive offsets, or a list in order of priority; empty where nothing is ready.
+        Returns a range of consecutive offsets, or a list in order of priority; empty if no entry is ready.
         """
         progress = self._progress
         end = self._log.visible_end if end is None else end
@@ -122,7 +122,7 @@ class Ready:
         return range(first, stop)
 
     def _take_ranked(self, ranks: Ranks, limit: int, end: int) -> Sequence[int]:
-        """Of what is not visible yet (of the commit in hand) the oldest, one at a time."""
+        """Takes by priority; if no entry is visible, the oldest one of the commit in progress."""
         taken = ranks.take(limit)
         visible_end = self._log.visible_end
         if not taken and end > visible_end:
@@ -131,7 +131,7 @@ class Ready:
         return taken
 
     def _pass(self, first: int, stop: int) -> None:
-        """[first, stop), which ``head`` has named the first of, is taken."""
+        """Moves past [first, stop), which is taken; ``head`` returned ``first``."""
         if first < self._cursor:
             self._requeued.drop_below(stop)
         else:
@@ -140,7 +140,7 @@ class Ready:
             self._cursor = stop
 
     def untake(self, offsets: Sequence[int]) -> None:
-        """Puts back the end of what was taken: these entries are next again."""
+        """Returns the last of the taken entries to the queue; they are next again."""
         if not offsets:
             return
         if self.ranks is not None:
@@ -156,7 +156,7 @@ class Ready:
                 self._requeued.add(offset, offset + 1)
 
     def take_head(self, offset: int) -> None:
-        """Take out and hold the one that ``head`` has just named."""
+        """Takes and holds the entry that ``head`` has just returned."""
         if self.ranks is not None and not self._progress.owner:
             self._take_ranked(self.ranks, 1, self._log.visible_end)
         else:
@@ -165,12 +165,12 @@ class Ready:
 
     # -- held ------------------------------------------------------------------------------------------------
     def hold(self, offset: int) -> None:
-        """An entry that may be anywhere (of a prepared transaction, while loading)."""
+        """Holds an entry at any place (of a prepared transaction, while loading)."""
         self.hold_all((offset,))
         self._held_ahead = max(self._held_ahead, offset + 1)
 
     def hold_all(self, offsets: Sequence[int]) -> None:
-        """What was taken is handed out."""
+        """Holds entries that were taken: they are delivered."""
         undo = self._undo
         if self._saved != undo.work:
             self._save()
@@ -183,7 +183,7 @@ class Ready:
             self.dispatched_below = end
 
     def let_go(self, start: int, end: int) -> None:
-        """What is held of [start, end) is not held any more."""
+        """Stops holding the held entries of [start, end)."""
         held, undo = self.held, self._undo
         if end == start + 1:
             if start in held:
@@ -199,8 +199,8 @@ class Ready:
                 self._room.let_go(gone)
 
     def put_back(self, start: int, end: int) -> None:
-        """[start, end), which is neither settled nor held, is ready again, at its old place; a later delivery
-        says redelivered.
+        """Makes [start, end), which is not settled or held, ready again at its old place. Later deliveries
+        are marked redelivered.
         """
         self.sent.add(start, end)
         if self.deliveries is not None:
@@ -208,11 +208,11 @@ class Ready:
         if self.ranks is not None:
             for offset in range(start, min(end, self.ranks.below)):
                 self.ranks.push(offset)
-        elif start < self._cursor:  # otherwise the cursor comes to it
+        elif start < self._cursor:  # otherwise the cursor reaches it
             self._requeued.add(start, min(end, self._cursor))
 
     def put_back_all(self, claimed: IntervalSet) -> None:
-        """No entry is ``claimed`` any more: the cursor starts again."""
+        """Makes all entries that were ``claimed`` ready again: the cursor moves back to the floor."""
         if self._saved != self._undo.work:
             self._save()
         self._undo.attribute(self, "_requeued")
@@ -221,14 +221,14 @@ class Ready:
         self._cursor, self._requeued = self._progress.floor, IntervalSet(undo=self._undo)
 
     def forget(self, start: int, end: int) -> None:
-        """These entries are settled."""
+        """Drops counts and priorities of settled entries."""
         if self.deliveries is not None and self.deliveries.counts:
             self.deliveries.forget(start, end)
         if self.ranks is not None:
             self.ranks.forget(start, end)
 
     def purgeable(self) -> list[list[int]]:
-        """Visible entries that a purge takes: neither settled nor held."""
+        """Returns the visible entries that a purge settles: not settled and not held."""
         unsettled = self._progress.unsettled_within(self._progress.floor, self._log.visible_end)
         if not self.held:
             return unsettled
@@ -237,31 +237,31 @@ class Ready:
 
     # -- sent ------------------------------------------------------------------------------------------------
     def was_sent(self, offset: int) -> bool:
-        """Whether a delivery of it has to say redelivered."""
+        """Returns whether a delivery of the entry must be marked redelivered."""
         return self.sent.total > 0 and self.sent.contains(offset)
 
     def none_sent(self, start: int, end: int) -> bool:
-        """Whether no entry of [start, end) was ever handed out."""
+        """Returns whether no entry of [start, end) was ever delivered."""
         return not self.sent.total or (
             self.sent.next_start(start, end) == end and not self.sent.contains(start)
         )
 
     def redelivered_within(self, start: int, end: int) -> list[list[int]]:
-        """Offsets of [start, end) that may have been handed out before, as [start, end] pairs."""
+        """Returns the offsets of [start, end) that may have been delivered before, as [start, end] pairs."""
         return self.sent.within(start, end)
 
     def over_limit(self, offset: int) -> bool:
-        """Whether it was given back more often than x-delivery-limit allows."""
+        """Returns whether the entry was returned more often than x-delivery-limit allows."""
         return self.deliveries is not None and self.deliveries.over_limit(offset)
 
     def sent_below(self, end: int) -> None:
-        """Entries below ``end`` are as good as handed out."""
+        """Marks entries below ``end`` as delivered."""
         if self._saved != self._undo.work:
             self._save()
         self.dispatched_below = max(self.dispatched_below, end)
 
     def loaded(self, *, clean: bool) -> None:
-        """All entries are restored: say what may have been sent before."""
+        """Finishes loading, after all entries are restored: marks what may have been delivered before."""
         end = self._log.next_offset
         self._cursor = self._progress.floor
         self.dispatched_below = min(self.dispatched_below, end) if clean else end

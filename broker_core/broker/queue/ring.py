@@ -1,8 +1,8 @@
-"""The consumers of one queue: who is next.
+"""The consumers of one queue, and which of them is next.
 
 Not here: what a consumer is (``broker/consumer.py``), taking entries and sending them
 (``broker/dispatch.py``). Source: RabbitMQ's consumer priorities and single active consumer. Invariant: each
-consumer of a queue stands in exactly one ring of its priority; a ring turns by one consumer for each message.
+consumer is in exactly one ring, that of its priority; a ring turns by one consumer for each message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker_core.errors import AccessRefused
 
 
 class Member(Protocol):
-    """What its queue needs to know of a consumer (``broker/consumer.py``)."""
+    """The attributes of a consumer that its queue uses (``broker/consumer.py``)."""
 
     priority: int
     exclusive: bool
@@ -34,7 +34,7 @@ C = TypeVar("C", bound=Member)
 
 
 class Consumers(Generic[C]):
-    """Those of one queue. ``single``: only one of them is given messages (x-single-active-consumer)."""
+    """The consumers of one queue. ``single``: only one of them gets messages (x-single-active-consumer)."""
 
     __slots__ = ("_queue", "_rings", "_single", "_undo", "publishers", "single")
 
@@ -42,7 +42,7 @@ class Consumers(Generic[C]):
         self._queue = queue  # its name
         self._undo = undo
         self.single = single
-        # connections of unsettled entries, since a no-local consumer came
+        # connections of unsettled entries, since the first no-local consumer
         self.publishers: dict[int, object] | None = None
         self._single: C | None = None  # the active one
         self._rings: list[tuple[int, deque[C]]] = []  # by priority, highest first
@@ -58,14 +58,14 @@ class Consumers(Generic[C]):
             yield from ring
 
     def check_access(self, exclusive: bool) -> None:
-        """Whether one more may come. Raises AccessRefused: an exclusive consumer stands alone."""
+        """Raises AccessRefused if another consumer may not be added next to an exclusive one."""
         if (self and (exclusive or any(consumer.exclusive for consumer in self))) or (
             exclusive and self.single
         ):
             raise AccessRefused(f"queue '{self._queue}' in vhost '/' in exclusive use")
 
     def add(self, consumer: C) -> None:
-        """Raises AccessRefused."""
+        """Adds a consumer. Raises AccessRefused."""
         self.check_access(consumer.exclusive)
         for priority, ring in self._rings:
             if priority == consumer.priority:
@@ -80,7 +80,7 @@ class Consumers(Generic[C]):
             self.publishers = {}
 
     def remove(self, consumer: C, undo: Undo) -> None:
-        """What it holds stays with its channel."""
+        """Removes a consumer. Its channel keeps the deliveries that it holds."""
         undo.attribute(consumer, "active")
         undo.attribute(self, "_rings")
         undo.attribute(self, "_single")
@@ -94,7 +94,7 @@ class Consumers(Generic[C]):
             self._single = next(iter(self), None)
 
     def forget(self, start: int, end: int) -> None:
-        """These entries are settled: who published them is of no interest any more."""
+        """Forgets which connections published these settled entries."""
         publishers = self.publishers
         if publishers:
             for offset in range(start, end):
@@ -103,7 +103,7 @@ class Consumers(Generic[C]):
                     del publishers[offset]
 
     def clear(self, undo: Undo | None = None) -> list[C]:
-        """The queue is gone, and all consumers with it; those whom the shell has to tell."""
+        """Removes all consumers of a deleted queue and returns them; the shell notifies them."""
         undo = Undo() if undo is None else undo
         gone = list(self)
         undo.attribute(self, "_rings")
@@ -116,14 +116,14 @@ class Consumers(Generic[C]):
 
     @property
     def credit(self) -> int:
-        """How many messages they take now, together."""
+        """Returns how many messages the consumers can take now in total."""
         if self.single:
             return self._single.credit if self._single is not None else 0
         return sum(consumer.credit for consumer in self)
 
     def ready(self) -> list[C]:
-        """Those of the highest priority that has one with credit, the next one first; the others are
-        parked.
+        """Returns the consumers with credit of the highest priority that has any, the next one first.
+        Consumers without credit are marked parked.
         """
         if self.single:
             rings = [deque([self._single])] if self._single is not None else []
@@ -141,7 +141,7 @@ class Consumers(Generic[C]):
         return []
 
     def next(self) -> C | None:
-        """The one that gets the next message, and its ring turns past it; None where nobody has credit."""
+        """Returns the consumer that gets the next message, now last in its ring; None without credit."""
         found = self.ready()
         if not found:
             return None
@@ -149,7 +149,7 @@ class Consumers(Generic[C]):
         return found[0]
 
     def turn(self, consumer: C) -> None:
-        """It was served: it comes last in its ring."""
+        """Moves a consumer that was served to the end of its ring."""
         for priority, ring in self._rings:
             if priority == consumer.priority:
                 if len(ring) > 1:

@@ -1,9 +1,9 @@
-"""How many bytes a queue holds, for x-max-length-bytes, and how much room prepared transactions have reserved
-in it.
+"""How many bytes a queue holds (for x-max-length-bytes), and how much room prepared transactions have
+reserved in it.
 
-Not here: the limits themselves (``broker/messages.py``). Invariant: ``sizes`` has each entry that is not
-settled, ``total`` is their sum, and ``held`` and ``claimed`` are the sums of those that are held and claimed.
-A queue without the limit, or not looked at so far, has None.
+Not here: the limits (``broker/messages.py``). Invariant: ``sizes`` has each unsettled entry, ``total`` is
+their sum, and ``held`` and ``claimed`` are the sums of the held and the claimed ones. ``sizes`` is None for a
+queue without the limit, or not measured yet.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Room:
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
-        self._saved = 0  # the last work (``Undo.work``) in which the sums were noted
+        self._saved = 0  # ``Undo.work`` when the sums were last saved
         self.sizes: dict[int, int] | None = None  # body sizes
         self.total = 0
         self.held = 0
         self.claimed = 0
-        self.kept = 0  # messages that prepared transactions will bring
+        self.kept = 0  # messages that prepared transactions will enqueue
         self.kept_bytes = 0
 
     def _save(self) -> None:
@@ -35,11 +35,11 @@ class Room:
 
     @property
     def ready_bytes(self) -> int:
-        """Of what is neither held nor claimed."""
+        """Returns the bytes of entries that are neither held nor claimed."""
         return self.total - self.held - self.claimed
 
     def keep(self, messages: int, size_bytes: int) -> None:
-        """A prepared transaction will bring so much; negative numbers: it is decided."""
+        """Reserves room for a prepared transaction; negative numbers release it."""
         self._undo.attribute(self, "kept")
         self._undo.attribute(self, "kept_bytes")
         self.kept += messages
@@ -47,19 +47,19 @@ class Room:
 
     # -- sizes -----------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """From now on sizes are known."""
+        """Starts to track sizes."""
         if self._saved != self._undo.work:
             self._save()
         self._undo.attribute(self, "sizes")
         self.sizes, self.total = {}, 0
 
     def forget(self) -> None:
-        """Entries come whose sizes are not known: all of them are measured again when somebody asks."""
+        """Drops the sizes, because some are unknown. They are measured again when next needed."""
         self._undo.attribute(self, "sizes")
         self.sizes = None
 
     def add(self, offset: int, size_bytes: int) -> None:
-        """One more entry."""
+        """Adds the size of one entry."""
         assert self.sizes is not None
         if self._saved != self._undo.work:
             self._save()
@@ -73,7 +73,7 @@ class Room:
         return sum([sizes.get(offset, 0) for offset in offsets]) if sizes else 0
 
     def settle(self, start: int, end: int, claimed: Iterable[Sequence[int]]) -> None:
-        """[start, end) is gone; ``claimed`` is what of it was claimed."""
+        """Removes the settled entries [start, end). ``claimed`` is the part of them that was claimed."""
         sizes = self.sizes
         assert sizes is not None
         if self._saved != self._undo.work:
@@ -97,14 +97,14 @@ class Room:
         self.held -= self.of(offsets)
 
     def measure(self, held: Iterable[int], claimed: Iterable[Sequence[int]]) -> None:
-        """All sizes are known now: sum up those of what is held and claimed."""
+        """Sums up the sizes of held and claimed entries, after all sizes are known."""
         if self._saved != self._undo.work:
             self._save()
         self.held = self.of(held)
         self.claimed = sum(self.of(range(start, end)) for start, end in claimed)
 
     def claim(self, ranges: Iterable[Sequence[int]]) -> None:
-        """These entries more are claimed."""
+        """Adds newly claimed entries."""
         if self._saved != self._undo.work:
             self._save()
         self.claimed += sum(self.of(range(start, end)) for start, end in ranges)

@@ -1,9 +1,9 @@
 """A run: consecutive offsets of a queue that name rows of one block.
 
-Not here: the log that runs make up, and which of their entries are settled (``log.py``, ``progress.py``).
-Invariant: rows of a run rise with its offsets, and its bitmap selects exactly ``count`` of them; a run that
-grows keeps its rows as numbers beside the bitmap. What would break it raises: a wrong row is another message,
-perhaps of another queue.
+Not here: the log that consists of runs, and which of their entries are settled (``log.py``, ``progress.py``).
+Invariant: rows of a run rise with its offsets, and its bitmap selects exactly ``count`` of them. A run that
+grows keeps its rows as numbers beside the bitmap. An operation that would break the invariant raises, because
+a wrong row is another message, perhaps of another queue.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Run:
         self.block = block
         self.row = row
         self.bitmap = bitmap
-        self.sequence = sequence  # 0: stands in the block, row by row
+        self.sequence = sequence  # 0: each row of the block has its own
         self.committed_at = committed_at
         self.skip = 0
-        self.numbers: list[int] | None = None  # what the bitmap says, of a run that grows
-        self.saved = 0  # the last work (``Undo.work``) in which its rows were noted
+        self.numbers: list[int] | None = None  # the rows of the bitmap, for a run that grows
+        self.saved = 0  # ``Undo.work`` when its rows were last saved
         self.recorded = False  # a RunRecord of it is in the catalog
 
     @property
@@ -68,11 +68,11 @@ class Run:
 
     @property
     def size_bytes(self) -> int:
-        """Bodies of the run, about: its share of the block."""
+        """Returns the approximate size of the bodies: the run's share of the block."""
         return self.block.size_bytes * self.count // max(1, self.block.rows)
 
     def rows(self) -> range | npt.NDArray[np.int64]:
-        """Row numbers in offset order: a range where they are contiguous, otherwise an array. Raises
+        """Returns the row numbers in offset order: a range if they are contiguous, otherwise an array. Raises
         CorruptCatalog.
         """
         if not self.bitmap:
@@ -88,14 +88,14 @@ class Run:
 
     @property
     def last_row(self) -> int:
-        """The highest row of a run that may grow."""
+        """Returns the highest row of a run that may grow."""
         return self.row + self.count - 1 if self.numbers is None else self.numbers[-1]
 
     def _text(self) -> str:
         return f"the run at offset {self.first} over block {self.block_id}"
 
     def clip(self, start: int, end: int) -> Run:
-        """A copy of the part within [start, end)."""
+        """Returns a copy of the part within [start, end)."""
         start, end = max(start, self.first), min(end, self.end)
         ahead = start - self.first
         clipped = Run(
@@ -108,7 +108,7 @@ class Run:
         return clipped
 
     def record(self, queue_id: int) -> RunRecord:
-        """For the catalog. Raises ValueError for a run that does not say which rows it has."""
+        """Returns the record for the catalog. Raises ValueError if the bitmap contradicts ``count``."""
         if self.bitmap and int.from_bytes(self.bitmap, "little").bit_count() != self.count:
             raise ValueError(
                 f"{self._text()} of queue {queue_id} has {self.count} entries, and its bitmap selects others"
@@ -125,7 +125,7 @@ class Run:
         )
 
     def extend(self, row: int) -> None:
-        """One more row, above all rows so far (ValueError). A gap turns the run into a bitmap."""
+        """Adds one row above all rows so far (else ValueError). A gap turns the run into a bitmap."""
         if row <= self.last_row:
             raise ValueError(f"{self._text()} ends with row {self.last_row}: row {row} does not follow it")
         if not self.bitmap:
@@ -146,7 +146,7 @@ class Run:
         self.count += 1
 
     def shorten(self, count: int) -> None:
-        """Take back ``extend``: only the first ``count`` rows are left."""
+        """Undoes ``extend``: keeps only the first ``count`` rows."""
         if self.numbers is not None and isinstance(self.bitmap, bytearray):
             for number in self.numbers[count:]:
                 bit = number - self.row
