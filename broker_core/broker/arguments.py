@@ -1,10 +1,10 @@
-"""Arguments of queues, exchanges and bindings: which there are, what values they take, when two declarations
-are the same.
+"""Arguments of queues, exchanges and bindings: their names and values, and when two declarations are
+equivalent.
 
 Not here: acting on them (``overflow.py``, ``expiry.py``, ``dispatch.py``, ``topology.py``). Texts are
-RabbitMQ's, with our advice behind. Invariant: no queue and no exchange has an argument whose name starts with
-``x-`` and that has no effect, but for those that only choose how RabbitMQ stores a queue (x-queue-type,
--mode, -version). Other names are the client's own and are kept as they are.
+RabbitMQ's, followed by our advice. Invariant: no queue and no exchange has an argument whose name starts with
+``x-`` and that has no effect, except those that only choose how RabbitMQ stores a queue (x-queue-type, -mode,
+-version). Other names belong to the client and are kept as they are.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _SIGNED_32 = range(-(1 << 31), 1 << 31)
 
 
 def check_text(kind: str, text: object) -> None:
-    """A name, a routing key or an xid: AMQP's short string, which is UTF-8 of at most 255 bytes. Raises
-    OptionError.
+    """Checks a name, a routing key or an xid: AMQP's short string, which is UTF-8 of at most 255 bytes.
+    Raises OptionError.
     """
     if not isinstance(text, str):
         raise OptionError(f"{kind} must be a str, not {type(text).__name__}")
@@ -73,7 +73,7 @@ def check_text(kind: str, text: object) -> None:
 
 
 def type_name(value: object) -> str:
-    """The AMQP type of a value, by RabbitMQ's names."""
+    """Returns the AMQP type of a value, by RabbitMQ's names."""
     match value:
         case None:
             return "void"
@@ -99,7 +99,7 @@ def type_name(value: object) -> str:
 
 
 def same(one: object, other: object) -> bool:
-    """Equal in value and kind: true is not 1, 1.0 is not 1, all whole numbers are of one kind."""
+    """Compares value and kind: true is not 1, 1.0 is not 1, all whole numbers are of one kind."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     return one == other and all(isinstance(one, kind) == isinstance(other, kind) for kind in (float, Decimal))
@@ -128,8 +128,8 @@ def _is_kept(value: object) -> bool:
 
 
 def check_binding(destination: str, arguments: Mapping[str, Any]) -> None:
-    """``destination`` with its kind: "queue 'q'". Raises PreconditionFailed for a value that cannot be
-    kept.
+    """Raises PreconditionFailed for a value that cannot be stored. ``destination`` includes its kind: "queue
+    'q'".
     """
     _check_kept(f"a binding of {destination}", arguments)
 
@@ -152,8 +152,8 @@ def check_arguments(
     exclusive: bool = False,
     auto_delete: bool = False,
 ) -> None:
-    """Of a new queue. Raises PreconditionFailed that names the argument, or the property that a quorum queue
-    cannot have.
+    """Checks a new queue. Raises PreconditionFailed that names the argument, or the property that a quorum
+    queue cannot have.
     """
     check_known(queue, arguments)
     _check_kept(f"queue '{queue}'", arguments)
@@ -187,8 +187,8 @@ def check_arguments(
 
 @dataclass(frozen=True, slots=True)
 class QueueArguments:
-    """Arguments of one queue, parsed once. ``declared`` is what the client gave: it is recorded, and compared
-    when declared again.
+    """Arguments of one queue, parsed once. ``declared`` is what the client gave; it is recorded, and compared
+    with later declarations.
     """
 
     declared: dict[str, Any] = field(default_factory=dict)
@@ -204,12 +204,12 @@ class QueueArguments:
     delivery_limit: int | None = None
     counts_deliveries: bool = False
     limited: bool = False  # it has a maximum length
-    refuses: bool = False  # where it is full it takes nothing more
+    refuses: bool = False  # it accepts nothing when full
     dead_letters: bool = False
 
     @classmethod
     def parse(cls, declared: Mapping[str, Any]) -> QueueArguments:
-        """Arguments that ``check_arguments`` has let pass, when they were declared."""
+        """Parses arguments that ``check_arguments`` accepted when they were declared."""
         get = declared.get
         limited = not declared.keys().isdisjoint(("x-max-length", "x-max-length-bytes"))
         overflow = str(get("x-overflow", "drop-head"))
@@ -233,7 +233,7 @@ class QueueArguments:
 
 
 def _check_short(queue: str, name: str, value: str) -> None:
-    """Every dead letter carries it, in a short string of AMQP."""
+    """Checks text that every dead letter has in a short string of AMQP."""
     try:
         check_text(f"arg '{name}'", value)
     except OptionError as error:
@@ -327,7 +327,7 @@ def check_exchange_arguments(exchange: str, arguments: Mapping[str, Any]) -> Non
 
 
 def inequivalent(kind: str, name: str, wanted: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Properties. Raises PreconditionFailed where a declaration differs from what exists."""
+    """Compares properties. Raises PreconditionFailed if a declaration differs from what exists."""
     for argument, value in wanted.items():
         if value != current[argument]:
             raise _inequivalent(
@@ -342,7 +342,7 @@ def inequivalent_arguments(
     current: Mapping[str, Any],
     compared: Sequence[str] = ALLOWED,
 ) -> None:
-    """Of ``compared`` each has to be the same in both, or in neither. Raises PreconditionFailed."""
+    """Checks that each argument of ``compared`` is equal or missing in both. Raises PreconditionFailed."""
     for argument in compared:
         missing = "classic" if argument == "x-queue-type" else None
         value, existing = wanted.get(argument, missing), current.get(argument, missing)

@@ -1,9 +1,8 @@
-"""Blocks of messages and what keeps them alive: the open block of small commits, stored blocks, and
-memory-only ones.
+"""Blocks of messages and their life: the open block of small commits, stored blocks, and memory-only ones.
 
-Not the bytes of stored blocks: those come through the injected ``read``. A block id below 0 is memory only.
-Invariant: a block with no pin and no more rows to come is reported exactly once, in ``Change.forgets``
-(stored ones) or by leaving ``by_id`` (memory only). A pin is a run of a queue, or a staged part.
+Not here: the bytes of stored blocks, which the injected ``read`` returns. A block id below 0 is memory-only.
+Invariant: a block with no pin that gets no more rows is reported exactly once, in ``Change.forgets`` (stored
+ones) or by leaving ``by_id`` (memory-only). A pin is a run of a queue, or a staged part.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ class Block:
         self.block_id = block_id
         self.rows = rows
         self.size_bytes = size_bytes  # of the bodies
-        self.inbox = inbox  # the rows themselves while they are few or memory only
+        self.inbox = inbox  # the rows, while they are few or memory-only
         self.pins = 0
-        # some message has an expiration of its own; None: not known
+        # some message has its own expiration; None: not known
         self.expiring: bool | None = None if inbox is None else False
-        self.closed = closed  # no more rows will come
+        self.closed = closed  # it gets no more rows
 
     def add(self, row: InboxRow) -> None:
-        """One more row of an open or memory-only block."""
+        """Adds one row to an open or memory-only block."""
         inbox, undo = self.inbox, self._undo
         assert inbox is not None
         if undo is not None and self.saved != undo.work:
@@ -69,16 +68,16 @@ class Block:
 
 
 class Blocks:
-    """All blocks that the catalog names or memory holds. ``undo`` is the one of the whole state.
+    """All blocks that the catalog names or memory holds. ``undo`` is that of the whole state.
 
-    ``read(block_id)`` gives a stored block, ``new_block_id()`` an id that nothing durable uses.
+    ``read(block_id)`` returns a stored block, ``new_block_id()`` an id that nothing durable uses.
     """
 
     def __init__(self, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
         self.undo = Undo()
         self.by_id: dict[int, Block] = {}
         self.full: list[int] = []  # closed open blocks that wait for their seal
-        self.lost: dict[int, str] = {}  # blocks that something names and nobody has: why
+        self.lost: dict[int, str] = {}  # missing blocks that something names: the reason
         self._new_block_id = new_block_id
         self._stored = read
         self._open: Block | None = None
@@ -91,13 +90,13 @@ class Blocks:
         return self._stored(block_id)
 
     def require(self, block_id: int) -> None:
-        """Raises CorruptCatalog for a block that nobody has."""
+        """Raises CorruptCatalog for a missing block."""
         if block_id in self.lost:
             raise CorruptCatalog(self.lost[block_id])
 
     def lose(self, block_id: int, rows: int, why: str) -> Block:
-        """While loading: what the catalog says of this block cannot be. It can be pinned and given up, not
-        read.
+        """While loading: registers a block with a contradiction in the catalog. It can be pinned and dropped,
+        not read.
         """
         self.lost[block_id] = (
             f"the catalog contradicts itself, the messages cannot be read: {why}. `txmq verify` lists all of "
@@ -108,7 +107,7 @@ class Blocks:
         return block
 
     def open(self) -> Block:
-        """The block that takes the next small commit's rows."""
+        """Returns the block for the rows of the next small commit."""
         block = self._open
         if block is None or block.rows >= OPEN_ROWS or block.size_bytes >= OPEN_BYTES:
             self.close_open()
@@ -119,7 +118,7 @@ class Blocks:
         return block
 
     def close_open(self) -> None:
-        """No more rows for the open block: it waits for its seal, or is dead already."""
+        """Closes the open block: it waits for its seal, or is not needed already."""
         block = self._open
         if block is not None:
             self.undo.attribute(self, "_open")
@@ -143,7 +142,7 @@ class Blocks:
         return block.rows if block is not None else 0
 
     def transient(self) -> Block:
-        """The memory-only block that takes the next transient messages."""
+        """Returns the memory-only block for the next transient messages."""
         block = self._transient
         if block is None or block.closed or block.rows >= OPEN_ROWS or block.size_bytes >= OPEN_BYTES:
             if block is not None and not block.closed:
@@ -159,7 +158,7 @@ class Blocks:
         return block
 
     def name(self, block_id: int, rows: int, size_bytes: int) -> Block:
-        """A stored block that exists from this commit on."""
+        """Adds a stored block that exists from this commit on."""
         block = self.by_id.get(block_id)
         if block is None:
             block = Block(block_id)
@@ -189,17 +188,17 @@ class Blocks:
                 self._dead.append(block_id)
 
     def hold(self, block_id: int, rows: int, size_bytes: int) -> None:
-        """A staged part needs this block."""
+        """Pins a block that a staged part needs."""
         self.name(block_id, rows, size_bytes)
         self.pin(block_id)
 
     def unhold(self, change: Change, block_id: int) -> None:
-        """It does not any more."""
+        """Unpins a block that a staged part needed."""
         self.unpin(block_id)
         self.record(change)
 
     def moved(self, change: Change, block_id: int) -> bool:
-        """A rewritten block is in another segment; False where nothing needs it any more."""
+        """Records that a rewritten block is in another segment; False if nothing needs it."""
         if block_id not in self.by_id:
             change.forgets.append(block_id)
             return False
@@ -207,14 +206,14 @@ class Blocks:
         return True
 
     def _drop(self, block: Block) -> None:
-        """Nothing needs it any more. Dead runs may name it for a while: they must not keep its rows."""
+        """Removes a block that nothing needs, and its rows, which a dropped run may still name."""
         self.undo.item(self.by_id, block.block_id)
         self.undo.attribute(block, "inbox")
         self.by_id.pop(block.block_id, None)
         block.inbox = []
 
     def reopen(self, block_id: int) -> Block:
-        """While loading: a block whose rows are in the inbox. It takes no more rows and waits for its
+        """While loading: adds a block whose rows are in the inbox. It gets no more rows and waits for its
         seal.
         """
         block = self.by_id[block_id] = Block(block_id, inbox=[], undo=self.undo)
@@ -222,8 +221,8 @@ class Blocks:
         return block
 
     def may_expire(self, block: Block) -> bool:
-        """Whether some message of it has an expiration of its own; a stored block is read once to find
-        out.
+        """Returns whether some message of the block has its own expiration. A stored block is read once for
+        that.
         """
         if block.expiring is None:
             flags = pc.binary_slice(self._read(block.block_id).column("properties"), 0, 1)
@@ -231,8 +230,8 @@ class Blocks:
         return block.expiring
 
     def sealed(self, block_id: int) -> None:
-        """The block is in a segment now: its rows need no memory. It may have been forgotten since its seal
-        was committed.
+        """Drops the rows of a block that is in a segment now from memory. It may have been forgotten since
+        its seal was committed.
         """
         if block_id in self.by_id:
             self.by_id[block_id].inbox = None
@@ -240,7 +239,7 @@ class Blocks:
             self.full.remove(block_id)
 
     def record(self, change: Change) -> None:
-        """Put the blocks that nothing needs any more into ``change.forgets``."""
+        """Adds the blocks that nothing needs to ``change.forgets``."""
         if not self._dead:
             return
         self.undo.attribute(self, "_dead")
@@ -255,7 +254,7 @@ class Blocks:
                     self.full = [full for full in self.full if full != block_id]
 
     def forget_unpinned(self) -> None:
-        """After loading: whatever no run and no part needs is dead."""
+        """After loading: marks blocks without a pin as not needed."""
         self._dead.extend(
             block.block_id
             for block in self.by_id.values()
@@ -265,8 +264,8 @@ class Blocks:
     def decode(
         self, block_id: int, rows: range | npt.NDArray[np.int64], sequence: int, committed_at: int
     ) -> list[InboxRow]:
-        """Rows of a stored block. ``sequence`` and ``committed_at`` are the run's; sequence 0: they stand in
-        the block.
+        """Returns rows of a stored block. ``sequence`` and ``committed_at`` are the run's; sequence 0: they
+        are in the block.
         """
         stored = self._read(block_id)
         part = stored.slice(rows.start, len(rows)) if isinstance(rows, range) else stored.take(pa.array(rows))
@@ -287,12 +286,12 @@ class Blocks:
         )
 
     def body_sizes(self, block_id: int) -> npt.NDArray[np.int64]:
-        """Of a stored block, row by row."""
+        """Returns the body sizes of a stored block, row by row."""
         lengths = pc.binary_length(self._read(block_id).column("body"))
         return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 
     def row(self, block_id: int, row: int) -> InboxRow:
-        """One message of a block. ``sequence`` 0: it stands in the run (a block of one commit)."""
+        """Returns one message of a block. ``sequence`` 0: it is in the run (a block of one commit)."""
         inbox = self.by_id[block_id].inbox
         if inbox is not None:
             return inbox[row]

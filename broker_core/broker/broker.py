@@ -1,12 +1,12 @@
 """The state of a broker, all in memory, composed of its parts.
 
-Pure: no I/O, no clock, no threads. Every operation that must be durable takes a :class:`Change` and fills it;
-it checks first, then changes memory, so that a refused operation has changed nothing. The committer writes
-the change and calls ``publish``. Bodies of stored blocks and new block ids come through the two functions
-given at load (``load.py``).
+Pure: no I/O, no clock, no threads. Every operation that must be durable gets a :class:`Change` and fills it.
+It checks first, then changes memory, so a refused operation changes nothing. The committer writes the change
+and calls ``publish``. Bodies of stored blocks and new block ids come from the two functions given at load
+(``load.py``).
 
-Invariant: entries at or above a queue's ``visible_end`` belong to a commit that is not durable yet, and
-nobody is shown them.
+Invariant: entries at or above a queue's ``visible_end`` belong to a commit that is not durable yet, and are
+invisible to every reader.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Loaded:
-    """What loading found, beside the state itself."""
+    """Results of loading, beside the state itself."""
 
     def __init__(self) -> None:
         self.repaired = Repaired()
@@ -46,12 +46,12 @@ class Loaded:
         self.records: dict[type[Record], list[Any]] = {}  # of micro-batches
 
     def take(self, kind: type[R]) -> list[R]:
-        """Records of micro-batches, once: the rules that know them keep them from now on."""
+        """Removes and returns records of micro-batches, which the rules for them keep from now on."""
         return self.records.pop(kind, [])
 
 
 class BrokerState:
-    """``undo`` restores all of it; ``agenda`` says what has to be looked at."""
+    """``undo`` restores all of it; ``agenda`` says what must be checked."""
 
     def __init__(self, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
         self.blocks = blocks = Blocks(new_block_id, read)
@@ -73,10 +73,10 @@ class BrokerState:
         self.loaded = Loaded()
 
     def publish(self) -> None:
-        """The commits in hand are durable: show them. Called under the state lock by the committer."""
+        """Makes the durable commits in progress visible. The committer calls it under the state lock."""
         agenda = self.agenda
         for queue in agenda.touched:
-            if queue.deleted:  # in one of these commits, behind what touched it
+            if queue.deleted:  # in one of these commits, after the work that touched it
                 continue
             queue.log.show()
             if queue.consumers or queue.marks.hasty:
@@ -87,9 +87,7 @@ class BrokerState:
 
     # -- upkeep ----------------------------------------------------------------------------------------------
     def sealing(self, block_id: int) -> list[RunRecord]:
-        """The runs of an open block that goes to a segment; their records belong into the change that seals
-        it.
-        """
+        """Returns the runs of an open block that moves to a segment, for the change that seals it."""
         puts: list[RunRecord] = []
         for queue in self.topology.queues.values():
             if queue.written:
@@ -97,8 +95,8 @@ class BrokerState:
         return puts
 
     def living_rows(self, block_ids: Sequence[int]) -> dict[int, tuple[bytes, int]]:
-        """Per block a bitmap of the rows that some queue still needs, and how many; none for a block that a
-        staged part holds.
+        """Returns per block a bitmap of the rows that some queue needs, and their number. A block that a
+        staged part holds is left out.
         """
         masks = {
             block_id: np.zeros(self.blocks.rows(block_id), dtype=np.bool_)
@@ -120,7 +118,7 @@ class BrokerState:
         }
 
     def closing(self, change: Change) -> None:
-        """A clean end: how far each queue was handed out."""
+        """Records at a clean shutdown how far each queue was delivered."""
         for queue in self.topology.queues.values():
             queue.record(change)
             if queue.written:

@@ -1,4 +1,4 @@
-"""Sender-selected distribution: the headers ``CC`` and ``BCC`` name more routing keys (a RabbitMQ extension).
+"""Sender-selected distribution: the headers ``CC`` and ``BCC`` add routing keys (a RabbitMQ extension).
 
 Pure. Invariant: ``BCC`` never reaches a consumer.
 """
@@ -15,7 +15,7 @@ _HEADERS = 0x20  # in the first byte of the property flags
 
 
 def has_copies(properties: bytes) -> bool:
-    """Whether it is worth decoding them."""
+    """Returns whether the properties may have copies and must be decoded."""
     return (
         bool(properties)
         and bool(properties[0] & _HEADERS)
@@ -24,8 +24,8 @@ def has_copies(properties: bytes) -> bool:
 
 
 def carbon_copies(properties: bytes) -> tuple[list[str], bytes]:
-    """The additional routing keys, and the properties as they are delivered. Raises PreconditionFailed for
-    what is no list of keys.
+    """Returns the additional routing keys, and the properties to deliver. Raises PreconditionFailed for a
+    value that is not a list.
     """
     if not has_copies(properties):
         return [], properties
@@ -36,7 +36,7 @@ def carbon_copies(properties: bytes) -> tuple[list[str], bytes]:
         if not isinstance(values, list):
             found = f'{{unacceptable_type_in_header,"{name}",{type_name(values)}}}'
             raise PreconditionFailed(f"invalid message: {found}", "give a list of routing keys")
-        # as RabbitMQ: what is no text is no key
+        # as in RabbitMQ: only text is a key
         keys += [value for value in values if isinstance(value, str)]
     if "BCC" in decoded.headers:
         headers = {name: value for name, value in decoded.headers.items() if name != "BCC"}

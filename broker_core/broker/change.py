@@ -1,8 +1,7 @@
-"""A change: all that one commit makes durable, as plain data. The domain fills it, the store writes it, whole
-or not at all.
+"""A change: everything that one commit makes durable, as plain data. The domain fills it, the store writes
+all of it or nothing.
 
-Invariant: the journal is in the order in which things happened, and the last entry of a key is what holds
-after the commit.
+Invariant: the journal is in the order of events, and the last entry of a key holds after the commit.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from broker_core.broker.records import Record
 
 
 class InboxRow(NamedTuple):
-    """A message of a small commit, on its way into the open block. (block_id, row) is its place there for
-    good.
-    """
+    """A message of a small commit, for the open block. (block_id, row) is its permanent place there."""
 
     block_id: int
     row: int
@@ -30,7 +27,7 @@ class InboxRow(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """The record of class ``kind`` with this key is gone."""
+    """The record of class ``kind`` with this key is removed."""
 
     kind: type[Record]
     key: tuple[Any, ...]
@@ -38,10 +35,10 @@ class Drop(NamedTuple):
 
 @dataclass(slots=True, init=False)
 class Change:
-    """What one commit writes. ``sequence`` 0: no commit sequence number is taken (bookkeeping only).
+    """What one commit writes. ``sequence`` 0: no commit sequence number is used (bookkeeping only).
 
-    ``journal``: records that are put, and drops, in the order in which they were made. An appended block that
-    nothing will name goes to ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
+    ``journal``: records that are put, and drops, in order. An appended block that nothing will name goes to
+    ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
     """
 
     sequence: int
@@ -50,11 +47,11 @@ class Change:
     names: list[int]  # appended blocks that exist from this commit on
     seals: list[int]  # open blocks that move from the inbox into their segment
     moves: list[int]  # blocks that a rewrite has put into another segment
-    forgets: list[int]  # blocks that no queue needs any more
-    tidy: bool  # segments that nothing needs any more go, though there may be nothing to write
+    forgets: list[int]  # blocks that no queue needs
+    tidy: bool  # unneeded segments are removed even if there is nothing to write
     encoded: object
 
-    def __init__(  # by hand: each work of each commit makes one, in half the time of the generated one
+    def __init__(  # written by hand: each work makes one, in half the time of the generated one
         self,
         sequence: int = 0,
         rows: list[InboxRow] | None = None,
@@ -76,22 +73,22 @@ class Change:
         self.encoded = None
 
     def __bool__(self) -> bool:
-        """Whether there is anything to write."""
+        """Returns whether there is anything to write."""
         return bool(
             self.rows or self.journal or self.names or self.forgets or self.seals or self.moves or self.tidy
         )
 
     def put(self, record: Record) -> None:
-        """Write ``record`` in place of the one with the same key."""
+        """Writes ``record`` in place of the one with the same key."""
         self.journal.append(record)
 
     def drop(self, kind: type[Record], key: tuple[Any, ...]) -> None:
-        """Remove a record; one that is not there is no error."""
+        """Removes a record, if it exists."""
         self.journal.append(Drop(kind, key))
 
     @property
     def puts(self) -> tuple[Record, ...]:
-        """The records that were put, whether or not they were dropped later."""
+        """Returns the records that were put, even if they were dropped later."""
         return tuple(entry for entry in self.journal if not isinstance(entry, Drop))
 
     @property

@@ -1,14 +1,14 @@
-"""A channel: delivery tags, its consumers and what they hold, and its transaction.
+"""A channel: its delivery tags, its consumers, the deliveries that it holds, and its transaction.
 
-Pure. Publishes and settlings are gathered in ``transaction``, always: under tx.select until tx.commit,
-otherwise until the shell takes them (``take``) and commits them when it likes, in this order. Errors are AMQP
-channel exceptions.
+Pure. Publishes and settlements are always collected in ``transaction``: under tx.select until tx.commit,
+otherwise until the shell takes them (``take``) and commits them later in this order. Errors are AMQP channel
+exceptions.
 
-Threads: the channel's own one, without the lock of the state, unless somebody else may look: ``get``,
-``consume``, ``cancel``, ``recover``, ``rollback`` and ``close`` want the lock. Whoever deletes a queue takes
-its consumers out of ``consumers``, with the lock. Invariant: tags count from 1 and are never used twice. A
-tag is in ``unacked`` (in tag order) from its delivery until it is settled; one that the open tx settles is in
-``marked`` until commit, and comes back by rollback. Credit comes back when the tag leaves both.
+Threads: a channel has its own thread, which needs the lock of the state only where others may look: in
+``get``, ``consume``, ``cancel``, ``recover``, ``rollback`` and ``close``. Deleting a queue removes its
+consumers from ``consumers``, under the lock. Invariant: tags count from 1 and are never used twice. A tag is
+in ``unacked`` (in tag order) from its delivery until it is settled. One that the open transaction settles is
+in ``marked`` until commit, and returns to ``unacked`` by rollback. Credit returns when the tag has left both.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from broker_core.broker.transaction import Limits, Outcome, Settle, State, Trans
 from broker_core.errors import NotAllowed, PreconditionFailed, TransactionState
 from broker_core.message import Delivery, Message
 
-_new = tuple.__new__  # a third of the time of a NamedTuple's own
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 class Channel:
-    """``connection`` tells whose exclusive queues it may use, and whose messages a no-local consumer does not
-    get.
+    """``connection`` decides which exclusive queues the channel may use, and which messages a no-local
+    consumer does not get.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class Channel:
         self.limits = limits or Limits()
         self.transactional = False
         self.confirming = False
-        self.closed = ""  # why, once it is
+        self.closed = ""  # the reason, once it is closed
         self.transaction = self._begin(0)
         self.unacked: dict[int, Unacked] = {}
         self.marked: dict[int, tuple[Unacked, Outcome]] = {}
-        # under a limit of the channel: who was served longest ago is first
+        # under a limit of the channel: the one served least recently is first
         self.consumers: dict[str, Consumer] = {}
         self.prefetch = 0  # of all consumers together; 0: no limit
         self.consuming = 0  # deliveries that count against it
-        self._default_prefetch = 0  # of a consumer that is made from now on
+        self._default_prefetch = 0  # of consumers made from now on
         self.last_tag = 0
-        self._lowest = 1  # no tag below is in ``unacked``
+        self._lowest = 1  # no lower tag is in ``unacked``
 
     def _begin(self, now_us: int) -> Transaction:
         transaction = Transaction(self.limits, now_us)
@@ -65,8 +65,8 @@ class Channel:
 
     # -- modes -----------------------------------------------------------------------------------------------
     def tx_select(self, now_us: int) -> None:
-        """May be repeated. What is gathered until now has to be taken first. Raises PreconditionFailed on a
-        channel that confirms.
+        """Starts tx mode; it may be repeated. Collected work must be taken first. Raises PreconditionFailed
+        on a channel in confirm mode.
         """
         self.check_open()
         if self.confirming:
@@ -77,7 +77,7 @@ class Channel:
             self.transaction = self._begin(now_us)
 
     def confirm_select(self) -> None:
-        """Raises PreconditionFailed on a transactional channel."""
+        """Starts confirm mode. Raises PreconditionFailed on a transactional channel."""
         self.check_open()
         if self.transactional:
             raise PreconditionFailed("cannot switch from tx to confirm mode")
@@ -94,7 +94,7 @@ class Channel:
 
     # -- publishing ------------------------------------------------------------------------------------------
     def publish(self, message: Message, queues: Queues, mandatory: bool, now_us: int) -> None:
-        """``queues`` is where it is routed now; ``now_us`` 0: nobody asks how long the transaction is open.
+        """Adds a message routed to ``queues``. With ``now_us`` 0, its open time is not recorded.
 
         Raises PreconditionFailed (expiration), TransactionTooLarge.
         """
@@ -106,8 +106,8 @@ class Channel:
         transaction.publish(message, queues, mandatory)
 
     def take(self) -> Transaction:
-        """Outside tx.select: what was gathered since the last call, to be committed. Empty (false) where
-        there is nothing.
+        """Outside tx.select: returns what was collected since the last call, for a commit. It may be empty
+        (false).
         """
         assert not self.transactional
         taken = self.transaction
@@ -116,10 +116,10 @@ class Channel:
 
     # -- consumers -------------------------------------------------------------------------------------------
     def qos(self, prefetch: int, global_: bool) -> None:
-        """``global_`` False: for each consumer made from now on; True: for all of the channel together. 0: no
-        limit.
+        """Sets the prefetch limit (0: none): of each consumer made from now on, or, if ``global_``, of all
+        consumers of the channel together.
 
-        As in RabbitMQ, a limit for consumers lifts the one of the channel.
+        As in RabbitMQ, a limit for consumers removes the one of the channel.
         """
         self.check_open()
         if not global_:
@@ -142,8 +142,8 @@ class Channel:
         prefetch: int | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> Consumer:
-        """``prefetch`` None: what basic.qos said. Raises NotAllowed (a tag that is in use), AccessRefused
-        (exclusive), ResourceLocked.
+        """Adds a consumer. ``prefetch`` None: as basic.qos set it. Raises NotAllowed (the tag is in use),
+        AccessRefused (exclusive), ResourceLocked.
         """
         self.check_open()
         if tag in self.consumers:
@@ -169,9 +169,9 @@ class Channel:
         return consumer
 
     def cancel(self, tag: str) -> Consumer | None:
-        """What it holds stays with the channel, and unacked. None: there is no such consumer.
+        """Removes a consumer and returns it, or None. The channel keeps its deliveries, unacked.
 
-        An auto-delete queue that has no consumer any more is in ``state.topology.abandoned``.
+        An auto-delete queue that lost its last consumer is added to ``state.topology.abandoned``.
         """
         undo = self._state.undo
         undo.item(self.consumers, tag)
@@ -179,7 +179,7 @@ class Channel:
         if consumer is not None:
             queue = consumer.queue
             queue.consumers.remove(consumer, undo)
-            self._state.agenda.wake(queue)  # another one may be the active one now
+            self._state.agenda.wake(queue)  # another consumer may be the active one now
             if queue.auto_delete and not queue.consumers:
                 undo.growth(self._state.topology.abandoned)
                 self._state.topology.abandoned.append(queue)
@@ -191,16 +191,16 @@ class Channel:
         return self.last_tag
 
     def forget(self, tag: int) -> tuple[Queue, int]:
-        """A delivery that is settled as soon as it is made (no_ack): the caller settles the entry."""
+        """Removes a delivery that is settled at once (no_ack). The caller settles the entry."""
         delivery = self.unacked.pop(tag)
         return delivery.queue, delivery.offset
 
     def get(self, queue: Queue) -> Delivery | None:
-        """The next message, held until it is settled or requeued."""
+        """Returns the next message, held until it is settled or requeued."""
         offset = queue.ready.head(queue.log.visible_end)
         if offset is None:
             return None
-        # before it is taken: a damaged segment must not lose it
+        # before it is taken, so that a damaged segment does not lose it
         row = self._state.messages.fetch(queue, offset)
         queue.ready.take_head(offset)
         tag = self.next_tag()
@@ -212,7 +212,7 @@ class Channel:
         return Delivery(tag, queue.name, offset, queue.ready.was_sent(offset), committed_at, message)
 
     def settle(self, tag: int, outcome: Outcome, multiple: bool, now_us: int) -> None:
-        """Ack, reject or requeue one tag, or all up to it (0: all).
+        """Acks, rejects or requeues one tag, or all up to it (0: all).
 
         Raises PreconditionFailed for a tag that is unknown or settled, also in the open transaction.
         """
@@ -245,9 +245,9 @@ class Channel:
 
     def _return_credit(self, consumer: Consumer) -> None:
         consumer.unacked -= 1
-        # who was served last comes last: queues share what the channel takes
+        # the consumer served last is last in order: queues share the channel's limit
         if self.prefetch and self.consuming >= self.prefetch:
-            # a copy: another thread may delete a queue, which takes its consumers out
+            # a copy: another thread may delete a queue and remove its consumers
             for other in tuple(self.consumers.values()):
                 if other.parked:
                     other.parked = False
@@ -258,14 +258,12 @@ class Channel:
         self.consuming -= 1
 
     def served(self, consumer: Consumer) -> None:
-        """It was given messages under the limit of the channel: the others come first when there is room
-        again.
-        """
+        """Moves a consumer that was served under the limit of the channel behind the others."""
         if self.consumers.get(consumer.tag) is consumer:
             self.consumers[consumer.tag] = self.consumers.pop(consumer.tag)
 
     def recover(self, change: Change | None = None, now_us: int = 0) -> int:
-        """Requeue what is delivered and not settled, except what the open transaction settles; how many."""
+        """Requeues and counts unsettled deliveries, except those that the open transaction settles."""
         self.check_open()
         count = len(self.unacked)
         self._give_back(change, now_us)
@@ -291,8 +289,8 @@ class Channel:
 
     # -- the transaction -------------------------------------------------------------------------------------
     def finish(self, now_us: int) -> None:
-        """The open transaction was committed or prepared: its deliveries are not this channel's any more,
-        their credit is back.
+        """Starts a new transaction after the open one was committed or prepared: its deliveries leave the
+        channel, and their credit returns.
         """
         marked, self.marked = self.marked, {}
         for delivery, _ in marked.values():
@@ -301,11 +299,10 @@ class Channel:
         self.transaction = self._begin(now_us)
 
     def rollback(self, now_us: int) -> list[int]:
-        """Publishes are dropped; acked tags are unacked again, and not redelivered. The blocks that it
-        appended, to be forgotten.
+        """Drops the publishes and makes acked tags unacked again, without redelivery. Returns the blocks that
+        the transaction appended, to be forgotten.
 
-        A transaction whose commit or prepare was on its way, and has been carried out, is not this channel's
-        any more: as ``finish``.
+        If a commit or prepare of the transaction was executed in the meantime, it acts like ``finish``.
         """
         dropped = self.transaction
         if dropped.state is not State.ACTIVE:
@@ -318,16 +315,16 @@ class Channel:
         return dropped.appended
 
     def hold(self, deliveries: Mapping[int, Unacked]) -> None:
-        """Tags that were taken out of ``unacked``, and not settled, are in it again."""
+        """Returns unsettled tags to ``unacked``, from which they were taken."""
         if deliveries:
             self.unacked = dict(sorted({**self.unacked, **deliveries}.items()))
             self._lowest = next(iter(self.unacked))
 
     def close(self, why: str = "it was closed", change: Change | None = None, now_us: int = 0) -> list[int]:
-        """Cancel its consumers, roll back, and requeue everything, acked in the transaction or not, as
-        redelivered.
+        """Cancels its consumers, rolls back, and requeues all deliveries as redelivered, also those acked in
+        the transaction.
 
-        Outside tx.select ``take`` what was gathered first. The blocks that it appended, as ``rollback``.
+        Outside tx.select, call ``take`` first. Returns appended blocks like ``rollback``.
         """
         assert self.transactional or not self.transaction, (
             "take() what was gathered before the channel closes"

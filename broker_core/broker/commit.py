@@ -1,7 +1,7 @@
-"""Commit: all that a transaction publishes, settles and consumes becomes one change.
+"""Commit: everything that a transaction publishes, settles and consumes becomes one change.
 
-Every transaction ends here: of a channel, prepared, of a micro-batch, of a batch write. What is visible,
-durable and gone by it is so at once, or not at all; the committer (``node/committer.py``) writes the change.
+Every transaction ends here: of a channel, prepared, of a micro-batch, of a batch write. All its effects
+become visible and durable together, or not at all. The committer (``node/committer.py``) writes the change.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from broker_core.broker.transaction import State, Transaction
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.message import Message
 
-_new = tuple.__new__  # a third of the time of a NamedTuple's own
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 class Committed(NamedTuple):
-    """What a commit answers: its sequence number (0: nothing was published), and mandatory messages that
-    reach no queue any more.
+    """The result of a commit: its sequence number (0: nothing was published), and mandatory messages whose
+    queues have been deleted.
 
-    ``rejected`` are places in ``publishes`` that a full queue refused, in a transaction that is not atomic.
-    ``dropped``: messages and settlements of a prepared transaction that came to nothing, because their queue
-    is gone.
+    ``rejected``: indexes in ``publishes`` that a full queue refused, in a transaction that is not atomic.
+    ``dropped``: messages and settlements of a prepared transaction that have no effect because their queue
+    was deleted.
     """
 
     sequence: int
@@ -63,12 +63,12 @@ class Transactions:
         self._settlement = settlement
 
     def commit(self, change: Change, transaction: Transaction, now: int) -> Committed:
-        """All of it in one change (decision 1).
+        """Adds the whole transaction to one change (decision 1).
 
         Raises, with nothing changed, PreconditionFailed (overflow), TransactionState, CorruptSegment.
         """
         xid, publishes, settles = transaction.xid, transaction.publishes, transaction.settles
-        # a prepared one was looked at when it was prepared, and its room is kept
+        # a prepared one was checked when it was prepared, and its room is reserved
         if transaction.state is State.ACTIVE:
             if transaction.atomic and transaction.incoming:
                 self._overflow.check(transaction.incoming)
@@ -110,7 +110,7 @@ class Transactions:
         return _new(Committed, (change.sequence, returned, rejected, 0))
 
     def _unreached(self, spilled: Spilled) -> list[Message]:
-        """Mandatory messages that reach no queue any more. Raises CorruptSegment."""
+        """Returns mandatory messages whose queues have all been deleted. Raises CorruptSegment."""
         lost = spilled.unreached()
         if not lost:
             return []
@@ -118,6 +118,6 @@ class Transactions:
         return [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
 
     def become(self, transaction: Transaction, state: State) -> None:
-        """Raises TransactionState."""
+        """Changes the state of the transaction. Raises TransactionState."""
         self._undo.append((setattr, transaction, "state", transaction.state))
         transaction.become(state)

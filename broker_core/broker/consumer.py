@@ -1,8 +1,8 @@
 """A consumer, and the deliveries that it is sent.
 
 Not here: which of a queue's consumers is next (``queue/ring.py``), taking entries and sending them
-(``dispatch.py``), tags and credit coming back (``channel.py``). Source: AMQP 0-9-1, 1.8.3.3 (basic.consume).
-Invariant: a consumer has credit only while its channel and its own prefetch let it.
+(``dispatch.py``), tags and returned credit (``channel.py``). Source: AMQP 0-9-1, 1.8.3.3 (basic.consume).
+Invariant: a consumer has credit only within the limits of its channel and of its own prefetch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from broker_core.field_table import Timestamp
 
 
 class Holder(Protocol):
-    """What a consumer needs of its channel (``channel.py``)."""
+    """The attributes of a channel that a consumer uses (``channel.py``)."""
 
     connection: object
     prefetch: int  # of all its consumers together; 0: no limit
-    consuming: int  # how many deliveries count against it
+    consuming: int  # deliveries that count against it
     last_tag: int
     unacked: dict[int, Unacked]
     consumers: dict[str, Consumer]
@@ -32,12 +32,11 @@ class Holder(Protocol):
 
 
 class Consumer:
-    """``prefetch`` 0: no limit of its own. ``writable``: the shell makes it False while its connection takes
-    no more, then wakes the queue.
+    """``prefetch`` 0: no limit of its own. ``writable``: the shell sets it to False while the connection
+    accepts no more data, and wakes the queue afterwards.
 
-    ``send`` gets the consumer, the delivery tag, whether it says redelivered, and the message. ``cancelled``
-    is what the shell calls when the queue is gone (``Consumers.clear``); a consumer that was cancelled is
-    ``active`` no more.
+    ``send`` gets the consumer, the delivery tag, the redelivered flag, and the message. The shell calls
+    ``cancelled`` when the queue is deleted (``Consumers.clear``). A cancelled consumer is not ``active``.
     """
 
     __slots__ = (
@@ -89,14 +88,14 @@ class Consumer:
         self.limited = True  # by the channel's prefetch
         self.writable = True
         self.active = True
-        self.parked = False  # dispatch left it without credit: the queue is woken when some comes back
+        self.parked = False  # dispatch found it without credit: the queue is woken when credit returns
 
     @property
     def credit(self) -> int:
-        """How many messages it takes now; below 0 never, and a great number where nothing limits it."""
+        """Returns how many messages it takes now: 0 or more, ``UNLIMITED`` without a limit."""
         if not self.writable:
             return 0
-        # it uses up nothing of the channel's limit, but waits with the others where that is reached
+        # it uses nothing of the channel's limit, but waits like the others when that is reached
         if self.no_ack:
             channel = self.channel
             return (
@@ -111,7 +110,7 @@ class Consumer:
         return max(0, credit)
 
     def end(self, undo: Undo) -> None:
-        """Its queue is gone."""
+        """Ends the consumer of a deleted queue."""
         undo.attribute(self, "active")
         undo.item(self.channel.consumers, self.tag)
         self.active = False
@@ -119,7 +118,7 @@ class Consumer:
 
 
 class Unacked(NamedTuple):
-    """A delivery that a channel holds. ``consumer`` None: of basic.get, which costs no credit."""
+    """A delivery that a channel holds. ``consumer`` None: from basic.get, which uses no credit."""
 
     queue: Queue
     offset: int
@@ -132,7 +131,7 @@ UNLIMITED = 1 << 62
 
 
 def consumer_priority(queue: str, arguments: Mapping[str, Any]) -> int:
-    """``x-priority`` of basic.consume. Raises PreconditionFailed."""
+    """Returns ``x-priority`` of basic.consume. Raises PreconditionFailed."""
     priority = arguments.get("x-priority", 0)
     if isinstance(priority, (bool, Timestamp)) or not isinstance(priority, int):
         what = f'"expected integer, got {type_name(priority)}"'

@@ -1,9 +1,9 @@
-"""What a message may carry where it enters, the same through every door; and the time to live that it brings.
+"""What a message may contain when it enters, the same for all interfaces; and its own time to live.
 
-Not here: what AMQP says of frames and lengths (``amqp/``), and where a message goes (``exchange.py``).
-Invariant: what passed has properties that decode, a delivery mode and an expiration that mean something,
-lists of keys under CC and BCC, and a routing key that fits into AMQP's short string. What is in a queue
-already is never checked again: whatever reads it there takes damaged properties as they are.
+Not here: AMQP's rules for frames and lengths (``amqp/``), and routing (``exchange.py``). Invariant: an
+accepted message has properties that decode, a valid delivery mode and expiration, lists of keys under CC and
+BCC, and a routing key that fits into AMQP's short string. A message that is already in a queue is never
+checked again: readers accept damaged properties as they are.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from broker_core.properties import check, delivery_mode, expiration
 
 _DELIVERY_MODES = (2, 1, None)
 _TIME_TO_LIVE = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_REMEMBERED_BYTES = 256  # longer properties seldom come twice
+_REMEMBERED_BYTES = 256  # longer properties are seldom repeated
 
 
 # -- the time to live ----------------------------------------------------------------------------------------
 
 
 def time_to_live_ms(text: str | None) -> int | None:
-    """What ``expiration`` says, in milliseconds; None where it says nothing."""
+    """Returns ``expiration`` in milliseconds; None if it is missing or invalid."""
     return int(text) if text is not None and _TIME_TO_LIVE.fullmatch(text) else None
 
 
 def own_time_to_live_ms(properties: bytes) -> int | None:
-    """Of a message, by its encoded properties. None for damaged ones too: they came in as they are, and go
-    out so.
+    """Returns the time to live in a message's encoded properties; None also for damaged ones, which are
+    passed on unchanged.
     """
     try:
         return time_to_live_ms(expiration(properties))
@@ -51,7 +51,7 @@ def own_time_to_live_ms(properties: bytes) -> int | None:
 
 
 def check_expiration(properties: bytes) -> None:
-    """Raises PreconditionFailed where it is no time to live, with RabbitMQ's text."""
+    """Raises PreconditionFailed, with RabbitMQ's text, for an invalid time to live."""
     text = expiration(properties)
     if text is None:
         return
@@ -75,8 +75,8 @@ def check_expiration(properties: bytes) -> None:
 
 
 def check_properties(properties: bytes) -> None:
-    """Raises RemoteProtocolError (damaged), PreconditionFailed (delivery mode, expiration, CC, BCC), as
-    basic.publish does.
+    """Raises RemoteProtocolError (damaged), PreconditionFailed (delivery mode, expiration, CC, BCC), as for
+    basic.publish.
     """
     if len(properties) <= _REMEMBERED_BYTES:
         _known_properties(properties)
@@ -97,15 +97,14 @@ def _check_properties(properties: bytes) -> None:
         carbon_copies(properties)
 
 
-_known_properties = lru_cache(maxsize=4096)(_check_properties)  # what raises is not remembered
+_known_properties = lru_cache(maxsize=4096)(_check_properties)  # an exception is not cached
 
 
 def check_rows(rows: pa.RecordBatch) -> None:
-    """The same for a block of MESSAGE_SCHEMA. Raises the error of its first bad row, or OptionError, both
-    naming the row.
+    """Like ``check_properties``, for a block of MESSAGE_SCHEMA. Raises the error of its first bad row, or
+    OptionError, both naming the row.
 
-    Arrow data comes from another process: what its offsets and lengths say is checked before anything looks
-    at it.
+    Arrow data comes from another process, so its offsets and lengths are checked before it is used.
     """
     if rows.schema.names != MESSAGE_SCHEMA.names or rows.schema.types != MESSAGE_SCHEMA.types:
         named = ", ".join(f"{field.name} {field.type}" for field in MESSAGE_SCHEMA)

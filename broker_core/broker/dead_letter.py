@@ -1,11 +1,10 @@
-"""What messages become when they are dead-lettered: their new headers, and where they would go round in a
-cycle.
+"""Dead letters: the new headers of a message, and the queues where it would start a cycle.
 
-Not here: when (``messages.py``). ``x-death`` and ``x-first-death-*`` are RabbitMQ's;
-``x-original-transaction`` is the id of the transaction that first published the message, as ActiveMQ has it;
-a message that was published outside a transaction has none. Invariant: a copy is made of any message,
-whatever its properties hold; it has properties that decode, says that it died here, and has no expiration.
-Properties that do not decode stand in the copy's header ``x-damaged-properties``, byte for byte.
+Not here: when messages are dead-lettered (``messages.py``). ``x-death`` and ``x-first-death-*`` are
+RabbitMQ's. ``x-original-transaction`` is the id of the transaction that first published the message, as in
+ActiveMQ; a message published outside a transaction has none. Invariant: any message can be copied, whatever
+its properties contain. The copy has properties that decode, records this death, and has no expiration.
+Properties that do not decode are in the copy's header ``x-damaged-properties``, byte for byte.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _HEADERS, _EXPIRATION = 0x20, 0x01  # in the first byte of the property flags
 _COUNTED = 1024  # encoded headers that are kept
 _LONGEST = (1 << 63) - 1
 _NO_KEYS: list[str] = []
-_new = tuple.__new__  # a third of the time of a NamedTuple's own
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 _READ = (
     "CC",
     "x-death",
@@ -40,8 +39,8 @@ _READ = (
 
 
 class Copy(NamedTuple):
-    """``keys`` are further routing keys (of the header CC, where the copy keeps its own); ``deaths`` are its
-    x-death, newest first.
+    """``keys`` are additional routing keys (of the header CC, if the copy keeps its own key); ``deaths`` are
+    its x-death, newest first.
     """
 
     message: Message
@@ -82,7 +81,7 @@ class DeadLetters:
         self._routing_key = routing_key
         self._time = Timestamp(max(0, now_us // 1_000_000))
         self._first: Deaths = [{"queue": queue, "reason": reason}]
-        # Messages of one commit that say the same share what they become.
+        # Messages of one commit with the same values share the encoded result.
         self._entries: dict[tuple[str, str, int, str | None], bytes] = {}
         self._encoded: dict[tuple[bytes, str, str, int], bytes] = {}
 
@@ -100,12 +99,12 @@ class DeadLetters:
                     row.properties, lambda headers: self._headers(row, headers, found), _READ, ("expiration",)
                 )
                 keys, deaths = found
-            except Exception:  # whatever they hold
+            except Exception:  # whatever they contain
                 properties = self._wrapped(row)
         return _new(Copy, (_new(Message, (row.body, key, self._exchange, properties)), keys, deaths))
 
     def _first_death(self, row: InboxRow) -> bytes:
-        """The usual case: none of the headers that a death writes is there yet."""
+        """Returns the headers in the usual case: none of those that a death writes exists yet."""
         same = (row.properties, row.exchange, row.routing_key, row.sequence)
         known = self._encoded.get(same)
         if known is None:
@@ -131,13 +130,13 @@ class DeadLetters:
         return known
 
     def _wrapped(self, row: InboxRow) -> bytes:
-        """Properties that do not decode, as a header of properties that do: a cycle of such messages ends,
-        and nobody stumbles over it.
+        """Puts properties that do not decode into a header of properties that do, so that a cycle of such
+        messages ends and every reader can decode them.
         """
         return append_headers(b"", encode_headers({DAMAGED: row.properties}) + self._first_entries(row))
 
     def _headers(self, row: InboxRow, headers: Mapping[str, Any], found: list[Any]) -> dict[str, Any]:
-        """What changes, beside ``headers``. ``found`` gets the further routing keys and the deaths."""
+        """Returns the changed headers. The additional routing keys and the deaths are added to ``found``."""
         copies = [key for key in _list(headers.get("CC")) if isinstance(key, str)]
         deaths = self._deaths_after(headers, row, copies)
         changed: dict[str, Any] = {"x-death": deaths, "x-delivery-count": None}
@@ -147,15 +146,15 @@ class DeadLetters:
         if self._routing_key is not None:
             changed["CC"] = None
             copies = []
-        # a copy is part of the commit that it died in
+        # a copy belongs to the commit in which it was dead-lettered
         if "x-original-transaction" not in headers and not headers.get("x-death"):
             changed["x-original-transaction"] = self._transaction_of(row) or None
         found += (copies, deaths)
         return changed
 
     def _deaths_after(self, headers: Mapping[str, Any], row: InboxRow, copies: list[str]) -> Deaths:
-        """``x-death``, newest first. A second death of the same queue and reason counts up what the first one
-        says.
+        """Returns ``x-death``, newest first. A repeated death with the same queue and reason increments the
+        existing entry.
         """
         deaths = [death for death in _list(headers.get("x-death")) if isinstance(death, dict)]
         known = next(
@@ -183,8 +182,8 @@ class DeadLetters:
         return [entry, *rest]
 
     def allowed(self, queues: Queues, deaths: Deaths) -> Queues:
-        """Of ``queues`` those that the copy may go to: not one where it died before, unless it was rejected
-        since then (or just now).
+        """Returns the ``queues`` that the copy may go to: not one where it died before, unless it was
+        rejected since then (or just now).
         """
         if self._reason == "rejected":
             return queues
@@ -198,7 +197,7 @@ class DeadLetters:
 
 
 def _is_first_death(properties: bytes) -> bool:
-    """Perhaps not, where a header's value only looks so: that takes the long way."""
+    """May return False because of a similar header value; then the slow path is used."""
     return not (properties and properties[0] & _HEADERS) or not (
         b"\x07x-death" in properties
         or b"\x02CC" in properties
@@ -227,7 +226,7 @@ def _count(death: Mapping[str, Any]) -> int:
 
 
 def _is_cycle(queue: str, deaths: Deaths) -> bool:
-    """Newest death first: whether it went from its death in ``queue`` to here without anybody's doing."""
+    """Returns whether the message came from ``queue`` without a rejection. Newest death first."""
     for death in deaths:
         if death.get("reason") == "rejected":
             return False

@@ -1,13 +1,13 @@
 """Dispatch: ready entries go to consumers that have credit.
 
 Pure: called with the state lock held, by one thread. Not here: who consumes (``queue/ring.py``), what a
-channel holds (``channel.py``), bytes (the shell's ``send``). What has to be durable comes out in
+channel holds (``channel.py``), bytes (the shell's ``send``). What must become durable is returned in
 :class:`Dispatched`.
 
-Invariant: a queue with consumers that could be given something is in ``Agenda.runnable``: it is woken
-whenever entries become visible or ready again, a consumer comes or goes, or credit comes back. An entry is
-read before it is handed out, so a damaged segment loses nothing. A consumer is never given more than its
-credit, nor anything while a consumer of higher priority has credit.
+Invariant: a queue that may have something for a consumer is in ``Agenda.runnable``. It is added when entries
+become visible or ready again, when a consumer comes or goes, and when credit is returned. An entry is read
+before it is delivered, so a damaged segment loses nothing. A consumer never gets more than its credit, nor
+anything while a consumer of higher priority has credit.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from broker_core.field_table import Long
 from broker_core.properties import rewrite
 
 BUDGET = 4096  # messages of one call
-SLICE = 256  # messages of one queue before the next one has its turn
-PIECE = 4  # messages for which it is worth to serve consumers one after the other instead of in turns
+SLICE = 256  # messages of one queue before the next queue gets its turn
+PIECE = 4  # from so many messages each, consumers are served one after the other instead of in turns
 
-_new = tuple.__new__  # a third of the time of a NamedTuple's own
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 class Dispatched(NamedTuple):
-    """``settles`` (of consumers that do not ack) belong into a commit soon; ``due`` go on after
+    """``settles`` (of consumers that do not ack) must be committed soon. The queues of ``due`` continue after
     ``expire(change, now, due)``.
 
-    The consumers of ``failed``, whose messages cannot be read, are in ``cancelled``; the queue stays as it
-    is.
+    The consumers of the queues in ``failed``, whose messages cannot be read, are in ``cancelled``; the queues
+    do not change.
     """
 
     sent: int
@@ -58,8 +58,8 @@ class Dispatch:
         self._runnable = agenda.runnable
 
     def send(self, now_us: int, budget: int = BUDGET) -> Dispatched:
-        """Send until nothing is runnable or ``budget`` messages are sent: ``runnable`` says whether to call
-        again.
+        """Sends until no queue is runnable or ``budget`` messages are sent. Call it again while ``runnable``
+        is not empty.
         """
         settles: list[Settle] = []
         due: list[Queue] = []
@@ -87,13 +87,13 @@ class Dispatch:
             if not ready:
                 break
             if sent >= limit:
-                self._runnable[queue] = None  # behind the others
+                self._runnable[queue] = None  # after the other queues
                 return sent
             if queue.consumers.publishers is None:
                 credit = ready[0].credit if len(ready) == 1 else sum(consumer.credit for consumer in ready)
                 if 1 < len(ready) <= credit // PIECE and credit <= queue.messages - len(queue.ready.held):
-                    # There is enough for all: each gets what it has credit for, in one piece, so that it acks
-                    # consecutive entries.
+                    # There is enough for all consumers: each gets all it has credit for at once, so that it
+                    # acks consecutive entries.
                     queue.consumers.turn(ready[0])
                     ready = ready[:1]
                     credit = ready[0].credit
@@ -124,7 +124,7 @@ class Dispatch:
         return sent
 
     def _read(self, queue: Queue, entries: Sequence[int], now_us: int) -> tuple[list[InboxRow], bool]:
-        """Messages of the first entries of a taken entries; False where the next one has to be expired
+        """Returns the messages of the first taken entries, and False if the next one must be expired
         first.
         """
         try:
@@ -158,7 +158,7 @@ class Dispatch:
         rows: list[InboxRow],
         settles: list[Settle],
     ) -> int:
-        """To one consumer, as long as it can be written to; how many. The hot path."""
+        """Sends to one consumer while it is writable and returns how many. This is the hot path."""
         channel, send = consumer.channel, consumer.send
         first_tag = tag = channel.last_tag
         fresh = isinstance(entries, range) and queue.ready.none_sent(entries.start, entries.stop)
@@ -197,8 +197,8 @@ class Dispatch:
         rows: list[InboxRow],
         settles: list[Settle],
     ) -> int:
-        """One message to each in turn, as long as they have credit; how many. The same as ``_give_one`` for
-        each, only faster.
+        """Sends one message to each consumer in turn while they have credit, and returns how many. It does
+        the same as ``_give_one`` for each, but faster.
         """
         given = 0
         turns = deque(ready)
@@ -231,8 +231,8 @@ class Dispatch:
     def _give_others(
         self, queue: Queue, ready: list[Consumer], limit: int, now_us: int, settles: list[Settle]
     ) -> tuple[int, bool]:
-        """As ``_give_round``, where somebody does not want what his own connection published: that goes to
-        the others, or stays.
+        """Like ``_give_round``, for a queue with a no-local consumer: messages of its own connection go to
+        other consumers or stay in the queue.
         """
         aside: list[int] = []
         given = 0
@@ -261,7 +261,7 @@ class Dispatch:
 
 
 def _is_late(queue: Queue, offset: int, row: InboxRow, now_us: int) -> bool:
-    """Whether its time to live is over. With none at all it is over as soon as consumers had their chance."""
+    """Returns whether the entry is too old. With a time to live of 0: consumers had their chance."""
     ttl_ms = queue.arguments.ttl_ms
     if row.properties and row.properties[0] & EXPIRATION:
         own_ms = own_time_to_live_ms(row.properties)
@@ -273,8 +273,8 @@ def _is_late(queue: Queue, offset: int, row: InboxRow, now_us: int) -> bool:
 
 
 def with_delivery_count(row: InboxRow, count: int) -> InboxRow:
-    """The message as it goes out: its header ``x-delivery-count`` says how often it was given back."""
+    """Returns the message with the header ``x-delivery-count``: how often it was returned."""
     try:
         return row._replace(properties=rewrite(row.properties, {"x-delivery-count": Long(count)}))
     except (RemoteProtocolError, LocalProtocolError):
-        return row  # it goes as it came
+        return row  # invalid properties are sent unchanged

@@ -1,8 +1,8 @@
-"""Dying: messages that leave their queue in a change, and are dead-lettered in the same change.
+"""Dying messages: they leave their queue in a change, and are dead-lettered in the same change.
 
-Not here: when they have to (``overflow.py``, ``expiry.py``, ``settlement.py``), and where the copies go
-(``messages.py``). Invariant: what is settled here is in a :class:`Dying` if its queue dead-letters, and a
-:class:`Dying` is empty when its change ends.
+Not here: when messages must leave (``overflow.py``, ``expiry.py``, ``settlement.py``), and where the copies
+go (``messages.py``). Invariant: messages settled here are added to a :class:`Dying` if their queue
+dead-letters; a :class:`Dying` is empty when its change ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DRIVEN_OUT_BYTES = 16 * 1024 * 1024
 
 
 class Died(NamedTuple):
-    """Messages that have left ``queue`` in this change, in order, and have to be dead-lettered in it."""
+    """Messages that left ``queue`` in this change, in order, and must be dead-lettered in it."""
 
     queue: Queue
     rows: Sequence[InboxRow]
@@ -28,8 +28,8 @@ class Died(NamedTuple):
 
 
 class Dying(deque[Died]):
-    """What has left queues in a change and is not dead-lettered yet; ``room`` and ``room_bytes`` are left for
-    overflow.
+    """Messages that left queues in a change and are not dead-lettered yet. ``room`` and ``room_bytes`` are
+    what overflow may still add.
     """
 
     room = _DRIVEN_OUT
@@ -37,8 +37,8 @@ class Dying(deque[Died]):
 
 
 def discard(queue: Queue, offsets: Sequence[int], reason: Reason, dying: Dying) -> None:
-    """Settle entries of ``queue``, to be dead-lettered in the same change where it says so. What is settled
-    already only stops being held.
+    """Settles entries of ``queue``, to be dead-lettered in the same change if it dead-letters. Entries that
+    are already settled only stop being held.
 
     Raises StoreError, with nothing changed.
     """
@@ -48,7 +48,7 @@ def discard(queue: Queue, offsets: Sequence[int], reason: Reason, dying: Dying) 
 def leave(
     queue: Queue, offsets: Sequence[int], rows: Sequence[InboxRow], reason: Reason, dying: Dying
 ) -> None:
-    """The same for entries that were read already."""
+    """Like ``discard``, for entries that were read already."""
     for start, end in ranges(offsets):
         queue.settle_range(start, end)
     if rows and queue.arguments.dead_letters:
@@ -59,7 +59,7 @@ def leave(
 
 
 def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
-    """Messages of those entries that are not settled, with their commit sequence and time. Raises
+    """Returns the messages of those entries that are not settled, with their commit sequence and time. Raises
     CorruptSegment, DataLoss.
     """
     rows: list[InboxRow] = []
@@ -73,7 +73,7 @@ def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
 
 
 def ranges(offsets: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Consecutive offsets of a list as [start, end), in its order."""
+    """Returns the consecutive offsets of a list as [start, end), in its order."""
     if not offsets:
         return ()
     if isinstance(offsets, range) or len(offsets) == 1:

@@ -1,9 +1,9 @@
 """Exchanges and bindings: which queues a message goes to. Pure routing; nothing is enqueued here.
 
 Source: AMQP 0-9-1, 3.1.3 (exchange types); RabbitMQ's bindings from exchange to exchange, alternate
-exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``. Invariant: ``cache`` holds only results of
-the bindings as they are, here and in all exchanges that are reached from here: a change empties the caches of
-the exchange and of all that lead to it (``upstream``). An exchange from which a headers exchange is reached
+exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``. Invariant: ``cache`` has only results of
+the current bindings, here and in all exchanges that are reached from here. A change empties the caches of the
+exchange and of all that lead to it (``upstream``). An exchange from which a headers exchange is reached
 caches nothing.
 """
 
@@ -42,8 +42,8 @@ def _key(destination: Destination, routing_key: str, arguments: Mapping[str, Any
 
 
 class Exchange:
-    """What all types share. A subclass tells how its bindings match. ``undo`` is the one of the whole
-    state.
+    """The common part of all types. A subclass implements how its bindings match. ``undo`` is that of the
+    whole state.
     """
 
     type: ClassVar[str] = ""
@@ -67,7 +67,7 @@ class Exchange:
         self.arguments = arguments or {}
         self.bindings: dict[BindingKey, Binding] = {}
         self.cache: dict[str, Queues] = {}
-        self.alternate: Exchange | None = None  # where a message goes that no binding here matches
+        self.alternate: Exchange | None = None  # receives messages that no binding here matches
         self.upstream: set[Exchange] = set()  # those with a binding or an alternate to this one
         self._by_destination: dict[Destination, dict[BindingKey, Binding]] = {}
         self._downstream: set[Exchange] = set()  # those that bindings lead to
@@ -78,7 +78,7 @@ class Exchange:
         """Raises PreconditionFailed for arguments that a binding of this type cannot have."""
 
     def bind(self, destination: Destination, routing_key: str, arguments: dict[str, Any]) -> bool:
-        """Whether the binding is new. Raises as ``check``."""
+        """Adds a binding and returns whether it is new. Raises like ``check``."""
         self.check(destination, arguments)
         key = _key(destination, routing_key, arguments)
         if key in self.bindings:
@@ -89,7 +89,7 @@ class Exchange:
         return True
 
     def _insert(self, key: BindingKey, binding: Binding) -> None:
-        """Also takes back a ``_remove`` that did not come to its end, and the other way round."""
+        """Also undoes an incomplete ``_remove``; ``_remove`` undoes an incomplete insert."""
         destination = binding.destination
         self.bindings[key] = binding
         self._by_destination.setdefault(destination, {})[key] = binding
@@ -113,7 +113,7 @@ class Exchange:
         return _key(destination, routing_key, arguments) in self.bindings
 
     def unbind(self, destination: Destination, routing_key: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether there was such a binding."""
+        """Removes a binding and returns whether it existed."""
         key = _key(destination, routing_key, arguments)
         binding = self.bindings.get(key)
         if binding is None:
@@ -123,7 +123,7 @@ class Exchange:
         return True
 
     def unbind_all(self, destination: Destination) -> list[Binding]:
-        """Take away every binding of a queue or an exchange that is deleted."""
+        """Removes every binding of a queue or an exchange that is deleted."""
         gone = self._by_destination.get(destination)
         if gone is None:
             return []
@@ -140,7 +140,7 @@ class Exchange:
             self._insert(key, binding)
 
     def divert(self, alternate: Exchange | None) -> None:
-        """``alternate`` gets what no binding here matches."""
+        """Makes ``alternate`` receive messages that no binding here matches."""
         before = self.alternate
         self._undo.append((self._divert, before))
         self._divert(alternate)
@@ -161,7 +161,7 @@ class Exchange:
                 destination.upstream.discard(self)
 
     def changed(self) -> None:
-        """Routes from here, and from wherever leads here, are not what they were."""
+        """Drops cached routes here and in all exchanges that lead here."""
         self._rebuild()
         self.cache = {}
         self._by_headers = None
@@ -179,7 +179,7 @@ class Exchange:
 
     # -- routing ---------------------------------------------------------------------------------------------
     def route(self, routing_key: str, properties: bytes = b"") -> Queues:
-        """The queues, each once, in order of queue id."""
+        """Returns the queues, each once, in order of queue id."""
         found = self.cache.get(routing_key)
         if found is None:
             found = self._reached((routing_key,), properties)
@@ -190,14 +190,14 @@ class Exchange:
         return found
 
     def known(self, routing_key: str) -> Queues | None:
-        """What ``route`` would say, where that is known without looking at bindings. Safe beside changes of
-        the bindings.
+        """Returns a cached result of ``route``, without using the bindings. It is safe during changes of the
+        bindings.
         """
         return self.cache.get(routing_key)
 
     @property
     def by_headers(self) -> bool:
-        """Whether a message's headers have a say in where it goes from here."""
+        """Returns whether a message's headers affect its route from here."""
         if self._by_headers is None:
             seen: set[Exchange] = {self}
             pending = [self]
@@ -210,15 +210,15 @@ class Exchange:
 
     @property
     def by_key(self) -> bool:
-        """Whether its routing key has."""
+        """Returns whether its routing key affects the route."""
         return not self.matches_headers or bool(self._next())
 
     def _next(self) -> set[Exchange]:
-        """The exchanges that a message may go to from here."""
+        """Returns the exchanges that a message may go to from here."""
         return self._downstream if self.alternate is None else self._downstream | {self.alternate}
 
     def route_all(self, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
-        """The same for a message of several keys: at each exchange on its way a binding may match any of
+        """Like ``route``, for a message with several keys: at each exchange a binding may match any of
         them.
         """
         return self._reached(routing_keys, properties)
@@ -244,17 +244,17 @@ class Exchange:
 
     # -- what a type has of its own --------------------------------------------------------------------------
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
-        """The destinations of the bindings that match, in any order, some perhaps twice."""
+        """Returns the destinations of matching bindings, in any order, some perhaps twice."""
         raise NotImplementedError
 
     def _added(self, key: BindingKey, binding: Binding) -> None:
-        """An index takes the binding in."""
+        """Adds a binding to an index."""
 
     def _removed(self, key: BindingKey, binding: Binding) -> None:
-        """An index lets it go."""
+        """Removes a binding from an index."""
 
     def _rebuild(self) -> None:
-        """What is made of all bindings together is to be made anew."""
+        """Discards what is derived from all bindings together."""
 
 
 Destination = Queue | Exchange
@@ -316,7 +316,7 @@ class _Node:
 
 
 class TopicExchange(Exchange):
-    """Words between dots; ``*`` is one word, ``#`` any number of words."""
+    """Keys are words between dots; ``*`` matches one word, ``#`` any number of words."""
 
     type = "topic"
 
@@ -355,18 +355,18 @@ class TopicExchange(Exchange):
                     if word in node.children:
                         pending.append((node.children[word], at + 1))
             if "#" in node.children:
-                # "#" takes 0, 1, ... of the words that are left
+                # "#" matches 0, 1, ... of the remaining words
                 pending.extend((node.children["#"], after) for after in range(at, len(words) + 1))
         return found
 
 
 def _words(key: str) -> list[str]:
-    """An empty key has no words."""
+    """Returns the words of a key. An empty key has none."""
     return key.split(".") if key else []
 
 
 class HeadersExchange(Exchange):
-    """Bindings match the message's headers, by ``x-match``; the routing key plays no part."""
+    """Bindings match the message's headers, by ``x-match``; the routing key is not used."""
 
     type = "headers"
     matches_headers = True
@@ -391,7 +391,7 @@ class HeadersExchange(Exchange):
 
 
 def _headers(properties: bytes) -> Mapping[str, Any]:
-    """Damaged ones, which no door lets in, match as if there were none."""
+    """Returns the headers of a message; none for damaged properties, which are refused at entry."""
     try:
         return Properties.decode(properties).headers
     except RemoteProtocolError:

@@ -1,9 +1,9 @@
-"""Expiry: what has been in a queue for too long, or came back too often, leaves it, piece by piece.
+"""Expiry: messages that are too old, or were returned too often, leave their queue in bounded steps.
 
-Pure. Not here: when it is asked for (``node/upkeep.py``, whoever gets or consumes), and what becomes of it
-(``messages.py``). Invariant: messages leave at the head of their queue only, in the order in which they would
-be delivered; what is held or claimed never expires. One call does a bounded amount of work. The caller does
-the rest in further commits, so that other work is served between them.
+Pure. Not here: when it is called (``node/upkeep.py``, get and consume), and dead-lettering (``messages.py``).
+Invariant: messages leave only at the head of their queue, in the order in which they would be delivered; held
+or claimed ones never expire. One call does a bounded amount of work. The caller does the rest in further
+commits, so that other work is served between them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Expiry:
         self._agenda = agenda
 
     def plan(self, queue: Queue) -> None:
-        """See when its head expires."""
+        """Updates ``next_deadline`` with the time when the head of the queue expires."""
         try:
             offset = queue.ready.head(queue.log.visible_end)
             deadline = self.deadline(queue, offset) if offset is not None else None
@@ -45,14 +45,13 @@ class Expiry:
                 return
             if queue.arguments.dead_letters:
                 self._messages.fetch(queue, offset)
-        except Exception:  # called behind a commit that is durable already
-            # what cannot be read does not expire; whoever reads it gets the error, and ``due`` says what else
-            # is wrong
+        except Exception:  # called after a commit that is durable already
+            # an unreadable message does not expire; reading it raises, and ``due`` reports other errors
             return
         self._agenda.next_deadline = deadline
 
     def due(self, now: int) -> list[Queue]:
-        """Queues whose head has to go now; ``next_deadline`` is when to ask again, as far as it is known."""
+        """Returns queues whose head must leave now. ``next_deadline`` is the next known time to ask."""
         self._agenda.next_deadline = NEVER
         due: list[Queue] = []
         if self._agenda.overfull:
@@ -63,7 +62,7 @@ class Expiry:
             except StoreError:
                 expired = False
             except Exception:
-                expired = True  # whoever expires it learns what is wrong with it
+                expired = True  # expiring it raises the error
             if expired or queue.has_news or queue in self._agenda.overfull:
                 due.append(queue)
             elif queue.marks.timed:
@@ -71,8 +70,8 @@ class Expiry:
         return due
 
     def deadline(self, queue: Queue, offset: int) -> int | None:
-        """When an entry expires, in microseconds since the epoch; None: never. The time to live starts at
-        commit.
+        """Returns when an entry expires, in microseconds since the epoch; None: never. The time to live
+        starts at commit.
         """
         ttl_ms = queue.arguments.ttl_ms
         run, number = queue.log.locate(offset)
@@ -90,10 +89,10 @@ class Expiry:
         return committed_at + min(times_ms) * 1000
 
     def head_expired(self, queue: Queue, now: int) -> bool:
-        """Whether the next message has to go instead of being delivered: it is too old, or came back too
-        often.
+        """Returns whether the next message must leave instead of being delivered: it is too old, or was
+        returned too often.
 
-        Raises CorruptSegment, DataLoss where it would have to, and cannot be read.
+        Raises CorruptSegment, DataLoss if it must leave and cannot be read.
         """
         offset = queue.ready.head(queue.log.visible_end)
         if offset is None:
@@ -109,10 +108,10 @@ class Expiry:
     def expire(
         self, change: Change, now: int, queues: Iterable[Queue] | None = None, limit: int = SLICE
     ) -> list[Queue]:
-        """Expire what has come to the head of a queue, about ``limit`` messages; the queues where more has to
-        go, the next one first.
+        """Expires messages at the heads of queues, about ``limit`` in all. Returns the queues with more to
+        expire, the next one first.
 
-        A message that cannot be read stops its queue, and nothing else. The queues are woken.
+        A message that cannot be read blocks only its own queue. The queues are woken.
         """
         looked = [
             queue
@@ -150,8 +149,8 @@ class Expiry:
     def _expire_some(
         self, queue: Queue, now: int, room: int, room_bytes: int, dying: Dying
     ) -> tuple[int, int, bool]:
-        """Of the next ready entries those that have to go: what it cost of ``room`` and ``room_bytes``, and
-        whether the next one stays.
+        """Expires the next ready entries that must leave. Returns what it used of ``room`` and
+        ``room_bytes``, and whether the next entry stays.
         """
         entries: Sequence[int] = ()
         try:
@@ -163,7 +162,7 @@ class Expiry:
                 leave(queue, entries, [], "expired", dying)
                 return 1, 0, False
             rows, reason, whole = self._late(queue, entries, now, room_bytes)
-        except StoreError:  # it stays for whoever repairs it
+        except StoreError:  # it stays until it is repaired
             queue.ready.untake(entries)
             return 0, 0, True
         late = len(rows)
@@ -174,8 +173,8 @@ class Expiry:
         return late, sum(len(row.body) for row in rows) if queue.arguments.dead_letters else 0, not whole
 
     def _unread(self, queue: Queue, now: int) -> int:
-        """How many at the head go without a look at them: they are of one stored commit, and nobody wants
-        them any more.
+        """Returns how many entries at the head expire without being read: they are of one stored commit, and
+        are not dead-lettered.
         """
         ttl_ms, deliveries = queue.arguments.ttl_ms, queue.ready.deliveries
         counted = deliveries is not None and deliveries.counts
@@ -192,11 +191,11 @@ class Expiry:
     def _late(
         self, queue: Queue, entries: Sequence[int], now: int, room_bytes: int
     ) -> tuple[list[InboxRow], Reason, bool]:
-        """The first ones of a taken entries that go for one reason. False: the next one stays, or is for
-        another call to look at.
+        """Returns the first of the taken entries that leave for one reason. False: the next one stays. True:
+        another call must check it.
 
-        Raises CorruptSegment and DataLoss for the first entry only: those before one that cannot be read may
-        go.
+        Raises CorruptSegment and DataLoss for the first entry only: entries before an unreadable one may
+        leave.
         """
         rows: list[InboxRow] = []
         reason: Reason = "expired"

@@ -1,6 +1,6 @@
-"""Loading: the state of a broker from what was durable.
+"""Loading: the state of a broker from durable data.
 
-Pure. What the records contradict is repaired before (``repair.py``), or refused here as a whole.
+Pure. Contradictions between records are repaired before (``repair.py``), or the whole load fails.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OF_MICRO_BATCHES = (
 
 
 class Image(Protocol):
-    """What was durable (``store.port.StoreImage``)."""
+    """The durable data (``store.port.StoreImage``)."""
 
     records: list[Record]
     inbox: list[InboxRow]
@@ -65,8 +65,8 @@ class Image(Protocol):
 def load(
     image: Image, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]
 ) -> BrokerState:
-    """Raises CorruptCatalog for records of which no sense can be made; what ``repair`` can derive is put
-    right.
+    """Loads the state. ``repair`` corrects what it can derive. Raises CorruptCatalog for records that make no
+    sense.
     """
     state = BrokerState(new_block_id=new_block_id, read=read)
     try:
@@ -178,21 +178,21 @@ def _load_queues(
             if queue is not None and queue.owner == claim.app_id:
                 queue.restore_claim(start, end)
                 claimed.append((queue, end))
-    for queue, end in claimed:  # settling lets go of what no claim names
+    for queue, end in claimed:  # settling drops what no claim names
         queue.reserve(end)
     for queue in state.topology.queues.values():
         queue.loaded(clean=image.clean)
 
 
 def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], int]) -> RunRecord:
-    """``run``, or, if its rows are lost, a run over a missing block: its offsets stay, and reading them
-    raises.
+    """Returns ``run``, or, if its rows are lost, a run over a missing block: its offsets are kept, and
+    reading them raises.
     """
     why = state.loaded.repaired.lost_runs.get((run.queue_id, run.first))
     if why is None:
         return run
     if run.block_id in state.blocks.by_id:
-        state.blocks.pin(run.block_id)  # some of its rows are meant: they stay for whoever looks into it
+        state.blocks.pin(run.block_id)  # some of its rows are valid: they are kept for inspection
     name = state.topology.queues_by_id[run.queue_id].name
     where = f"queue '{name}', offsets {run.first} to {run.first + run.count}"
     block = state.blocks.lose(new_block_id(), run.count, f"{where}: {why}")
@@ -210,7 +210,7 @@ def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[In
             block = state.blocks.reopen(row.block_id)
         block.add(row)
         if len(row.routes) % ROUTE.size:
-            continue  # named by ``repair``
+            continue  # reported by ``repair``
         for queue_id, offset in ROUTE.iter_unpack(row.routes):
             if not unread or (queue_id, row.block_id, row.row) not in unread:
                 entries.setdefault(queue_id, []).append((offset, row))

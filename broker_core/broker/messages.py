@@ -1,10 +1,10 @@
 """Messages in queues: enqueueing, dead-lettering, purging.
 
 Pure. Not here: transactions (``commit.py``), topology (``topology.py``), the log of one queue (``queue.py``),
-expiry (``expiry.py``). Invariant: whatever leaves a queue unasked (overflow, expiry) is settled, and
-dead-lettered where the queue says so, in one change. What a message holds never makes that fail. A dead
-letter that drives another message out of a full queue makes the list of what is ``Dying`` longer, never the
-stack deeper; what is too much for one commit leaves its queue in a later one (``Agenda.overfull``).
+expiry (``expiry.py``). Invariant: a message that the broker removes from a queue (overflow, expiry) is
+settled, and dead-lettered if the queue has a dead-letter exchange, in one change. This does not fail because
+of a message's content. A dead letter that drops another message from a full queue extends the ``Dying`` list,
+not the stack. What is too much for one commit leaves its queue in a later one (``Agenda.overfull``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from broker_core.properties import delivery_mode
 
 ROUTE = struct.Struct("<qq")  # queue_id, offset
 _TRANSIENT = 1
-_new = tuple.__new__  # a third of the time of a NamedTuple's own
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 class Messages:
@@ -64,11 +64,11 @@ class Messages:
         rejected: list[int] | None = None,
         connection: object = None,
     ) -> list[Message]:
-        """Small commits: rows into the open block, transient ones into memory. Returns mandatory messages
-        without a queue.
+        """Enqueues small commits: rows of the open block, transient rows in memory. Returns unrouted
+        mandatory messages.
 
-        Not ``atomic``: a full reject-publish queue does not get a message, the others do; the places in
-        ``publishes`` of those that some queue refused go to ``rejected``. ``connection`` is whose they are.
+        If not ``atomic``, a full reject-publish queue does not get a message, the other queues do; indexes in
+        ``publishes`` of messages that some queue refused go to ``rejected``. ``connection`` published them.
         """
         dying = Dying()
         returned = self.enqueue(change, publishes, now, dying, atomic, rejected, connection)
@@ -86,7 +86,7 @@ class Messages:
         rejected: list[int] | None = None,
         connection: object = None,
     ) -> list[Message]:
-        """The same; what it drives out is in ``dying`` then."""
+        """Like ``enqueue_rows``; messages that must be dead-lettered are added to ``dying``."""
         returned: list[Message] = []
         sequence = change.sequence
         if not sequence:
@@ -98,7 +98,7 @@ class Messages:
                 if queue.deleted:
                     queues = tuple(queue for queue in queues if not queue.deleted)
                     break
-            # as RabbitMQ: to reply directly is not to route
+            # as in RabbitMQ: a direct reply does not count as routed
             if mandatory and all(queue.replies for queue in queues):
                 returned.append(message)
             if not queues:
@@ -116,7 +116,7 @@ class Messages:
                     if delivery_mode(properties) == _TRANSIENT:
                         written = False
                 except RemoteProtocolError:
-                    pass  # damaged ones that were taken in as they are
+                    pass  # damaged properties are accepted as they are
                 if properties[0] & EXPIRATION:
                     at_once = own_time_to_live_ms(properties) == 0
                     for queue in queues:
@@ -157,7 +157,7 @@ class Messages:
         rejected: list[int] | None,
         dying: Dying,
     ) -> Queues:
-        """Those of ``queues`` that are not full; what reject-publish-dlx refuses is dead-lettered."""
+        """Returns the ``queues`` that are not full; dead-letters what reject-publish-dlx refuses."""
         full = [
             queue
             for queue in queues
@@ -183,8 +183,8 @@ class Messages:
 
     # -- others ----------------------------------------------------------------------------------------------
     def persist(self, change: Change, queue: Queue, start: int, end: int) -> None:
-        """Transient messages within [start, end) become rows of the open block: they must survive a restart
-        now.
+        """Makes transient messages within [start, end) rows of the open block, because they must survive a
+        restart from now on.
         """
         if not queue.written:
             return
@@ -207,14 +207,14 @@ class Messages:
             queue.log.replace_run(run, pieces)
 
     def fetch(self, queue: Queue, offset: int) -> InboxRow:
-        """The message of an entry that is not deleted, with its commit sequence and time."""
+        """Returns the message of an entry that is not deleted, with its commit sequence and time."""
         run, number = queue.log.locate(offset)
         row = self._blocks.row(run.block.block_id, number)
         return row._replace(sequence=run.sequence, committed_at=run.committed_at) if run.sequence else row
 
     def bury(self, change: Change, dying: Dying, now: int) -> None:
-        """Dead-letter all that is dying, and what that drives out of full queues, in order. Whatever the
-        messages hold, it never raises.
+        """Dead-letters the messages in ``dying``, and those dropped from full queues by that, in order. It
+        never raises, whatever the messages contain.
         """
         while dying:
             queue, rows, reason = dying.popleft()
@@ -224,7 +224,7 @@ class Messages:
                 else None
             )
             if source is None:
-                continue  # as RabbitMQ: an exchange that does not exist takes nothing
+                continue  # as in RabbitMQ: an exchange that does not exist gets nothing
             letters = DeadLetters(
                 queue.name, reason, source.name, queue.arguments.dead_letter_routing_key, now, self._names.of
             )
@@ -241,8 +241,8 @@ class Messages:
                 self.enqueue(change, publishes, now, dying)
 
     def purge(self, change: Change, name: str, connection: object = None) -> int:
-        """Settle every visible message that nobody holds; how many. Of a queue that an app owns only what
-        that app skipped.
+        """Settles every visible message that is not held and returns how many. In a queue that an app owns it
+        settles only what that app skipped.
 
         Raises QueueNotFound, ResourceLocked.
         """

@@ -1,12 +1,12 @@
-"""Numbers that are given once: commit sequence numbers, and the ids of queues, which are drawn from them.
+"""Numbers that are given once: commit sequence numbers, and the queue ids that are taken from them.
 
 Not here: block ids and segment numbers (``store/``), the sequence of an app's batches
 (``micro_batch/ledger.py``), delivery tags (``channel.py``). Most numbers are given without a write of their
-own: an exclusive queue, a transient message, a row that carries its number. So what is durable is a mark
-ahead of the last number given. The commit that finds the mark passed moves it, before any of its works is
-answered. The commit sequence number of a transaction is odd, of what was published or acknowledged outside
-one even: so each message tells. Invariant: no number above the durable mark was ever told to anybody or
-written anywhere, and after a restart numbers start above it.
+own: for an exclusive queue, a transient message, a row that contains its number. So a mark ahead of the last
+given number is durable. The commit that passes the mark moves it, before any of its works is answered. The
+commit sequence number of a transaction is odd, and of messages published or acknowledged outside a
+transaction even. Invariant: no number above the durable mark was ever returned or written, and after a
+restart numbers start above it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Numbers:
         self._mark = 0
 
     def restore(self, mark: int, records: Iterable[Record]) -> None:
-        """While loading. Records of older versions may name numbers above the mark."""
+        """Restores the mark while loading. Records of older versions may name numbers above it."""
         self._mark = mark
         self.sequence = max(
             mark, max((number for record in records for number in _named_by(record)), default=0)
         )
 
     def next_sequence(self, *, transaction: bool = False) -> int:
-        """The next commit sequence number, odd for a transaction. The caller puts it into its change."""
+        """Returns the next commit sequence number, odd for a transaction, for the caller's change."""
         last = self.sequence
         self._undo.append((setattr, self, "sequence", last))
         self.sequence = following = (last + 1) | 1 if transaction else (last + 2) & ~1
         return following
 
     def keep(self) -> Change | None:
-        """What has to be written with the works of a commit, if anything, before they are answered."""
+        """Returns what must be written with the works of a commit before they are answered, or None."""
         if self.sequence <= self._mark:
             return None
         self._mark = self.sequence + AHEAD

@@ -1,14 +1,14 @@
-"""How named transactions ended, for whoever asks later; and up to which moment that has been forgotten.
+"""How named transactions ended, for later queries, and up to which time that has been forgotten.
 
-An outcome is kept for ``Kept.age_s`` and while there are no more than ``Kept.count``. What goes moves the
-horizon of its kind, which is durable with the same commit. So an absent outcome has two meanings: no
-transaction of this name has ended after the horizon, and what ended before it is not known any more.
+An outcome is kept for ``Kept.age_s`` and while there are no more than ``Kept.count``. Forgetting an outcome
+moves the horizon of its kind, which is durable with the same commit. So an absent outcome has two meanings:
+no transaction of this name has ended after the horizon, and older outcomes are unknown.
 
-A channel in another process numbers its calls. Its last commit is kept by channel, one record for each: such
-commits, which nobody asks for by a name, take no places among the names.
+A channel in another process numbers its calls. Its last commit is kept in one record per channel. Such
+commits are not queried by name, so they do not count among the names.
 
-Not here: prepared transactions, which have no outcome yet (``prepared.py``).
-Invariant: what was remembered and is absent was decided at or before the horizon.
+Not here: prepared transactions, which have no outcome yet (``prepared.py``). Invariant: a forgotten outcome
+was decided at or before the horizon.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker_core.broker.records import ChannelCommitRecord, ForgottenRecord, Out
 from broker_core.broker.undo import Undo
 from broker_core.errors import OptionError, UnknownOutcome
 
-# so many are forgotten by one commit, and then none by the next ones: the horizon is not written each time
+# one commit forgets so many, the next ones none: the horizon is not written each time
 BLOCK = 1_000
 NAMES, CHANNELS = "outcome", "channel_commit"  # kinds, as the horizons have them
 
@@ -45,7 +45,7 @@ class Kept:
 
 
 class Outcomes(OrderedDict[str, OutcomeRecord]):
-    """By xid or token, oldest first; ``channels`` by channel."""
+    """Outcomes by xid or token, oldest first; ``channels`` by channel."""
 
     def __init__(self, undo: Undo) -> None:
         super().__init__()
@@ -67,14 +67,14 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         self.horizons.update((record.kind, record.decided_at) for record in horizons)
 
     def remember(self, change: Change, record: OutcomeRecord) -> None:
-        """How a named transaction ended."""
+        """Records how a named transaction ended."""
         self._undo.item(self, record.xid)
         self[record.xid] = record
         change.put(record)
         self._forget(change, NAMES, self, record.decided_at)
 
     def remember_call(self, change: Change, channel: str, number: int, now: int) -> None:
-        """A channel in another process has committed or prepared by this call."""
+        """Records that a channel in another process has committed or prepared by this call."""
         record = ChannelCommitRecord(channel, number, now)
         self._undo.item(self.channels, channel)
         self.channels[channel] = record
@@ -83,15 +83,15 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         self._forget(change, CHANNELS, self.channels, now)
 
     def call_took_place(self, channel: str, number: int, since_us: int) -> bool:
-        """Whether the channel, opened at ``since_us``, has committed by this call. Raises UnknownOutcome."""
+        """Returns whether a channel opened at ``since_us`` committed by this call. Raises UnknownOutcome."""
         record = self.channels.get(channel)
         if record is None:
             self._require_later(CHANNELS, since_us, f"call {number} of channel {channel}")
         return record is not None and record.number == number
 
     def require_known(self, xid: str, since_us: int) -> None:
-        """``xid`` is absent: it has not ended since ``since_us``. Raises UnknownOutcome where it may have,
-        and is forgotten.
+        """Checks that ``xid``, which is absent, has not ended since ``since_us``. Raises UnknownOutcome if it
+        may have, and is forgotten.
         """
         self._require_later(NAMES, since_us, f"transaction '{xid}'")
 
@@ -106,7 +106,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
             )
 
     def _forget(self, change: Change, kind: str, table: OrderedDict[str, Any], now: int) -> None:
-        """The oldest go, a block at once: surplus ones, and those whose time is over for a while."""
+        """Forgets the oldest, a block at a time: surplus ones, and those that are past their age."""
         count, age_us = self.kept.count, int(self.kept.age_s * 1_000_000)
         oldest: OutcomeRecord | ChannelCommitRecord = next(iter(table.values()))
         surplus = len(table) - count

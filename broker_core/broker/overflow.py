@@ -1,7 +1,7 @@
-"""Overflow: queues with a maximum length. What is too much is refused, or drives out the oldest.
+"""Overflow of queues with a maximum length: new messages are refused, or the oldest are dropped.
 
-Not here: what becomes of what is driven out (``messages.py``). Invariant: what prepared transactions will
-bring is counted from the moment they are prepared, so their commit is never refused.
+Not here: dead-lettering of dropped messages (``messages.py``). Invariant: messages of a prepared transaction
+count from its preparation on, so its commit is never refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker_core.broker.queue import Queue
 from broker_core.errors import PreconditionFailed, StoreError
 
 _LIMITS = ("x-max-length", "x-max-length-bytes")
-_STEP = 256  # messages that overflow takes out at once, where they are dead-lettered
+_STEP = 256  # messages that overflow takes at once, if they are dead-lettered
 
 
 class Overflow:
@@ -26,8 +26,8 @@ class Overflow:
         self._agenda = agenda
 
     def check(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
-        """Before anything is written: messages and bytes per queue. Raises PreconditionFailed for a full
-        reject-publish queue.
+        """Checks messages and bytes per queue before anything is written. Raises PreconditionFailed for a
+        full reject-publish queue.
         """
         for queue, (messages, size_bytes) in incoming.items():
             if (
@@ -47,8 +47,8 @@ class Overflow:
                 )
 
     def would_overflow(self, queue: Queue, messages: int, size_bytes: int) -> bool:
-        """Whether so much more does not fit beside what is ready and not held, and what prepared transactions
-        will bring.
+        """Returns whether these messages do not fit beside the ready ones and those of prepared
+        transactions.
         """
         length, total = queue.arguments.max_length, queue.arguments.max_bytes
         if length is not None and queue.droppable + queue.room.kept + messages > length:
@@ -56,20 +56,20 @@ class Overflow:
         return total is not None and self._ready_bytes(queue) + queue.room.kept_bytes + size_bytes > total
 
     def keep_room(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
-        """A prepared transaction will bring so much: reject-publish queues take less of others until it is
+        """Reserves room for a prepared transaction: reject-publish queues accept less from others until it is
         decided.
         """
         for queue, (messages, size_bytes) in incoming.items():
             queue.room.keep(messages, size_bytes)
 
     def give_room_back(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
-        """It is decided."""
+        """Releases the room of a prepared transaction that is decided."""
         self.keep_room(
             {queue: (-messages, -size_bytes) for queue, (messages, size_bytes) in incoming.items()}
         )
 
     def measure(self, queue: Queue, start: int) -> None:
-        """Body sizes of a queue that is limited in bytes, from offset ``start`` on."""
+        """Measures the body sizes of a queue that is limited in bytes, from offset ``start`` on."""
         if queue.arguments.max_bytes is None:
             return
         initial = queue.room.sizes is None
@@ -92,13 +92,13 @@ class Overflow:
         return queue.room.ready_bytes
 
     def cut(self, change: Change, queue: Queue, now: int, dying: Dying) -> None:
-        """Drop the oldest ready messages until the queue is within its limits (x-overflow drop-head).
+        """Drops the oldest ready messages until the queue is within its limits (x-overflow drop-head).
 
-        What its consumers take as soon as it is visible was never in the queue, as in RabbitMQ. What cannot
-        be read, and so not be dead-lettered, stays for whoever repairs it, and does not count.
+        As in RabbitMQ, messages that consumers take at once do not count. A message that cannot be read, and
+        so not be dead-lettered, stays until it is repaired, and does not count.
         """
         if queue.arguments.refuses:
-            return  # checked before; what is dead-lettered into it is never lost
+            return  # checked before; a message that is dead-lettered into it is never lost
         if not self._too_much(queue, 0, 0) or (queue.consumers and queue.consumers.credit >= queue.droppable):
             return
         spared = self._for_consumers(queue)
@@ -130,7 +130,7 @@ class Overflow:
             queue.record(change)
 
     def _excess(self, queue: Queue, spared: int, dying: Dying) -> int:
-        """How many of the oldest may go in one step."""
+        """Returns how many of the oldest messages may be dropped in one step."""
         length = queue.arguments.max_length
         if length is None or queue.room.sizes is not None or queue.arguments.max_bytes is not None:
             return 1
@@ -144,7 +144,7 @@ class Overflow:
         return total is not None and self._ready_bytes(queue) - spared_bytes > total
 
     def _for_consumers(self, queue: Queue) -> list[int]:
-        """The next entries that consumers have credit for, taken out."""
+        """Takes and returns the next entries that consumers have credit for."""
         spare = queue.consumers.credit if queue.consumers else 0
         end = queue.log.visible_end if queue.ready.ranks is not None else queue.log.next_offset
         taken: list[int] = []

@@ -8,7 +8,7 @@ from broker_core.errors import PreconditionFailed, ResourceLocked
 
 
 def require_ownable(queue: Queue, app_id: str) -> None:
-    """Raises ResourceLocked while channels hold deliveries, or where another app owns the queue."""
+    """Raises ResourceLocked if channels hold deliveries or another app owns the queue."""
     if queue.owner == app_id:
         return
     if queue.owner:
@@ -39,7 +39,7 @@ def require_ownable(queue: Queue, app_id: str) -> None:
 
 
 def own(change: Change, queue: Queue, app_id: str, start: int = 0) -> None:
-    """From its first claim an app owns a queue, and skips what lies below ``start``. Raises as
+    """Makes the app the owner from its first claim on; it skips entries below ``start``. Raises like
     ``require_ownable``.
     """
     if queue.owner != app_id:
@@ -49,6 +49,6 @@ def own(change: Change, queue: Queue, app_id: str, start: int = 0) -> None:
 
 
 def release(change: Change, queue: Queue) -> None:
-    """Nobody owns the queue any more. Whether the caller may say so is its rule."""
+    """Removes the owner of the queue. The caller decides whether this is allowed."""
     queue.release()
     queue.record(change)

@@ -1,5 +1,5 @@
-"""Prepared transactions (XA, first phase): durable, invisible, and in no session's hands until somebody
-decides them by their xid.
+"""Prepared transactions (XA, first phase): durable, invisible, and independent of a session until they are
+decided by their xid.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Prepared:
     def prepare(
         self, change: Change, transaction: Transaction, xid: str, now: int
     ) -> Literal["prepared", "read_only"]:
-        """Durable, invisible, transferable (XA), and sure to be committable: all that could refuse its commit
-        refuses now.
+        """Prepares a transaction: it becomes durable, invisible and transferable (XA). All checks that could
+        refuse its commit are done now.
 
-        Nothing to do: read-only, and the transaction is over. Raises, with nothing changed, TransactionState,
-        PreconditionFailed (a full queue), CorruptSegment.
+        Returns "read_only" for an empty transaction, which is over. Raises, with nothing changed,
+        TransactionState, PreconditionFailed (a full queue), CorruptSegment.
         """
         if not xid:
             raise TransactionState("a prepared transaction needs an xid: give it a unique one")
@@ -70,8 +70,8 @@ class Prepared:
         return "prepared"
 
     def commit(self, change: Change, xid: str, now: int) -> Committed:
-        """A committed transaction may be committed again. Raises UnknownTransaction, TransactionState (rolled
-        back), CorruptSegment.
+        """Commits a prepared transaction; repeating it is allowed. Raises UnknownTransaction,
+        TransactionState (rolled back), CorruptSegment.
         """
         if self._names.has_ended(xid, "committed"):
             return Committed(0, [])
@@ -82,8 +82,8 @@ class Prepared:
         return committed._replace(dropped=dropped)
 
     def rollback(self, change: Change, xid: str, now: int) -> None:
-        """Its deliveries are ready again, as redelivered. Raises UnknownTransaction, TransactionState
-        (committed).
+        """Rolls back a prepared transaction: its deliveries are ready again, as redelivered. Raises
+        UnknownTransaction, TransactionState (committed).
         """
         if self._names.has_ended(xid, "rolled_back"):
             return
@@ -104,10 +104,10 @@ class Prepared:
         change.drop(PreparedRecord, (xid,))
 
     def restore(self, record: PreparedRecord, queues: Mapping[int, Queue]) -> None:
-        """While loading, when the queues are there."""
+        """Restores a record while loading, after the queues."""
         transaction = Transaction.restore(record, queues)
         for queue, offset, _ in transaction.settles:
-            queue.reserve(offset + 1)  # a transient message is gone; its offset must not become another's
+            queue.reserve(offset + 1)  # a transient message is lost; its offset must not be used again
             if not queue.progress.is_settled(offset):
                 queue.ready.hold(offset)
         for spilled in transaction.spilled:

@@ -1,4 +1,4 @@
-"""A publish: a message, and where it goes."""
+"""A publish: a message and its queues."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""The small durable facts of the broker, one frozen class each; the store keeps every class in a table of its
-own.
+"""The small durable records of the broker, one frozen class each. The store keeps every class in its own
+table.
 
 A record's key is the tuple of its ``KEY`` fields. A field annotated ``dict`` or ``list`` is stored as JSON,
 ``bytes`` as a BLOB, everything else as an INTEGER or TEXT. Writing a record replaces the one with the same
 key.
 
 Offsets are end-exclusive: ``end`` is the next offset to read. Times are microseconds since the epoch. A
-*vector* is a dict from log (queue) to offset, where ``"start"`` stands for the symbolic start of a stream
-(S1).
+*vector* is a dict from log (queue) to offset, where ``"start"`` is the symbolic start of a stream (S1).
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class ExchangeBindingRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord(Record):
-    """How far a queue is: everything below ``floor`` is settled, everything below ``acked`` may be
+    """The progress of a queue: everything below ``floor`` is settled, everything below ``acked`` may be
     deleted.
     """
 
@@ -85,10 +84,10 @@ class ProgressRecord(Record):
     queue_id: int
     owner: str  # app_id that holds the claim, "" for none (S6)
     floor: int
-    # an owned queue keeps what its source has not acked, and the last range that it has, for Spark's replay
+    # an owned queue keeps what its source has not acked, and its last range, for Spark's replay
     acked: int
-    next_offset: int  # at least this; runs and claims may know better
-    dispatched_below: int  # nothing at or above was ever handed out when the broker was closed cleanly
+    next_offset: int  # at least this; runs and claims may name higher offsets
+    dispatched_below: int  # no entry at or above was ever delivered when the broker was closed cleanly
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,8 @@ class HoleRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRecord(Record):
-    """How often an entry came back from a consumer (x-delivery-limit); only while it is not settled, and only
-    once it did.
+    """How often an entry was returned by a consumer (x-delivery-limit); only for an unsettled entry that was
+    returned at least once.
     """
 
     TABLE, KEY = "delivery", ("queue_id", "offset")
@@ -118,8 +117,8 @@ class RunRecord(Record):
     """``count`` offsets of a queue from ``first`` on name rows of one block, in the same order.
 
     ``bitmap`` empty: the rows ``row .. row+count``. Otherwise its set bits (bit i of byte i//8, least
-    significant first, counted from row ``row``) are the rows. ``sequence`` 0: commit sequence and time stand
-    in the block, row by row.
+    significant first, counted from row ``row``) are the rows. ``sequence`` 0: each row of the block has its
+    own commit sequence and time.
     """
 
     TABLE, KEY = "run", ("queue_id", "first")
@@ -135,10 +134,10 @@ class RunRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord(Record):
-    """The durable, immutable answer to ``latestOffset`` (S2): (app, whole start vector) -> end vector.
+    """The durable, immutable result of ``latestOffset`` (S2): (app, whole start vector) -> end vector.
 
-    ``ranges`` are concrete. ``skipped`` and ``redelivered`` freeze, per log, what was settled or may have
-    been sent before the claim, as lists of [start, end], so that every replay reads the same rows.
+    ``ranges`` are concrete. ``skipped`` and ``redelivered`` store, per log, what was settled or may have been
+    sent before the claim, as lists of [start, end], so that every replay reads the same rows.
     """
 
     TABLE, KEY = "claim", ("app_id", "lineage", "start")
@@ -154,7 +153,7 @@ class ClaimRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class OriginRecord(Record):
-    """What a symbolic start was resolved to, once per app, lineage and set of queues."""
+    """The resolved symbolic start, once per app, lineage and set of queues."""
 
     TABLE, KEY = "origin", ("app_id", "queues")
     app_id: str
@@ -166,7 +165,7 @@ class OriginRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord(Record):
-    """Which claimed ranges a (query, batch) has read (S4). One row per claim, so joins of two streams
+    """Which claimed ranges a (query, batch) has read (S4). One row per claim, so that joins of two streams
     work.
     """
 
@@ -200,15 +199,15 @@ class AttemptRecord(Record):
     app_id: str  # "" for a batch write, which is a transaction without an app
     query_id: str
     batch_id: int
-    opened_at: int  # or about when its last part came
+    opened_at: int  # or about when its last part arrived
 
 
 @dataclass(frozen=True, slots=True)
 class PartRecord(Record):
     """A part of a branch that one Spark task staged: durable, named, invisible.
 
-    Rows are in block ``block_id``, or, where they are few, in ``inline`` (an Arrow IPC stream). ``routes``
-    maps queue ids (as text) to [row, count, bitmap in hex]: the rows of this part that the queue receives.
+    Rows are in block ``block_id``, or, if they are few, in ``inline`` (an Arrow IPC stream). ``routes`` maps
+    queue ids (as text) to [row, count, bitmap in hex]: the rows of this part for the queue.
     """
 
     TABLE, KEY = "part", ("branch", "part")
@@ -231,20 +230,20 @@ class PartRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord(Record):
-    """One decided micro-batch: the decision that everything else follows from (docs/transactions.md)."""
+    """One decided micro-batch: the decision on which all later steps depend (docs/transactions.md)."""
 
     TABLE, KEY = "ledger", ("app_id", "sequence")
     app_id: str
-    sequence: int  # the app's batches, counted over all lineages; never falls
+    sequence: int  # the app's batches, counted over all lineages; never decreases
     query_id: str
     batch_id: int
     token: str
-    ranges: dict[str, Any]  # log -> [start, end]; empty where the batch consumed nothing
+    ranges: dict[str, Any]  # log -> [start, end]; empty if the batch consumed nothing
     messages: int  # consumed
     published: int
     committed_at: int
     commit_sequence: int
-    branches: list[Any]  # [kind, target, branch, rows] of what is to apply
+    branches: list[Any]  # [kind, target, branch, rows] to be applied
     claim_position: int  # the app's newest claim at the decision
     applied: bool
     mirrored: bool
@@ -263,7 +262,7 @@ class ReleaseRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class PreparedRecord(Record):
-    """A prepared transaction (XA): durable, invisible, transferable, never timed out."""
+    """A prepared transaction (XA): durable, invisible, transferable, without a timeout."""
 
     TABLE, KEY = "prepared", ("xid",)
     xid: str
@@ -285,7 +284,7 @@ class OutcomeRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ChannelCommitRecord(Record):
-    """The last call by which a channel of another process has committed or prepared; calls of a channel are
+    """The last call by which a channel of another process has committed or prepared. Calls of a channel are
     numbered.
     """
 
@@ -297,7 +296,7 @@ class ChannelCommitRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ForgottenRecord(Record):
-    """A horizon: records of this kind that were decided up to this moment may have been forgotten."""
+    """A horizon: records of this kind decided up to this time may have been forgotten."""
 
     TABLE, KEY = "forgotten", ("kind",)
     kind: str

@@ -1,9 +1,9 @@
-"""Repair: a catalog whose records contradict each other is put right where the others say what is true.
+"""Repair of a catalog whose records contradict each other, if other records determine the right value.
 
-Not here: damaged bytes (a row that does not match its checksum never comes so far). Pure, from records alone,
-so that ``txmq verify`` says the same as opening does. What cannot be derived is a problem: the messages
-concerned are lost until somebody repairs the catalog, reading them raises CorruptCatalog, everything else is
-served.
+Not here: damaged bytes (a row that does not match its checksum is never read so far). Pure, from records
+alone, so that ``txmq verify`` reports the same as opening does. What cannot be derived is a problem: the
+messages concerned are lost until the catalog is repaired, and reading them raises CorruptCatalog; everything
+else is available.
 
 Invariant: nothing that a queue, an open transaction or a decided block still needs is dropped; repairing
 twice changes nothing.
@@ -42,7 +42,7 @@ _SHOWN = 3  # offsets or names in one line
 
 
 class Info(Protocol):
-    """What the domain needs to know of a stored block (``store.port.BlockInfo``)."""
+    """The attributes of a stored block that the domain uses (``store.port.BlockInfo``)."""
 
     @property
     def block_id(self) -> int: ...
@@ -54,22 +54,22 @@ class Info(Protocol):
 
 @dataclass(slots=True)
 class Repaired:
-    """What to load instead of what was found, and what to write so that it is found next time."""
+    """What to load instead of the stored records, and what to write so that it is stored correctly."""
 
     records: list[Record] = field(default_factory=list)
     journal: list[Record | Drop] = field(default_factory=list)
     done: list[str] = field(default_factory=list)  # what was derived
-    problems: list[str] = field(default_factory=list)  # what was not
+    problems: list[str] = field(default_factory=list)  # what could not be derived
     # by (queue_id, first): why its rows cannot be read
     lost_runs: dict[tuple[int, int], str] = field(default_factory=dict)
-    # that something names and nobody has: rows, and why
+    # missing blocks that something names: rows, and the reason
     lost_blocks: dict[int, tuple[int, str]] = field(default_factory=dict)
     # (queue_id, block_id, row): two messages have one offset
     unread: set[tuple[int, int, int]] = field(default_factory=set)
 
 
 class _Log:
-    """What is settled of a queue, and which entries it has."""
+    """Which entries a queue has, and which are settled."""
 
     def __init__(
         self, queue: QueueRecord, progress: ProgressRecord | None, holes: Iterable[HoleRecord]
@@ -97,13 +97,13 @@ class _Log:
         return f"queue '{self.queue.name}'"
 
     def deletable(self, start: int, end: int) -> bool:
-        """Whether nothing needs these entries any more."""
+        """Returns whether nothing needs these entries."""
         if self.progress.owner and end > self.acked:
             return False
         return end <= self.floor or self.settled.covers(max(start, self.floor), end)
 
     def counts(self, offset: int) -> bool:
-        """Whether a delivery count of this entry means anything."""
+        """Returns whether a delivery count of this entry is used."""
         arguments = self.queue.arguments
         return (
             arguments.get("x-delivery-limit") is not None or arguments.get("x-queue-type") == "quorum"
@@ -114,8 +114,8 @@ class _Log:
 
 
 def repair(records: Sequence[Record], inbox: Sequence[InboxRow], blocks: Iterable[Info]) -> Repaired:
-    """``blocks`` are those that lie in segments; the rows of the others are ``inbox``, in (block_id, row)
-    order.
+    """Repairs the records. ``blocks`` are those in segments; the rows of the others are ``inbox``, in
+    (block_id, row) order.
     """
     return _Repair(records, inbox, blocks).run()
 
@@ -147,7 +147,7 @@ class _Repair:
 
     # -- one class of records --------------------------------------------------------------------------------
     def _keep(self, kind: type[R], wanted: Callable[[R], bool], what: Callable[[list[R]], str]) -> None:
-        """Drop the records that are not ``wanted``."""
+        """Drops the records that are not ``wanted``."""
         kept: list[R] = []
         gone: list[R] = []
         for record in self.of(kind):
@@ -202,7 +202,7 @@ class _Repair:
             self._settled(log, progress.get(queue.queue_id))
 
     def _settled(self, log: _Log, progress: ProgressRecord | None) -> None:
-        """Holes lie above the floor, none touches it or another."""
+        """Checks that holes are above the floor and do not touch it or each other."""
         expected = {start: HoleRecord(log.queue.queue_id, start, end) for start, end in log.settled}
         stale = [hole for hole in log.holes if expected.get(hole.start) != hole]
         for hole in stale:
@@ -262,7 +262,7 @@ class _Repair:
                     self._overlap(runs, index)
 
     def _overlap(self, runs: list[RunRecord], index: int) -> None:
-        """Two runs give the same offsets: nobody knows which is right. The first ends where the second
+        """Handles two runs with common offsets: neither can be trusted. The first ends where the second
         begins; both are lost.
         """
         before, run = runs[index - 1], runs[index]
@@ -279,7 +279,7 @@ class _Repair:
             self.found.lost_runs[(part.queue_id, part.first)] = text
 
     def _wrong(self, run: RunRecord) -> str:
-        """Why the rows of a run cannot be found; empty where they can."""
+        """Returns why the rows of a run cannot be found; empty if they can."""
         if run.block_id not in self.rows:
             return f"block {run.block_id} does not exist"
         selected = last = run.count
@@ -298,7 +298,7 @@ class _Repair:
         self.found.lost_runs[(run.queue_id, run.first)] = why
 
     def _inbox(self) -> None:
-        """Messages of open blocks: each has its offset for itself."""
+        """Checks messages of open blocks: each must have its offset alone."""
         taken = {queue_id: IntervalSet() for queue_id in self.logs}
         for run in self.of(RunRecord):
             taken[run.queue_id].add(run.first, run.first + run.count)

@@ -1,6 +1,6 @@
 """Routing of a whole column of messages: each distinct key once, then table look-ups.
 
-Invariant: row by row the same answer as ``Exchange.route``.
+Invariant: the result for each row is that of ``Exchange.route``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Selection(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """Per queue id the rows that it receives; how many reach no queue, and up to three (exchange,
-    routing_key) of those.
+    """The rows for each queue id, how many reach no queue, and up to three (exchange, routing_key) of
+    those.
     """
 
     selections: dict[int, Selection]
@@ -39,7 +39,7 @@ class Routed(NamedTuple):
 
 
 def selected_rows(selection: Selection) -> range | npt.NDArray[np.int64]:
-    """Row numbers, in order."""
+    """Returns row numbers, in order."""
     row, rows, bitmap = selection
     if not bitmap:
         return range(row, row + rows)
@@ -52,7 +52,7 @@ def selected_rows(selection: Selection) -> range | npt.NDArray[np.int64]:
 
 
 def find_exchange(exchanges: Mapping[str, Exchange], name: str) -> Exchange:
-    """Raises ExchangeNotFound; AccessRefused for an internal one."""
+    """Returns the exchange. Raises ExchangeNotFound; AccessRefused for an internal one."""
     exchange = exchanges.get(name)
     if exchange is None:
         raise ExchangeNotFound(f"no exchange '{name}' in vhost '/'", "declare it before you publish to it")
@@ -62,7 +62,7 @@ def find_exchange(exchanges: Mapping[str, Exchange], name: str) -> Exchange:
 
 
 def select(mask: npt.NDArray[np.bool_]) -> Selection:
-    """The set rows of ``mask``, of which there is at least one, in the shortest form."""
+    """Returns the set rows of ``mask``, at least one, in the shortest form."""
     count = int(np.count_nonzero(mask))
     first = int(mask.argmax())
     last = len(mask) - 1 - int(mask[::-1].argmax())
@@ -75,7 +75,7 @@ def select(mask: npt.NDArray[np.bool_]) -> Selection:
 def route_column(
     exchanges: Mapping[str, Exchange], exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array
 ) -> Routed:
-    """Route every row. Raises ExchangeNotFound, AccessRefused."""
+    """Routes every row. Raises ExchangeNotFound, AccessRefused."""
     rows = len(routing_keys)
     masks: dict[int, npt.NDArray[np.bool_]] = {}
     reached = np.zeros(rows, dtype=np.bool_)
@@ -100,7 +100,7 @@ def route_column(
 
 
 def route_rows(exchange: Exchange, routing_keys: pa.Array, properties: pa.Array) -> dict[int, Selection]:
-    """Every row through one exchange, internal or not: per queue id the rows that it receives."""
+    """Routes every row through one exchange, internal or not. Returns the rows for each queue id."""
     masks: dict[int, npt.NDArray[np.bool_]] = {}
     _route_rows(exchange, None, routing_keys, properties, masks, np.zeros(len(routing_keys), dtype=np.bool_))
     return {queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}
@@ -115,8 +115,8 @@ def _encoded(column: pa.Array) -> pa.DictionaryArray:
 def _distinct(
     exchange: Exchange, among: npt.NDArray[np.int64] | None, routing_keys: pa.Array, properties: pa.Array
 ) -> tuple[npt.NDArray[np.int64], list[tuple[str, bytes]]]:
-    """What ``exchange`` looks at in the rows ``among``: each distinct (routing key, properties), and for each
-    row which it has.
+    """Returns what ``exchange`` uses of the rows ``among``: each distinct (routing key, properties), and for
+    each row its index.
     """
     by_key, by_headers = exchange.by_key, exchange.by_headers
     columns = ([routing_keys] if by_key else []) + ([properties] if by_headers else [])
@@ -140,7 +140,7 @@ def _route_rows(
     masks: dict[int, npt.NDArray[np.bool_]],
     reached: npt.NDArray[np.bool_],
 ) -> None:
-    """Route the rows ``among`` (None: all) through one exchange; sets their bits in ``masks`` and
+    """Routes the rows ``among`` (None: all) through one exchange, and sets their bits in ``masks`` and
     ``reached``.
     """
     codes, values = _distinct(exchange, among, routing_keys, properties)

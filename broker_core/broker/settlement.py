@@ -1,8 +1,7 @@
-"""Settlement: how deliveries end. They are acknowledged, rejected (dead-lettered, or dropped), or they come
-back to their queue.
+"""Settlement of deliveries: they are acknowledged, rejected (dead-lettered or dropped), or requeued.
 
-Pure. Not here: what a channel holds (``channel.py``). Codes and meaning are AMQP's and RabbitMQ's.
-Invariant: what came back more often than x-delivery-limit leaves in the commit that gave it back.
+Pure. Not here: what a channel holds (``channel.py``). Codes and meaning are AMQP's and RabbitMQ's. Invariant:
+a message that was returned more often than x-delivery-limit leaves in the commit that returned it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Settlement:
         self._agenda = agenda
 
     def check_readable(self, settles: Sequence[Settle]) -> None:
-        """Raises CorruptSegment or DataLoss, before anything is changed, where what has to be dead-lettered
-        is in a damaged segment.
+        """Checks, before anything is changed, that messages to be dead-lettered can be read. Raises
+        CorruptSegment, DataLoss.
         """
         read: set[int] = set()
         for queue, offset, outcome in settles:
@@ -46,7 +45,7 @@ class Settlement:
                     read.add(run.block_id)
 
     def settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
-        """All of them in order; consecutive entries of one outcome in one step."""
+        """Settles all of them in order. Consecutive entries with the same outcome are one step."""
         dying = Dying()
         queues: dict[Queue, None] = {}
         grown: dict[Queue, None] = {}
@@ -80,7 +79,7 @@ class Settlement:
                     at += 1
                 discard(queue, range(offset, end), "rejected", dying)
         for queue in grown:
-            # as RabbitMQ: what comes back counts again, and is the oldest
+            # as in RabbitMQ: a requeued message counts again, and is the oldest
             self._overflow.cut(change, queue, now, dying)
         if dying:
             self._messages.bury(change, dying, now)
@@ -88,8 +87,8 @@ class Settlement:
             queue.record(change)
 
     def _give_up(self, queue: Queue, start: int, end: int, dying: Dying) -> None:
-        """What came back more often than x-delivery-limit leaves in the commit that gave it back; where it
-        cannot be read it stays.
+        """Discards entries that were returned more often than x-delivery-limit. One that cannot be read
+        stays.
         """
         if queue.ready.deliveries is None:
             return

@@ -1,11 +1,11 @@
-"""A spilled piece of a transaction: publishes whose bytes are in a segment, and who gets which of its rows
-once it is committed.
+"""A spilled piece of a transaction: publishes whose bytes are in a segment, and which queue gets which of its
+rows at commit.
 
 Not here: writing the segment (``node/node.py``), and when a transaction spills (``transaction.py`` counts,
 ``node/node.py`` decides). A message that must not survive a restart (transient, or for a queue that is not
-durable) has its bytes in the segment like any other; its share is not recorded in the catalog, so a restart
-does not find it. Invariant: rows are in the order of publishing; the shares of one queue are in that order
-too, and do not overlap.
+durable) has its bytes in the segment too, but its share is not recorded in the catalog, so a restart does not
+find it. Invariant: rows are in the order of publishing; the shares of one queue are in that order too, and do
+not overlap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRANSIENT = 1  # delivery mode
 
 
 class Share(NamedTuple):
-    """Rows for one queue. ``recorded``: a restart keeps them."""
+    """Rows for one queue. ``recorded``: they survive a restart."""
 
     queue: Queue
     selection: Selection
@@ -34,23 +34,23 @@ class Share(NamedTuple):
 
 
 class Spilled(NamedTuple):
-    """``block_id`` is one that no catalog names until the transaction is committed or prepared. Sets of rows
-    are bits, least significant first: an open transaction of millions of messages costs a few bytes for each.
+    """No catalog names block ``block_id`` until the transaction is committed or prepared. Sets of rows are
+    bits, least significant first: an open transaction of millions of messages costs a few bytes for each.
 
-    ``sizes`` of the bodies: only where a queue is limited in bytes; None: not known.
+    ``sizes`` are body sizes, only for a queue limited in bytes; None: not known.
     """
 
     block_id: int
     rows: int
     size_bytes: int
     selections: list[tuple[Queue, Selection]]
-    expiring: bool  # some message has an expiration of its own
-    transient: bytes = b""  # rows that a restart must not keep; empty: none
+    expiring: bool  # some message has its own expiration
+    transient: bytes = b""  # rows that must not survive a restart; empty: none
     mandatory: bytes = b""
     sizes: npt.NDArray[np.uint32] | None = None
 
     def record(self) -> dict[str, Any]:
-        """For the catalog, as JSON."""
+        """Returns the record for the catalog, as JSON."""
         return {
             "block": [self.block_id, self.rows, self.size_bytes, self.expiring],
             "queues": {
@@ -62,8 +62,8 @@ class Spilled(NamedTuple):
         }
 
     def shares(self) -> Iterator[Share]:
-        """Of the queues that are there. Split where messages that survive a restart and others meet: each
-        queue has them in order.
+        """Returns the shares of the existing queues, in order. A share is split where messages that survive a
+        restart and others meet.
         """
         transient = _unpacked(self.transient, self.rows) if self.transient else None
         for queue, selection in self.selections:
@@ -78,7 +78,7 @@ class Spilled(NamedTuple):
                 yield Share(queue, _selection(part), not transient[part[0]])
 
     def unreached(self) -> list[int]:
-        """Mandatory rows that have no queue any more."""
+        """Returns mandatory rows whose queues have all been deleted."""
         if not self.mandatory:
             return []
         lost = _unpacked(self.mandatory, self.rows)
@@ -89,7 +89,7 @@ class Spilled(NamedTuple):
 
 
 def spill(block_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:
-    """The piece that ``publishes`` are, now that they are rows of a block."""
+    """Returns the piece for ``publishes``, which are rows of a block now."""
     rows: dict[Queue, list[int]] = {}
     transient: list[int] = []
     mandatory: list[int] = []
@@ -125,7 +125,7 @@ def spill(block_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spill
 
 
 def restore(record: Mapping[str, Any], queues: Mapping[int, Queue]) -> tuple[Spilled, int]:
-    """The piece that ``Spilled.record`` wrote, and how many of its messages are for queues that are gone."""
+    """Returns what ``Spilled.record`` wrote, and how many messages are for deleted queues."""
     block_id, rows, size_bytes, expiring = record["block"]
     found: list[tuple[Queue, Selection]] = []
     gone = 0

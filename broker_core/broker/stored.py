@@ -62,13 +62,12 @@ class Stored:
         connection: object = None,
         readable: bool = True,
     ) -> dict[int, int]:
-        """A stored block becomes visible: one run per queue id of ``routes`` (row, count, bitmap). Queues
-        that are deleted drop out.
+        """Makes a stored block visible: one run per queue id of ``routes`` (row, count, bitmap). Deleted
+        queues are left out. Returns the first offset per queue id.
 
-        A block that nobody holds is named by ``change``. ``expiring``: whether a message has an expiration of
-        its own; None: not known. Not ``readable``: it is not named yet, so a queue that gets too long is cut
-        in a later commit. Returns the first offset per queue id. A transient message among the rows counts as
-        written.
+        A block that is not known yet is named by ``change``. ``expiring``: whether a message has its own
+        expiration; None: not known. Not ``readable``: it is not named yet, so a queue that becomes too long
+        is cut in a later commit. A transient message among the rows counts as written.
         """
         selections = {
             queue_id: selection
@@ -107,7 +106,7 @@ class Stored:
         return firsts
 
     def enqueue_staged(self, change: Change, staged: Staged, now: int) -> None:
-        """What Spark's tasks staged becomes visible."""
+        """Makes rows visible that Spark's tasks staged."""
         if staged.inline is not None:
             self._enqueue_inline(change, staged.inline, staged.routes, now)
         elif staged.rows:
@@ -116,7 +115,7 @@ class Stored:
     def _enqueue_inline(
         self, change: Change, block: pa.RecordBatch, routes: Mapping[int, tuple[int, int, bytes]], now: int
     ) -> None:
-        """Few rows become rows of the open block."""
+        """Makes a few rows part of the open block."""
         targets: list[list[Queue]] = [[] for _ in range(block.num_rows)]
         for queue_id, selection in routes.items():
             queue = self._topology.queues_by_id.get(queue_id)
@@ -134,10 +133,10 @@ class Stored:
         )
 
     def enqueue_spilled(self, change: Change, spilled: Spilled, now: int, connection: object) -> None:
-        """A spilled piece of a transaction becomes visible. Raises nothing."""
+        """Makes a spilled piece of a transaction visible. Raises nothing."""
         change.sequence = change.sequence or self._numbers.next_sequence()
         shares = list(spilled.shares())
-        if spilled.block_id not in self._blocks.by_id:  # otherwise it is a prepared transaction's
+        if spilled.block_id not in self._blocks.by_id:  # otherwise it belongs to a prepared transaction
             if not shares:
                 change.forgets.append(spilled.block_id)
                 return
@@ -163,7 +162,7 @@ class Stored:
         sizes: npt.NDArray[Any] | None = None
         if queue.arguments.max_bytes is not None:
             if queue.room.sizes is None:
-                self._overflow.measure(queue, queue.progress.floor)  # before there are new ones
+                self._overflow.measure(queue, queue.progress.floor)  # before new entries are added
             sizes = spilled.sizes if spilled.sizes is not None else self._blocks.body_sizes(spilled.block_id)
         first = queue.log.append(count, spilled.block_id, row, bitmap, change.sequence, now)
         if recorded:
@@ -180,7 +179,7 @@ class Stored:
                 queue.room.add(offset, size)
 
     def enqueue_buried(self, change: Change, buried: Buried, now: int) -> None:
-        """As ``bury``, of rejects whose copies are in a segment. Raises nothing."""
+        """Enqueues dead letters whose bytes are in a segment. Raises nothing."""
         source = self._topology.exchanges.get(buried.exchange)
         routes: dict[int, Selection] = {}
         if source is not None and not buried.queue.deleted:

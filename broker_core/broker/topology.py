@@ -1,10 +1,9 @@
-"""Exchanges, queues and bindings: declaring, binding, deleting, and who goes by itself (auto-delete,
+"""Exchanges, queues and bindings: declaring, binding, deleting, and automatic deletion (auto-delete,
 x-expires).
 
 Not here: messages. Every operation checks first, then changes memory and fills the change; codes and texts
-are RabbitMQ's. Invariant: a durable queue, a durable exchange and a binding between two durable ones each
-have a record; nothing else has. An auto-delete exchange that has had a binding since the broker started has
-one now.
+are RabbitMQ's. Invariant: every durable queue, durable exchange and binding between two durable ones has a
+record; nothing else has. An auto-delete exchange that has had a binding since the broker started has one now.
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ class Topology:
         self.queues: dict[str, Queue] = {}
         self.queues_by_id: dict[int, Queue] = {}
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
-        # auto-delete queues whose last consumer has gone: the shell deletes them
+        # auto-delete queues without their last consumer: the shell deletes them
         self.abandoned: list[Queue] = []
-        # their queue is deleted; the shell tells them and empties the list
+        # consumers of deleted queues; the shell notifies them and empties the list
         self.cancelled: list[Consumer] = []
         self._last_queue_id = 0
-        # exchange name -> those that name it as their alternate
+        # exchange name -> exchanges with this alternate exchange
         self._alternates: dict[str, dict[Exchange, None]] = {}
         self._leased: dict[Queue, None] = {}  # with x-expires
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
@@ -91,14 +90,14 @@ class Topology:
 
     # -- looking up ------------------------------------------------------------------------------------------
     def queue(self, name: str) -> Queue:
-        """Raises QueueNotFound."""
+        """Returns a queue. Raises QueueNotFound."""
         queue = self.queues.get(name)
         if queue is None:
             raise not_found(name)
         return queue
 
     def exchange(self, name: str) -> Exchange:
-        """One that a client may look at or bind. Raises AccessRefused (the default exchange),
+        """Returns an exchange that a client may inspect or bind. Raises AccessRefused (the default exchange),
         ExchangeNotFound.
         """
         if name == "":
@@ -109,32 +108,32 @@ class Topology:
         return exchange
 
     def route(self, exchange: str, routing_key: str, properties: bytes = b"") -> Queues:
-        """The queues of one message. Raises ExchangeNotFound, AccessRefused (internal exchange)."""
+        """Returns the queues of one message. Raises ExchangeNotFound, AccessRefused (internal exchange)."""
         return find_exchange(self.exchanges, exchange).route(routing_key, properties)
 
     def route_all(self, exchange: str, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
-        """The same for one message of several keys."""
+        """Like ``route``, for one message with several keys."""
         return find_exchange(self.exchanges, exchange).route_all(routing_keys, properties)
 
     def route_column(self, exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array) -> Routed:
-        """The queues of many messages, each distinct key routed once."""
+        """Returns the queues of many messages. Each distinct key is routed once."""
         return route_column(self.exchanges, exchange, routing_keys, properties)
 
     def route_block(self, block: pa.RecordBatch) -> Routed:
-        """The queues of every row of a block of MESSAGE_SCHEMA."""
+        """Returns the queues of every row of a block of MESSAGE_SCHEMA."""
         return self.route_column(
             block.column("exchange"), block.column("routing_key"), block.column("properties")
         )
 
     def visible_to(self, name: str, connection: object) -> Queue:
-        """A queue that is no other connection's exclusive one. Raises QueueNotFound, ResourceLocked."""
+        """Returns a queue. Raises QueueNotFound, ResourceLocked (exclusive to another connection)."""
         queue = self.queue(name)
         if not queue.replies:
             _check_exclusive(queue, connection)
         return queue
 
     def usable(self, name: str, connection: object = None) -> Queue:
-        """A queue that a channel may consume, get from, purge or delete. Raises QueueNotFound,
+        """Returns a queue that a channel may consume, get from, purge or delete. Raises QueueNotFound,
         ResourceLocked.
         """
         queue = self.queue(name)
@@ -150,12 +149,12 @@ class Topology:
         return queue
 
     def queue_counts(self, name: str) -> tuple[int, int]:
-        """Messages that are ready, and consumers. Raises QueueNotFound."""
+        """Returns how many messages are ready, and how many consumers. Raises QueueNotFound."""
         queue = self.queue(name)
         return queue.messages - queue.unacknowledged, len(queue.consumers)
 
     def exclusive_queues(self, connection: object) -> list[Queue]:
-        """Those that end with the connection."""
+        """Returns the queues that end with the connection."""
         return list(self._exclusive.get(connection, ()))
 
     # -- exchanges -------------------------------------------------------------------------------------------
@@ -170,8 +169,8 @@ class Topology:
         internal: bool = False,
         arguments: dict[str, Any] | None = None,
     ) -> Exchange:
-        """Raises CommandInvalid (unknown type), AccessRefused (reserved names), PreconditionFailed (other
-        properties, wrong argument).
+        """Declares an exchange. Raises CommandInvalid (unknown type), AccessRefused (reserved names),
+        PreconditionFailed (other properties, wrong argument).
         """
         if type not in EXCHANGE_TYPES:
             raise CommandInvalid(
@@ -216,7 +215,7 @@ class Topology:
             other.divert(exchange)
 
     def delete_exchange(self, change: Change, name: str, *, if_unused: bool = False) -> None:
-        """Deleting what does not exist is fine. Raises AccessRefused (reserved names), PreconditionFailed (it
+        """Deletes an exchange, if it exists. Raises AccessRefused (reserved names), PreconditionFailed (it
         has bindings to others).
         """
         if name == "":
@@ -235,7 +234,7 @@ class Topology:
         self._remove_exchanges(change, [exchange])
 
     def _remove_exchanges(self, change: Change, pending: list[Exchange]) -> None:
-        """Remove them, and the auto-delete exchanges that lose their last binding by it."""
+        """Removes exchanges, and the auto-delete exchanges that lose their last binding by that."""
         while pending:
             exchange = pending.pop()
             if self.exchanges.get(exchange.name) is not exchange:
@@ -258,8 +257,8 @@ class Topology:
     def _unbind_everywhere(
         self, change: Change, destination: Destination, sources: Iterable[Exchange]
     ) -> list[Exchange]:
-        """Drop the bindings from ``sources`` to something that goes; the auto-delete exchanges that have none
-        left.
+        """Drops the bindings from ``sources`` to a deleted destination. Returns the auto-delete exchanges
+        that have none left.
         """
         unused: list[Exchange] = []
         for source in sources:
@@ -282,8 +281,8 @@ class Topology:
         arguments: dict[str, Any] | None = None,
         connection: object = None,
     ) -> Queue:
-        """Raises PreconditionFailed (other properties, wrong or unknown argument), ResourceLocked (another
-        connection's).
+        """Declares a queue. Raises PreconditionFailed (other properties, wrong or unknown argument),
+        ResourceLocked (another connection's).
         """
         arguments = dict(arguments or {})
         existing = self.queues.get(name)
@@ -297,12 +296,12 @@ class Topology:
             return existing
         check_text("the name of a queue", name)
         check_arguments(name, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
-        # the commit sequence never falls, not even over restarts (numbers.py): an id from it is never used
-        # again
+        # the commit sequence never decreases, even over restarts (numbers.py), so an id from it is never
+        # reused
         change.sequence = change.sequence or self._numbers.next_sequence()
         queue_id = max(change.sequence, self._last_queue_id + 1)
         self._numbers.sequence = change.sequence = max(queue_id, change.sequence)
-        # an exclusive one ends with its connection: a restart has none to bring back
+        # an exclusive queue ends with its connection, so a restart does not restore it
         durable = durable and not exclusive
         queue = Queue(
             queue_id,
@@ -333,19 +332,19 @@ class Topology:
             self._leased[queue] = None
 
     def touch(self, queue: Queue, now: int) -> None:
-        """It is used (declared, consumed or got from) at ``now``, in microseconds since the epoch: its
-        x-expires starts again.
+        """Records that the queue is used (declared, consumed or got from) at ``now``, in microseconds since
+        the epoch. Its x-expires starts again.
         """
         queue.marks.used_at_us = now
 
     def unused_queues(self, now: int) -> list[Queue]:
-        """Those whose x-expires is over, for ``delete_unused``. Never one with consumers or an owner, or
-        before it was looked at once.
+        """Returns the queues whose x-expires is over, for ``delete_unused``. A queue with consumers or an
+        owner, or checked for the first time, is not due.
         """
         due: list[Queue] = []
         for queue in self._leased:
             if queue.consumers or queue.owner:
-                queue.marks.used_at_us = 0  # the time starts when they have gone
+                queue.marks.used_at_us = 0  # the time starts when they have left
             elif not queue.marks.used_at_us:
                 queue.marks.used_at_us = now
             elif queue.marks.used_at_us + (queue.arguments.expires_ms or 0) * 1000 <= now:
@@ -361,10 +360,10 @@ class Topology:
         if_empty: bool = False,
         connection: object = None,
     ) -> int:
-        """How many ready messages went with it; 0 for a queue that does not exist. Raises ResourceLocked,
-        PreconditionFailed.
+        """Deletes a queue and returns how many ready messages it had; 0 if it does not exist. Raises
+        ResourceLocked, PreconditionFailed.
 
-        Its consumers are in ``cancelled`` then.
+        Its consumers are added to ``cancelled``.
         """
         if name not in self.queues or self.queues[name].replies:
             return 0
@@ -380,16 +379,16 @@ class Topology:
         return messages
 
     def delete_unused(self, change: Change, queues: Iterable[Queue]) -> None:
-        """Delete those that still have neither consumers nor an owner: they expired, or their last consumer
-        has gone (auto-delete).
+        """Deletes those that still have no consumers and no owner: they expired, or lost their last consumer
+        (auto-delete).
         """
         for queue in queues:
             if not (queue.deleted or queue.consumers or queue.owner):
                 self._remove_queue(change, queue)
 
     def delete_abandoned(self, change: Change) -> None:
-        """Auto-delete queues whose last consumer has gone. One that an app owns, or that is consumed again,
-        stays.
+        """Deletes auto-delete queues that lost their last consumer. One that an app owns, or that is consumed
+        again, is kept.
         """
         self._undo.attribute(self, "abandoned")
         abandoned, self.abandoned = self.abandoned, []
@@ -429,7 +428,7 @@ class Topology:
         *,
         connection: object = None,
     ) -> None:
-        """Binding twice is fine.
+        """Binds a queue; it may be repeated.
 
         Raises AccessRefused (default exchange), ExchangeNotFound, QueueNotFound, ResourceLocked,
         PreconditionFailed (arguments).
@@ -445,7 +444,7 @@ class Topology:
         routing_key: str = "",
         arguments: dict[str, Any] | None = None,
     ) -> None:
-        """What ``source`` matches goes on to ``destination``; cycles are fine.
+        """Routes messages that match in ``source`` on to ``destination``; cycles are allowed.
 
         Raises AccessRefused (default exchange), ExchangeNotFound, PreconditionFailed (arguments).
         """
@@ -486,9 +485,7 @@ class Topology:
         *,
         connection: object = None,
     ) -> None:
-        """Unbinding what is not bound, or not there, is fine. Raises AccessRefused (default exchange),
-        ResourceLocked.
-        """
+        """Removes a binding, if it exists. Raises AccessRefused (default exchange), ResourceLocked."""
         if exchange == "":
             raise AccessRefused(_DEFAULT_REFUSED)
         source, target = self.exchanges.get(exchange), self.queues.get(queue)
@@ -508,7 +505,7 @@ class Topology:
         routing_key: str = "",
         arguments: dict[str, Any] | None = None,
     ) -> None:
-        """As ``unbind``."""
+        """Like ``unbind``."""
         if "" in (destination, source):
             raise AccessRefused(_DEFAULT_REFUSED)
         found, target = self.exchanges.get(source), self.exchanges.get(destination)

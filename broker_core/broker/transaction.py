@@ -35,11 +35,11 @@ class State(Enum):
     PREPARED = "prepared"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled_back"
-    __hash__ = object.__hash__  # Enum's own is written in Python, and every commit looks into the table
+    __hash__ = object.__hash__  # Enum's own is written in Python, and every commit uses the table
 
 
-_new = tuple.__new__  # a third of the time of a NamedTuple's own
-_PUBLISH_BYTES = 400  # of a publish beside its body and properties
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
+_PUBLISH_BYTES = 400  # of a publish, without its body and properties
 
 _NEXT = {
     State.ACTIVE: {State.PREPARED, State.COMMITTED, State.ROLLED_BACK},
@@ -50,7 +50,7 @@ _NEXT = {
 
 
 class Settle(NamedTuple):
-    """A marked delivery."""
+    """A delivery marked with its outcome."""
 
     queue: Queue
     offset: int
@@ -58,8 +58,8 @@ class Settle(NamedTuple):
 
 
 class Buried(NamedTuple):
-    """Dead letters of ``queue`` whose bytes are in a segment already, under a block that no catalog names
-    yet; routed at the commit.
+    """Dead letters of ``queue`` whose bytes are in a segment already, in a block that no catalog names yet.
+    They are routed at the commit.
     """
 
     queue: Queue
@@ -71,10 +71,10 @@ class Buried(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Messages that Spark's tasks have staged, and where they were routed then: queue id -> (row, count,
+    """Messages that Spark's tasks have staged, and their routes at that time: queue id -> (row, count,
     bitmap).
 
-    They are block ``block_id``; where that is 0 they are few, and in ``inline``.
+    They are block ``block_id``, or, if that is 0, a few rows in ``inline``.
     """
 
     block_id: int
@@ -85,8 +85,8 @@ class Staged(NamedTuple):
 
 
 class Consumed(NamedTuple):
-    """Offsets [start, end) of a queue that an app owns: settled for everybody, and kept for replays until the
-    app acks them.
+    """Offsets [start, end) of a queue that an app owns. They are settled, and kept for replays until the app
+    acks them.
     """
 
     queue: Queue
@@ -96,7 +96,7 @@ class Consumed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one transaction (decision 18). None: no limit."""
+    """The limits of one transaction (decision 18). None: no limit."""
 
     messages: int | None = 10_000_000
     size_bytes: int | None = 8 * 1024**3
@@ -106,9 +106,9 @@ class Limits:
 class Transaction:
     """``xid`` is "" for a transaction without a name; a commit token is the xid of a one-phase commit.
 
-    One that is not ``atomic`` is what a channel gathered outside tx.select: each of its publishes stands for
-    itself. Nor is it ``transactional`` then, and its messages belong to no transaction. ``connection`` is the
-    one that published, for consumers that do not want their own connection's messages.
+    A transaction that is not ``atomic`` is what a channel collected outside tx.select: each of its publishes
+    succeeds or fails separately. It is also not ``transactional``: its messages belong to no transaction.
+    ``connection`` is the publisher's, for no-local consumers.
     """
 
     __slots__ = (
@@ -137,7 +137,7 @@ class Transaction:
     def __init__(self, limits: Limits, opened_us: int, xid: str = "") -> None:
         self.xid = xid
         self.atomic = True
-        self.transactional = False  # somebody has said tx.select
+        self.transactional = False  # the channel is in tx mode
         self.connection: object = None
         self.state = State.ACTIVE
         self.limits = limits
@@ -151,14 +151,14 @@ class Transaction:
         self.messages = 0
         self.size_bytes = 0
         self.unspilled_bytes = 0
-        self.gone = 0  # of a prepared one after a restart: what it did to queues that the restart ended
+        self.gone = 0  # of a prepared one after a restart: its effects on queues that did not survive
 
     def __bool__(self) -> bool:
-        """Whether there is anything to commit."""
+        """Returns whether there is anything to commit."""
         return bool(self.publishes or self.settles or self.spilled)
 
     def publish(self, message: Message, queues: Queues, mandatory: bool = False) -> None:
-        """Raises TransactionTooLarge, with nothing added."""
+        """Adds a publish. Raises TransactionTooLarge, with nothing added."""
         size_bytes = len(message.body)
         messages, limit = self.messages, self.limits.messages
         if size_bytes > MAX_BODY_BYTES:
@@ -190,16 +190,16 @@ class Transaction:
 
     @property
     def memory_bytes(self) -> int:
-        """What it holds in memory, about."""
+        """Returns the approximate size of what it holds in memory."""
         return self.unspilled_bytes + _PUBLISH_BYTES * len(self.publishes)
 
     @property
     def appended(self) -> list[int]:
-        """Blocks that are nobody's should it be rolled back."""
+        """Returns the blocks that belong to nothing after a rollback."""
         return [*(spilled.block_id for spilled in self.spilled), *(buried.block_id for buried in self.buried)]
 
     def pieces(self, settles: int) -> list[Transaction]:
-        """For one that is not atomic: itself with its first settles, and the rest in others, in order."""
+        """Splits one that is not atomic: keeps its first settles, and returns all pieces in order."""
         found = [self]
         for start in range(settles, len(self.settles), settles):
             piece = Transaction(self.limits, self.opened_us)
@@ -210,7 +210,7 @@ class Transaction:
         return found
 
     def check_open_time(self, now_us: int) -> None:
-        """Raises TransactionTooLarge for one that is open for too long."""
+        """Raises TransactionTooLarge if it has been open for too long."""
         limit_s = self.limits.open_s
         if limit_s is not None and self and now_us - self.opened_us > limit_s * 1_000_000:
             raise TransactionTooLarge(
@@ -219,14 +219,14 @@ class Transaction:
             )
 
     def spill(self, spilled: Spilled) -> None:
-        """The publishes so far are in a segment: drop them from memory."""
+        """Drops the publishes so far from memory; they are in a segment."""
         self.spilled.append(spilled)
         self.publishes = []
         self.unspilled_bytes = 0
 
     @property
     def dropped(self) -> int:
-        """Messages to queues, and settled deliveries, that come to nothing because their queue is gone."""
+        """Returns how many messages and settled deliveries have no effect because their queue was deleted."""
         return (
             self.gone
             + sum(queue.deleted for publish in self.publishes for queue in publish.queues)
@@ -240,8 +240,8 @@ class Transaction:
         )
 
     def record(self, now_us: int) -> PreparedRecord:
-        """``routes`` starts with one object for each spilled block, then a list of queue ids for each
-        publish.
+        """Returns the record of a prepared transaction. ``routes`` starts with one object for each spilled
+        block, then has a list of queue ids for each publish.
         """
         routes: list[Any] = [spilled.record() for spilled in self.spilled]
         routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
@@ -252,8 +252,8 @@ class Transaction:
 
     @classmethod
     def restore(cls, record: PreparedRecord, queues: Mapping[int, Queue]) -> Transaction:
-        """A prepared transaction after a restart. Queues that are deleted drop out, and ``gone`` counts what
-        that costs.
+        """Restores a prepared transaction after a restart. Deleted queues are left out; ``gone`` counts the
+        messages and settlements lost by that.
         """
         transaction = cls(Limits(None, None), record.prepared_at, record.xid)
         transaction.state = State.PREPARED
@@ -284,7 +284,7 @@ class Transaction:
         return transaction
 
     def become(self, state: State) -> None:
-        """Raises TransactionState where the table above has no such arrow."""
+        """Changes the state. Raises TransactionState for a change that is not in the diagram above."""
         if state not in _NEXT[self.state]:
             name = f"'{self.xid}' " if self.xid else ""
             raise TransactionState(f"transaction {name}is {self.state.value}, it cannot become {state.value}")
@@ -292,9 +292,9 @@ class Transaction:
 
 
 class StagedTransaction(Transaction):
-    """Of a micro-batch or a batch write: what Spark's tasks have staged, and what the micro-batch consumes.
+    """The transaction of a micro-batch or a batch write, with what Spark's tasks have staged.
 
-    ``decided``: it is a micro-batch, whose outcome is its entry in the ledger; nothing else remembers it.
+    ``decided``: it is a micro-batch; its outcome is only in its ledger entry.
     """
 
     __slots__ = ("consumed", "decided", "staged")
@@ -307,7 +307,7 @@ class StagedTransaction(Transaction):
         self.decided = False
 
     def stage(self, staged: Staged, queues: Mapping[int, Queue]) -> None:
-        """Publish what was staged. Queues that are deleted since drop out."""
+        """Publishes what was staged. Queues deleted since then are left out."""
         self.staged.append(staged)
         for queue_id, (_row, count, _bitmap) in staged.routes.items():
             queue = queues.get(queue_id)
@@ -316,7 +316,7 @@ class StagedTransaction(Transaction):
 
 
 def to_rows(messages: Sequence[Message]) -> pa.RecordBatch:
-    """Messages as MESSAGE_SCHEMA."""
+    """Returns messages as MESSAGE_SCHEMA."""
     columns = {
         "exchange": [message.exchange for message in messages],
         "routing_key": [message.routing_key for message in messages],

@@ -1,6 +1,6 @@
-"""The names of transactions: which one is taken, how each has ended, and which one published a message.
+"""The names of transactions: which are in use, how each transaction ended, and which one published a message.
 
-A name is an xid or a commit token. It names one transaction only, for as long as its outcome is remembered
+A name is an xid or a commit token. It names one transaction only, while its outcome is remembered
 (``outcomes.py``).
 """
 
@@ -27,11 +27,11 @@ class TransactionNames:
         self._by_time: dict[int, str] = {}  # commit time -> name
 
     def restore(self, named: Iterable[tuple[int, str]]) -> None:
-        """While loading: (commit time, name) of committed transactions."""
+        """Restores (commit time, name) of committed transactions while loading."""
         self._by_time = dict(sorted(named)[-NAMES_KEPT:])
 
     def check_new(self, xid: str) -> None:
-        """Raises TransactionState for a name that is taken."""
+        """Raises TransactionState for a name that is in use."""
         check_text("an xid", xid)
         if xid in self.prepared or xid in self.outcomes:
             raise TransactionState(
@@ -40,7 +40,7 @@ class TransactionNames:
             )
 
     def outcome(self, xid: str, since_us: int = 0) -> str:
-        """Was it committed? ``prepared``, ``committed``, ``rolled_back``.
+        """Returns ``prepared``, ``committed`` or ``rolled_back``.
 
         Raises UnknownTransaction (there was none since ``since_us``), UnknownOutcome (there may have been
         one, and it is forgotten).
@@ -55,15 +55,15 @@ class TransactionNames:
         return self.outcomes[xid].state
 
     def has_ended(self, xid: str, wanted: str) -> bool:
-        """Whether it has ended as ``wanted`` already."""
+        """Returns whether it has ended as ``wanted``. Raises TransactionState if it ended otherwise."""
         state = self.outcome(xid)
         if state not in ("prepared", wanted):
             raise TransactionState(f"transaction '{xid}' is {state}, it cannot become {wanted}")
         return state == wanted
 
     def give(self, name: str, now: int) -> None:
-        """Messages that are committed ``now`` belong to a transaction of this name. Each work of a commit has
-        a time of its own.
+        """Names the transaction of messages that are committed ``now``. Each work of a commit has its own
+        time.
         """
         self._undo.item(self._by_time, now)
         self._by_time[now] = name
@@ -71,10 +71,10 @@ class TransactionNames:
             del self._by_time[next(iter(self._by_time))]
 
     def of(self, row: InboxRow) -> str:
-        """The id of the transaction that published a message: its name while that is remembered, else a
-        unique id.
+        """Returns the id of the transaction that published a message: its name while that is remembered, else
+        a unique id.
 
-        "" for a message that was published outside a transaction.
+        Returns "" for a message that was published outside a transaction.
         """
         return (
             (self._by_time.get(row.committed_at) or f"{self.identity}:{row.sequence}")

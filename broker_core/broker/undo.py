@@ -1,11 +1,11 @@
-"""Undo: how to restore what a work has changed in memory, should it fail.
+"""Undo: how to restore what a work has changed in memory, if it fails.
 
-Not here: what is durable. A change whose work failed is never written, so only memory has to be restored.
+Not here: durable data. A change whose work failed is never written, so only memory must be restored.
 
-A mutator appends a step before it writes; a step is a function and its arguments, with the old value among
-them. Steps run backwards. A step must also be right where its write did not happen, because the exception may
-come between the two. Not restored: caches, and marks that only cause one more look (``touched``,
-``runnable``, ``next_deadline``). Invariant: after ``roll_back`` the state is what it was when the work began;
+A mutator appends a step before it writes; a step is a function and its arguments, including the old value.
+Steps run backwards. A step must also be correct if its write did not happen, because the exception may occur
+between the two. Not restored: caches, and marks that only cause an additional check (``touched``,
+``runnable``, ``next_deadline``). Invariant: after ``roll_back`` the state is as it was when the work began;
 the committer calls ``begin`` before each work.
 """
 
@@ -18,9 +18,9 @@ _MISSING = object()
 
 
 class Undo(list[tuple[Any, ...]]):
-    """A hot path appends ``(function, *arguments)`` itself; the methods below are for the others.
+    """A hot path appends ``(function, *arguments)`` itself; other code uses the methods below.
 
-    ``work`` counts works, so that an object can note what it is once in a work, before its first change.
+    ``work`` counts works, so that an object can save its state once per work, before its first change.
     """
 
     __slots__ = ("work",)
@@ -30,35 +30,35 @@ class Undo(list[tuple[Any, ...]]):
         self.work = 1
 
     def begin(self) -> None:
-        """A work begins: what changed before it stays."""
+        """Begins a work; earlier changes are kept."""
         self.clear()
         self.work += 1
 
     def attribute(self, owner: object, name: str) -> None:
-        """``owner.name`` is about to be set."""
+        """Saves ``owner.name``, which is about to be set."""
         self.append((setattr, owner, name, getattr(owner, name)))
 
     def item(self, table: MutableMapping[Any, Any], key: object) -> None:
-        """``table[key]`` is about to be set or deleted. A key that comes back is the last one of its dict:
-        see ``order``.
+        """Saves ``table[key]``, which is about to be set or deleted. A restored key is the last one of its
+        dict: see ``order``.
         """
         self.append((_restore_item, table, key, table.get(key, _MISSING)))
 
     def order(self, table: dict[Any, Any]) -> None:
-        """Keys of a dict whose order matters are about to be deleted; copies the dict."""
+        """Saves a dict whose order matters before keys are deleted; copies it."""
         self.append((_restore_table, table, dict(table)))
 
     def growth(self, items: list[Any]) -> None:
-        """Something is about to be appended."""
+        """Saves the length of a list that is about to grow."""
         self.append((_truncate, items, len(items)))
 
     def enter(self, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
-        """Add ``member`` to the group ``key``. A group without members is not in ``groups``."""
+        """Adds ``member`` to the group ``key``. A group without members is not in ``groups``."""
         self.append((_drop_member, groups, key, member))
         groups.setdefault(key, {})[member] = None
 
     def leave(self, groups: dict[Any, dict[Any, None]], key: object, member: object) -> None:
-        """Remove ``member`` from the group ``key``."""
+        """Removes ``member`` from the group ``key``."""
         self.append((_add_member, groups, key, member))
         _drop_member(groups, key, member)
 
@@ -67,7 +67,7 @@ class Undo(list[tuple[Any, ...]]):
         self.clear()
         for function, *arguments in steps:
             function(*arguments)
-        self.clear()  # what the steps themselves have appended
+        self.clear()  # steps that were appended meanwhile
 
 
 def _restore_item(table: MutableMapping[Any, Any], key: object, value: object) -> None:
