@@ -1,12 +1,11 @@
-"""Burial: the dead letters of a great many rejects are written to a segment before their commit, which then
-only names them.
+"""Burial: the dead letters of very many rejects are written to a segment before their commit, which then only
+names them.
 
-Not here: what a dead letter is (``broker/dead_letter.py``), and where it goes
-(``BrokerState.commit_transaction``, at the commit). A commit holds up all others, so it must not make fifty
-thousand copies. The committing thread makes them before, a few at a time under the lock. Invariant: until
-``Burial.apply`` the transaction is as it was. After it, it acks what it had rejected, and ``buried`` holds
-the copies; a reject that was not copied (further routing keys, a message that cannot be read) stays a reject,
-which the commit deals with as ever.
+Not here: what a dead letter is (``broker/dead_letter.py``), and its route (found at the commit). A commit
+blocks all others, so it must not make fifty thousand copies. The committing thread makes them before, a few
+at a time under the lock. Invariant: until ``Burial.apply`` the transaction does not change. After it, the
+transaction acks what it had rejected, and ``buried`` holds the copies. A reject that was not copied
+(additional routing keys, a message that cannot be read) stays a reject, which the commit handles as usual.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from broker_core.store.port import BlockInfo
 
 Append = Callable[[pa.RecordBatch], BlockInfo]
 
-MANY = 1_024  # rejects, from which on it is worth it
+MANY = 1_024  # burial is used from so many rejects on
 _STEP = 256  # messages that are read under the lock at a time
 _BLOCK_ROWS = 16_384
 _BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def is_worth_it(transaction: Transaction) -> bool:
-    """Whether its commit would make many copies."""
+    """Returns whether the commit would make many copies."""
     settles = transaction.settles
     return (
         len(settles) >= MANY
@@ -46,7 +45,7 @@ def is_worth_it(transaction: Transaction) -> bool:
 
 @dataclass
 class Burial:
-    """Copies that are in segments; ``places`` are those of the rejects in ``settles``."""
+    """Copies in segments; ``places`` are the indexes of their rejects in ``settles``."""
 
     buried: list[Buried] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -66,8 +65,8 @@ class Burial:
 def bury(
     transaction: Transaction, state: BrokerState, committer: Committer, append: Append, now_us: int
 ) -> Burial:
-    """The transaction must not change meanwhile. Raises what ``append`` raises, having forgotten what it
-    appended.
+    """Writes the copies. The transaction must not change meanwhile. Raises what ``append`` raises, after
+    forgetting what was appended.
     """
     burial = Burial()
     places: dict[Queue, list[int]] = {}
@@ -92,7 +91,7 @@ def bury(
 
 
 def forget(burial: Burial, committer: Committer) -> None:
-    """The transaction is over without it."""
+    """Forgets the copies of a transaction that ended without them."""
     block_ids = burial.appended
     if block_ids and committer.failure is None:
         committer.run(lambda _state, change, _now: change.forgets.extend(block_ids))
@@ -107,7 +106,7 @@ def _bury_queue(
     append: Append,
     now_us: int,
 ) -> None:
-    """``rejects`` are places and offsets."""
+    """Buries the rejects of one queue; ``rejects`` are indexes and offsets."""
     exchange, key = queue.arguments.dead_letter_exchange, queue.arguments.dead_letter_routing_key
     letters = DeadLetters(queue.name, "rejected", exchange, key, now_us, state.names.of)
     messages: list[Message] = []
@@ -130,7 +129,7 @@ def _bury_queue(
             with committer.look:
                 rows = [] if queue.deleted else messages_of(queue, [offset for _, offset in step])
         except (CorruptSegment, DataLoss):
-            continue  # the commit says so
+            continue  # the commit raises it
         if len(rows) != len(step):
             continue  # some are settled
         for (place, _), row in zip(step, rows, strict=True):

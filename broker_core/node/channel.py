@@ -1,8 +1,8 @@
 """A channel in this process: AMQP's commands as calls.
 
 Not here: what a channel holds (``broker/channel.py``), and a channel of another process
-(``client/channel.py``). Invariant: a call that returns is durable, or waits in the transaction of the
-channel.
+(``client/channel.py``). Invariant: the effect of a call that returns is durable, or waits in the transaction
+of the channel.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from broker_core.node.shield import uninterrupted
 from broker_core.properties import Properties
 
 T = TypeVar("T")
-_new = tuple.__new__  # a third of the time of a NamedTuple's own
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 @checked_calls(but=("publish", "get", "ack", "nack", "reject"))
 class LocalChannel:
     """A transactional channel in this process (docs/transactions.md). For one thread at a time.
 
-    Every method raises TransactionState once the channel is closed, and StoreFailed once the broker has
-    stopped. ``returned`` gathers mandatory messages that reached no queue.
+    Every method raises TransactionState after the channel is closed, and StoreFailed after the broker has
+    stopped. ``returned`` collects mandatory messages that reached no queue.
     """
 
     def __init__(self, broker: Node, connection: object, limits: Limits) -> None:
@@ -62,7 +62,7 @@ class LocalChannel:
         internal: bool = False,
         arguments: dict[str, Any] | None = None,
     ) -> None:
-        """Raises PreconditionFailed (exists with other properties), AccessRefused (reserved name)."""
+        """Declares an exchange. Raises PreconditionFailed (other properties), AccessRefused (reserved)."""
 
         options: dict[str, Any] = {
             "durable": durable,
@@ -89,7 +89,7 @@ class LocalChannel:
         arguments: dict[str, Any] | None = None,
         passive: bool = False,
     ) -> str:
-        """The queue's name; "" lets the broker choose one. ``passive`` only looks.
+        """Declares a queue and returns its name; for "" the broker chooses one. ``passive`` only checks.
 
         Raises PreconditionFailed (exists with other properties, unknown argument), ResourceLocked,
         AccessRefused, QueueNotFound.
@@ -137,15 +137,13 @@ class LocalChannel:
         )
 
     def queue_purge(self, queue: str) -> int:
-        """How many messages were dropped; those that somebody holds stay. Raises QueueNotFound,
-        ResourceLocked.
-        """
+        """Drops messages that are not held, and returns how many. Raises QueueNotFound, ResourceLocked."""
         return self._run(
             lambda state, change, _now: state.messages.purge(change, queue, self._channel.connection)
         )
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """How many messages went with it. Raises ResourceLocked, PreconditionFailed."""
+        """Deletes a queue and returns how many messages it had. Raises ResourceLocked, PreconditionFailed."""
         options: dict[str, Any] = {
             "if_unused": if_unused,
             "if_empty": if_empty,
@@ -163,12 +161,12 @@ class LocalChannel:
         *,
         mandatory: bool = False,
     ) -> bool:
-        """Whether the message is routed to a queue. In a transaction it waits for tx_commit, else it is
-        durable when this returns.
+        """Publishes a message and returns whether it is routed to a queue. In a transaction it waits for
+        tx_commit; otherwise it is durable when this returns.
 
-        Raises ExchangeNotFound, AccessRefused, PreconditionFailed (a full queue; a delivery mode, an
-        expiration, CC or BCC that mean nothing), RemoteProtocolError (damaged properties), OptionError (a
-        routing key), TransactionTooLarge.
+        Raises ExchangeNotFound, AccessRefused, PreconditionFailed (a full queue; an invalid delivery mode,
+        expiration, CC or BCC), RemoteProtocolError (damaged properties), OptionError (a routing key),
+        TransactionTooLarge.
         """
         channel = self._channel
         if channel.closed:
@@ -204,7 +202,7 @@ class LocalChannel:
     # -- deliveries ------------------------------------------------------------------------------------------
     @uninterrupted
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
-        """The next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound,
+        """Returns the next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound,
         ResourceLocked.
         """
         if type(queue) is not str or type(no_ack) is not bool:
@@ -225,7 +223,7 @@ class LocalChannel:
 
     @uninterrupted
     def _settle_at_once(self, tag: int) -> None:
-        """Also within a transaction. Where it fails nobody has got the message, and it is ready again."""
+        """Settles outside the transaction. If that fails, the message is not delivered and is ready again."""
         channel = self._channel
         single = Transaction(channel.limits, 0)
         queue, offset, _ = channel.unacked[tag]
@@ -239,7 +237,7 @@ class LocalChannel:
                     state.settlement.requeue([(queue, offset)])
 
     def ack(self, tag: int = 0, *, multiple: bool = False) -> None:
-        """Raises PreconditionFailed for an unknown or repeated tag."""
+        """Acks deliveries. Raises PreconditionFailed for an unknown or repeated tag."""
         if type(tag) is not int or type(multiple) is not bool:
             check_call("ack", LocalChannel.ack, {"tag": tag, "multiple": multiple})
         self._settle(tag, "ack", multiple)
@@ -262,26 +260,26 @@ class LocalChannel:
 
     @uninterrupted
     def recover(self) -> int:
-        """Requeue what is delivered and not acked, also not in the open transaction; how many."""
+        """Requeues and counts unacked deliveries, except those acked in the open transaction."""
         count = self._run(lambda _state, change, now: self._channel.recover(change, now))
         self._broker.notify_consumers()
         return count
 
     # -- transactions ----------------------------------------------------------------------------------------
     def tx_select(self) -> None:
-        """May be repeated. Raises PreconditionFailed on a channel that confirms."""
+        """Starts tx mode; it may be repeated. Raises PreconditionFailed on a channel in confirm mode."""
         self._channel.tx_select(self._clock())
 
     def confirm_select(self) -> None:
-        """In process every publish outside a transaction is confirmed by its return. Raises
-        PreconditionFailed with tx_select.
+        """Has no other effect: in this process every publish outside a transaction is confirmed when it
+        returns. Raises PreconditionFailed with tx_select.
         """
         self._channel.confirm_select()
 
     @uninterrupted
     def tx_commit(self, token: str = "") -> None:
-        """All publishes and acks of the transaction, or nothing. ``token``: a name under which
-        ``LocalBroker.outcome`` answers.
+        """Commits all publishes and acks of the transaction, or nothing. ``token``: a name for
+        ``LocalBroker.outcome``.
 
         Raises PreconditionFailed (not transactional; a full queue), TransactionTooLarge, TransactionState
         (token used before). After a failure the transaction is rolled back and the channel is closed.
@@ -306,7 +304,7 @@ class LocalChannel:
 
     @uninterrupted
     def tx_rollback(self) -> None:
-        """Publishes are dropped, acked tags are unacked again. Raises PreconditionFailed (not
+        """Drops publishes and makes acked tags unacked again. Raises PreconditionFailed (not
         transactional).
         """
         self._channel.check_transactional()
@@ -316,8 +314,8 @@ class LocalChannel:
 
     @uninterrupted
     def prepare(self, xid: str) -> Literal["prepared", "read_only"]:
-        """The transaction becomes durable under ``xid``, invisible, for any process to commit or roll back;
-        the channel goes on.
+        """Makes the transaction durable under ``xid``, invisible, for any process to commit or roll back. The
+        channel stays open.
 
         Raises PreconditionFailed (not transactional), TransactionState (xid used before),
         TransactionTooLarge.
@@ -342,18 +340,18 @@ class LocalChannel:
     # -- ending ----------------------------------------------------------------------------------------------
     @property
     def closed(self) -> str:
-        """Why the channel is closed; "" while it is open."""
+        """Returns why the channel is closed; "" while it is open."""
         return self._channel.closed
 
     @uninterrupted
     def close(self) -> None:
-        """Roll back, requeue what is not acked (as redelivered), delete exclusive queues. Twice is fine."""
+        """Rolls back, requeues unacked deliveries, deletes exclusive queues. It may be repeated."""
         if not self._ended:
             self._end("it was closed")
 
     @uninterrupted
     def _end(self, why: str) -> None:
-        """In one commit, behind whatever this channel has still on its way."""
+        """Closes the channel in one commit, after all its earlier work."""
         channel = self._channel
 
         def work(state: BrokerState, change: Change, _now: int) -> None:
@@ -371,9 +369,7 @@ class LocalChannel:
 
     @uninterrupted
     def _commit_single(self) -> None:
-        """Outside tx.select every publish and every ack is a transaction of its own, and raises what is wrong
-        with it.
-        """
+        """Commits each publish or ack outside tx.select as a transaction of its own, and raises its error."""
         single = self._channel.take()
         single.atomic = True
         if single:
@@ -381,7 +377,7 @@ class LocalChannel:
                 if single.settles and is_worth_it(single):
                     self._broker.bury(single).apply(single)
                 self._commit(single)
-            # what it acked is not this channel's any more, so nobody else would give it back
+            # what it acked has left this channel, so it must be requeued here
             except TxmqError:
                 if self._committer.failure is None:
                     self._broker.discard(single.appended)
@@ -406,7 +402,7 @@ class LocalChannel:
         channel.check_open()
 
         def while_open(state: BrokerState, change: Change, now: int) -> T:
-            # it may have been closed meanwhile, and what is exclusive to it would be nobody's
+            # the channel may have been closed meanwhile; a new exclusive queue would have no owner
             channel.check_open()
             return work(state, change, now)
 

@@ -1,10 +1,9 @@
-"""The broker's clock: the time of day, but it does not stand still or go back when somebody sets that back.
+"""The broker's clock: the time of day, except that it never stops or goes back when that is set back.
 
-Deadlines and commit times are times of day, since they outlive the process. Where the time of day is more
-than a second behind the latest answer (or behind the latest commit of before a restart), the clock goes on
-from there at half speed, until the time of day has caught up: messages expire late then, after at most twice
-their time to live, and never not at all. Not here: intervals within the process (ticks, timeouts,
-heartbeats), which are measured with ``time.monotonic``.
+Deadlines and commit times are times of day, because they outlive the process. If the time of day is more than
+a second behind the latest result (or the latest commit before a restart), the clock runs from there at half
+speed until the time of day has caught up. Messages then expire late, after at most twice their time to live.
+Not here: intervals in the process (ticks, timeouts, heartbeats), which use ``time.monotonic``.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ _TOLERANCE_US = 1_000_000
 
 
 def now_us() -> int:
-    """Microseconds since the epoch."""
+    """Returns microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
 class SteadyClock:
-    """``wall`` gives microseconds since the epoch. Thread-safe: two threads may get answers a moment apart in
-    either order.
+    """``wall`` returns microseconds since the epoch. Thread-safe: results of two threads may be slightly out
+    of order.
     """
 
     def __init__(
@@ -32,11 +31,11 @@ class SteadyClock:
         monotonic: Callable[[], int] = time.monotonic_ns,
         latest_us: int = 0,
     ) -> None:
-        """``latest_us``: the clock starts there, or later."""
+        """``latest_us``: the earliest time that the clock returns."""
         self._wall = wall
         self._monotonic = monotonic
         self._latest_us = latest_us
-        # an answer and its monotonic time, while the time of day is behind
+        # a result and its monotonic time, while the time of day is behind
         self._behind: tuple[int, int] | None = None
 
     def __call__(self) -> int:

@@ -1,25 +1,25 @@
-"""Group commit with a leader and followers: a thread that commits while there is no leader becomes the
-leader, for all that wait.
+"""Group commit with a leader and followers: a thread that commits while there is no leader becomes the leader
+and commits for all waiting threads.
 
 Not here: what a work does (``broker/``) and how a change becomes durable (``store/``). There is no committer
-thread, so a lone commit never waits for another thread.
+thread, so a single commit never waits for another thread.
 
 A commit, in this order:
 1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work
-   that raises, or whose change cannot be encoded, fails alone: what it changed in memory is undone, and its
-   change is dropped
+that raises, or whose change cannot be encoded, fails alone: its changes in memory are undone, and its change
+is dropped
 2. make durable: one ``store.commit`` for all changes of the group
 3. publish: under the state lock, new entries become visible
-4. answer: everybody of the group; if work waits already, one of the waiting leads
+4. answer: all callers of the group; if work is waiting, one of the waiting threads becomes the leader
 
-A thread that waits holds the lead from the moment that ``leads`` is set until its group is done: one that
-leaves in between, because an exception was raised in it from outside, hands the lead on. In the main thread
-signal handlers wait until :meth:`Committer.run` is over (``shield.py``), so Ctrl-C neither cuts a commit nor
-stops the broker.
+A waiting thread is the leader from the moment that ``leads`` is set until its group is done. If it leaves
+before, because of an exception from outside, it passes the lead to another thread. In the main thread signal
+handlers wait until :meth:`Committer.run` is over (``shield.py``), so Ctrl-C does not interrupt a commit or
+stop the broker.
 
 Invariant: no caller is answered and no change is visible before it is durable. While callers wait, one of
-them leads. After a failure in 2 memory and disk may differ, so nothing is ever committed again: every caller,
-waiting or later, gets StoreFailed.
+them is the leader. After a failure in 2, memory and disk may differ, so nothing is committed again: every
+waiting or later caller gets StoreFailed.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _MAX_GROUP = 1024  # works in one commit
 
 
 class Gate(Protocol):
-    """Opens with the answer, or with the lead."""
+    """Opens when there is an answer, or when the caller becomes the leader."""
 
     def release(self) -> None: ...
 
 
 class Waiting:
-    """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when it waits no
-    more; None: it need not wait.
+    """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when the wait is
+    over; None: it does not wait.
 
-    ``leads``: the lead was handed to it, and it has not begun to lead.
+    ``leads``: it became the leader, and has not begun to commit.
     """
 
     __slots__ = ("answer", "done", "error", "gate", "leads", "work")
@@ -70,9 +70,9 @@ class Waiting:
 
 
 class Look:
-    """The door to the state for what needs no commit: ``with look as state``. Nothing changes meanwhile.
+    """Access to the state without a commit: ``with look as state``. The state does not change meanwhile.
 
-    What is changed behind it is in memory only: who consumes, what a channel holds, what is ready again.
+    Only memory may be changed under it: consumers, what a channel holds, what is ready again.
     """
 
     __slots__ = ("_lock", "_state")
@@ -90,8 +90,8 @@ class Look:
 
 
 class Committer:
-    """``clock`` gives microseconds since the epoch; ``published`` is called after each commit that consumers
-    or readers may care for.
+    """``clock`` returns microseconds since the epoch. ``published`` is called after each commit that
+    consumers or readers may need.
     """
 
     def __init__(
@@ -111,10 +111,9 @@ class Committer:
 
     @uninterrupted
     def run(self, work: Work[T]) -> T:
-        """Run ``work`` in commit order and return its answer when all that it changed is durable.
+        """Runs ``work`` in commit order and returns its answer when all its changes are durable.
 
-        Raises what the work raises (a TxmqError: nothing changed but what the work had put into its change);
-        StoreFailed.
+        Raises what the work raises (a TxmqError: nothing changed), and StoreFailed.
         """
         mine = Waiting(work)
         try:
@@ -142,10 +141,10 @@ class Committer:
         return answer
 
     def submit(self, group: list[Waiting], gate: Callable[[Waiting], Gate]) -> bool:
-        """Commit a group that belongs to one thread, which must not block on others: True when it is done.
+        """Commits a group of one thread, which must not wait for others. Returns True when it is done.
 
-        False where another thread leads: each of the group gets a ``gate``, which opens in that thread when
-        it is done, or, if it is not done, when it is to :meth:`lead`.
+        False if another thread is the leader: each caller of the group gets a ``gate``, which opens in that
+        thread when the caller is done, or, if it is not done, when it must call :meth:`lead`.
         """
         with self._mutex:
             if self._led:
@@ -160,30 +159,30 @@ class Committer:
         return True
 
     def lead(self, mine: Waiting) -> None:
-        """``mine`` was handed the lead, which took it out of those who wait: commit it, with all that wait
+        """Commits as the new leader: ``mine``, which is removed from the waiting callers, and all that wait
         now.
         """
         self._lead(mine, None)
 
     def check(self) -> None:
-        """Raises StoreFailed once the broker has stopped."""
+        """Raises StoreFailed after the broker has stopped."""
         failure = self.failure
         if failure is not None:
             raise StoreFailed(failure.message) from failure.__cause__
 
     def stop(self, error: BaseException) -> None:
-        """Nothing is committed from now on; waiting callers and ``wait`` get StoreFailed."""
+        """Stops all commits; waiting callers and ``wait`` get StoreFailed."""
         self._fail(error, [])
 
     def end(self, error: StoreFailed) -> None:
-        """As ``stop``, and returns when no other thread is in a commit: the store may be closed."""
+        """Like ``stop``, and returns when no other thread is in a commit, so the store may be closed."""
         self.stop(error)
         with contextlib.suppress(StoreFailed):
             self.run(_nothing)
 
     def _lead(self, mine: Waiting, group: list[Waiting] | None, *, last: bool = True) -> None:
-        """Commit ``group``, which starts with ``mine``, answer it, and hand the lead on, if this is the
-        ``last`` group of the leader.
+        """Commits and answers ``group``, which starts with ``mine``. After the ``last`` group of the leader
+        it passes the lead.
 
         None: ``mine`` and all that wait now.
         """
@@ -212,7 +211,7 @@ class Committer:
                     _open(waiting.gate)
 
     def _hand_on(self) -> None:
-        """Under the mutex: one of the waiting leads next, or nobody."""
+        """Under the mutex: makes one of the waiting callers the leader, if there is any."""
         while self._waiting:
             following = self._waiting.pop(0)
             assert following.gate is not None
@@ -222,8 +221,8 @@ class Committer:
         self._led = False
 
     def _leave(self, mine: Waiting) -> None:
-        """This caller does not wait any more: its work is taken back, or done without it; a lead that it was
-        handed goes on.
+        """Removes a caller that stops waiting: its work is withdrawn, or done without it. If it was the next
+        leader, another becomes it.
         """
         with self._mutex:
             if mine in self._waiting:
@@ -241,7 +240,7 @@ class Committer:
         with self._lock:  # 1. plan
             now_us = max(self._last_us, self._clock() - 1)
             for waiting in group:
-                now_us += 1  # commit times never fall, and no two works have the same
+                now_us += 1  # commit times always rise: no two works have the same
                 change = Change()
                 undo.begin()
                 try:
@@ -279,7 +278,7 @@ class Committer:
 
 
 def _defect(error: Exception) -> TxmqError:
-    """An exception that no rule foresees: a defect of the broker. Its caller alone has to know."""
+    """Reports an exception that no rule expects: a defect of the broker. Only its caller gets it."""
     logger.error("a commit was undone after an unexpected exception", exc_info=error)
     cause = " ".join(str(error).split())
     found = InternalFault(
@@ -292,11 +291,11 @@ def _defect(error: Exception) -> TxmqError:
 
 
 def _nothing(_state: BrokerState, _change: Change, _now: int) -> None:
-    """A work that only takes its turn."""
+    """A work without effect, to wait for its turn."""
 
 
 def _open(gate: Gate) -> bool:
-    """False if the waiting thread is gone (the event loop of a server that ended)."""
+    """Opens a gate; False if the waiting thread has ended (the event loop of a closed server)."""
     try:
         gate.release()
     except RuntimeError:

@@ -1,11 +1,10 @@
-"""Compaction: segments that are mostly dead bytes are written anew, so that the disk follows what queues
-still need.
+"""Compaction: segments that are mostly dead bytes are rewritten, so that disk usage follows what queues need.
 
-Not here: which rows are needed (``broker/``), how files are written and deleted (``store/``). Measured is the
-file, not the blocks that are left in it: what was forgotten or rolled back is dead too. An open segment that
-is mostly dead is closed first, when nothing was written to it since the last look, or when much of it is
-dead. Invariant: a block keeps its rows and their numbers; only bodies that no queue needs are blanked. A
-block that cannot be read stays where it is, and keeps nothing else from being compacted.
+Not here: which rows are needed (``broker/``), how files are written and deleted (``store/``). The file is
+measured, not its remaining blocks, because forgotten and rolled back bytes are dead too. An open segment that
+is mostly dead is closed first, if nothing was written to it since the last check, or if much of it is dead.
+Invariant: a block keeps its rows and their numbers; only bodies that no queue needs are blanked. A block that
+cannot be read stays where it is, and does not prevent the compaction of others.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from broker_core.node.committer import Committer
 from broker_core.store.port import BlockUsage, SegmentUsage, Store
 
 ALIVE = 0.3  # a segment with a smaller share of living bytes is compacted
-OPEN_BYTES = 64 * 1024  # an open segment with fewer is left alone
+OPEN_BYTES = 64 * 1024  # a smaller open segment is not compacted
 # an open segment that is mostly dead is closed at once with so many dead bytes, else when it is idle
 ROLL_BYTES = 16 * 1024 * 1024
 
@@ -29,10 +28,10 @@ class Compaction:
         self._state = state
         self._store = store
         self._written: dict[int, int] = {}  # block -> rows whose bodies were alive when it was last written
-        self._sizes: dict[int, int] = {}  # open segments at the last look
+        self._sizes: dict[int, int] = {}  # of open segments at the last check
 
     def run(self) -> None:
-        """Look at every segment once."""
+        """Checks every segment once."""
         usage = self._store.segment_usage()
         for segment in usage:
             self._look_at(segment)
@@ -57,14 +56,14 @@ class Compaction:
             failpoint.here("upkeep.compact.rolled")
         for block_id, (live, count) in living.items():
             self._rewrite(block_id, live, count)
-        self._committer.run(_tidy)  # the file goes, now that nothing needs it
+        self._committer.run(_tidy)  # removes the file, which nothing needs now
 
     def _living(self, segment: SegmentUsage) -> dict[int, tuple[bytes | None, int]] | None:
-        """Per block the rows that are needed, None for all, and how many; None where some block of the
-        segment cannot be moved.
+        """Returns per block the needed rows (None: all) and their number; None if some block of the segment
+        cannot be moved.
         """
         if not all(block.named for block in segment.blocks):
-            return None  # an open transaction, or a commit in hand
+            return None  # an open transaction, or a commit in progress
         ids = [block.block_id for block in segment.blocks]
 
         def look(state: BrokerState, _change: Change, _now: int) -> dict[int, tuple[bytes | None, int]]:
@@ -77,11 +76,11 @@ class Compaction:
             return needed
 
         found = self._committer.run(look)
-        # one is forgotten by a commit that comes
+        # otherwise a coming commit forgets one
         return found if all(block_id in found for block_id in ids) else None
 
     def _alive(self, block: BlockUsage, count: int) -> int:
-        """About how many bytes the block has when it is written anew: bodies go, the other columns stay."""
+        """Returns about how many bytes the rewritten block has: bodies are removed, other columns stay."""
         rows = self._written.get(block.block_id, self._state.blocks.rows(block.block_id))
         bodies = min(block.size_bytes, block.length)
         return block.length - bodies + bodies * min(count, rows) // max(1, rows)
@@ -90,7 +89,7 @@ class Compaction:
         try:
             self._store.rewrite(block_id, live)
         except (DataLoss, CorruptSegment, CorruptCatalog):
-            return  # forgotten meanwhile, or whoever reads it gets the error
+            return  # forgotten meanwhile, or reading it raises the error
         failpoint.here("upkeep.compact.written")
         if self._committer.run(lambda state, change, _now: state.blocks.moved(change, block_id)):
             self._written[block_id] = count

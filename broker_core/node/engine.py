@@ -1,9 +1,9 @@
 """The embedded engine: the port of ``engine.py`` in process, over a LocalBroker.
 
-Every method is one work of the committer, or a look at what is committed. Not here: sockets (``server``),
-threads and clocks (``local.py``), the rules themselves (``micro_batch/``).
+Every method is one work of the committer, or a read of committed data. Not here: sockets (``server``),
+threads and clocks (``local.py``), the rules (``micro_batch/``).
 
-Invariant: an answer leaves only when the commit that it depends on is durable.
+Invariant: an answer is returned only when the commit that it depends on is durable.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from broker_core.store.port import BlockInfo
 logger = logging.getLogger("txmq.broker")
 
 INLINE_ROWS = 1_000
-# a part below both stays in the catalog, and its messages become rows of the open block
+# a part below both is stored in the catalog, and its messages become rows of the open block
 INLINE_BYTES = 64 * 1024
 
 
 @checked_calls(but=("read_plan",))
 class EmbeddedEngine:
-    """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` takes a writer's file into the
-    store, where the store can.
+    """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` makes a writer's file part of the
+    store, if the store supports it.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EmbeddedEngine:
     ) -> None:
         self._local = local
         self._adopt = adopt
-        self._identity = identity or uuid.uuid4().hex  # a broker that keeps nothing is another one each time
+        self._identity = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
         self.batches = batches = MicroBatches(local.state, local.read_block)
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
         self._reader = Reader(local)
@@ -170,7 +170,7 @@ class EmbeddedEngine:
         return self._local.run(look)
 
     def open_read(self, ticket: ReadTicket) -> ReadPlan:
-        """S4: record what (query, batch) reads, then say where its rows are. Raises LineageConflict,
+        """Records what (query, batch) reads, then returns where its rows are (S4). Raises LineageConflict,
         DataLoss.
         """
 
@@ -192,8 +192,8 @@ class EmbeddedEngine:
         )
 
     def read_plan(self, plan: ReadPlan, ticket: ReadTicket | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a plan, block by block, as READ_SCHEMA. ``ticket``: of a claimed range; without one it
-        is a browser's plan.
+        """Returns the rows of a plan, block by block, as READ_SCHEMA. ``ticket``: of a claimed range; None
+        for a browser's plan.
         """
 
         def again(log: str, start: int, end: int) -> ReadPlan:
@@ -240,31 +240,30 @@ class EmbeddedEngine:
 
     @uninterrupted
     def stage_part(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> tuple[int, int]:
-        """One part, durable when this returns: (rows, checksum). The same (branch, part) twice is staged
-        once.
+        """Stages one part and returns (rows, checksum); it is durable then. The same (branch, part) is staged
+        only once.
 
-        Raises, as a publish does, RemoteProtocolError, PreconditionFailed, OptionError for a message that
-        cannot be taken in.
+        Raises, like a publish, RemoteProtocolError, PreconditionFailed, OptionError for an invalid message.
         """
         check_part(header, part, rows)
         if header.kind == "publish":
             check_rows(rows)
         inline = rows.num_rows <= INLINE_ROWS and rows.nbytes <= INLINE_BYTES
-        info = None if inline else self._local.append(rows)  # 1. the bytes, off the commit path
+        info = None if inline else self._local.append(rows)  # 1. the bytes, outside the commit
         here("engine.stage.appended")
         (staged,) = self._stage(header, part, [(info, rows)])  # 2. the commit that names them
         return staged
 
     @uninterrupted
     def stage_file(self, header: BranchHeader, first: int, file: PartFile) -> list[tuple[int, int]]:
-        """As ``stage_part``, for parts ``first`` and on in the file of a writer; one commit. Empty where the
-        file cannot be taken.
+        """Like ``stage_part``, for parts from ``first`` on in a writer's file; one commit. Empty if the file
+        cannot be used.
         """
         expected = [(part.rows, signed(part.checksum)) for part in file.parts]
         staged = self._local.run(
             lambda _state, _change, _now_us: self.batches.staged(header, first, expected)
         )
-        if staged:  # asked again: the file has a name by now and is taken once
+        if staged:  # repeated: the file has a name already and is adopted once
             return staged
         with self._local.writing():
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
@@ -359,7 +358,7 @@ class EmbeddedEngine:
             parts = self._local.run(
                 lambda _state, _change, _now_us, branch=branch: self._branches.parts(branch)  # type: ignore[misc]
             )
-            if not parts:  # only branches with rows are named in an entry
+            if not parts:  # an entry names only branches with rows
                 raise MissingBranch(
                     f"the rows of branch {branch} are gone: another driver of this query has applied them; "
                     "start the query again"
@@ -412,8 +411,8 @@ class EmbeddedEngine:
         return self._local.run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))
 
     def drop_abandoned(self) -> None:
-        """Batch writes whose driver is gone: nothing can replay them, they have no checkpoint. A late task or
-        commit is refused.
+        """Rolls back batch writes whose driver has ended: they have no checkpoint, so nothing can replay
+        them. A late task or commit is refused.
         """
         if not self._branches.abandoned(self._local.clock()):
             return
@@ -431,4 +430,4 @@ class EmbeddedEngine:
         self._local.run(lambda _state, change, _now_us: self.batches.release(change, app_id, queue))
 
     def close(self) -> None:
-        """The LocalBroker is closed by whoever opened it."""
+        """Does nothing: the opener of the LocalBroker closes it."""

@@ -1,9 +1,8 @@
-"""The store of a data directory that another broker may hold: a broker that a client started gives it up
-while nobody uses it.
+"""The store of a data directory that another broker may hold: an idle broker that a client started gives it
+up.
 
-Not here: finding or starting a broker for a client (``client/starter.py``), and the lock itself
-(``store/directory.py``). Invariant: a broker that somebody uses, or that a user has started, is never made to
-end.
+Not here: finding or starting a broker for a client (``client/starter.py``), and the lock
+(``store/directory.py``). Invariant: a broker that is in use, or that a user started, is never made to end.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from broker_core.client.connection import Connection
 from broker_core.flight import contract
 from broker_core.store.durable import DurableStore
 
-ENDING_S = 60.0  # for a broker that has said it ends: it closes its store
+ENDING_S = 60.0  # for a broker that is ending: it closes its store
 LOOK_S = 0.05
 
 
 def open_store(directory: str) -> DurableStore:
-    """The store, once an idle broker that a client started has let go of it.
+    """Opens the store, after an idle broker that a client started has released it.
 
-    Raises DataDirectoryLocked, which names who holds it and how to reach that one; else as DurableStore does.
+    Raises DataDirectoryLocked, which names the holder and its address; otherwise the errors of DurableStore.
     """
     try:
         return DurableStore(directory)
@@ -50,7 +49,7 @@ def _gives_up(directory: str) -> bool:
             return False
         (answer,) = connection.call("admin.give_up")
         return bool(contract.decode(bool, answer))
-    except errors.TxmqError:  # it is ending, or of another version
+    except errors.TxmqError:  # it is ending, or has another version
         return False
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""LocalBroker: a node, and what its user calls.
+"""LocalBroker: a node, and its calls for users.
 
 Not here: the calls of a channel (``channel.py``), and the port of the connector (``engine.py``).
 """
@@ -17,10 +17,10 @@ logger = logging.getLogger("txmq.broker")
 
 
 class LocalBroker(Node):
-    """What a user calls; see :class:`Node` for its arguments."""
+    """The interface for users; see :class:`Node` for its arguments."""
 
     def channel(self, *, connection: object = None, limits: Limits | None = None) -> LocalChannel:
-        """A new channel. Exclusive queues belong to ``connection``; without one to the channel."""
+        """Returns a new channel. Exclusive queues belong to ``connection``, or to the channel."""
         self.committer.check()
         return LocalChannel(self, connection, limits or self.limits)
 
@@ -42,7 +42,7 @@ class LocalBroker(Node):
             ]
 
     def prepared(self) -> list[PreparedInfo]:
-        """Transactions that are prepared and not decided, oldest first."""
+        """Returns prepared transactions that are not decided, oldest first."""
         now = self.clock()
         with self.look as state:
             found = [
@@ -60,10 +60,10 @@ class LocalBroker(Node):
 
     @checked
     def commit(self, xid: str) -> int:
-        """Commit a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState.
+        """Commits a prepared transaction; it may be repeated. Raises UnknownTransaction, TransactionState.
 
-        How many messages and acks of it came to nothing, because their queue is gone; a second call answers
-        0.
+        Returns how many of its messages and acks had no effect because their queue was deleted; 0 if
+        repeated.
         """
         dropped = self.run(lambda state, change, now: state.prepared.commit(change, xid, now)).dropped
         log_dropped(xid, dropped)
@@ -71,15 +71,15 @@ class LocalBroker(Node):
 
     @checked
     def rollback(self, xid: str) -> None:
-        """Roll back a prepared transaction; twice is fine. Raises UnknownTransaction, TransactionState."""
+        """Rolls back a prepared transaction; repeatable. Raises UnknownTransaction, TransactionState."""
         self.run(lambda state, change, now: state.prepared.rollback(change, xid, now))
 
     @checked
     def outcome(self, xid: str, since: float | None = None) -> str:
-        """Was it committed? For an xid or a commit token: prepared, committed or rolled_back.
+        """Returns how the transaction of an xid or commit token ended: prepared, committed or rolled_back.
 
         Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is
-        forgotten; not where the transaction began after what is forgotten, by ``since``, in seconds since the
+        forgotten; not if the transaction began after the forgotten ones, by ``since``, in seconds since the
         epoch.
         """
         since_us = int(min(max(since, 0.0), 1e12) * 1_000_000) if since is not None else 0
@@ -87,7 +87,7 @@ class LocalBroker(Node):
 
 
 def log_dropped(xid: str, dropped: int) -> None:
-    """After the commit of a prepared transaction: say what of it came to nothing."""
+    """Logs what had no effect in the commit of a prepared transaction."""
     if dropped:
         logger.warning(
             "transaction '%s' is committed; %d messages or acks of it named queues that are gone, and were "

@@ -1,11 +1,11 @@
 """Node: the domain over a store, thread-safe, in this process.
 
-Not here: what a user calls (``local.py``, ``channel.py``), the rules (``broker/``), the order of a commit
+Not here: the calls for users (``local.py``, ``channel.py``), the rules (``broker/``), the order of a commit
 (``committer.py``), sealing and compaction (``upkeep.py``), sockets.
 
-Invariant: every answer is durable. Two doors lead to the state: ``run`` a work, which may change what is
-durable, or ``look``. While one of them is open nobody else changes it. What reads the state without a door
-says why it may.
+Invariant: every answer is durable. The state is accessed in two ways: ``run`` a work, which may change what
+is durable, or ``look``. Meanwhile no other thread changes it. Code that reads the state in another way
+documents why it may.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ T = TypeVar("T")
 
 logger = logging.getLogger("txmq.broker")
 
-# An open transaction with more than this goes to a segment, piece by piece: the broker's memory stays flat.
+# An open transaction above these limits is written to a segment in pieces, so the broker's memory stays flat.
 SPILL_ROWS = 16_384
 SPILL_BYTES = 4 * 1024 * 1024
-# What is left at its commit goes there as well when it has more than this, instead of row by row into the
-# catalog.
+# At its commit, a remainder above these limits is written there too, not row by row to the catalog.
 INBOX_ROWS = 1_000
 INBOX_BYTES = 1024 * 1024
 
@@ -58,9 +57,7 @@ CLOSED = "the broker is closed; open it again"
 
 
 class Node:
-    """Owns ``store`` from now on and closes it. ``clock`` gives microseconds since the epoch, ``ids`` unique
-    names.
-    """
+    """Owns ``store`` and closes it. ``clock`` returns microseconds since the epoch, ``ids`` unique names."""
 
     def __init__(
         self,
@@ -86,12 +83,12 @@ class Node:
             raise
         self.clock = clock = SteadyClock(clock, latest_us=self.state.loaded.latest_us)
         self._mutex = _thread.allocate_lock()  # guards the next two
-        self._readers: set[_thread.LockType] = set()  # gates of those who wait for messages
-        self._writing = 0  # blocks on their way into a segment
-        self._written = threading.Event()  # set when there is none, and looked at when the broker closes
+        self._readers: set[_thread.LockType] = set()  # gates of threads that wait for messages
+        self._writing = 0  # blocks that are being written to a segment
+        self._written = threading.Event()  # set if there is none; checked when the broker closes
         self._closed = False
         self._channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()  # by ``id``
-        # the alarm lowers them while memory is scarce
+        # the alarm lowers them while memory is low
         self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES
         # called, by any thread, when there is something to dispatch to consumers
         self.awaken: Callable[[], None] | None = None
@@ -114,25 +111,25 @@ class Node:
 
     @property
     def look(self) -> Look:
-        """``with node.look as state``: to read what others may change, or to change what is not durable."""
+        """Returns a context manager to read shared state, or to change state that is not durable."""
         return self.committer.look
 
     # -- what the engine builds on ---------------------------------------------------------------------------
     def run(self, work: Work[T]) -> T:
-        """``work(state, change, now_us)`` in commit order; its answer, once all that it changed is
+        """Runs ``work(state, change, now_us)`` in commit order. Returns its answer when all its changes are
         durable.
         """
         return self.committer.run(work)
 
     def append(self, block: pa.RecordBatch) -> BlockInfo:
-        """Bytes into a segment, off the commit path; a work has to name them."""
+        """Writes bytes to a segment, outside a commit; a work must name them."""
         with self.writing():
             return self._store.append(block)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around writing to the store outside a commit: the store stays open until it is done, and a failure
-        stops the broker.
+        """Brackets writes to the store outside a commit: the store stays open until then, and a failure stops
+        the broker.
         """
         self._count_writing(1)
         try:
@@ -153,7 +150,7 @@ class Node:
 
     @uninterrupted
     def spill(self, transaction: Transaction) -> None:
-        """The publishes so far go to a segment."""
+        """Writes the publishes so far to a segment."""
         publishes = [publish for publish in transaction.publishes if publish.queues or publish.mandatory]
         if not publishes:
             return
@@ -161,16 +158,16 @@ class Node:
         transaction.spill(spill(info.block_id, info.size_bytes, publishes))
 
     def spill_full(self, transaction: Transaction) -> None:
-        """Keep memory flat while a transaction grows."""
+        """Spills a large transaction, so that memory stays flat."""
         if len(transaction.publishes) >= self.spill_rows or transaction.unspilled_bytes >= self.spill_bytes:
             self.spill(transaction)
 
     def watch(self, channel: Channel) -> None:
-        """Count what the open transaction of ``channel`` holds, for as long as the channel exists."""
+        """Counts what the open transaction of ``channel`` holds, while the channel exists."""
         self._channels[id(channel)] = channel
 
     def transaction_bytes(self) -> int:
-        """What open and prepared transactions hold in memory, about. From any thread."""
+        """Returns about how much memory open and prepared transactions use. For any thread."""
         channels = [found for reference in self._channels.valuerefs() if (found := reference()) is not None]
         opened = sum(channel.transaction.memory_bytes for channel in channels)
         return opened + sum(
@@ -178,15 +175,15 @@ class Node:
         )
 
     def spill_early(self, early: bool) -> None:
-        """Open transactions take too much memory together: each spills when it is a sixteenth as large as
-        usual.
+        """Lowers the spill limits to a sixteenth while open transactions use too much memory together, or
+        restores them.
         """
         parts = 16 if early else 1
         self.spill_rows, self.spill_bytes = SPILL_ROWS // parts, SPILL_BYTES // parts
 
     def spill_large(self, transaction: Transaction) -> None:
-        """Before its commit: what is too much for the catalog goes to a segment; not what needs no catalog
-        and fits into memory.
+        """Before its commit: writes what is too much for the catalog to a segment, but not messages that need
+        no catalog and fit into memory.
         """
         if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
             small = len(transaction.publishes) < SPILL_ROWS and transaction.unspilled_bytes < SPILL_BYTES
@@ -196,17 +193,17 @@ class Node:
             elif not transaction.incoming and all(
                 _is_written(publish) for publish in transaction.publishes if publish.queues
             ):
-                # otherwise each message is looked at on its own, by a full queue, or never written
+                # otherwise a full queue must check each message, or some messages are never written
                 self.spill(transaction)
 
     def spill_before_prepare(self, transaction: Transaction) -> None:
-        """The same for a transaction that is to be prepared: all of it is written."""
+        """Like ``spill_large``, for a transaction that is to be prepared: all of it is written."""
         if len(transaction.publishes) > INBOX_ROWS or transaction.unspilled_bytes > INBOX_BYTES:
             self.spill(transaction)
 
     def bury(self, transaction: Transaction) -> Burial:
-        """Before its commit, where ``burial.is_worth_it``, in a thread that may take its time. ``apply`` it,
-        or ``discard_burial``.
+        """Before its commit, if ``burial.is_worth_it``, in a thread that may wait: writes dead letters.
+        ``apply`` the result, or ``discard_burial``.
         """
         return bury(transaction, self.state, self.committer, self.append, self.clock())
 
@@ -214,12 +211,12 @@ class Node:
         forget(burial, self.committer)
 
     def discard(self, block_ids: list[int]) -> None:
-        """The bytes of a rolled-back transaction that are in a segment already."""
+        """Forgets the bytes of a rolled-back transaction that are in a segment."""
         if block_ids:
             self.run(lambda _state, change, _now: change.forgets.extend(block_ids))
 
     def read_block(self, block_id: int) -> pa.RecordBatch:
-        """A whole block, wherever it is: segment, inbox or memory. May be called within a work. Raises
+        """Returns a whole block from a segment, the inbox or memory. May be called within a work. Raises
         CorruptSegment, DataLoss.
         """
         self.state.blocks.require(block_id)
@@ -228,21 +225,21 @@ class Node:
         return self._store.read(block_id) if inbox is None else merged_block(inbox[:])
 
     def read_rows(self, run: Run) -> pa.RecordBatch:
-        """The rows of a run, in offset order."""
+        """Returns the rows of a run, in offset order."""
         block = self.read_block(run.block_id)
         rows = run.rows()
         return block.slice(rows.start, len(rows)) if isinstance(rows, range) else block.take(pa.array(rows))
 
     def locate(self, block_id: int) -> Location | None:
-        """Where a reader on this host finds a block; None where it has to be read through the broker. Raises
-        CorruptCatalog.
+        """Returns where a reader on this host finds a block; None if it must be read through the broker.
+        Raises CorruptCatalog.
         """
         self.state.blocks.require(block_id)
         block = self.state.blocks.by_id.get(block_id)
         return None if block is None or block.inbox is not None else self._store.locate(block_id)
 
     def wait(self, grown: Callable[[BrokerState], bool], timeout_s: float) -> bool:
-        """Wait until ``grown(state)``, which is asked after each commit that made messages visible. Raises
+        """Waits until ``grown(state)``, which is called after each commit that made messages visible. Raises
         StoreFailed.
         """
         deadline = time.monotonic() + timeout_s
@@ -250,7 +247,7 @@ class Node:
             gate = _thread.allocate_lock()
             gate.acquire()
             with self._mutex:
-                self._readers.add(gate)  # before looking: what grows after the look opens the gate
+                self._readers.add(gate)  # before the check: a later change opens the gate
             try:
                 self.committer.check()
                 with self.look as state:
@@ -274,7 +271,7 @@ class Node:
         self.upkeep.look()
 
     def notify_consumers(self) -> None:
-        """After a change outside a commit that may have given consumers something, or taken their queue."""
+        """Wakes dispatch after a change outside a commit that may affect consumers."""
         if self.awaken is not None and (self.state.agenda.runnable or self.state.topology.cancelled):
             self.awaken()
 
@@ -283,8 +280,8 @@ class Node:
 
     @uninterrupted
     def close(self) -> None:
-        """Twice is fine. What channels hold is delivered again after the next start. Other threads finish the
-        commit they are in.
+        """Closes the node; it may be repeated. Messages held by channels are delivered again after the next
+        start. Other threads finish their current commit.
         """
         with self._mutex:
             if self._closed:
@@ -293,7 +290,7 @@ class Node:
             if not self._writing:
                 self._written.set()
         self.upkeep.stop()
-        self._written.wait()  # 1. nobody writes beside commits
+        self._written.wait()  # 1. no writes outside commits
         clean = self.committer.failure is None
         try:
             if clean:
@@ -301,12 +298,12 @@ class Node:
         except StoreFailed:
             clean = False
         finally:
-            self.committer.end(StoreFailed(CLOSED))  # 2. nobody commits
+            self.committer.end(StoreFailed(CLOSED))  # 2. no commits
             self._store.close(clean=clean)
 
 
 def _is_written(publish: Publish) -> bool:
-    """Whether a restart has to keep it."""
+    """Returns whether the message must survive a restart."""
     properties = publish.message.properties
     return not (properties and delivery_mode(properties) == TRANSIENT) and any(
         queue.written for queue in publish.queues

@@ -1,12 +1,12 @@
-"""Reading ranges of queues: a plan says where the rows are, then block by block they are read.
+"""Reading ranges of queues: a plan lists where the rows are, then they are read block by block.
 
 Not here: who may read which range (``micro_batch/claim.py``), how a piece becomes rows (``arrow/rows.py``),
-and how a client on the broker's host reads the files itself (``client/broker.py``): the bytes at a place of a
-segment never change, so a place that was right stays right.
+and how a client on the broker's host reads the files itself (``client/broker.py``): the bytes at a place in a
+segment never change, so a valid place stays valid.
 
-Invariant: nobody gets a row whose bytes were taken. Bytes may go once no queue needs their row; a row that is
-not needed is never needed again. So bytes that were read are right if the queue still needs their rows when
-it is asked afterwards.
+Invariant: no reader gets a row whose bytes were removed. Bytes may be removed once no queue needs their row;
+a row that is not needed is never needed again. So the bytes read are valid if the queue still needs their
+rows afterwards.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Reader:
         *,
         fail_on_data_loss: bool,
     ) -> ReadPlan:
-        """Within a work. A claimed range is read as it was when it was claimed; without a claim what is not
-        settled now is read.
+        """Makes a plan, within a work. A claimed range is read as it was at the claim; without a claim, what
+        is unsettled now is read.
 
-        Raises QueueNotFound, and DataLoss where rows of a claim are gone, if it is to fail.
+        Raises QueueNotFound, and, if it is to fail, DataLoss for lost rows of a claim.
         """
         pieces: list[Piece] = []
         for log, start, end in slices:
@@ -82,7 +82,7 @@ class Reader:
         return ReadPlan(tuple(pieces))
 
     def rows(self, plan: ReadPlan, again: PlanAgain) -> Iterator[pa.RecordBatch]:
-        """Raises DataLoss, CorruptSegment; QueueNotFound where the queue was deleted meanwhile."""
+        """Yields the rows. Raises DataLoss, CorruptSegment; QueueNotFound for a deleted queue."""
         for piece in plan.pieces:
             if IntervalSet(piece.skipped).covers(*_span(piece)):
                 continue
@@ -93,7 +93,7 @@ class Reader:
                 yield rows
 
     def _rows(self, piece: Piece) -> pa.RecordBatch | None:
-        """None where the plan does not hold any more."""
+        """Returns the rows of a piece; None if the plan is outdated."""
         try:
             block = self._local.read_block(piece.block_id)  # 1. the bytes
         except DataLoss:
@@ -102,9 +102,9 @@ class Reader:
                 if _needs(queue, piece) and all(
                     run.block_id == piece.block_id for run in queue.log.runs_between(*_span(piece))
                 ):
-                    raise  # it should be there
+                    raise  # it should exist
             return None
-        with self._local.look:  # 2. were they whole?
+        with self._local.look:  # 2. were they complete?
             if not _needs(self._queue(piece), piece):
                 return None
         return assemble(piece, block)
@@ -123,7 +123,7 @@ def _span(piece: Piece) -> tuple[int, int]:
 
 
 def _needs(queue: Queue, piece: Piece) -> bool:
-    """Whether all rows of a piece that are to be read are needed."""
+    """Returns whether all rows of a piece that are to be read are needed."""
     return IntervalSet([*queue.progress.needed_within(*_span(piece)), *piece.skipped]).covers(*_span(piece))
 
 
@@ -136,7 +136,7 @@ def _clip(intervals: Iterable[Sequence[int]], first: int, last: int) -> tuple[tu
 def _require_all(
     log: str, start: int, end: int, found: Sequence[tuple[int, int]], skipped: Iterable[Sequence[int]]
 ) -> None:
-    """Raises DataLoss unless every offset is there or was settled before the claim."""
+    """Raises DataLoss unless every offset exists or was settled before the claim."""
     at = start
     for first, last in sorted([*found, *_clip(skipped, start, end)]):
         if first > at:

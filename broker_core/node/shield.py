@@ -1,12 +1,11 @@
-"""A signal handler that raises, as Ctrl-C does, waits until the operation of the main thread is done.
+"""A signal handler that raises (Ctrl-C does) waits until the operation of the main thread is done.
 
-Python runs signal handlers in the main thread, between any two instructions. One that raises there would cut
-a commit in two, or lose the lead of a group. So an operation of the main thread puts the handlers aside, and
-calls them when it is over: it is done, or it was refused, and then the interrupt is raised. Other threads are
-never interrupted, and pay one comparison.
+Python runs signal handlers in the main thread, between any two instructions. An exception there would
+interrupt a commit, or lose the lead of a group. So an operation of the main thread replaces the handlers, and
+calls them at its end: first it is done or refused, then the interrupt is raised. Other threads are never
+interrupted; for them the cost is one comparison.
 
-Invariant: inside no handler of :data:`SIGNALS` raises; outside every handler is the one that was there
-before.
+Invariant: inside, no handler of :data:`SIGNALS` raises; outside, every handler is the original one.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# SIGINT is put aside first and comes back last: what raises most often finds the others in order
+# SIGINT is replaced first and restored last, so that its frequent exceptions find the others in order
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# the functions behind the module ``signal``, which look for enums: fifteen times as fast
+# the functions behind the module ``signal``, without its enums: fifteen times as fast
 _c = importlib.import_module("_signal")
 _set: Callable[[int, Any], Any] = _c.signal
 _get: Callable[[int], Any] = _c.getsignal
@@ -49,11 +48,11 @@ def _defer(number: int, frame: FrameType | None) -> None:
     _waiting[number] = frame
 
 
-_waiting: dict[int, FrameType | None] = {}  # signals that came meanwhile
+_waiting: dict[int, FrameType | None] = {}  # signals that arrived meanwhile
 
 
 class Shield:
-    """For the main thread alone; may be nested. ``depth`` is 0 outside."""
+    """For the main thread only; may be nested. ``depth`` is 0 outside."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -93,13 +92,13 @@ class Shield:
             raise raised
 
     def _put_back(self) -> BaseException | None:
-        """All handlers; what the first ones raise while the last are put back."""
+        """Restores all handlers, and returns an exception that restored ones raise meanwhile."""
         raised: BaseException | None = None
         while self._aside:
             try:
                 number, handler = self._aside[-1]
                 if _get(number) is _defer:
-                    # may raise before it is done, or after: then the loop comes here again
+                    # may raise before or after it takes effect: then the loop repeats it
                     _set(number, handler)
                 self._aside.pop()
             except BaseException as error:
@@ -111,8 +110,8 @@ shield = Shield()
 
 
 def uninterrupted(operation: Callable[P, T]) -> Callable[P, T]:
-    """``operation`` is done as a whole where it is called in the main thread; a signal that came meanwhile is
-    handled after it.
+    """Makes ``operation`` uninterruptible if it is called in the main thread. A signal that arrives meanwhile
+    is handled after it.
     """
 
     @functools.wraps(operation)

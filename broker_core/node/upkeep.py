@@ -1,9 +1,9 @@
-"""What a broker does by itself: sealing full open blocks, expiring, forgetting, compacting. One thread.
+"""Background work of a broker in one thread: sealing full open blocks, expiring, forgetting, compacting.
 
-Not here: what these do to the state (``broker/``) and to files (``store/``). Invariant: nothing here changes
-what a reader gets; every step is a work of the committer, and may be cut off by a crash anywhere. A queue or
-a block that a step cannot deal with is left as it is, and said once; the steps behind it, and all other
-queues, are served.
+Not here: the effects on the state (``broker/``) and on files (``store/``). Invariant: nothing here changes
+what a reader gets. Every step is a work of the committer, and may be interrupted by a crash at any point. A
+queue or a block that a step cannot handle is left unchanged and logged once; later steps and all other queues
+continue.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from broker_core.store.port import Store
 logger = logging.getLogger("txmq.upkeep")
 
 TICK_S = 1.0
-IDLE_TICKS = 5  # an open block that nobody wrote to for so long is sealed, if it is worth a segment block
+IDLE_TICKS = 5  # an open block without writes for so long is sealed, if it is worth a segment block
 IDLE_ROWS = 1_000
-# full blocks wait for the next tick, if there are no more: messages that pass through are gone by then,
-# unsealed
+# fewer full blocks wait for the next tick: short-lived messages are settled by then, and never sealed
 WAITING = 2
 COMPACT_TICKS = 30
 
 
 class Upkeep:
-    """``expired`` is called after something has expired: consumers may have to be told, or given
+    """``expired`` is called after something has expired: consumers may have to be notified, or may get
     something.
     """
 
@@ -55,20 +54,20 @@ class Upkeep:
         self._wake = threading.Event()
         self._ending = False
         self._thread: threading.Thread | None = None
-        self._seen = (0, 0)  # rows of the open block, and for how many ticks there were as many
+        self._seen = (0, 0)  # rows of the open block, and for how many ticks it had as many
         self._ticks = 0
         self._compaction = Compaction(committer, state, store)
         self._aside: dict[Queue, int | None] = {}  # they could not be expired: the offset of their head then
         self._said: set[str] = set()  # what was logged already
         self.chores: list[Callable[[], None]] = []  # of others, as often as compaction
-        self._planned = 0  # when the thread wakes by itself, in microseconds since the epoch
+        self._planned = 0  # when the thread wakes next, in microseconds since the epoch
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._loop, name="txmq-upkeep", daemon=True)
         self._thread.start()
 
     def look(self) -> None:
-        """After a commit: wake the thread if too much is full, or something expires before it would wake."""
+        """After a commit: wakes the thread if too many blocks are full, or something expires earlier."""
         state = self._state
         if (
             len(state.blocks.full) > WAITING or state.agenda.next_deadline < self._planned
@@ -82,9 +81,9 @@ class Upkeep:
             self._thread.join()
 
     def _loop(self) -> None:
-        # the first conversion makes pyarrow import pandas: half a second that no client should wait for
+        # the first conversion makes pyarrow import pandas: half a second for which no client should wait
         to_rows([])
-        next_tick = 0.0  # monotonic: the time of day may be set
+        next_tick = 0.0  # monotonic: the time of day may be changed
         while not self._ending:
             now = self._clock()
             wait_us = min(
@@ -105,32 +104,32 @@ class Upkeep:
                 if len(self._state.blocks.full) > WAITING:
                     self._carry_out(self.seal)
             except StoreFailed:
-                return  # every caller learns it from the committer
+                return  # every caller gets it from the committer
             except StoreError as error:
                 self._committer.stop(error)
                 return
 
     def _carry_out(self, step: Callable[[], None]) -> None:
-        """Raises StoreFailed, and what a disk that fails raises."""
+        """Runs a step. Raises StoreFailed, and the errors of a failing disk."""
         try:
             step()
         except (CorruptSegment, CorruptCatalog, DataLoss):
-            return  # whoever reads the block gets the error; the others are served
+            return  # reading the block raises the error; other blocks are not affected
         except StoreError:
             raise
         except Exception as error:
             self._say(f"a step of the upkeep failed ({step.__name__.lstrip('_')})", error)
 
     def _say(self, what: str, error: Exception) -> None:
-        """Once for each thing that goes wrong."""
+        """Logs each distinct error once."""
         said = f"{what}: {type(error).__name__}: {error}"
         if said not in self._said and self._committer.failure is None:
             self._said.add(said)
             logger.error(said, exc_info=error)
 
     def expire(self) -> None:
-        """Messages whose time is over, and queues that nobody used for too long; piece by piece, so that
-        others come between.
+        """Expires messages past their time to live, and unused queues, in pieces, so that other work runs in
+        between.
         """
         now = self._clock()
         with self._committer.look as state:
@@ -146,7 +145,7 @@ class Upkeep:
                 self.seal()
 
     def _expire_some(self, due: list[Queue]) -> list[Queue]:
-        """What is left. A queue that makes it fail is set aside until its head is another message."""
+        """Returns what is left. A queue that makes it fail is skipped until its head is another message."""
         try:
             return self._committer.run(lambda state, change, now: state.expiry.expire(change, now, due))
         except StoreError:
@@ -168,7 +167,7 @@ class Upkeep:
         return False
 
     def tick(self) -> None:
-        """Once a second: expire, close an idle open block, forget, now and then compact."""
+        """Once a second: expires, closes an idle open block, forgets, and sometimes compacts."""
         for step in self._steps():
             step()
 
@@ -193,7 +192,7 @@ class Upkeep:
             self.close_open()
 
     def close_open(self) -> None:
-        """Take the open block off, whatever its size: it waits for its seal, or is forgotten."""
+        """Closes the open block, whatever its size: it waits for its seal, or is forgotten."""
 
         def work(state: BrokerState, change: Change, _now: int) -> None:
             state.blocks.close_open()
@@ -202,8 +201,8 @@ class Upkeep:
         self._committer.run(work)
 
     def seal(self) -> None:
-        """Move full open blocks into segments. 1. bytes, durable; 2. the commit that says so; 3. memory lets
-        go of the rows.
+        """Moves full open blocks to segments. 1. writes durable bytes; 2. commits the seal; 3. drops the rows
+        from memory.
         """
         # a work, so that all rows of these blocks are durable when it returns
         for block_id in self._committer.run(lambda state, _change, _now: list(state.blocks.full)):
@@ -229,7 +228,7 @@ class Upkeep:
                     state.blocks.sealed(block_id)
 
     def compact(self) -> None:
-        """Write mostly-dead segments anew, without the bodies of dead rows."""
+        """Rewrites mostly-dead segments without the bodies of dead rows."""
         self._compaction.run()
 
 
