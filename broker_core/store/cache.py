@@ -1,7 +1,7 @@
-"""Blocks that were read and verified, kept in memory up to a number of bytes.
+"""A cache of blocks that were read and verified, limited in bytes.
 
-Not here: which blocks there are and where (``durable.py``).
-Invariant: what is kept is at most ``limit_bytes``, by the sizes that ``put`` was told.
+Not here: which blocks exist and where (``durable.py``). Invariant: it keeps at most ``limit_bytes``, by the
+sizes passed to ``put``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 
 
 class BlockCache:
-    """Verified blocks, least recently used out first; one that somebody still holds is found again at no
-    cost. Thread-safe.
+    """Verified blocks; the least recently used is removed first. A block that is still referenced elsewhere
+    is found at no cost. Thread-safe.
     """
 
     def __init__(self, limit_bytes: int) -> None:

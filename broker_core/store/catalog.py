@@ -1,13 +1,13 @@
 """The catalog: SQLite in WAL mode with synchronous=FULL. What it does not name does not exist.
 
 Not here: the order of a commit (``durable.py``), the bytes of blocks (``segment.py``). Errors are SQLite's
-own. One thread at a time: ``commit`` has one caller at a time, and nothing else is read once the store is
+own. One thread at a time: ``commit`` has one caller at a time, and nothing else is read after the store is
 open.
 
-Tuned for commits of one message, measured against write + fdatasync: such a commit dirties one page (rows are
-appended in key order, the commit sequence stands in the row), the lock is exclusive (no shared memory), the
-log is laid out in advance and checkpointed every 1,024 pages, so it is overwritten in place and its fdatasync
-writes no metadata.
+Optimized for commits of one message, compared with write + fdatasync: such a commit changes one page (rows
+are appended in key order, and contain the commit sequence), the lock is exclusive (no shared memory), and the
+log is allocated in advance and checkpointed every 1,024 pages, so it is overwritten in place and its
+fdatasync writes no metadata.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from broker_core.store.segment import Place
 
 FORMAT = 4
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
-# a commit of one message writes one page: small ones cost SQLite less to checksum and write
+# a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1024
 _LOG_BYTES = (_CHECKPOINT_PAGES + 256) * (PAGE_BYTES + 24)
@@ -45,7 +45,7 @@ def _text(name: str) -> str:
 
 
 def _added() -> dict[int, str]:
-    """By format, what it added to the catalog of the one before."""
+    """Returns by format what it added to the previous format of the catalog."""
     parts = _SINCE_FORMAT.split(_text("catalog.sql"))
     return {int(number): script for number, script in zip(parts[1::2], parts[2::2], strict=True)}
 
@@ -101,7 +101,7 @@ class SegmentRow(NamedTuple):
 
 
 def create(path: Path) -> None:
-    """Make an empty catalog at ``path``: there whole, or not at all."""
+    """Creates an empty catalog at ``path``, completely or not at all."""
     new = path.with_name("catalog.db.new")
     new.unlink(missing_ok=True)
     connection = sqlite3.connect(new, isolation_level=None)
@@ -120,12 +120,12 @@ def create(path: Path) -> None:
 
 
 def log_path(path: Path) -> Path:
-    """The write-ahead log of the catalog at ``path``."""
+    """Returns the write-ahead log of the catalog at ``path``."""
     return path.with_name(path.name + "-wal")
 
 
 def is_whole(row: tuple[Any, ...]) -> bool:
-    """Does the row match its guard, the last value?"""
+    """Returns whether the row matches its guard, the last value."""
     try:
         return guard(row[:-1]) == int(row[-1])
     except (TypeError, ValueError):
@@ -136,15 +136,15 @@ class Catalog:
     """One connection to the catalog at ``path``, which must exist."""
 
     def __init__(self, path: Path, *, log: bool = True) -> None:
-        """``log`` False leaves the journal as it is, and looks at nothing but SQLite does.
+        """``log`` False leaves the journal unchanged, and omits all checks but SQLite's.
 
-        A catalog of an older format is upgraded, at once or not at all.
+        A catalog of an older format is upgraded, completely or not at all.
 
         Raises sqlite3.Error, CorruptCatalog, DataDirectoryFormat.
         """
         self.path = path
         hidden = hidden_commits(log_path(path)) if log else None
-        if hidden is not None:  # SQLite would go on without them
+        if hidden is not None:  # SQLite would continue without them
             raise corrupt_catalog(path, hidden)
         self._meta: Meta | None = None
         self._connection = sqlite3.connect(
@@ -176,9 +176,9 @@ class Catalog:
             raise corrupt_catalog(self.path, " ".join(str(problem).split()))
         if log:
             self._execute("PRAGMA journal_mode = WAL")
-            # ends the read that the pragma began, which would keep the log
+            # ends the read of the pragma, which would keep the log
             self._execute(QUERIES["read_format"]).fetchall()
-            # a fresh log: what a crash has cut off in this one must not stand behind later commits
+            # a new log: commits that a crash cut off must not be left behind later ones
             self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         for pragma in (
             "synchronous = FULL",
@@ -207,7 +207,7 @@ class Catalog:
         self._execute("COMMIT")
 
     def lay_out_log(self) -> None:
-        """Give the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros
+        """Gives the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros
         after the last frame.
         """
         with contextlib.suppress(OSError):  # only a matter of speed
@@ -221,8 +221,8 @@ class Catalog:
                 os.close(descriptor)
 
     def close(self) -> None:
-        """Release the file and its lock, also in the middle of a transaction, which is then rolled back."""
-        self._cursor.close()  # SQLite keeps a connection whose statements are not done
+        """Releases the file and its lock, also during a transaction, which is then rolled back."""
+        self._cursor.close()  # SQLite keeps a connection with unfinished statements
         if self._connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):  # the next opening rolls back
                 self._connection.rollback()
@@ -263,7 +263,7 @@ class Catalog:
                 yield decode(cls, row)
 
     def integrity(self) -> list[str]:
-        """What SQLite's own full check finds."""
+        """Returns the results of SQLite's own full check."""
         return [str(row[0]) for row in self._execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
 
     # One transaction
@@ -283,7 +283,7 @@ class Catalog:
         self._execute(QUERIES["drop_inbox"], (first, first + MAX_ROWS - 1))
 
     def put_records(self, changes: Sequence[Encoded]) -> None:
-        """All puts and drops of the changes, the last one of each key."""
+        """Writes all puts and drops of the changes, the last one of each key."""
         for cls, rows in merged(changes).items():
             dropped = [key for key, kept in rows.items() if kept is None]
             if dropped:
@@ -307,7 +307,7 @@ class Catalog:
 
     def close_segment(self, number: int) -> None:
         row = self._execute(QUERIES["segment"], (number,)).fetchone()
-        if row is not None:  # a segment that was closed before a commit named it has no row yet
+        if row is not None:  # a segment closed before a commit named it has no row yet
             values = (*row[:3], "closed")
             self._execute(QUERIES["put_segment"], (*values, guard(values)))
 
@@ -315,7 +315,7 @@ class Catalog:
         self._execute(QUERIES["drop_segment"], (number,))
 
     def set_meta(self, **values: int) -> None:
-        """Change some of the fields of :class:`Meta`."""
+        """Changes some of the fields of :class:`Meta`."""
         if self._meta is None:
             self._meta = self.meta()
         self._meta = self._meta._replace(**values)

@@ -1,10 +1,10 @@
-"""Records as rows of plain SQL values, and small messages as Arrow: the mapping both stores share.
+"""Records as rows of plain SQL values, and small messages as Arrow: the mapping that both stores share.
 
-It knows the annotations of the record classes and nothing of any single class. Not here: SQL.
+It uses the annotations of the record classes and has no code for a single class. Not here: SQL.
 
 Invariant: ``decode(cls, encode(record)) == record`` for a record whose dicts and lists are JSON, with
-decimals and bytes, and two equal keys encode equally. A value for which that cannot hold is refused here,
-before anything is written.
+decimals and bytes, and two equal keys encode equally. Other values are refused here, before anything is
+written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DECIMAL, _BYTES = "\0decimal", "\0bytes"
 
 
 def to_signed(checksum: int) -> int:
-    """An unsigned 64-bit number as SQLite's signed INTEGER."""
+    """Returns an unsigned 64-bit number as SQLite's signed INTEGER."""
     return checksum - _UNSIGNED if checksum >= _BIT_63 else checksum
 
 
@@ -46,7 +46,7 @@ def to_unsigned(value: int) -> int:
 
 
 def _signed(value: Any) -> int:
-    number = index(value)  # of numpy too; what is no integer raises TypeError
+    number = index(value)  # of numpy too; other types raise TypeError
     if -_BIT_63 <= number < _BIT_63:
         return number
     raise ValueError(f"{number} needs more than 64 bits")
@@ -99,7 +99,7 @@ def _json(kind: type[dict[Any, Any]] | type[list[Any]]) -> Coder:
 
 
 def _tagged(value: Any) -> dict[str, str]:
-    """What AMQP has and JSON has not. No name in a table of arguments begins with this character."""
+    """Encodes what AMQP has and JSON has not. No name in a table of arguments starts with this character."""
     if isinstance(value, Decimal):
         return {_DECIMAL: str(value)}
     if isinstance(value, bytes):
@@ -123,13 +123,13 @@ def _from_json(text: str) -> Any:
 
 class _Codec(NamedTuple):
     values: Callable[[Any], tuple[Any, ...]]  # of the fields of a record, in order
-    # the types of a record that is its own row, where the class has such; texts and integers are checked
+    # the types of a record that is its own row, if the class has such; texts and integers are checked
     plain: tuple[type, ...] | None
     texts: tuple[int, ...]
     numbers: Callable[[Row], tuple[Any, ...]]  # the integers
-    pack: Callable[..., bytes]  # raises where one of them is beyond 64 bits
+    pack: Callable[..., bytes]  # raises if one of them needs more than 64 bits
     encoders: tuple[Coder, ...]
-    decoders: tuple[tuple[int, Coder], ...]  # of the places whose value is not the SQL value itself
+    decoders: tuple[tuple[int, Coder], ...]  # of the fields that are not stored as they are
     key: tuple[int, ...]  # places of the key fields
     key_of: Callable[[Sequence[Any]], tuple[Any, ...]]
     sql_types: tuple[str, ...]
@@ -155,7 +155,7 @@ _PLAIN = {_signed: int, _text: str, _blob: bytes}
 
 
 def _getter(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """The values at these places, as a tuple."""
+    """Returns a function for the values at these indexes, as a tuple."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda row: tuple([row[place] for place in places])
@@ -193,17 +193,17 @@ _CODECS: dict[type[Record], _Codec] = {cls: _codec(cls) for cls in RECORDS}
 
 
 def sql_types(cls: type[Record]) -> tuple[str, ...]:
-    """The SQL type of each column, in the order of ``cls.columns()``."""
+    """Returns the SQL type of each column, in the order of ``cls.columns()``."""
     return _CODECS[cls].sql_types
 
 
 def encode(record: Record) -> Row:
-    """``record`` as SQL values in column order. Raises OptionError for a value that its column cannot
+    """Returns ``record`` as SQL values in column order. Raises OptionError for a value that its column cannot
     hold.
     """
     codec = _CODECS[type(record)]
     values = codec.values(record)
-    if tuple(map(type, values)) == codec.plain:  # nearly all: nothing to convert, and checked by a few calls
+    if tuple(map(type, values)) == codec.plain:  # nearly all: no conversion, and few calls to check
         for place in codec.texts:
             if not values[place].isascii():
                 break
@@ -218,12 +218,12 @@ def encode(record: Record) -> Row:
 
 
 def encode_key(cls: type[Record], key: Sequence[Any]) -> Row:
-    """Raises OptionError."""
+    """Returns a key as SQL values. Raises OptionError."""
     return _encoded(cls, _CODECS[cls].key, key)
 
 
 def _encoded(cls: type[Record], places: Sequence[int], values: Sequence[Any]) -> Row:
-    """The values of these columns, one by one."""
+    """Encodes the values of these columns, one by one."""
     encoders = _CODECS[cls].encoders
     row: list[Value] = []
     for place, value in zip(places, values, strict=True):
@@ -244,22 +244,22 @@ def _not_storable(what: str, error: Exception) -> OptionError:
 
 
 class Encoded(NamedTuple):
-    """What a change writes. ``entries`` of its journal and ``messages`` of its rows have been looked at."""
+    """What a change writes: ``entries`` of its journal and ``messages`` of its rows were encoded."""
 
     entries: int
     messages: int
     records: Rows
 
 
-_new = tuple.__new__  # a third of the time of a NamedTuple's own
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 _NOTHING: Rows = {}
 _INBOX_TYPES = (int, int, int, int, str, str, bytes, bytes, bytes)
 _INBOX_CODERS = (_signed, _signed, _signed, _signed, _text, _text, _blob, _blob, _blob)
 
 
 def encode_change(change: Change) -> Encoded:
-    """Kept in ``change.encoded``, so that it is done once. Raises OptionError: nothing of the change may be
-    written.
+    """Encodes a change once; the result is in ``change.encoded``. Raises OptionError: nothing of the change
+    may be written.
     """
     known = change.encoded
     journal, messages = change.journal, change.rows
@@ -309,7 +309,7 @@ def _check_message(message: InboxRow) -> None:
 
 
 def merged(changes: Sequence[Encoded]) -> Rows:
-    """What the changes write together: of each key the last entry holds."""
+    """Returns what the changes write together: the last entry of each key."""
     if len(changes) == 1:
         return changes[0].records
     last: Rows = {}
@@ -331,8 +331,8 @@ def decode(cls: type[Record], row: Sequence[Value]) -> Record:
 
 
 def guard(values: Sequence[Value]) -> int:
-    """The checksum, signed, of one row of the catalog: SQLite itself does not notice a flipped bit inside a
-    value.
+    """Returns the signed checksum of one row of the catalog, because SQLite does not detect a flipped bit
+    inside a value.
 
     Raises TypeError for a value that is not exactly an int, a str or bytes.
     """
@@ -344,13 +344,13 @@ def guard(values: Sequence[Value]) -> int:
             plain[place] = len(value)
             if value:
                 seed = xxhash.xxh3_64_intdigest(value, seed)
-        elif kind is not int and kind is not str:  # SQLite would store it, as something else
+        elif kind is not int and kind is not str:  # SQLite would convert it
             raise TypeError(f"a value of type {kind.__name__} cannot be stored: {value!r}")
     return to_signed(xxhash.xxh3_64_intdigest(ascii(plain).encode(), seed))
 
 
 def merged_block(rows: Sequence[InboxRow]) -> pa.RecordBatch:
-    """The messages of an open block, row by row, as MERGED_SCHEMA."""
+    """Returns the messages of an open block, row by row, as MERGED_SCHEMA."""
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(InboxRow._fields)
     place = InboxRow._fields.index
     names = {"commit_sequence": "sequence"}
@@ -361,7 +361,7 @@ def merged_block(rows: Sequence[InboxRow]) -> pa.RecordBatch:
 
 
 def body_bytes(block: pa.RecordBatch) -> int:
-    """The size of the bodies; of everything, where a block has no column ``body``. O(1)."""
+    """Returns the size of the bodies, or of everything in a block without a column ``body``. O(1)."""
     place = block.schema.get_field_index("body")
     if place < 0 or block.schema.field(place).type != pa.binary():
         return int(block.nbytes)
@@ -371,7 +371,7 @@ def body_bytes(block: pa.RecordBatch) -> int:
 
 
 def blank_bodies(block: pa.RecordBatch, live: bytes) -> pa.RecordBatch:
-    """``block`` with empty bodies in the rows whose bit in ``live`` (least significant first) is 0."""
+    """Returns ``block`` with empty bodies in rows whose bit in ``live`` (least significant first) is 0."""
     mask = pa.Array.from_buffers(pa.bool_(), block.num_rows, [None, pa.py_buffer(live)])
     place = block.schema.get_field_index("body")
     body = pc.if_else(mask, block.column(place), pa.scalar(b"", pa.binary()))

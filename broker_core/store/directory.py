@@ -27,7 +27,7 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in ``path`` durable."""
+    """Makes the names in ``path`` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -36,8 +36,8 @@ def sync_directory(path: Path) -> None:
 
 
 def prepare(path: Path) -> None:
-    """Make ``path`` if it is missing. Raises DataDirectoryInvalid where it is a file, foreign, or not
-    usable.
+    """Creates ``path`` if it is missing. Raises DataDirectoryInvalid for a file, a foreign or an unusable
+    directory.
     """
     try:
         if path.exists() and not path.is_dir():
@@ -58,10 +58,10 @@ def prepare(path: Path) -> None:
 
 
 class DirectoryLock:
-    """Held from construction to ``release``; the operating system releases it with the process."""
+    """Held until ``release``; the operating system releases it when the process ends."""
 
     def __init__(self, path: Path, *, write: bool = True) -> None:
-        """``write`` False leaves the lock file as it is. Raises DataDirectoryLocked, DataDirectoryInvalid."""
+        """``write`` False: the lock file is not changed. Raises DataDirectoryLocked, DataDirectoryInvalid."""
         name = path / "lock"
         try:
             self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY, 0o644)

@@ -1,8 +1,8 @@
-"""Rows that may be wrong: what can still be parsed of blocks that do not match their checksum, as a file for
-a human to look at.
+"""Rows that may be wrong: the parsable part of blocks that do not match their checksum, as a file for manual
+inspection.
 
-Invariant: nothing here reaches a queue. It runs after everything else is written: damaged bytes are given to
-Arrow.
+Invariant: nothing here reaches a queue. It runs after everything else is written, because it passes damaged
+bytes to Arrow.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Doubtful:
         place: Place,
         schema: pa.Schema | None,
     ) -> None:
-        """Offsets [start, end) of a run over a damaged block."""
+        """Adds offsets [start, end) of a run over a damaged block."""
         if schema is not None:
             self._wanted.append(
                 _Wanted(run, start, end, queue, segment_path(source, place.segment), place, schema)
@@ -68,7 +68,7 @@ class Doubtful:
         self._rows.append((queue, offset, row))
 
     def write(self, path: Path) -> int:
-        """Make the file, if there is anything; how many rows it has."""
+        """Writes the file, if there are rows, and returns their number."""
         blocks = [block for wanted in self._wanted if (block := _parsed(wanted)) is not None]
         if self._rows:
             blocks.append(_messages(self._rows))
@@ -81,7 +81,7 @@ class Doubtful:
 
 
 def _parsed(wanted: _Wanted) -> pa.RecordBatch | None:
-    """None where Arrow makes no sense of the bytes."""
+    """Returns None if Arrow cannot parse the bytes."""
     try:
         with wanted.path.open("rb") as file:
             file.seek(wanted.place.position)
@@ -119,7 +119,7 @@ def _readable(text: str) -> str:
 
 
 def selected(run: RunRecord) -> npt.NDArray[np.int64]:
-    """The rows of its block, in offset order."""
+    """Returns the rows of its block, in offset order."""
     if not run.bitmap:
         return np.arange(run.row, run.row + run.count, dtype=np.int64)
     bits = np.unpackbits(np.frombuffer(run.bitmap, dtype=np.uint8), bitorder="little")

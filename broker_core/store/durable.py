@@ -1,9 +1,9 @@
-"""DurableStore: Arrow segments for the bytes, one SQLite transaction for what they mean.
+"""DurableStore: Arrow segments for the bytes, one SQLite transaction for their meaning.
 
 Not here: file formats (``segment.py``), SQL (``catalog.py``), any rule of the domain.
 
 Invariant: what the catalog does not name does not exist, and what it names is durable. After a failed write,
-sync or commit the store takes no more writes: nobody knows what is on the disk until it is opened again.
+sync or commit the store accepts no writes until it is reopened: the state of the disk is unknown.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DurableStore:
         self._closed = False
         self._places: dict[int, Place] = {}  # named by the catalog
         self._staged: dict[int, Place] = {}  # appended, not named yet
-        self._written: dict[int, Place] = {}  # sealed or rewritten, the commit that says so is to come
+        self._written: dict[int, Place] = {}  # sealed or rewritten, not yet committed
         # the rows of the open blocks; the tuples are shared with the domain
         self._inbox: dict[int, list[InboxRow]] = {}
         self._named_segments: set[int] = set()  # have a row in the catalog
@@ -77,12 +77,12 @@ class DurableStore:
     # Opening
 
     def _recover(self, roll_bytes: int) -> None:
-        """The catalog decides: everything else is cut off or removed. Each step may be repeated after a crash
-        in it.
+        """Restores the state that the catalog names: everything else is cut off or removed. Each step may be
+        repeated after a crash in it.
         """
         path = self._path / "catalog.db"
         segments = self._path / "segments"
-        # 1. a catalog there is, or the directory is new
+        # 1. there is a catalog, or the directory is new
         if not path.exists():
             if segments.exists():
                 raise corrupt_catalog(path, "the file is missing")
@@ -98,7 +98,7 @@ class DurableStore:
         self._clean, self._sequence = bool(meta.clean), meta.sequence
         self._next_block_id = max([meta.next_block_id, *(block_id + 1 for block_id in self._places)])
         failpoint.here("store.recovery.replayed")
-        # 3. files that no row names go; their numbers are not used again
+        # 3. files that no row names are removed; their numbers are not reused
         live: dict[int, set[int]] = {row.segment: set() for row in rows}
         ends: dict[int, int] = {row.segment: len(row.schema) for row in rows}
         for block_id, place in self._places.items():
@@ -120,14 +120,14 @@ class DurableStore:
         self._segments = Segments(
             self._path, max([meta.next_segment, *(n + 1 for n in (*numbers, *live))]), roll_bytes=roll_bytes
         )
-        # 4. files that were open lose their torn tail and get their end mark
+        # 4. files that were open lose their incomplete tail and get their end mark
         opened = [row for row in rows if row.state == "open" and live[row.segment]]
         for row in rows:
             if live[row.segment]:
                 size = self._closed_size(row.segment, ends[row.segment], cut=row in opened)
                 self._segments.adopt(row.segment, row.kind, row.schema, size, live[row.segment])
         failpoint.here("store.recovery.cut")
-        # 5. and the catalog says so
+        # 5. the catalog records this
         self._catalog.begin()
         for row in opened:
             self._catalog.close_segment(row.segment)
@@ -144,7 +144,7 @@ class DurableStore:
         self._catalog.lay_out_log()
 
     def _closed_size(self, number: int, end: int, *, cut: bool) -> int:
-        """A missing or short file does not keep the others from being used: reading its blocks tells."""
+        """Returns the size of a closed file. If it is missing or short, reading its blocks raises."""
         path = segment_path(self._path, number)
         try:
             return cut_tail(path, end) if cut else path.stat().st_size
@@ -156,7 +156,7 @@ class DurableStore:
         return self._path
 
     def load(self) -> StoreImage:
-        """Bodies in segments are not read. Raises CorruptCatalog."""
+        """Returns the durable data, without bodies in segments. Raises CorruptCatalog."""
         try:
             records = list(self._catalog.records())
             inbox = list(self._catalog.inbox())
@@ -187,14 +187,14 @@ class DurableStore:
             raise StoreFailed(f"an earlier write failed: {self._failure.message}") from self._failure
 
     def _fail(self, error: BaseException) -> BaseException:
-        """From here on nothing is written. Returns what to raise."""
+        """Stops all later writes. Returns what to raise."""
         failure = store_error(error, self._path)
         self._failure = self._failure or failure
         return failure if isinstance(error, Exception) else error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Refuse after a failure; make any failure in here the last one."""
+        """Raises after an earlier failure, and makes any failure inside the last one."""
         self._check_writable()
         try:
             yield
@@ -213,8 +213,8 @@ class DurableStore:
         return _info(block_id, place)
 
     def adopt(self, file: PartFile) -> list[tuple[BlockInfo, pa.RecordBatch]]:
-        """Make a writer's file a segment: its blocks are as if appended. Empty, and nothing done, where it
-        cannot be had or is damaged.
+        """Makes a writer's file a segment, as if its blocks were appended. Empty, and nothing done, if the
+        file is unavailable or damaged.
         """
         self._check_writable()
         block_ids = [self.new_block_id() for _ in file.parts]
@@ -248,10 +248,10 @@ class DurableStore:
             if plan.put:
                 self._segments.sync({place.segment for place in plan.put.values()})
             failpoint.here("store.commit.synced")
-            # 3. what they mean, and 4. the commit point
+            # 3. their meaning, and 4. the commit point
             idle = self._write(encoded, plan)
             failpoint.here("store.commit.committed")
-            # 5. readers see it; files that nothing needs go
+            # 5. readers see it; unneeded files are removed
             self._publish(plan)
             for number in idle:
                 self._segments.delete(number)
@@ -260,13 +260,13 @@ class DurableStore:
             raise self._fail(error) from error
 
     def _write(self, encoded: Sequence[Encoded], plan: Plan) -> list[int]:
-        """The transaction of one commit. Returns the segments that nothing needs after it."""
+        """Writes the transaction of one commit. Returns the segments that nothing needs after it."""
         catalog = self._catalog
         rows = pack(plan.rows)
         known = self._sequence if self._sequence > plan.carried else plan.carried
         if plan.only_messages and len(rows) == 1 and plan.sequence <= known and not self._segments.changed:
             failpoint.here("store.commit.executed")
-            # a lone statement is a transaction of its own, and costs less than BEGIN and COMMIT around it
+            # a single statement is its own transaction, and costs less than with BEGIN and COMMIT
             catalog.put_inbox(rows)
             return []
         catalog.begin()
@@ -395,7 +395,7 @@ class DurableStore:
             self._segments.roll(number)
 
     def read(self, block_id: int) -> pa.RecordBatch:
-        # a move or forget may delete the file between the look at its place and its opening
+        # a move or forget may delete the file after its place is found and before it is opened
         for _ in range(3):
             known = self._cache.get(block_id)
             if known is None:
@@ -416,8 +416,8 @@ class DurableStore:
         raise DataLoss(f"block {block_id} moved again and again while it was read; read it again")
 
     def _find(self, block_id: int) -> Place | None:
-        """Also of a block that is appended and not named yet: the commit that will name it may have to look
-        into it.
+        """Finds also a block that is appended and not named yet, which the commit that names it may have to
+        read.
         """
         return self._places.get(block_id) or self._staged.get(block_id)
 
@@ -455,8 +455,8 @@ class DurableStore:
     # Closing
 
     def close(self, *, clean: bool = True) -> None:
-        """May be called again; after a failure it never counts as clean. Raises StoreFailed or DiskFull where
-        the goodbye fails.
+        """May be called again; after a failure it never counts as clean. Raises StoreFailed or DiskFull if
+        the last commit fails.
         """
         if self._closed:
             return

@@ -1,6 +1,6 @@
-"""What SQLite and the operating system raise, as errors of the store that say what to do.
+"""Exceptions of SQLite and the operating system, as errors of the store with advice.
 
-Invariant: nothing here retries or hides; the cause stays attached by whoever raises.
+Invariant: nothing here retries or hides; the caller attaches the cause when it raises.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def corrupt_catalog(path: Path, what: object) -> CorruptCatalog:
-    """``path`` is the catalog file."""
+    """Returns the error; ``path`` is the catalog file."""
     return CorruptCatalog(
         f"the catalog {path} is damaged: {what}. Restore the whole data directory from a backup; without one,"
         f" `txmq salvage {path.parent} --to NEWDIR` makes a data directory of what can still be read, and "
@@ -45,7 +45,7 @@ def disk_full(path: Path, what: object) -> DiskFull:
 
 
 def _is_full(directory: Path) -> bool:
-    """SQLite reports some writes to a full disk as a plain I/O error."""
+    """Returns whether the disk is full, because SQLite reports some such writes as a plain I/O error."""
     try:
         state = os.statvfs(directory)
     except OSError:
@@ -76,7 +76,7 @@ def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
 
 
 def store_error(error: BaseException, directory: Path) -> StoreError:
-    """``error``, raised while the data directory was written or read, as a StoreError."""
+    """Converts ``error``, raised by reading or writing the data directory, to a StoreError."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, sqlite3.Error):

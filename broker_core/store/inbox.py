@@ -39,8 +39,8 @@ _ROW_MASK = MAX_ROWS - 1
 
 
 def pack(rows: Sequence[InboxRow]) -> list[Packed]:
-    """``rows`` of each block are in order. Consecutive ones of at most ``GROUP_BYTES`` share a row."""
-    if len(rows) == 1:  # as _pack, by fewer steps
+    """Packs ``rows``, in order for each block. Consecutive ones of at most ``GROUP_BYTES`` share a row."""
+    if len(rows) == 1:  # like _pack, with fewer steps
         ((block_id, row, sequence, committed_at, exchange, routing_key, properties, body, routes),) = rows
         name, key = exchange.encode(), routing_key.encode()
         head = _ONE.pack(
@@ -56,7 +56,7 @@ def pack(rows: Sequence[InboxRow]) -> list[Packed]:
 
 
 def _consecutive(rows: Sequence[InboxRow]) -> list[list[InboxRow]]:
-    """``rows`` cut where the next one is not the next row of the same block."""
+    """Splits ``rows`` where the next one is not the next row of the same block."""
     groups: list[list[InboxRow]] = []
     block_id, number = None, 0
     for row in rows:
@@ -86,7 +86,7 @@ def _pack(rows: Sequence[InboxRow]) -> Iterator[Packed]:
 
 
 def guarded(row: Packed) -> tuple[int, int, bytes, int]:
-    """``row`` with its checksum: that of ``codec.guard``, by fewer steps."""
+    """Returns ``row`` with its checksum, like ``codec.guard`` with fewer steps."""
     key, count, messages = row
     text = b"[%d, %d, %d]" % (key, count, len(messages))
     checksum = xxhash.xxh3_64_intdigest(text, xxhash.xxh3_64_intdigest(messages))
@@ -94,13 +94,13 @@ def guarded(row: Packed) -> tuple[int, int, bytes, int]:
 
 
 def message_of_format_3(row: Sequence[Any]) -> InboxRow:
-    """A row of the table of formats 1 to 3, without its guard."""
+    """Returns the message of a row of formats 1 to 3, without its guard."""
     return InboxRow(row[0] >> ROW_BITS, row[0] & _ROW_MASK, *row[1:])
 
 
 def unpack(key: object, count: object, messages: object, *, errors: str = "strict") -> list[InboxRow]:
-    """``errors`` is how texts that are no UTF-8 are read. Raises ValueError for what :func:`pack` did not
-    make.
+    """Returns the messages of a row. ``errors``: how to decode invalid UTF-8. Raises ValueError for what
+    :func:`pack` did not make.
     """
     if type(key) is not int or type(count) is not int or type(messages) is not bytes:
         raise ValueError("a row of table inbox has values of wrong types")

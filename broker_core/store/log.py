@@ -1,10 +1,10 @@
-"""The catalog's write-ahead log, looked at before SQLite replays it: does damage hide commits behind it?
+"""The catalog's write-ahead log, checked before SQLite replays it: does damage hide later commits?
 
-SQLite takes the first frame that does not match its checksum for the end of the log. That is right for a
-write that was cut off, and silently forgets all later commits where a byte was flipped. A commit is synced
-before the next one is written, so only the last one can be cut off: frames of two commits behind the end mean
-damage. Not here: the frames' contents. What cannot be told apart is taken for a write that was cut off:
-damage to the last commit alone.
+SQLite treats the first frame that does not match its checksum as the end of the log. That is correct for an
+incomplete write, but silently drops all later commits after a flipped bit. A commit is synced before the next
+one is written, so only the last one can be incomplete: frames of two commits after the end mean damage. Not
+here: the frames' contents. Damage to the last commit alone cannot be distinguished from an incomplete write
+and is treated as one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 _HEADER = struct.Struct(">8I")
 _FRAME = struct.Struct(">6I")
-_MAGIC = 0x377F0682  # the lowest bit says in which byte order checksums are counted
+_MAGIC = 0x377F0682  # the lowest bit is the byte order of checksums
 _MASK = 0xFFFFFFFF
 
 
 class HiddenCommits(NamedTuple):
-    """``position``: of the first frame that is damaged, or of its commit. At least so many ``commits`` are
-    behind it.
+    """``position`` is that of the first damaged frame, or of its commit. At least ``commits`` commits follow
+    it.
     """
 
     path: Path
@@ -34,8 +34,8 @@ class HiddenCommits(NamedTuple):
 
 
 def hidden_commits(path: Path) -> HiddenCommits | None:
-    """Of the log at ``path``, which may be missing; None where SQLite's replay loses nothing that was
-    acknowledged.
+    """Checks the log at ``path``, which may be missing. Returns None if SQLite's replay loses nothing that
+    was acknowledged.
     """
     try:
         content = path.read_bytes()
@@ -75,7 +75,7 @@ def hidden_commits(path: Path) -> HiddenCommits | None:
 def _valid_end(
     content: bytes, size: int, check: tuple[int, int], salt: list[int], *, big_endian: bool
 ) -> int:
-    """Behind the last commit up to which every frame matches its checksum."""
+    """Returns the end of the last commit up to which every frame matches its checksum."""
     position = end = _HEADER.size
     while position + size <= len(content):
         _page, commit, salt_0, salt_1, check_0, check_1 = _FRAME.unpack_from(content, position)

@@ -1,9 +1,9 @@
 """MemoryStore: the port over plain dicts, for tests and for a broker that need not outlive its process.
 
-It is not durable. It keeps what is committed apart from what is only appended or sealed, so ``reopened``
-shows what a crash leaves.
+It is not durable. Committed data is separate from data that is only appended or sealed, so ``reopened`` shows
+the state after a crash.
 
-Invariant: ``_kept`` changes in ``commit`` only, and only as a whole.
+Invariant: only ``commit`` changes ``_kept``, and only as a whole.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Rows = dict[tuple[Value, ...], tuple[Value, ...]]
 
 @dataclass(slots=True)
 class _Kept:
-    """All that is committed."""
+    """All committed data."""
 
     records: dict[type[Record], Rows] = field(default_factory=dict)
     inbox: dict[int, list[InboxRow]] = field(default_factory=dict)
@@ -57,12 +57,12 @@ class _Kept:
 
 
 class MemoryStore:
-    """A :class:`broker_core.store.port.Store` that forgets everything with its process."""
+    """A :class:`broker_core.store.port.Store` whose data ends with its process."""
 
     def __init__(self) -> None:
         self._kept = _Kept()
         self._staged: dict[int, pa.RecordBatch] = {}  # appended, not named yet
-        # sealed or rewritten, the commit that says so is to come
+        # sealed or rewritten, not yet committed
         self._written: dict[int, pa.RecordBatch] = {}
         self._last_block_id = 0
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class MemoryStore:
         self._closed = False
 
     def reopened(self) -> MemoryStore:
-        """A new store that holds what this one had committed: this process crashed, or closed, here."""
+        """Returns a new store with what this one had committed, as after a crash or a close."""
         other = MemoryStore()
         with self._lock:
             other._kept = self._kept.branch()
@@ -113,7 +113,7 @@ class MemoryStore:
             failpoint.here("store.commit.synced")  # 2. nothing to sync
             self._check(changes)
             records = merged(encoded)
-            failpoint.here("store.commit.executed")  # 3. all that can fail has been done
+            failpoint.here("store.commit.executed")  # 3. everything that can fail is done
             with self._lock:
                 for change in changes:
                     self._apply(change)
@@ -193,7 +193,7 @@ class MemoryStore:
         return []
 
     def roll(self, number: int) -> None:
-        """There are no files."""
+        """Does nothing: there are no files."""
 
     def read(self, block_id: int) -> pa.RecordBatch:
         with self._lock:

@@ -1,7 +1,7 @@
-"""What one commit does to the files, worked out and checked before anything is written.
+"""What one commit does to the files, computed and checked before anything is written.
 
-Not here: doing it (``durable.py``).
-Invariant: a plan is made whole, or raises ValueError. The rows of an open block follow those that it has.
+Not here: doing it (``durable.py``). Invariant: a plan is complete, or ValueError is raised. New rows of an
+open block follow its existing rows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Places = Mapping[int, Place]
 
 
 class Plan:
-    """Of ``changes``, beside the rows of open blocks (``inbox``), and blocks that are named, appended, and
-    sealed or rewritten.
+    """The plan of ``changes``, given the rows of open blocks (``inbox``), and the blocks that are named,
+    appended, and sealed or rewritten.
     """
 
     __slots__ = ("carried", "forgotten", "inbox", "only_messages", "put", "rows", "sealed", "sequence")

@@ -1,8 +1,8 @@
-"""The port between the broker and what keeps it: two stores behind it, one contract suite over both.
+"""The port between the broker and its storage: two stores implement it, and share one contract suite.
 
-What the port does not promise: it knows nothing of queues or transactions, checks no rule of the domain, and
-never retries. After a method raised DiskFull, StoreFailed or OSError from ``append``, ``sync`` or ``commit``,
-nothing more can be written through the same store: open it again.
+Not in the port: queues or transactions, rules of the domain, retries. After ``append``, ``sync`` or
+``commit`` raised DiskFull, StoreFailed or OSError, nothing more can be written through the same store: open
+it again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from broker_core.message import Location as Location
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """A block that the catalog names. ``rows`` never changes and a row keeps its number for the block's whole
-    life.
+    """A block that the catalog names. ``rows`` never changes, and a row keeps its number while the block
+    exists.
     """
 
     block_id: int
@@ -31,16 +31,16 @@ class BlockInfo:
 
 
 class BlockUsage(NamedTuple):
-    """A block that lies in a segment."""
+    """A block in a segment."""
 
     block_id: int
     length: int  # in the file
     size_bytes: int  # of the bodies
-    named: bool  # it exists, and there; not only appended
+    named: bool  # it exists, at this place; not only appended
 
 
 class SegmentUsage(NamedTuple):
-    """A segment file and what of it is needed."""
+    """A segment file, and the part of it that is needed."""
 
     number: int
     kind: str  # message, merged, branch
@@ -51,80 +51,80 @@ class SegmentUsage(NamedTuple):
 
 @dataclass(slots=True)
 class StoreImage:
-    """All that was durable when the store was opened."""
+    """Everything that was durable when the store was opened."""
 
     records: list[Record] = field(default_factory=list)
     inbox: list[InboxRow] = field(default_factory=list)  # in (block_id, row) order
     blocks: list[BlockInfo] = field(default_factory=list)
-    sequence: int = 0  # last commit sequence number taken
+    sequence: int = 0  # last commit sequence number used
     clean: bool = True  # the last owner closed the store
 
 
 class Store(Protocol):
     def load(self) -> StoreImage:
-        """What is durable. Called once, before anything else."""
+        """Returns what is durable. Called once, before anything else."""
 
     def new_block_id(self) -> int:
-        """A block id that nothing durable uses. Thread-safe."""
+        """Returns a block id that nothing durable uses. Thread-safe."""
 
     def append(self, block: pa.RecordBatch) -> BlockInfo:
-        """Write ``block`` to a segment. It is durable after ``sync`` and exists once a commit names it.
+        """Writes ``block`` to a segment. It is durable after ``sync`` and exists once a commit names it.
         Thread-safe.
 
-        Any schema: blocks of MESSAGE_SCHEMA share segments, any other schema gets segments of its own.
+        Any schema is allowed: blocks of MESSAGE_SCHEMA share segments, any other schema gets its own.
         """
 
     def sync(self) -> None:
-        """Make all appended blocks durable (fdatasync). ``commit`` does it as well."""
+        """Makes all appended blocks durable (fdatasync). ``commit`` does it as well."""
 
     def encode(self, change: Change) -> None:
-        """Work out what ``change`` writes, so that ``commit`` need not, and cannot fail at it. Pure but for
-        ``change.encoded``.
+        """Computes what ``change`` writes, so that ``commit`` need not, and cannot fail in it. Pure except
+        for ``change.encoded``.
 
-        Raises OptionError for a value that cannot be stored and read back as it is: a wrong type, a text that
-        is no UTF-8, an integer beyond 64 bits. Nothing of such a change may be committed. Nothing may be
-        added to a change once it is encoded.
+        Raises OptionError for a value that cannot be stored and read back unchanged: a wrong type, text that
+        is not UTF-8, an integer beyond 64 bits. Nothing of such a change may be committed. Nothing may be
+        added to a change after it is encoded.
         """
 
     def commit(self, changes: Sequence[Change]) -> None:
-        """Make all of ``changes`` durable, together or not at all, in their order. Encodes what is not
+        """Makes all ``changes`` durable, together or not at all, in their order. Encodes those not yet
         encoded. One caller at a time.
 
         1. sync the segments that hold a block named here; 2. one SQLite transaction; it is the commit point.
         """
 
     def seal(self, block_id: int) -> None:
-        """Write the inbox rows of an open block to a segment as MERGED_SCHEMA and sync it.
+        """Writes the inbox rows of an open block to a segment as MERGED_SCHEMA and syncs it.
 
-        It stays readable from the inbox until a commit's ``seals`` names it. Thread-safe beside ``commit``.
+        It is readable from the inbox until a commit's ``seals`` names it. Thread-safe beside ``commit``.
         """
 
     def rewrite(self, block_id: int, live: bytes | None) -> None:
-        """Compaction: write the block again with empty bodies in the rows whose bit in ``live`` is 0; rows
+        """Compaction: writes the block again with empty bodies in the rows whose bit in ``live`` is 0; rows
         keep their numbers.
 
-        ``live`` None: as it is. Raises CorruptSegment, DataLoss, with nothing written.
+        ``live`` None: unchanged. Raises CorruptSegment, DataLoss, with nothing written.
 
         Readers see the old bytes until a commit's ``moves`` names the block. Thread-safe beside ``commit``.
         """
 
     def segment_usage(self) -> list[SegmentUsage]:
-        """Every segment file. Thread-safe."""
+        """Returns every segment file. Thread-safe."""
 
     def roll(self, number: int) -> None:
-        """Close an open segment, durably: the next block goes to another one. Thread-safe."""
+        """Closes an open segment, durably: the next block goes to another one. Thread-safe."""
 
     def read(self, block_id: int) -> pa.RecordBatch:
-        """The whole block, its checksum verified before Arrow parses a byte. Thread-safe.
+        """Returns the whole block, its checksum verified before Arrow parses a byte. Thread-safe.
 
-        An inbox block is answered as MERGED_SCHEMA. One that is appended and not named yet can be read too,
-        until the store is closed. Raises CorruptSegment; DataLoss where the catalog does not name the block.
+        An inbox block is returned as MERGED_SCHEMA. One that is appended and not named yet can be read too,
+        until the store is closed. Raises CorruptSegment; DataLoss if the catalog does not name the block.
         """
 
     def locate(self, block_id: int) -> Location | None:
-        """The place of a block for a reader on this host; None for an inbox block or a store without
+        """Returns the place of a block for a reader on this host; None for an inbox block or a store without
         files.
         """
 
     def close(self, *, clean: bool = True) -> None:
-        """Release files and the lock. ``clean`` False leaves everything as a crash would."""
+        """Releases files and the lock. ``clean`` False leaves everything as after a crash."""

@@ -1,9 +1,9 @@
-"""What can be read of a catalog that may be damaged: every row that is whole, whatever stands around it.
+"""The readable part of a catalog that may be damaged: every row that matches its checksum.
 
-Not here: what the rows mean together (``salvage.py``). It reads a copy; SQLite may write to that. A table is
-read from its front, and where a page stops that, from its back and from between. Only rows that the table's
-tree leads to are taken: freed pages still hold rows that were deleted. Invariant: a row that is given matches
-its checksum; ``lost`` names what was seen and does not, and tables that were not read to their end.
+Not here: what the rows mean together (``salvage.py``). It reads a copy, because SQLite may write to it. A
+table is read from its start, and, if a damaged page stops that, from its end and from points between. Only
+rows in the table's tree are used: freed pages still contain deleted rows. Invariant: a returned row matches
+its checksum; ``lost`` names rows that do not, and tables that were not read to their end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from broker_core.store.segment import Place
 
 Row = tuple[Any, ...]
 
-_PROBES = 2_000  # looks between two ends of a table whose pages are damaged
+_PROBES = 2_000  # reads between two ends of a table whose pages are damaged
 _FIRST, _LAST = -(1 << 62), 1 << 62  # row ids
 
 
@@ -40,7 +40,7 @@ class Remains:
     segments: list[SegmentRow] = field(default_factory=list)
     blocks: dict[int, Place] = field(default_factory=dict)
     inbox: list[InboxRow] = field(default_factory=list)
-    # messages of rows of the inbox that do not match their checksum
+    # messages of inbox rows that do not match their checksum
     doubtful: list[list[InboxRow]] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -56,10 +56,10 @@ class Remains:
 
 
 def read_remains(path: Path) -> Remains:
-    """Of the copy of a catalog at ``path``. Raises CorruptCatalog where nothing can be read,
+    """Reads the copy of a catalog at ``path``. Raises CorruptCatalog if nothing can be read,
     DataDirectoryFormat.
 
-    The pages that say what tables there are may be damaged too: those of a new catalog say the same.
+    The pages with the list of tables may be damaged too: those of a new catalog are the same.
     """
     other = path.with_name("with-new-schema") / path.name
     shutil.copytree(path.parent, other.parent, ignore=shutil.ignore_patterns(other.parent.name))
@@ -94,7 +94,7 @@ def _read(path: Path) -> Remains:
 
 
 def _text(raw: bytes) -> str:
-    # a damaged text does not end the reading; its row does not match its checksum
+    # a damaged text does not stop the reading; its row does not match its checksum
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -172,7 +172,7 @@ class _Reader:
             self.found.doubtful.append([message_of_format_3(row[:-1])])
 
     def _tables(self) -> set[str]:
-        """By the names of this format."""
+        """Returns the tables, with the names of this format."""
         query = "SELECT name FROM sqlite_schema WHERE type = 'table'"
         if "batch" in {row[0] for row in self.connection.execute(query)}:
             with contextlib.suppress(sqlite3.Error):
@@ -213,7 +213,7 @@ class _Reader:
         self.found.lost.append(text)
 
     def _rows(self, table: str, columns: tuple[str, ...], key: str) -> list[Row]:
-        """Every row that can be reached, once."""
+        """Returns every reachable row, once."""
         columns = (*columns, "guard")
         if self._has_rowid(table):
             rows, error = self._read(
@@ -249,19 +249,17 @@ class _Reader:
         return True
 
     def _read(self, query: str, values: tuple[int, ...] = ()) -> tuple[list[Row], sqlite3.Error | None]:
-        """The rows up to the first error, and that."""
+        """Returns the rows up to the first error, and the error."""
         rows: list[Row] = []
         try:
             for row in self.connection.execute(query, values):
-                rows.append(row)  # one by one: what came before the error counts
+                rows.append(row)  # one by one, to keep the rows before the error
         except sqlite3.Error as error:
             return rows, error
         return rows, None
 
     def _around(self, select: str) -> list[Row]:
-        """By row id: from both ends of a range, then from the next id behind the damage from which it can be
-        read again.
-        """
+        """Reads by row id: from both ends of a range, then from the first readable id after the damage."""
         found: dict[int, Row] = {}
         ranges = [(_FIRST, _LAST)]
         probes = 0

@@ -1,14 +1,13 @@
-"""``salvage``: a new data directory out of one that is damaged, with everything that is whole; what is lost
-is named.
+"""``salvage``: makes a new data directory from the intact part of a damaged one, and reports what is lost.
 
-The old directory is only read, and no broker may own it. Of a damaged block the rows are kept whose own
-checksums hold (``sums.py``). The others that can still be parsed go into ``doubtful.arrow``, for a human to
-look at. Not here: reading a damaged catalog (``remains.py``), what its records mean together
+The old directory is only read, and no broker may own it. Of a damaged block the rows whose own checksums
+match (``sums.py``) are kept. Other rows that can be parsed are written to ``doubtful.arrow``, for manual
+inspection. Not here: reading a damaged catalog (``remains.py``), what its records mean together
 (``broker/repair.py``).
 
 Invariant: the new directory holds no message that does not match its checksum, and no message that the old
-one did not hold; whatever the old one held and the new one does not is in the report. It exists whole, or has
-no catalog.
+one did not hold. What the old one held and the new one does not is in the report. The new directory is
+complete, or has no catalog.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class SalvageReport:
     inbox_rows: int = 0
     messages: dict[str, int] = field(default_factory=dict)  # not settled, per queue, in the new directory
     lost: list[LostMessages] = field(default_factory=list)
-    losses: list[str] = field(default_factory=list)  # all that is lost beside messages of queues
+    losses: list[str] = field(default_factory=list)  # everything lost besides messages of queues
     doubtful: int = 0  # rows in ``doubtful.arrow``
 
     @property
@@ -87,8 +86,8 @@ class SalvageReport:
 
 
 def salvage(path: str | Path, to: str | Path) -> SalvageReport:
-    """Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat; CorruptCatalog where nothing can
-    be read; DiskFull.
+    """Makes a new data directory. Raises DataDirectoryInvalid, DataDirectoryLocked, DataDirectoryFormat;
+    CorruptCatalog if nothing can be read; DiskFull.
     """
     source, target = Path(path).absolute(), Path(to).absolute()
     if not (source / "catalog.db").is_file():
@@ -131,9 +130,9 @@ class _Salvage:
         self.remains = remains
         self.report = SalvageReport(str(source), str(target))
         self.queues: dict[int, str] = {}
-        self.kept: dict[int, int] = {}  # blocks that are whole: rows
+        self.kept: dict[int, int] = {}  # intact blocks: rows
         self.lost_blocks: dict[int, tuple[Place | None, str]] = {}
-        # of the lost ones, which rows are whole all the same
+        # which rows of lost blocks are intact
         self.partial: dict[int, npt.NDArray[np.bool_]] = {}
         self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
         self.lost_offsets: dict[int, IntervalSet] = {}  # by queue id
@@ -155,7 +154,7 @@ class _Salvage:
 
     # -- what is whole ---------------------------------------------------------------------------------------
     def _look_at_blocks(self) -> None:
-        """Every block is read once; only the numbers are kept."""
+        """Reads every block once; only the numbers are kept."""
         self.schemas: dict[int, pa.Schema] = {}
         for row in self.remains.segments:
             self.schemas[row.segment] = pa.ipc.read_schema(pa.py_buffer(row.schema))
@@ -171,7 +170,7 @@ class _Salvage:
                     self.partial[block_id] = found[0]
 
     def _partly(self, place: Place) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
-        """The rows of a damaged block that are whole."""
+        """Returns the intact rows of a damaged block."""
         if place.segment not in self.sums:
             self.sums[place.segment] = read_sums(self.source, place.segment)
         rows, sums = self.sums[place.segment].get(place.position, (-1, b""))
@@ -188,7 +187,7 @@ class _Salvage:
     def _block(self, block_id: int, place: Place) -> pa.RecordBatch:
         path = segment_path(self.source, place.segment)
         buffer = read_buffer(path, block_id, place)
-        if place.segment not in self.schemas:  # its row is lost, the file says the same
+        if place.segment not in self.schemas:  # its row is lost; the file has the same schema
             with pa.OSFile(str(path)) as file:
                 self.schemas[place.segment] = pa.ipc.read_schema(file)
         block = parse(buffer, self.schemas[place.segment], path, block_id, place)
@@ -197,7 +196,7 @@ class _Salvage:
 
     # -- what it means ---------------------------------------------------------------------------------------
     def _records(self) -> tuple[list[Record], list[InboxRow]]:
-        blocks = self.remains.blocks  # a row of one of them lies in a segment too
+        blocks = self.remains.blocks  # a row of one of them is in a segment too
         inbox = _numbered(row for row in self.remains.inbox if row.block_id not in blocks)
         records = [*self.remains.records, *self._lost_queues(inbox)]
         infos = [
@@ -235,8 +234,8 @@ class _Salvage:
         return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
 
     def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
-        """Queues whose record is lost, and of which there are messages. Of a whole catalog, these are
-        leftovers.
+        """Returns records for queues whose record is lost, and that have messages. In an intact catalog,
+        these are leftovers.
         """
         if "queue" not in self.remains.torn:
             return []
@@ -262,7 +261,7 @@ class _Salvage:
         return _settled(records, self.queues)
 
     def _kept_of(self, run: RunRecord, why: str, settled: IntervalSet) -> list[Record]:
-        """The runs of its messages that are there. What is lost and not settled is named."""
+        """Returns the runs of its readable messages. Lost messages that are not settled are reported."""
         place, reason = self.lost_blocks.get(run.block_id, (None, why))
         if not reason:
             return [run]
@@ -303,8 +302,8 @@ class _Salvage:
         self.lost_offsets.setdefault(queue_id, IntervalSet()).add(start, end)
 
     def _lose_rows(self, rows: Sequence[InboxRow], settled: dict[int, IntervalSet]) -> None:
-        """Messages of a row in the catalog that does not match its checksum; their places are right unless
-        just those were damaged.
+        """Reports messages of a catalog row that does not match its checksum. Their places are right unless
+        these were damaged.
         """
         lost: dict[int, IntervalSet] = {}
         for queue_id, offset, row in _unsettled(rows, settled):
@@ -317,7 +316,7 @@ class _Salvage:
     def _unaccounted(
         self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[int, IntervalSet]
     ) -> None:
-        """Offsets that were given, and of which no row of the damaged tables tells any more."""
+        """Reports offsets that were given, and that no row of the damaged tables names."""
         there = _offsets(records, inbox, self.queues)
         ends = {queue_id: found.end() for queue_id, found in there.items()}
         for record in records:
@@ -354,8 +353,8 @@ class _Salvage:
         return replace(record, routes=routes)
 
     def _follow(self, records: list[Record]) -> list[Record]:
-        """What else has to say that messages are lost: claims, so that a replay passes them; progress;
-        decided blocks.
+        """Records the losses where needed: in claims, so that a replay skips them; in progress; in decided
+        blocks.
         """
         rows: dict[str, int] = {}
         for record in records:
@@ -391,7 +390,7 @@ class _Salvage:
         return replace(claim, skipped=skipped)
 
     def _progress(self, records: Iterable[Record]) -> list[Record]:
-        """Offsets that were given are not given again."""
+        """Prevents that used offsets are used again."""
         progress = {record.queue_id: record for record in records if isinstance(record, ProgressRecord)}
         for queue_id, lost in self.lost_offsets.items():
             known = progress.get(queue_id, ProgressRecord(queue_id, "", 0, 0, 0, 0))
@@ -400,7 +399,7 @@ class _Salvage:
 
     # -- the new directory -----------------------------------------------------------------------------------
     def _write(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
-        """The catalog comes last: a directory without one is no data directory."""
+        """Writes the catalog last: a directory without one is not a data directory."""
         (self.target / "segments").mkdir(parents=True, exist_ok=True)
         segments = Segments(self.target, 1)
         places: dict[int, Place] = {}
@@ -413,7 +412,7 @@ class _Salvage:
             self.report.rows += block.num_rows
         segments.end_all()
         if "ledger" not in self.remains.torn and (self.source / "id").is_file():
-            shutil.copy(self.source / "id", self.target / "id")  # it goes on as the same broker
+            shutil.copy(self.source / "id", self.target / "id")  # the identity of the same broker
         name = self.target / "catalog.db"
         unready = self.target / "salvage.new"
         unready.mkdir()
@@ -462,7 +461,7 @@ class _Salvage:
             sequence=max([meta.sequence if meta else 0, *numbers, *(row.sequence for row in inbox)]),
             next_block_id=max([meta.next_block_id if meta else 1, *(block_id + 1 for block_id in used)]),
             next_segment=segments.next_number,
-            clean=0,  # whatever may have been sent says so
+            clean=0,  # so that messages are marked redelivered if they may have been sent
         )
 
     def _count(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
@@ -477,7 +476,7 @@ class _Salvage:
 
 
 def _settled(records: Iterable[Record], queues: Iterable[int]) -> dict[int, IntervalSet]:
-    """By queue id, what is settled."""
+    """Returns the settled offsets by queue id."""
     settled = {queue_id: IntervalSet() for queue_id in queues}
     for record in records:
         if isinstance(record, ProgressRecord):
@@ -490,7 +489,7 @@ def _settled(records: Iterable[Record], queues: Iterable[int]) -> dict[int, Inte
 def _unsettled(
     rows: Iterable[InboxRow], settled: dict[int, IntervalSet]
 ) -> Iterator[tuple[int, int, InboxRow]]:
-    """Queue ids, offsets and messages of rows that may be wrong."""
+    """Yields queue ids, offsets and messages of rows that may be wrong."""
     for row in rows:
         for queue_id, offset in _routes(row):
             if queue_id in settled and 0 <= offset < 1 << 62 and not settled[queue_id].contains(offset):
@@ -508,7 +507,7 @@ def _named(rows: Sequence[InboxRow]) -> str:
 
 
 def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
-    """Rows of open blocks, numbered anew where one is lost: nothing but their own routes names them."""
+    """Renumbers rows of open blocks after a loss: only their own routes name them."""
     lengths: dict[int, int] = {}
     numbered: list[InboxRow] = []
     for row in rows:
@@ -521,7 +520,7 @@ def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
 def _offsets(
     records: Iterable[Record], inbox: Iterable[InboxRow], queues: Iterable[int]
 ) -> dict[int, IntervalSet]:
-    """By queue id, the offsets that have a message."""
+    """Returns the offsets that have a message by queue id."""
     there = {queue_id: IntervalSet() for queue_id in queues}
     for record in records:
         if isinstance(record, RunRecord):
@@ -534,7 +533,7 @@ def _offsets(
 
 
 def _part_of(run: RunRecord, first: int, rows: npt.NDArray[np.int64]) -> RunRecord:
-    """The entries of ``run`` from ``first`` on, which are in these rows."""
+    """Returns the entries of ``run`` from ``first`` on, which are in these rows."""
     row, bitmap = int(rows[0]), b""
     if run.bitmap:
         bits = np.zeros(int(rows[-1]) - row + 1, np.bool_)
@@ -544,5 +543,5 @@ def _part_of(run: RunRecord, first: int, rows: npt.NDArray[np.int64]) -> RunReco
 
 
 def _routes(row: InboxRow) -> Iterator[tuple[int, int]]:
-    """Queue ids and offsets."""
+    """Returns queue ids and offsets."""
     return ROUTE.iter_unpack(row.routes[: len(row.routes) // ROUTE.size * ROUTE.size])

@@ -1,10 +1,9 @@
-"""The pages of a SQLite file that say which tables there are, taken from a new catalog and put into a damaged
-one.
+"""The pages of a SQLite file with its list of tables, copied from a new catalog to a damaged one.
 
-Catalogs are made by one script, so these pages, and where each table begins, are the same in all of them. In
-one that was upgraded from an older format they are not: then rows are read in the wrong places, match no
-checksum, and nothing is gained. Invariant: only the pages of the list of tables are written, and the file's
-own size and counters stay in its header.
+One script makes all catalogs, so these pages, and the first page of each table, are the same in all of them.
+They differ in a catalog upgraded from an older format: then rows are read from wrong places, match no
+checksum, and nothing is gained. Invariant: only the pages of the list of tables are written; the file's own
+size and counters stay in its header.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from pathlib import Path
 
 from broker_core.store.catalog import PAGE_BYTES, create
 
-_INTERIOR = 5  # a table's page that leads to others
+_INTERIOR = 5  # a page of a table that points to others
 _HEADER_BYTES = 100  # of the file, at the start of the first page
 
 
 def put_schema(path: Path) -> None:
-    """Into the catalog at ``path``, which nobody has open."""
+    """Writes the pages to the catalog at ``path``, which must not be open."""
     with tempfile.TemporaryDirectory(prefix="txmq-schema-") as directory:
         new = Path(directory) / "catalog.db"
         create(new)
@@ -32,13 +31,13 @@ def put_schema(path: Path) -> None:
             (number - 1) * PAGE_BYTES : number * PAGE_BYTES
         ]
     struct.pack_into(">I", content, 28, len(content) // PAGE_BYTES)
-    struct.pack_into(">II", content, 32, 0, 0)  # free pages are of no interest to a reader
+    struct.pack_into(">II", content, 32, 0, 0)  # a reader does not use free pages
     content[92:96] = content[24:28]  # the size above is valid
     path.write_bytes(content)
 
 
 def _schema_pages(pages: bytes) -> list[int]:
-    """Numbers of the pages of the tree whose root is page 1."""
+    """Returns the numbers of the pages of the tree whose root is page 1."""
     found: list[int] = []
     pending = [1]
     while pending:

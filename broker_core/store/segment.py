@@ -1,11 +1,11 @@
-"""Segments: append-only Arrow IPC streams, ``NNNNNNNN.arrow``, that any Arrow tool can read once they are
+"""Segments: append-only Arrow IPC streams, ``NNNNNNNN.arrow``, that any Arrow tool can read after they are
 closed.
 
-A segment is the schema message, one encapsulated message per block, and the end mark. Which blocks exist is
-the catalog's knowledge, not the file's: bytes that no catalog row names are nothing.
+A segment is the schema message, one encapsulated message per block, and the end mark. The catalog names the
+blocks, not the file: bytes that no catalog row names have no meaning.
 
-Invariant: a file is written at its end only, under the lock; it is handed to a reader byte for byte as its
-checksum says; a number is never used twice; a closed file never changes again.
+Invariant: a file is written only at its end, under the lock; a reader gets only bytes that match their
+checksum; a number is never used twice; a closed file never changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_BRANCH_FILES = 8  # open at a time
 
 
 class Place(NamedTuple):
-    """Where a block lies."""
+    """The place of a block."""
 
     segment: int
     position: int
@@ -53,7 +53,7 @@ class Segment:
     schema: pa.Schema
     schema_bytes: bytes
     size_bytes: int
-    live: set[int]  # blocks that are named, or written and waiting for the commit that names them
+    live: set[int]  # blocks that are named, or written before the commit that names them
     descriptor: int = -1  # -1: closed
     ended: bool = False  # has its end mark
     new: bool = False  # its name in the directory is not durable yet
@@ -75,17 +75,17 @@ def _write_all(descriptor: int, data: pa.Buffer | bytes, path: Path) -> None:
 
 
 def _link(descriptor: int, path: Path) -> None:
-    """Name the open file ``path``. Raises OSError."""
+    """Gives the open file the name ``path``. Raises OSError."""
     root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # with a directory, Python follows the link that /proc shows
+        # with a directory, Python follows the link in /proc
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=root)
     finally:
         os.close(root)
 
 
 def read_buffer(path: Path, block_id: int, place: Place) -> pa.Buffer:
-    """The bytes of a block, verified. Raises CorruptSegment, FileNotFoundError."""
+    """Returns the bytes of a block, verified. Raises CorruptSegment, FileNotFoundError."""
     buffer = pa.allocate_buffer(place.length)
     view, filled = memoryview(buffer), 0
     descriptor = os.open(path, os.O_RDONLY)
@@ -108,7 +108,7 @@ def read_buffer(path: Path, block_id: int, place: Place) -> pa.Buffer:
 
 
 def parse(buffer: pa.Buffer, schema: pa.Schema, path: Path, block_id: int, place: Place) -> pa.RecordBatch:
-    """The block in verified bytes. Raises CorruptSegment where catalog and bytes agree but Arrow does not."""
+    """Parses a block in verified bytes. Raises CorruptSegment if the bytes match but Arrow fails."""
     try:
         block = pa.ipc.read_record_batch(buffer, schema)
     except (pa.ArrowInvalid, OSError) as error:
@@ -131,10 +131,10 @@ def _corrupt(path: Path, block_id: int, place: Place, what: str) -> CorruptSegme
 
 
 def cut_tail(path: Path, end: int) -> int:
-    """Recovery of a file that was open: drop what lies behind ``end``, write the end mark, sync. Returns the
+    """Recovers a file that was open: removes bytes after ``end``, writes the end mark, syncs. Returns the
     file's size.
 
-    A file that is shorter than ``end`` has lost named bytes; it is left as it is, and reading it tells.
+    A file that is shorter than ``end`` has lost named bytes; it is not changed, and reading it raises.
     """
     descriptor = os.open(path, os.O_RDWR)
     try:
@@ -151,7 +151,7 @@ def cut_tail(path: Path, end: int) -> int:
 
 
 class Segments:
-    """All segments of a data directory: the closed ones, and one open one for each schema in use.
+    """All segments of a data directory: the closed ones, and an open one for each schema in use.
     Thread-safe.
     """
 
@@ -163,14 +163,14 @@ class Segments:
         self._segments: dict[int, Segment] = {}
         self._open: dict[bytes, Segment] = {}  # by schema
         self._dirty: dict[int, Segment] = {}  # with unsynced bytes
-        self._closed: list[int] = []  # end mark durable, the catalog does not know yet
+        self._closed: list[int] = []  # end mark durable, not in the catalog yet
         self._idle: set[int] = set()  # without a live block
-        # a failed write or sync: what the page cache holds is unknown from there on
+        # a failed write or sync: after it the content of the page cache is unknown
         self._broken: BaseException | None = None
         self.next_number = next_number
 
     def adopt(self, number: int, kind: str, schema_bytes: bytes, size_bytes: int, live: set[int]) -> None:
-        """A closed segment that the catalog names."""
+        """Adds a closed segment that the catalog names."""
         schema = pa.ipc.read_schema(pa.py_buffer(schema_bytes))
         self._segments[number] = Segment(number, kind, schema, schema_bytes, size_bytes, live, ended=True)
 
@@ -178,7 +178,7 @@ class Segments:
         return segment_path(self._directory, number)
 
     def append(self, block_id: int, block: pa.RecordBatch) -> Place:
-        """Write ``block`` at the end of the open segment of its schema. Durable after ``sync``."""
+        """Writes ``block`` at the end of the open segment of its schema. Durable after ``sync``."""
         for field in block.schema:
             if pa.types.is_dictionary(field.type):
                 value = field.type.value_type
@@ -202,8 +202,8 @@ class Segments:
         return Place(segment.number, position, data.size, block.num_rows, body_bytes(block), checksum)
 
     def adopt_file(self, block_ids: Sequence[int], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
-        """A closed segment out of a writer's file, its checksums compared. Durable after ``sync``. Empty
-        where that cannot be done.
+        """Makes a writer's file a closed segment, after comparing its checksums. Durable after ``sync``.
+        Empty if that is impossible.
         """
         try:
             failpoint.here("store.adopt.open")
@@ -243,8 +243,8 @@ class Segments:
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Nothing is written or synced after a write or sync that failed: the next sync could succeed and
-        still have lost bytes.
+        """Blocks all writes and syncs after a failed one: the next sync could succeed although bytes were
+        lost.
         """
         if self._broken is not None:
             raise OSError(errno.EIO, f"an earlier write failed: {self._broken}")
@@ -275,7 +275,7 @@ class Segments:
         return segment
 
     def _end(self, segment: Segment) -> None:
-        """Write the end mark; the next sync makes it durable and closes the file."""
+        """Writes the end mark. The next sync makes it durable and closes the file."""
         del self._open[segment.schema_bytes]
         _write_all(segment.descriptor, END_MARK, self.path(segment.number))
         segment.size_bytes += len(END_MARK)
@@ -283,7 +283,7 @@ class Segments:
         self._dirty[segment.number] = segment
 
     def roll(self, number: int) -> None:
-        """Close this segment, durably, if it is open."""
+        """Closes this segment, durably, if it is open."""
         with self._lock, self._breaking():
             segment = self._segments.get(number)
             if segment is None or self._open.get(segment.schema_bytes) is not segment:
@@ -292,15 +292,15 @@ class Segments:
         self.sync({number})
 
     def end_all(self) -> None:
-        """Close every open segment, durably."""
+        """Closes every open segment, durably."""
         with self._lock, self._breaking():
             for segment in list(self._open.values()):
                 self._end(segment)
         self.sync()
 
     def sync(self, numbers: Iterable[int] | None = None) -> None:
-        """fdatasync the files with unsynced bytes (only those in ``numbers``), and the directory where a file
-        is new.
+        """Runs fdatasync on the files with unsynced bytes (only those in ``numbers``), and on the directory
+        if a file is new.
         """
         wanted = None if numbers is None else set(numbers)
         with self._sync_lock, self._breaking():
@@ -308,7 +308,7 @@ class Segments:
                 dirty = [
                     segment for number, segment in self._dirty.items() if wanted is None or number in wanted
                 ]
-                # decided before the sync that makes it true
+                # chosen before the sync that makes their end durable
                 ended = [segment for segment in dirty if segment.ended]
                 for segment in dirty:
                     del self._dirty[segment.number]
@@ -329,11 +329,11 @@ class Segments:
 
     @property
     def changed(self) -> bool:
-        """Whether ``take_closed`` or ``take_idle`` may have something for the next commit."""
+        """Returns whether ``take_closed`` or ``take_idle`` may have something for the next commit."""
         return bool(self._closed or self._idle)
 
     def take_closed(self) -> list[int]:
-        """Segments that were closed, durably, since the last call."""
+        """Returns the segments that were closed, durably, since the last call."""
         if not self._closed:
             return []
         with self._lock:
@@ -341,7 +341,7 @@ class Segments:
         return closed
 
     def release(self, number: int, block_id: int) -> None:
-        """``number`` does not hold ``block_id`` any more."""
+        """Records that ``number`` holds ``block_id`` no longer."""
         with self._lock:
             segment = self._segments.get(number)
             if segment is not None:
@@ -350,8 +350,8 @@ class Segments:
                     self._idle.add(number)
 
     def take_idle(self) -> list[int]:
-        """Segments that nothing needs and nothing is appended to any more; the caller deletes them. Branch
-        rows give theirs up at once.
+        """Returns segments that nothing needs and that get no more blocks; the caller deletes them. Branch
+        segments are included at once.
         """
         if not self._idle:
             return []
@@ -368,8 +368,8 @@ class Segments:
             return taken
 
     def delete(self, number: int) -> None:
-        """Remove the file. Mappings and open files of readers keep its bytes. Only after the catalog forgot
-        it.
+        """Removes the file, after the catalog dropped it. Mappings and open files of readers keep its
+        bytes.
         """
         with self._sync_lock, self._lock:
             segment = self._segments.pop(number)
@@ -381,7 +381,7 @@ class Segments:
         drop_sums(self._directory, number)
 
     def usage(self) -> list[tuple[int, str, int, bool, list[int]]]:
-        """Number, kind, size, whether it is open, and its blocks that are named or may be."""
+        """Returns number, kind, size, whether it is open, and its blocks that are named or may be."""
         with self._lock:
             return [
                 (segment.number, segment.kind, segment.size_bytes, not segment.ended, sorted(segment.live))
@@ -389,7 +389,7 @@ class Segments:
             ]
 
     def read(self, block_id: int, place: Place) -> tuple[pa.RecordBatch, int]:
-        """The block and its size in memory. Raises CorruptSegment, DataLoss."""
+        """Returns the block and its size in memory. Raises CorruptSegment, DataLoss."""
         path = self.path(place.segment)
         try:
             schema = self._segments[place.segment].schema
@@ -402,7 +402,7 @@ class Segments:
         return parse(buffer, schema, path, block_id, place), place.length
 
     def release_files(self) -> None:
-        """Close all descriptors and write nothing."""
+        """Closes all descriptors and writes nothing."""
         with self._sync_lock, self._lock:
             for segment in self._segments.values():
                 if segment.descriptor >= 0:

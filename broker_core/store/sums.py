@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 CHUNK_ROWS = 256
-# what damaged bytes make Arrow raise
+# exceptions of Arrow for damaged bytes
 NOT_READABLE = (OSError, EOFError, ValueError, LookupError, ArithmeticError, pa.ArrowException)
 # position of the block, its rows, bytes of sums that follow, and the checksum of these three and the sums
 _ENTRY = struct.Struct("<QIIQ")
@@ -31,7 +31,7 @@ def sums_path(directory: Path, number: int) -> Path:
 
 
 class _Columns:
-    """The buffers of a block: where the values of each column begin and end, and their bytes."""
+    """The buffers of a block: where the values of each column start and end, and their bytes."""
 
     def __init__(self, block: pa.RecordBatch) -> None:
         self.rows = block.num_rows
@@ -55,7 +55,7 @@ class _Columns:
         self.bounds = [ends[self.starts].tolist() for ends in self.ends]  # of the chunks
 
     def sum(self, chunk: int) -> int:
-        """Over the lengths of the values of a chunk, then the values."""
+        """Returns the checksum of the lengths of the values of a chunk, then the values."""
         found = xxhash.xxh3_64_intdigest(
             self.lengths[self.starts[chunk] * self.width : self.starts[chunk + 1] * self.width]
         )
@@ -64,7 +64,7 @@ class _Columns:
         return found
 
     def is_possible(self, chunk: int) -> bool:
-        """Whether the ends of its values rise and lie within the bytes."""
+        """Returns whether the ends of its values increase and are within the bytes."""
         start, end = self.starts[chunk], self.starts[chunk + 1]
         return all(
             ends[start] >= 0 and ends[end] <= len(data) and bool((np.diff(ends[start : end + 1]) >= 0).all())
@@ -73,7 +73,7 @@ class _Columns:
 
 
 def block_sums(block: pa.RecordBatch) -> bytes:
-    """Eight bytes for every ``CHUNK_ROWS`` rows. Of columns that are text, bytes, or numbers, without
+    """Returns eight bytes for every ``CHUNK_ROWS`` rows. Columns must be text, bytes, or numbers, without
     nulls.
     """
     columns = _Columns(block)
@@ -81,7 +81,7 @@ def block_sums(block: pa.RecordBatch) -> bytes:
 
 
 def write_sums(directory: Path, number: int, position: int, block: pa.RecordBatch) -> None:
-    """Add those of a block. A disk that does not take them is no error."""
+    """Adds the sums of a block. A disk error is ignored."""
     sums = block_sums(block)
     entry = (position, block.num_rows, len(sums))
     with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def write_sums(directory: Path, number: int, position: int, block: pa.RecordBatc
 
 
 def read_sums(directory: Path, number: int) -> dict[int, tuple[int, bytes]]:
-    """By position of the block its rows and sums, as far as they are whole."""
+    """Returns the intact rows and sums by position of the block."""
     found: dict[int, tuple[int, bytes]] = {}
     try:
         content = sums_path(directory, number).read_bytes()
@@ -110,7 +110,7 @@ def read_sums(directory: Path, number: int) -> dict[int, tuple[int, bytes]]:
 
 
 def kept_sums(directory: Path) -> list[int]:
-    """The segments of which there are sums."""
+    """Returns the segments that have sums."""
     try:
         return [int(path.name) for path in (directory / "sums").iterdir() if path.name.isdecimal()]
     except OSError:
@@ -125,10 +125,10 @@ def drop_sums(directory: Path, number: int) -> None:
 def whole_rows(
     buffer: pa.Buffer, schema: pa.Schema, rows: int, sums: bytes
 ) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
-    """Of the bytes of a block that may be damaged: which rows are whole, and the block, with empty values in
-    the others. None: no row is.
+    """Returns which rows of a possibly damaged block are intact, and the block, with empty values in the
+    other rows. None: no row is intact.
 
-    Raises one of ``NOT_READABLE`` where Arrow makes no sense of it.
+    Raises one of ``NOT_READABLE`` if Arrow cannot parse it.
     """
     plain = pa.schema(
         [
@@ -136,7 +136,7 @@ def whole_rows(
             for field in schema
         ]
     )
-    block = pa.ipc.read_record_batch(buffer, plain)  # texts as bytes: a damaged one is no error
+    block = pa.ipc.read_record_batch(buffer, plain)  # text as bytes, so that a damaged one is no error
     chunks = np.frombuffer(sums, "<u8")
     if block.num_rows != rows or len(chunks) != -(-rows // CHUNK_ROWS):
         return None
@@ -161,7 +161,7 @@ def _is_text(kind: pa.DataType) -> bool:
 def _cleared(
     kind: pa.DataType, ends: npt.NDArray[np.int64], data: memoryview, whole: npt.NDArray[np.bool_]
 ) -> pa.Array:
-    """A column with the values of the rows that are whole; empty, or 0, in the others."""
+    """Returns a column with the values of the intact rows; empty, or 0, in the others."""
     values = [
         bytes(data[start:end]) if kept else None
         for start, end, kept in zip(ends[:-1], ends[1:], whole, strict=True)

@@ -1,11 +1,11 @@
-"""``verify``: reads a whole data directory, changes nothing, and says whether every checksum and every
-reference holds.
+"""``verify``: reads a whole data directory, without changes, and reports whether every checksum and every
+reference is valid.
 
-It works on a copy of the catalog, since SQLite writes even where one only reads. A broker must not own the
+It works on a copy of the catalog, because SQLite writes even when only reading. No broker may own the
 directory meanwhile.
 
 Invariant: a report without problems means that every message that a queue needs can be delivered; ``repairs``
-are what opening the directory puts right by itself.
+are what opening the directory corrects automatically.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from broker_core.store.segment import END_MARK, Place, parse, read_buffer
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What ``verify`` found. ``problems`` and ``repairs`` are single-line texts."""
+    """The result of ``verify``. ``problems`` and ``repairs`` are single-line texts."""
 
     path: str
     segments: int = 0
@@ -38,7 +38,7 @@ class VerifyReport:
     rows: int = 0  # in segments
     inbox_rows: int = 0
     records: int = 0
-    size_bytes: int = 0  # of the blocks, as they lie in the files
+    size_bytes: int = 0  # of the blocks, as stored in the files
     problems: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
 
@@ -48,10 +48,10 @@ class VerifyReport:
 
 
 def verify(path: str | Path) -> VerifyReport:
-    """Check the data directory ``path``. Raises DataDirectoryInvalid, DataDirectoryLocked,
+    """Checks the data directory ``path``. Raises DataDirectoryInvalid, DataDirectoryLocked,
     DataDirectoryFormat.
 
-    Damage is no exception: it stands in the report.
+    Damage does not raise: it is in the report.
     """
     directory = Path(path).absolute()
     if not (directory / "catalog.db").is_file() and not (directory / "segments").is_dir():
