@@ -1,16 +1,16 @@
-"""Parts that a writer on the broker's host hands over as a file: written once, by the writer, where the
-broker keeps its segments.
+"""Parts that a writer on the broker's host passes as a file: written once, by the writer, in the directory of
+the broker's segments.
 
-The file has no name until the broker gives it one (``O_TMPFILE``, then a link to the writer's descriptor), so
-a writer that dies leaves nothing behind. It has the form of a closed segment: the schema message, one
+The file has no name until the broker names it (``O_TMPFILE``, then a link to the writer's descriptor), so a
+writer that dies leaves nothing behind. It has the form of a closed segment: the schema message, one
 encapsulated message for each part, the end mark.
 
-Not here: naming, syncing and committing it (``store``), and sending rows where files cannot be handed over
+Not here: naming, syncing and committing it (``store``), and sending rows if files cannot be passed
 (``client/broker.py``).
 
-Invariant: nothing in the file counts before the broker has compared its inode and every checksum, synced it
-and committed its parts. It is compared and named while a lease says that no process can write to it, so what
-was compared stays; then it is as safe as any other segment.
+Invariant: nothing in the file counts before the broker has checked its inode and every checksum, synced it
+and committed its parts. It is checked and named under a lease, which proves that no process can write to it,
+so the checked bytes do not change. Then it is as safe as any other segment.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from broker_core.errors import DiskFull, StoreFailed
 from broker_core.message import MESSAGE_SCHEMA
 
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0
-# written since the last sync: enough that its flush of the disk does not count
+# bytes written since the last sync: enough to make the cost of a disk flush small
 EARLY_BYTES = 16 * 1024 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """Where a part lies: one encapsulated IPC message."""
+    """The place of a part: one encapsulated IPC message."""
 
     position: int
     length: int
@@ -50,8 +50,8 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """An ended file, held open by process ``pid``; ``device`` and ``inode`` tell it from another one under
-    the same numbers.
+    """An ended file, held open by process ``pid``; ``device`` and ``inode`` identify it if the numbers are
+    reused.
     """
 
     pid: int
@@ -62,13 +62,13 @@ class PartFile:
     parts: tuple[FilePart, ...]
 
     def open(self) -> int:
-        """A descriptor of this process for reading. Raises OSError where this file cannot be had, as between
-        containers; ValueError.
+        """Returns a descriptor of this process for reading. Raises OSError if the file is not accessible, as
+        between containers; ValueError.
 
-        Only a file is opened that has no name, so that it is nobody's but its writers', and that belongs to
-        this process's user.
+        Only a file without a name is opened, so only its writers can have it, and only one of this process's
+        user.
         """
-        # opens nothing: a pipe or a device is left alone
+        # does not open a pipe or a device
         seen = os.open(f"/proc/{self.pid:d}/fd/{self.descriptor:d}", os.O_PATH)
         try:
             found = os.fstat(seen)
@@ -81,11 +81,11 @@ class PartFile:
             os.close(seen)
 
     def batches(self, descriptor: int) -> Iterator[pa.RecordBatch]:
-        """The parts, mapped from ``descriptor``, each verified. Raises ValueError (ArrowInvalid is one),
-        OSError.
+        """Yields the parts, mapped from ``descriptor``, each verified. Raises ValueError (ArrowInvalid is
+        one), OSError.
 
-        The broker holds :func:`unwritable` meanwhile: a mapped file that is cut off ends the process that
-        looks at it.
+        The broker holds :func:`unwritable` meanwhile, because truncating a mapped file kills the process that
+        reads it.
         """
         schema_bytes = memoryview(MESSAGE_SCHEMA.serialize())
         end = len(schema_bytes)
@@ -114,15 +114,14 @@ class PartFile:
 
 @contextlib.contextmanager
 def unwritable(descriptor: int) -> Iterator[None]:
-    """While this lasts, no process has the file open or mapped for writing, and none can open it so or cut it
-    off.
+    """Ensures that no process has the file open or mapped for writing, and that none can open it so or
+    truncate it.
 
-    Raises OSError where one has, or where the file system has no leases. Whoever wants to write meanwhile
-    waits for the end.
+    Raises OSError if one has, or if the file system has no leases. A process that opens it for writing waits.
     """
-    import fcntl  # not on every platform; nor are files without a name
+    import fcntl  # not on every platform, like files without a name
 
-    # ignored by default: the news that somebody waits would end the process
+    # ignored by default; the default signal for a waiting writer would end the process
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     try:
@@ -132,7 +131,7 @@ def unwritable(descriptor: int) -> Iterator[None]:
 
 
 class _Pieces:
-    """A file to Arrow, which writes the buffers of a batch as they are; kept, not copied."""
+    """A file object for Arrow that keeps the buffers of a batch without copying them."""
 
     closed = False
 
@@ -148,26 +147,26 @@ class _Pieces:
 
 
 def encapsulated(batch: pa.RecordBatch) -> list[pa.Buffer | bytes]:
-    """The bytes of ``batch.serialize()`` in order, without a copy of the batch: what is large are its own
-    buffers.
+    """Returns the bytes of ``batch.serialize()`` in order, without a copy: the large pieces are the batch's
+    own buffers.
     """
     pieces = _Pieces()
     schema_bytes = batch.schema.serialize().size
     with pa.ipc.new_stream(pa.PythonFile(pieces, "w"), batch.schema) as writer:
         writer.write_batch(batch)
         written = list(pieces.written)
-    while schema_bytes > 0:  # the stream starts with it
+    while schema_bytes > 0:  # the schema at the start of the stream
         schema_bytes -= len(written.pop(0))
     return written
 
 
 class PartWriter:
-    """Writes parts of MESSAGE_SCHEMA to a new file without a name in a data directory. Its pages go to the
-    disk while the next are made.
+    """Writes parts of MESSAGE_SCHEMA to a new file without a name in a data directory. Its pages are written
+    to disk while later parts are made.
     """
 
     def __init__(self, directory: str) -> None:
-        """Raises OSError where this system, file system or user cannot."""
+        """Raises OSError if this system, file system or user does not support it."""
         flag = getattr(os, "O_TMPFILE", 0)  # Linux has it
         if not flag:
             raise OSError(errno.ENOTSUP, "no files without a name here")
@@ -181,7 +180,7 @@ class PartWriter:
         self._write(MESSAGE_SCHEMA.serialize())
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Raises DiskFull, StoreFailed: the file is given up then, and the broker works on."""
+        """Writes a part. Raises DiskFull, StoreFailed: the file is abandoned, the broker continues."""
         position, checksum = self.size_bytes, xxhash.xxh3_64()
         for piece in encapsulated(batch):
             checksum.update(piece)
@@ -191,13 +190,13 @@ class PartWriter:
         )
         if self.size_bytes - self._early_bytes >= EARLY_BYTES:
             self._synced()
-            # only to be early: the broker syncs before it commits, and an error that is met here is raised
+            # optional, to be early: the broker syncs before it commits, and an error found here is raised
             # here
             self._syncing = self._disk.submit(os.fdatasync, self._descriptor)
             self._early_bytes = self.size_bytes
 
     def end(self) -> PartFile:
-        """The file as the broker takes it: nobody can write to it any more. Raises DiskFull, StoreFailed."""
+        """Ends the file and returns it; no process can write to it now. Raises DiskFull, StoreFailed."""
         self._write(END_MARK)
         self._synced()
         try:
@@ -215,7 +214,7 @@ class PartWriter:
         )
 
     def close(self) -> None:
-        """A file that the broker has not named is gone with it."""
+        """Closes the file. It disappears, unless the broker has named it."""
         self._disk.shutdown()
         os.close(self._descriptor)
 

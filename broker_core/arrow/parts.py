@@ -1,6 +1,6 @@
-"""How the rows of a branch are cut into parts, and what identifies them; the same in process and over Flight.
+"""How the rows of a branch are cut into parts and identified; the same in process and over Flight.
 
-Not here: where parts are kept, and how they are routed.
+Not here: where parts are stored, and how they are routed.
 
 Invariant: a part has at most PART_ROWS rows and PART_BYTES bytes, except a single row that alone is larger. A
 branch without rows has no parts.
@@ -20,28 +20,28 @@ from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
 
 PART_ROWS = 65_536
 PART_BYTES = 8 * 1024 * 1024
-MAX_PART_ROWS = 16 * PART_ROWS  # that a broker takes
+MAX_PART_ROWS = 16 * PART_ROWS  # that a broker accepts
 
 _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # checksums fit a bigint of Spark and an INTEGER of SQLite
 
 
 def part_checksum(batch: pa.RecordBatch) -> int:
-    """xxh3_64 of the batch's IPC message, without its highest bit."""
+    """Returns xxh3_64 of the batch's IPC message, without its highest bit."""
     return signed(xxhash.xxh3_64_intdigest(batch.serialize()))
 
 
 def signed(checksum: int) -> int:
-    """A checksum of 64 bits without its highest one."""
+    """Returns a 64-bit checksum without its highest bit."""
     return checksum & _SIGNED
 
 
 def branch_checksum(parts: Iterable[int]) -> int:
-    """xxh3_64 over the little-endian 8-byte checksums of the parts in order, without its highest bit."""
+    """Returns xxh3_64 over the parts' little-endian 8-byte checksums, without its highest bit."""
     return xxhash.xxh3_64_intdigest(b"".join(part.to_bytes(8, "little") for part in parts)) & _SIGNED
 
 
 def parts(rows: Iterable[pa.RecordBatch], header: BranchHeader) -> Iterator[pa.RecordBatch]:
-    """The rows of a branch, cut into parts; publish rows come as MESSAGE_SCHEMA.
+    """Yields the rows of a branch, cut into parts; publish rows as MESSAGE_SCHEMA.
 
     Raises OptionError (missing or wrong column, null body: names the row, counted over the branch from 0) and
     TransactionTooLarge (a body over MAX_BODY_BYTES).
@@ -53,10 +53,10 @@ def parts(rows: Iterable[pa.RecordBatch], header: BranchHeader) -> Iterator[pa.R
 
 
 def check_part(header: BranchHeader, part: int, batch: pa.RecordBatch) -> None:
-    """A part has a number and so many rows, and Arrow can read them. Raises OptionError.
+    """Checks the number and the rows of a part, and that Arrow can read it. Raises OptionError.
 
-    Arrow trusts what comes from elsewhere: an offset beyond its buffer would be found by whoever looks at the
-    row. Rows of messages are looked at as such (``broker/content.py``).
+    Arrow trusts external data: an offset beyond its buffer would only be found when the row is read. Rows of
+    messages are checked as messages (``broker/content.py``).
     """
     if part < 0 or batch.num_rows > MAX_PART_ROWS:
         raise OptionError(
@@ -73,7 +73,7 @@ def check_part(header: BranchHeader, part: int, batch: pa.RecordBatch) -> None:
 
 
 def _cut(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Split what is too large, and put together what is small."""
+    """Splits large batches, and joins small ones."""
     waiting: list[pa.RecordBatch] = []
     count = size = 0
     for batch in rows:
@@ -90,7 +90,7 @@ def _cut(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in order, in pieces that obey the invariant; no copy."""
+    """Yields the batch in order, in pieces that obey the invariant, without a copy."""
     stack = [batch]
     while stack:
         piece = stack.pop()
@@ -119,8 +119,8 @@ def _normalised(rows: Iterable[pa.RecordBatch], target: Any) -> Iterator[pa.Reco
 
 
 def normalise(batch: pa.RecordBatch, exchange: str, routing_key: str, first_row: int = 0) -> pa.RecordBatch:
-    """``batch`` as MESSAGE_SCHEMA: defaults for a missing or null exchange and routing key, no properties
-    where there are none.
+    """Returns ``batch`` as MESSAGE_SCHEMA: defaults for a missing or null exchange and routing key, empty
+    properties if there are none.
     """
     names = batch.schema.names
     for name in names:
@@ -188,7 +188,7 @@ def _body(column: pa.Array, first_row: int) -> pa.Array:
             "use coalesce(body, '')"
         )
     if len(column) and column.nbytes > MAX_BODY_BYTES:
-        import pyarrow.compute as pc  # takes long to import, and is needed for this error only
+        import pyarrow.compute as pc  # slow to import, and only needed for this error
 
         sizes = pc.binary_length(column)
         largest = pc.max(sizes).as_py()

@@ -1,10 +1,10 @@
 """How a piece of a log becomes rows: a stored block, plus what the log knows about it, as READ_SCHEMA.
 
-Server and client share it, so a reader that maps a segment itself and one that is served over Flight get the
-same bytes. Not here: where blocks are kept, and how a plan is made.
+Server and client share it, so a reader that maps a segment itself and one that uses Flight get the same
+bytes. Not here: where blocks are stored, and how a plan is made.
 
 Invariant: ``assemble`` is a pure function of (piece, block); exchange, routing key and body are never copied
-where the rows of a piece are adjacent.
+if the rows of a piece are adjacent.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Interval = tuple[int, int]  # offsets, end-exclusive
 class Piece:
     """The offsets ``first .. first+count`` of a log, which are rows of one block, in the same order.
 
-    The rows are ``row .. row+count``, or, where ``bitmap`` is not empty, its set bits (bit i of byte i//8,
-    least significant first, counted from row ``row``). ``before`` of these selected rows stand before
-    ``first`` (a slice that begins inside a run). ``sequence`` 0: commit time stands in the block, row by row.
-    ``location`` None: no file holds the block yet.
+    The rows are ``row .. row+count``, or, if ``bitmap`` is not empty, its set bits (bit i of byte i//8, least
+    significant first, counted from row ``row``). ``before`` of these selected rows precede ``first`` (a slice
+    that begins inside a run). ``sequence`` 0: each row of the block has its own commit time. ``location``
+    None: no file holds the block yet.
     """
 
     log: str
@@ -43,23 +43,23 @@ class Piece:
     redelivered: tuple[Interval, ...] = ()
     location: Location | None = None
     before: int = 0
-    queue_id: int = 0  # of the log: a queue that is declared again under the same name is another one
+    queue_id: int = 0  # of the log: a queue that is declared again under the same name has another
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What a read gives, in reading order. Pieces may be wholly skipped; then they give no rows."""
+    """What a read returns, in reading order. Pieces that are skipped as a whole return no rows."""
 
     pieces: tuple[Piece, ...] = ()
 
     @property
     def rows(self) -> int:
-        """At most so many rows: skipped ones are counted."""
+        """Returns the maximum number of rows: skipped ones are counted."""
         return sum(piece.count for piece in self.pieces)
 
 
 def assemble(piece: Piece, block: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of ``piece`` as READ_SCHEMA; ``block`` is the whole stored block (MESSAGE_SCHEMA or
+    """Returns the rows of ``piece`` as READ_SCHEMA; ``block`` is the whole stored block (MESSAGE_SCHEMA or
     MERGED_SCHEMA).
     """
     first, count = piece.first, piece.count
@@ -122,14 +122,12 @@ def _redelivered(
 
 
 def _column(numbers: npt.NDArray[np.int64]) -> pa.Array:
-    """Without a copy, and without pa.array, which imports pandas (half a second in every worker)."""
+    """Makes no copy, and avoids pa.array, which imports pandas (half a second in every worker)."""
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 class _Constants:
-    """Constant columns, made once per size and sliced. A race between threads makes one twice, nothing
-    worse.
-    """
+    """Constant columns, made once per size and sliced. A race between threads only makes one twice."""
 
     LOGS = 256
 

@@ -1,9 +1,10 @@
-"""Reading stored blocks straight from their files, for a client on the broker's host.
+"""Reading stored blocks directly from their files, for a client on the broker's host.
 
-Not here: deciding whether we are on that host (``client/broker.py``), and writing (``store/segment.py``).
+Not here: deciding whether the client is on that host (``client/broker.py``), and writing
+(``store/segment.py``).
 
-Invariant: a block is handed out only after its checksum was verified; whatever is wrong with a file is
-answered by None, and the broker is asked instead (it names the fault).
+Invariant: a block is returned only after its checksum was verified. For any fault of a file the result is
+None, and the caller asks the broker.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ KEPT_FILES = 16
 
 
 class SegmentFiles:
-    """Maps files and keeps the last ones mapped; a removed file stays readable while it is. Not thread-safe:
-    one for each reader.
+    """Maps files and keeps the latest ones mapped; a removed file stays readable while it is mapped. Not
+    thread-safe: one for each reader.
     """
 
     def __init__(self, directory: str) -> None:
@@ -49,7 +50,7 @@ class SegmentFiles:
         if known is not None and known[0].size() >= location.position + location.length:
             self._mapped.move_to_end(path)
             return known
-        # a mapping keeps the size that the file had: a grown segment is mapped again
+        # a mapping keeps the original file size: a segment that grew is mapped again
         file = pa.memory_map(path)
         found = (file, pa.ipc.read_schema(file))
         self._mapped[path] = found

@@ -1,10 +1,10 @@
 """Branches: what Spark tasks have staged for a batch attempt, durable and invisible until a commit names them
 (C2).
 
-A branch is staged in parts, each durable before it is acknowledged, so that neither side ever holds a whole
-branch. Pure.
+A branch is staged in parts. Each part is durable before it is acknowledged, so that neither side ever holds a
+whole branch. Pure.
 
-Invariant: a part that no open attempt or ledger entry owns does not exist; dropping an attempt drops its
+Invariant: a part without an open attempt or a ledger entry does not exist; dropping an attempt drops its
 parts and frees their blocks.
 """
 
@@ -31,9 +31,9 @@ from broker_core.errors import MissingBranch, Unroutable
 ReadBlock = Callable[[int], pa.RecordBatch]
 
 _EXAMPLES = 3
-# a batch write whose tasks staged nothing for so long, and which nobody committed, has no driver any more
+# a batch write whose tasks staged nothing for so long, and that was not committed, has lost its driver
 ABANDONED_S = 24 * 3600
-_TOUCHED_S = 3600  # an attempt's time is written again by the first part that comes so much later
+_TOUCHED_S = 3600  # the first part that arrives so much later updates the attempt's time
 
 
 class Branches:
@@ -75,7 +75,7 @@ class Branches:
             change.put(attempt)
 
     def touch(self, change: Change, token: str, now_us: int) -> None:
-        """A part came: the attempt is in use."""
+        """Updates the time of an attempt when a part arrives."""
         attempt = self._attempts.get(token)
         if attempt is not None and now_us - attempt.opened_at >= _TOUCHED_S * 1_000_000:
             self._undo.item(self._attempts, token)
@@ -83,11 +83,11 @@ class Branches:
             change.put(touched)
 
     def attempts(self) -> list[AttemptRecord]:
-        """Oldest first."""
+        """Returns the attempts, oldest first."""
         return sorted(self._attempts.values(), key=lambda attempt: attempt.opened_at)
 
     def abandoned(self, now_us: int) -> list[str]:
-        """Tokens of abandoned batch writes. Attempts of an app are dropped when it goes on (``orphans``)."""
+        """Returns tokens of abandoned batch writes. Attempts of an app are dropped later (``orphans``)."""
         before = now_us - ABANDONED_S * 1_000_000
         return [
             token
@@ -96,19 +96,19 @@ class Branches:
         ]
 
     def of_token(self, token: str) -> list[PartRecord]:
-        """All that was staged under it."""
+        """Returns all parts staged under a token."""
         return [part for branch in self._by_token.get(token, ()) for part in self.parts(branch)]
 
     def part(self, branch: str, part: int) -> PartRecord | None:
         return self._parts.get(branch, {}).get(part)
 
     def parts(self, branch: str) -> list[PartRecord]:
-        """All parts of a branch, in order."""
+        """Returns all parts of a branch, in order."""
         found = self._parts.get(branch, {})
         return [found[number] for number in sorted(found)]
 
     def stage(self, state: BrokerState, change: Change, part: PartRecord) -> None:
-        """Keep a part. Staging the same (branch, part) again changes nothing."""
+        """Adds a part. Staging the same (branch, part) again changes nothing."""
         if self.part(part.branch, part.part) is not None:
             return
         self._keep(part)
@@ -118,7 +118,7 @@ class Branches:
             state.blocks.hold(part.block_id, part.rows, part.size_bytes)
 
     def require(self, token: str, branches: Sequence[StagedBranch]) -> list[PartRecord]:
-        """The parts of the named branches, each there whole and named once. Raises MissingBranch."""
+        """Returns the parts of the named branches, each complete and named once. Raises MissingBranch."""
         for name, times in Counter(named.branch for named in branches).items():
             if times > 1:
                 raise MissingBranch(
@@ -150,8 +150,8 @@ class Branches:
 
     @staticmethod
     def require_routable(state: BrokerState, parts: Iterable[PartRecord], read_block: ReadBlock) -> None:
-        """Raises Unroutable with a count and three examples: of what no queue was bound for, and of what lost
-        its queues since.
+        """Raises Unroutable with a count and three examples: of messages without a queue when they were
+        staged, and of those that lost their queues since then.
         """
         count = 0
         examples: list[Sequence[str]] = []
@@ -174,7 +174,7 @@ class Branches:
 
     @staticmethod
     def gather(state: BrokerState, parts: Iterable[PartRecord], transaction: StagedTransaction) -> int:
-        """Put staged messages into ``transaction``; how many of them reach a queue."""
+        """Adds staged messages to ``transaction`` and returns how many of them reach a queue."""
         published = 0
         for part in parts:
             if part.kind != "publish":
@@ -191,13 +191,13 @@ class Branches:
         return published
 
     def published(self, state: BrokerState, change: Change, parts: Iterable[PartRecord]) -> None:
-        """They are messages in queues now."""
+        """Drops the parts of messages that are in queues now."""
         for part in parts:
             if part.kind == "publish":
                 self._forget(state, change, part)
 
     def drop(self, state: BrokerState, change: Change, token: str) -> None:
-        """Ends an attempt: its staged parts are dropped, unless a ledger entry owns them."""
+        """Ends an attempt: drops its staged parts, except those in a ledger entry."""
         self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
@@ -206,8 +206,8 @@ class Branches:
             self.free(state, change, branch)
 
     def settle(self, state: BrokerState, change: Change, token: str, kept: set[str]) -> None:
-        """The attempt is decided: its branches ``kept`` stay until they are applied, those of failed and
-        speculative tasks go.
+        """Ends a decided attempt: its branches in ``kept`` stay until they are applied; those of failed and
+        speculative tasks are dropped.
         """
         self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
@@ -230,7 +230,7 @@ class Branches:
             state.blocks.unhold(change, part.block_id)
 
     def orphans(self, app_id: str, query_id: str, batch_id: int) -> list[str]:
-        """Tokens of the app's other attempts that can never be decided once this batch is."""
+        """Returns tokens of the app's other attempts that can never be decided after this batch."""
         return [
             attempt.token
             for attempt in self._attempts.values()
@@ -244,8 +244,8 @@ def _inline(part: PartRecord) -> pa.RecordBatch:
 
 
 def _orphaned(state: BrokerState, part: PartRecord) -> npt.NDArray[np.int64]:
-    """The rows of a part that had a queue when they were staged, and have none now: all their queues were
-    deleted since.
+    """Returns the rows of a part that had a queue when they were staged, and whose queues have all been
+    deleted since then.
     """
     if all(int(queue_id) in state.topology.queues_by_id for queue_id in part.routes):
         return np.empty(0, dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Claims: which range of its queues an app reads next, decided once and for good (S1 to S6).
+"""Claims: which range of its queues an app reads next, decided once and permanently (S1 to S6).
 
-Pure: works run one after another through the committer and get the time and the blocks they need handed in.
+Pure: works run one after another in the committer, and get the time and the blocks as arguments.
 
-Invariant: a claim never changes. The same start vector has the same end whatever the limit, the new messages
-or the number of drivers that ask; what a claim's range reads is frozen with it (what was settled before, what
+Invariant: a claim never changes. The same start vector has the same end, whatever the limit, the new messages
+or the number of drivers that ask. What a claim's range reads is fixed with it (what was settled before, what
 may have been sent before).
 """
 
@@ -24,17 +24,17 @@ from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Ve
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.extent import ReadBlock, cut, offsets, too_few
 
-RELEASED = [-1, -1]  # the range of a read whose queue was released since: no claim has it
+RELEASED = [-1, -1]  # the range of a read whose queue was released since then: no claim has it
 KEPT_CLAIMS = 1000  # per app and set of queues, for restored checkpoints and late drivers
 
 
 def canonical(value: object) -> str:
-    """One text for equal JSON values."""
+    """Returns one text for equal JSON values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 class Claims:
-    """Every app's claims, origins and reads, in memory; ``Change`` makes each new one durable."""
+    """The claims, origins and reads of every app, in memory; ``Change`` makes each new one durable."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Claims:
         decided: Iterable[LedgerRecord],
         undo: Undo,
     ) -> None:
-        """``decided``: the ledger, which names positions of claims that are gone."""
+        """``decided``: the ledger, which names positions of claims that were dropped."""
         self._undo = undo
         self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
         for entry in decided:
@@ -103,7 +103,7 @@ class Claims:
         return {app for app, _ in self._origins} | set(self._by_app)
 
     def position(self, app_id: str) -> int:
-        """Position of the app's newest claim, also where that was released; 0 for none. It never falls."""
+        """Returns the position of the app's newest claim, even a released one; 0: none. Never decreases."""
         return self._positions.get(app_id, 0)
 
     # -- S2 --------------------------------------------------------------------------------------------------
@@ -121,12 +121,11 @@ class Claims:
         *,
         now_us: int,
     ) -> Vector:
-        """The end vector for ``start``. ``consumed`` is where the last decided range of each log ended
-        (missing: another system's sink).
+        """Returns the end vector for ``start``. ``consumed`` is where the last decided range of each log
+        ended (missing: another system's sink).
 
-        Everything that can be refused is refused, and everything that is read is read, before anything
-        changes. Then, as one change:
-        1. what a symbolic start means; 2. ack below a concrete start; 3. the claim, unless there is one.
+        All checks and reads are done before anything changes. Then, as one change:
+        1. resolve a symbolic start; 2. ack below a concrete start; 3. add the claim, unless it exists.
         """
         queues = {log: state.topology.queue(log) for log in sorted(start)}
         if not queues:
@@ -204,8 +203,8 @@ class Claims:
         self._prune(change, claim)
 
     def _prune(self, change: Change, newest: ClaimRecord) -> None:
-        """Each source by itself: one that idles asks with the end of its newest claim, however many claims
-        another has made since.
+        """Drops old claims of one source. Others do not count: an idle source still needs the end of its
+        newest claim, however many claims another one has made since then.
         """
         claims = self._by_queues[(newest.app_id, _queues(newest))]
         while len(claims) > KEPT_CLAIMS:
@@ -228,9 +227,9 @@ class Claims:
         )
 
     def _require_end(self, app_id: str, start: Vector) -> ClaimRecord | None:
-        """The newest claim that ends at the offsets of ``start``. Raises LineageConflict.
+        """Returns the newest claim that ends at the offsets of ``start``. Raises LineageConflict.
 
-        None if that one was pruned, and a claim that starts there proves that it existed.
+        None if that claim was pruned, and a claim that starts there proves that it existed.
         """
         vector = {log: int(offset) for log, offset in start.items() if offset != START}
         for claim in reversed(self._by_app.get(app_id, ())):
@@ -258,8 +257,8 @@ class Claims:
         consumed: Mapping[str, int],
         read_block: ReadBlock,
     ) -> OriginRecord:
-        """What the symbolic start of ``logs`` means: the recorded origin or a new one, which is not kept
-        yet.
+        """Returns the meaning of the symbolic start of ``logs``: the recorded origin, or a new one, which is
+        not recorded yet.
         """
         key = canonical(logs)
         found = self._origins.get((app_id, key))
@@ -268,7 +267,7 @@ class Claims:
             return OriginRecord(app_id, key, 1, dict(offsets(state, logs, origin, read_block)), passed=False)
         if found is not None and not overlapping and not found.passed and not self._decided(found, consumed):
             return found
-        # a start that lies behind us is asked for again: another checkpoint
+        # a start that was passed is asked for again: another checkpoint
         if on_new_checkpoint != "resume":
             raise self._new_checkpoint(app_id, logs, consumed)
         # acked offsets may be behind the ledger: resuming there would publish twice
@@ -288,8 +287,8 @@ class Claims:
         return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
 
     def _overlapping(self, app_id: str, key: str, logs: list[str]) -> list[OriginRecord]:
-        """Origins of other sets of queues that share one with ``logs``: the stream was started with other
-        queues before.
+        """Returns origins of other sets of queues that share a queue with ``logs``: earlier, the stream had
+        other queues.
         """
         return [
             entry
@@ -331,7 +330,7 @@ class Claims:
 
     # -- S3, S4, S5 ------------------------------------------------------------------------------------------
     def resolve(self, app_id: str, start: Vector, end: Vector) -> ClaimRecord | None:
-        """The claim for exactly this start and end; None for the empty range from a start to itself."""
+        """Returns the claim for exactly this start and end; None if they are equal (an empty range)."""
         if start == end:
             return None
         for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
@@ -346,7 +345,7 @@ class Claims:
         )
 
     def by_ranges(self, app_id: str, ranges: Ranges) -> ClaimRecord:
-        """The newest claim with these concrete ranges. Raises LineageConflict where there is none."""
+        """Returns the newest claim with these concrete ranges. Raises LineageConflict if there is none."""
         wanted = {log: [first, last] for log, (first, last) in ranges.items()}
         for claim in reversed(self._by_app.get(app_id, ())):
             if claim.ranges == wanted:
@@ -356,8 +355,8 @@ class Claims:
         )
 
     def already_read(self, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> bool:
-        """Whether this (query, batch) is on record for exactly these ranges. Raises LineageConflict for
-        others of the same logs.
+        """Returns whether exactly these ranges are recorded for (query, batch). Raises LineageConflict for
+        other ranges of the same logs.
         """
         recorded = self._reads.get((query_id, batch_id), {}).get((app_id, canonical(sorted(ranges))))
         if recorded is None:
@@ -375,7 +374,7 @@ class Claims:
         return True
 
     def record_read(self, change: Change, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> None:
-        """S4: no read, no consumption; and a batch that has read one range can never read another."""
+        """Records a read (S4): without a read, no consumption; a batch can read only one range."""
         self.by_ranges(app_id, ranges)
         if not query_id or self.already_read(app_id, query_id, batch_id, ranges):
             return
@@ -386,7 +385,7 @@ class Claims:
         self._prune_reads(change, record)
 
     def _prune_reads(self, change: Change, newest: ReadRecord) -> None:
-        """A source whose sink is another system decides nothing here, so reads go by number, as claims do."""
+        """Drops old reads by number, as with claims: a sink in another system decides nothing here."""
         app_id = newest.app_id
         reads = self._reads_by_queues[(app_id, newest.queues)]
         while len(reads) > KEPT_CLAIMS:
@@ -405,9 +404,9 @@ class Claims:
             change.drop(ReadRecord, oldest.key)
 
     def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
-        """All that this (query, batch) has read, over all its sources, whatever their app_id.
+        """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id.
 
-        Raises LineageConflict for a range that is no claim any more: its queue was released meanwhile.
+        Raises LineageConflict for a range without a claim: its queue was released meanwhile.
         """
         ranges: dict[str, list[int]] = {}
         for record in self._reads.get((query_id, batch_id), {}).values():
@@ -419,7 +418,7 @@ class Claims:
         return ranges
 
     def ack(self, state: BrokerState, change: Change, app_id: str, end: Vector) -> None:
-        """S5: Spark has everything below ``end`` in its commit log."""
+        """Acks below ``end`` (S5), which Spark has in its commit log."""
         vector = {log: int(offset) for log, offset in end.items() if offset != START}
         if vector:
             self._ack(state, change, app_id, self._require_end(app_id, end), vector)
@@ -432,10 +431,10 @@ class Claims:
         finished: ClaimRecord | None,
         vector: Mapping[str, int],
     ) -> None:
-        """Settle what is below ``vector``, where ``finished`` ends, and let all go but the range of
-        ``finished``.
+        """Settles entries below ``vector``, where ``finished`` ends, and keeps only the range of ``finished``
+        for replays.
 
-        That range stays until the next ack: Spark runs the batch again when its newest commit log entry is
+        That range is kept until the next ack: Spark runs the batch again if its newest commit log entry is
         lost.
         """
         for (app, key), entry in list(self._origins.items()):
@@ -451,17 +450,17 @@ class Claims:
         for log, offset in vector.items():
             queue = state.topology.queues.get(log)
             if queue is not None and queue.owner == app_id:
-                queue.settle_claimed(offset)  # a stream without a ledger consumes by its acks alone
+                queue.settle_claimed(offset)  # a stream without a ledger consumes only by its acks
                 if finished is not None:
                     queue.ack_to(int(finished.ranges[log][0]))
                 queue.record(change)
 
     def release(self, state: BrokerState, change: Change, app_id: str, log: str) -> None:
-        """S6: an operator takes the claim on one queue. What the app claimed and did not consume is there for
-        others again.
+        """Releases the claim on one queue for an operator (S6). What the app claimed and did not consume is
+        available to others again.
 
-        A claim over several queues ends as a whole: its ranges of the others are not claimed any more, though
-        they stay the app's.
+        A claim over several queues ends as a whole: its ranges of the others are not claimed either, but the
+        app still owns them.
         """
         others: set[str] = set()
         for (app, key), entry in list(self._origins.items()):
@@ -492,7 +491,7 @@ class Claims:
 
 
 def _require_not_released(read: ReadRecord) -> None:
-    """A later claim may have the same numbers, of another queue of the same name. Raises LineageConflict."""
+    """Raises LineageConflict for a released read: a new queue of that name may reuse the numbers."""
     gone = [log for log, found in read.ranges.items() if found == RELEASED]
     if gone:
         raise LineageConflict(

@@ -1,7 +1,7 @@
-"""The extent of a claim: where symbolic offsets and times lie in a queue, and where a limit cuts.
+"""The extent of a claim: the offsets of symbolic starts and times in a queue, and the end set by a limit.
 
-Pure: the blocks that have to be read come through a function.
-Invariant: a range ends between two transactions, unless one transaction alone is over the limit.
+Pure: blocks are read through a function. Invariant: a range ends between two transactions, unless one
+transaction alone is over the limit.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ReadBlock = Callable[[int], pa.RecordBatch]
 
 
 def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block: ReadBlock) -> dict[str, int]:
-    """``origin`` as a concrete vector, as of now. Raises OptionError for an offset past the end of its queue
-    or an unknown log.
+    """Returns ``origin`` as a concrete vector, as of now. Raises OptionError for an offset past the end of
+    its queue or an unknown log.
     """
     vector: dict[str, int] = {}
     named = dict(origin.offsets or {})
@@ -52,8 +52,8 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block:
 
 
 def offset_at(queue: Queue, timestamp_us: int, read_block: ReadBlock) -> int:
-    """The first unsettled offset whose commit time is at or after ``timestamp_us``; the queue's end where
-    there is none.
+    """Returns the first unsettled offset committed at or after ``timestamp_us``; the queue's end if there is
+    none.
     """
     runs = queue.log.runs_between(queue.progress.floor, queue.log.visible_end)
 
@@ -64,7 +64,7 @@ def offset_at(queue: Queue, timestamp_us: int, read_block: ReadBlock) -> int:
         return np.asarray(read_block(run.block_id).column("committed_at").take(pa.array(run.rows())))
 
     low, high = 0, len(runs)
-    while low < high:  # the first run whose last message is late enough; commit times rise with offsets
+    while low < high:  # find the first run whose last message is late enough; commit times rise with offsets
         middle = (low + high) // 2
         if times(middle)[-1] >= timestamp_us:
             high = middle
@@ -78,10 +78,10 @@ def offset_at(queue: Queue, timestamp_us: int, read_block: ReadBlock) -> int:
 def too_few(
     queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_block: ReadBlock, now_us: int
 ) -> bool:
-    """Whether fewer than ``limit.min_rows`` messages wait behind ``begin``, and the oldest not for
-    ``limit.max_delay_s`` yet.
+    """Returns whether fewer than ``limit.min_rows`` messages follow ``begin``, and the oldest is younger than
+    ``limit.max_delay_s``.
 
-    The delay counts from the oldest commit, so it does not begin anew with a restart of anybody.
+    The delay counts from the oldest commit, so a restart does not reset it.
     """
     if limit.min_rows is None:
         return False
@@ -100,7 +100,7 @@ def too_few(
 
 
 def committed_at(queue: Queue, offset: int, read_block: ReadBlock) -> int:
-    """When the message at ``offset``, which is visible and unsettled, was committed."""
+    """Returns when the message at ``offset``, which is visible and unsettled, was committed."""
     run = queue.log.runs_between(offset, offset + 1)[0]
     return (
         run.committed_at
@@ -112,9 +112,9 @@ def committed_at(queue: Queue, offset: int, read_block: ReadBlock) -> int:
 def cut(
     queues: Mapping[str, Queue], begin: Mapping[str, int], limit: Limit, read_block: ReadBlock
 ) -> dict[str, int]:
-    """The end vector of a micro-batch: at one commit sequence over all queues, within the limits.
+    """Returns the end vector of a micro-batch: at one commit sequence over all queues, within the limits.
 
-    A transaction is split only when it alone is larger than the limit; then in the order of the queues.
+    Only a transaction that alone is larger than the limit is split, in the order of the queues.
     """
     ends = {
         log: max(begin[log], min(end := queue.log.visible_end, (limit.end or {}).get(log, end)))
@@ -164,10 +164,10 @@ def cut(
 def _commits(
     queue: Queue, begin: int, end: int, max_rows: int, max_bytes: int | None, read_block: ReadBlock
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Commit sequence, rows, bytes and end of each commit in ``begin .. end``, as far as the limits could
-    reach.
+    """Returns commit sequence, rows, bytes and end of each commit in ``begin .. end``, as far as the limits
+    could reach.
 
-    The offsets of rows that are deleted lie between ends.
+    The offsets of deleted rows are between ends.
     """
     sequences: list[np.ndarray[Any, Any]] = []
     counts: list[np.ndarray[Any, Any]] = []
@@ -186,7 +186,7 @@ def _commits(
         ends.append(run.first + np.cumsum(count))
         rows += run.count
         size += run.size_bytes
-        # what was gathered of this queue alone is over the limit, so the limit falls inside it
+        # the rows of this queue alone are over the limit, so the limit is inside them
         if rows > max_rows or (max_bytes is not None and size > max_bytes):
             break
     empty = np.array([], dtype=np.int64)

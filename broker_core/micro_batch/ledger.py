@@ -1,8 +1,8 @@
 """The ledger: which micro-batches of an app are decided (C1, C4, C5, C6). Pure.
 
-Invariant: entries of an app follow each other without a gap in ``sequence``; a log's range starts where the
-last decided range of that log ended, whichever app decided it (the sink may have another app_id than the
-source); an entry never changes but for ``applied`` and ``mirrored``.
+Invariant: entries of an app have consecutive values of ``sequence``; a log's range starts where the last
+decided range of that log ended, whichever app decided it (the sink may have another app_id than the source);
+an entry never changes except for ``applied`` and ``mirrored``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from broker_core.micro_batch.claim import canonical
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
 KEPT_ENTRIES = 1000
-MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is not in use any more
+MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is no longer in use
 
 
 class Ledger:
-    """Every app's decided batches and lineages, in memory; ``Change`` makes each durable."""
+    """The decided batches and lineages of every app, in memory; ``Change`` makes each durable."""
 
     def __init__(
         self, records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = (), undo: Undo | None = None
@@ -79,7 +79,7 @@ class Ledger:
         return self._tokens.get(token)
 
     def consumed(self, logs: Iterable[str]) -> dict[str, int]:
-        """Per log, where its last decided range ended; logs of which nothing was consumed are missing."""
+        """Returns per log where its last decided range ended; logs without consumption are missing."""
         return {log: self._consumed[log][0] for log in logs if log in self._consumed}
 
     def next_sequence(self, app_id: str) -> int:
@@ -98,8 +98,8 @@ class Ledger:
         consumes: bool,
         claim_position: int,
     ) -> LedgerRecord | None:
-        """The entry of a decided batch; None for a batch that may be staged now, its lineage opened. Raises
-        LineageConflict, BatchGap.
+        """Returns the entry of a decided batch; None for a batch that may be staged now, with its lineage
+        opened. Raises LineageConflict, BatchGap.
         """
         lineages = list(self._lineages.get(app_id, ()))
         current = lineages[-1] if lineages else None
@@ -109,7 +109,7 @@ class Ledger:
             if not any(
                 entry.query_id == current.query_id for entry in self._entries.get(app_id, {}).values()
             ):
-                replaced = current  # it has decided nothing: its late drivers are shut out
+                replaced = current  # it has decided nothing: its late drivers are refused
             current = None
         if current is None:
             if batch_id > 0 and on_new != "resume":
@@ -194,7 +194,7 @@ class Ledger:
         return entry
 
     def expected(self, app_id: str, query_id: str) -> int:
-        """The batch id that follows in the current lineage; -1 where ``query_id`` is not the current one."""
+        """Returns the next batch id of the current lineage; -1 if ``query_id`` is not the current one."""
         lineages = self._lineages.get(app_id)
         if not lineages or lineages[-1].query_id != query_id:
             return -1
@@ -205,7 +205,7 @@ class Ledger:
 
     # -- C4 --------------------------------------------------------------------------------------------------
     def require_next(self, app_id: str, query_id: str, batch_id: int) -> None:
-        """Raises LineageConflict or BatchGap unless this batch is the one to decide now."""
+        """Raises LineageConflict or BatchGap unless this batch is the next one to decide."""
         expected = self.expected(app_id, query_id)
         if expected == -1:
             lineages = self._lineages.get(app_id)
@@ -221,7 +221,7 @@ class Ledger:
             )
 
     def require_undecided(self, query_id: str, batch_id: int, ranges: Mapping[str, tuple[int, int]]) -> None:
-        """S4: what a decided batch has not consumed it cannot read any more. Raises LineageConflict."""
+        """Raises LineageConflict if the batch is decided: it cannot read what it did not consume (S4)."""
         for app_id in self._entries if query_id else ():
             entry = self.entry(app_id, query_id, batch_id)
             if entry is not None:
@@ -244,8 +244,8 @@ class Ledger:
     ) -> None:
         """Raises LineageConflict unless every range starts where the app's last range of that log ended.
 
-        Or later, where all between is settled: a batch that did not read its range consumed nothing, and
-        Spark's commit acknowledged it.
+        It may start later if everything between is settled: a batch that did not read its range consumed
+        nothing, and Spark's commit acknowledged it.
         """
         consumed = self.consumed(ranges)
         for log, (start, _) in ranges.items():
@@ -269,8 +269,8 @@ class Ledger:
         self._prune(change, entry.app_id)
 
     def _prune(self, change: Change, app_id: str) -> None:
-        """Keeps the newest ``KEPT_ENTRIES``, and what is needed: for the start of a log's next range, an
-        apply, or a mirror in use.
+        """Keeps the newest ``KEPT_ENTRIES``, and those needed for the start of a log's next range, an apply,
+        or a mirror in use.
         """
         entries = self._entries[app_id]
         surplus = len(entries) - KEPT_ENTRIES
@@ -278,12 +278,12 @@ class Ledger:
             return
         # where a log's next range must start
         needed = {commit_sequence for _, commit_sequence in self._consumed.values()}
-        mirrored = self._mirrored.get(app_id, 0)  # that entry is kept, to know that there is a Delta ledger
+        mirrored = self._mirrored.get(app_id, 0)  # that entry is kept as proof of a Delta ledger
         in_use = mirrored and next(reversed(entries)) - mirrored <= MIRROR_LAG
         gone = []
         for entry in islice(entries.values(), surplus):
             if in_use and not entry.mirrored:
-                break  # mirrored in order: those behind wait too
+                break  # mirrored in order: later ones wait too
             if entry.applied and entry.sequence != mirrored and entry.commit_sequence not in needed:
                 gone.append(entry)
         if gone:
@@ -307,11 +307,11 @@ class Ledger:
         ]
 
     def waiting(self, app_id: str) -> tuple[int, int]:
-        """How many entries are not applied, and not mirrored."""
+        """Returns how many entries are not applied, and how many are not mirrored."""
         return len(self._unapplied.get(app_id, ())), len(self._unmirrored.get(app_id, ()))
 
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> LedgerRecord | None:
-        """The entry that was marked; None where it is marked already or gone."""
+        """Returns the entry that was marked; None if it was marked before or does not exist."""
         entry = self._entries.get(app_id, {}).get(sequence)
         if entry is None or entry.applied:
             return None
@@ -319,9 +319,7 @@ class Ledger:
         return entry
 
     def skip(self, change: Change, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
-        """Take branches out of what is to apply; returns those that were not out yet. Raises
-        UnknownTransaction.
-        """
+        """Marks branches as skipped; returns those not skipped before. Raises UnknownTransaction."""
         entry = self._entries.get(app_id, {}).get(sequence)
         named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
         if (
@@ -378,7 +376,7 @@ class Ledger:
             numbers.discard(entry.sequence)
 
     def release(self, change: Change, log: str, commit_sequence: int) -> None:
-        """A queue was taken from its app: the next range of that log may start anywhere."""
+        """Forgets the end of a released queue: its next range may start anywhere."""
         self._undo.item(self._consumed, log)
         self._undo.item(self._released, log)
         self._consumed.pop(log, None)
@@ -387,7 +385,7 @@ class Ledger:
 
 
 def public(entry: LedgerRecord) -> LedgerEntry:
-    """The entry as the connector sees it: branches grouped by what they are for."""
+    """Returns the entry for the connector: branches grouped by kind and target."""
     groups: dict[str, tuple[Any, list[str], int, BranchKind]] = {}
     for kind, target, branch, rows in entry.branches:
         if "skipped" in target:

@@ -1,12 +1,11 @@
 """Micro-batches: opened, staged and decided. Batch writes, which have no app, share the staging and the
 decision.
 
-Pure: each method that changes something fills the change of a commit. Not here: the order in which commits
-happen, and where bytes are written (``node/``). What a claim, a branch and a ledger entry are is in their own
-files.
+Pure: each method that changes something fills the change of a commit. Not here: the order of commits, and
+where bytes are written (``node/``). Claims, branches and ledger entries have their own files.
 
-Invariant: a batch is decided once, in one change with all that it publishes and consumes. A decision checks
-everything before it changes anything.
+Invariant: a batch is decided once, in one change with everything that it publishes and consumes. A decision
+checks everything before it changes anything.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Stored(Protocol):
 
 
 class MicroBatches:
-    """``read`` gives the rows of a block."""
+    """``read`` returns the rows of a block."""
 
     def __init__(self, state: BrokerState, read: ReadBlock) -> None:
         take = state.loaded.take
@@ -84,7 +83,7 @@ class MicroBatches:
         *,
         consumes: bool,
     ) -> Opened:
-        """``token`` names the attempt. Raises LineageConflict, BatchGap."""
+        """Opens an attempt named ``token``. Raises LineageConflict, BatchGap."""
         entry = self.ledger.open(
             change,
             app_id,
@@ -108,8 +107,8 @@ class MicroBatches:
         given: Sequence[tuple[Stored | None, pa.RecordBatch]],
         now_us: int,
     ) -> list[tuple[int, int]]:
-        """Name the parts ``first`` and on, all or none: (rows, checksum) of each. Bytes of a part that is
-        staged already are forgotten.
+        """Stages the parts from ``first`` on, all or none, and returns (rows, checksum) of each. Bytes of a
+        part that is already staged are forgotten.
 
         Raises BatchDecided, MissingBranch, ExchangeNotFound, AccessRefused.
         """
@@ -134,15 +133,15 @@ class MicroBatches:
     def staged(
         self, header: BranchHeader, first: int, expected: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """The parts ``first`` and on, (rows, checksum) of each, if they are staged as ``expected``; otherwise
-        none.
+        """Returns (rows, checksum) of the parts from ``first`` on if they are staged as ``expected``;
+        otherwise nothing.
         """
         parts = [self.branches.part(header.branch, part) for part in range(first, first + len(expected))]
         found = [(part.rows, part.checksum) for part in parts if part is not None]
         return found if found == list(expected) else []
 
     def _known(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> PartRecord | None:
-        """The part if it is staged already. Raises MissingBranch if that is another one."""
+        """Returns the part if it is staged. Raises MissingBranch if it is a different one."""
         staged = self.branches.part(header.branch, part)
         if staged is not None and staged.rows != rows.num_rows:
             raise MissingBranch(
@@ -178,7 +177,7 @@ class MicroBatches:
         )
 
     def _require_open(self, header: BranchHeader) -> None:
-        """A late task of a decided or dropped attempt stages nothing."""
+        """Raises BatchDecided for a late task of a decided or dropped attempt."""
         if (
             self.ledger.by_token(header.token) is not None
             or _write(header.token) in self._state.names.outcomes
@@ -206,8 +205,8 @@ class MicroBatches:
         on_unroutable: OnUnroutable,
         consumes: bool,
     ) -> Committed:
-        """Raises, with nothing changed, LineageConflict, BatchGap, MissingBranch, Unroutable,
-        PreconditionFailed (a full queue).
+        """Decides a batch. Raises, with nothing changed, LineageConflict, BatchGap, MissingBranch,
+        Unroutable, PreconditionFailed (a full queue).
         """
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
         entry = self.ledger.entry(app_id, query_id, batch_id)
@@ -256,7 +255,7 @@ class MicroBatches:
             mirrored=False,
         )
         self.ledger.decide(change, decided)
-        # 4. what can never be decided any more goes with it
+        # 4. drop attempts that can never be decided now
         self.branches.settle(self._state, change, token, {branch for _, _, branch, _ in decided.branches})
         for orphan in self.branches.orphans(app_id, query_id, batch_id):
             self.branches.drop(self._state, change, orphan)
@@ -265,7 +264,7 @@ class MicroBatches:
     def _gather(
         self, name: str, named: Sequence[PartRecord], on_unroutable: OnUnroutable, now_us: int
     ) -> tuple[StagedTransaction, int]:
-        """The transaction that publishes what was staged, and how many messages reach a queue. Raises
+        """Returns the transaction that publishes what was staged, and how many messages reach a queue. Raises
         Unroutable.
         """
         if on_unroutable == "fail":
@@ -274,7 +273,7 @@ class MicroBatches:
         return transaction, self.branches.gather(self._state, named, transaction)
 
     def _settled(self, log: str, start: int, end: int) -> bool:
-        """Whether nothing unsettled lies between two offsets."""
+        """Returns whether everything between two offsets is settled."""
         return (
             sum(
                 last - first
@@ -284,7 +283,7 @@ class MicroBatches:
         )
 
     def _consumed(self, ranges: Mapping[str, Sequence[int]]) -> tuple[list[Consumed], int]:
-        """Ranges of the ledger as offsets of queues, and how many messages are settled by them."""
+        """Returns ranges of the ledger as offsets of queues, and how many messages they settle."""
         found = [
             Consumed(self._state.topology.queue(log), start, end) for log, (start, end) in ranges.items()
         ]
@@ -305,8 +304,8 @@ class MicroBatches:
         *,
         on_unroutable: OnUnroutable,
     ) -> int:
-        """How many rows. Twice is fine. Raises TransactionState (rolled back), UnknownOutcome, MissingBranch,
-        Unroutable.
+        """Commits a batch write and returns its rows; it may be repeated. Raises TransactionState (rolled
+        back), UnknownOutcome, MissingBranch, Unroutable.
         """
         state, name = self._state, _write(token)
         outcome = state.names.outcomes.get(name)
@@ -323,7 +322,7 @@ class MicroBatches:
         return sum(branch.rows for branch in branches)
 
     def roll_back(self, change: Change, token: str, now_us: int) -> None:
-        """Of a micro-batch or a batch write. Raises BatchDecided."""
+        """Rolls back a micro-batch or a batch write. Raises BatchDecided."""
         entry = self.ledger.by_token(token)
         outcome = self._state.names.outcomes.get(_write(token))
         if entry is not None or (outcome is not None and outcome.state == "committed"):
@@ -338,8 +337,8 @@ class MicroBatches:
         self._drop(change, token, now_us)
 
     def drop_abandoned(self, change: Change, now_us: int) -> list[str]:
-        """Roll back batch writes whose driver is gone: no checkpoint can replay them. A late task or commit
-        is refused. Their tokens.
+        """Rolls back batch writes whose driver has ended, and returns their tokens: no checkpoint can replay
+        them. A late task or commit is refused.
         """
         tokens = self.branches.abandoned(now_us)
         for token in tokens:
@@ -348,7 +347,7 @@ class MicroBatches:
 
     def _drop(self, change: Change, token: str, now_us: int) -> None:
         self.branches.drop(self._state, change, token)
-        # a late task of it, or a late call, is refused from now on
+        # from now on a late task or call of it is refused
         if _write(token) not in self._state.names.outcomes:
             self._state.names.outcomes.remember(change, OutcomeRecord(_write(token), "rolled_back", now_us))
 
@@ -360,13 +359,13 @@ class MicroBatches:
                 self.branches.free(self._state, change, branch)
 
     def skip(self, change: Change, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        """Raises UnknownTransaction."""
+        """Marks branches as skipped and frees them. Raises UnknownTransaction."""
         for branch in self.ledger.skip(change, app_id, sequence, set(branches), to):
             self.branches.free(self._state, change, branch)
 
     # -- S6 --------------------------------------------------------------------------------------------------
     def release(self, change: Change, app_id: str, queue: str) -> None:
-        """Take a queue from its app. Raises QueueNotFound, PreconditionFailed (it is not that app's)."""
+        """Releases a queue from its app. Raises QueueNotFound, PreconditionFailed (another owner)."""
         found = self._state.topology.queue(queue)
         if found.owner != app_id:
             owner = (
@@ -381,12 +380,12 @@ class MicroBatches:
 
 
 def _write(token: str) -> str:
-    """The name of the outcome of a batch write."""
+    """Returns the name of the outcome of a batch write."""
     return f"batch:{token}"
 
 
 def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:
-    """One row per branch, whatever the number of its parts."""
+    """Returns one row per branch, whatever the number of its parts."""
     merged: dict[str, list[Any]] = {}
     for kind, target, branch, rows in to_apply:
         known = merged.get(str(branch))

@@ -10,7 +10,7 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 
 
 def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
-    """By name: every app that owns a queue, has claimed or has decided."""
+    """Returns every app that owns a queue, has claimed or has decided, by name."""
     owners = {queue.owner for queue in state.topology.queues.values() if queue.owner}
     found = []
     for app_id in sorted(owners | batches.ledger.apps() | batches.claims.apps()):
@@ -33,7 +33,7 @@ def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
 
 
 def attempts(batches: MicroBatches, now_us: int) -> list[AttemptInfo]:
-    """What is staged for batches and batch writes that are not decided, oldest first."""
+    """Returns what is staged for undecided batches and batch writes, oldest first."""
     found = []
     for attempt in batches.branches.attempts():
         parts = batches.branches.of_token(attempt.token)

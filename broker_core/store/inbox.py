@@ -28,7 +28,7 @@ from broker_core.store.codec import to_signed
 
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS  # of an open block
-GROUP_BYTES = 128 * 1024  # of the messages of a row, unless it has one message: what one damaged row loses
+GROUP_BYTES = 128 * 1024  # of a row with more than one message; limits the loss if it is damaged
 
 Packed = tuple[int, int, bytes]  # id, count, messages
 
