@@ -1,1 +1,1 @@
-"""The broker: a domain that knows no I/O, a durable store, and the servers on top of them."""
+"""The broker: a domain without I/O, a durable store, and the servers on top of them."""

@@ -1,4 +1,4 @@
-"""Where a broker is, as a user gives it: a url, a data directory, HOST:PORT.
+"""The address of a broker, as a user gives it: a url, a data directory, HOST:PORT.
 
 Not here: the file with the address of a data directory's broker (``endpoint.py``), and starting it
 (``client/starter.py``).
@@ -38,7 +38,7 @@ def bracketed(host: str) -> str:
 
 
 def parse_address(url: str | None = None, data: str | os.PathLike[str] | None = None) -> Address:
-    """The address in ``url`` or ``data``. Raises OptionError unless exactly one is given and valid."""
+    """Returns the address. Raises OptionError unless exactly one argument is given and valid."""
     if (url is None) == (data is None):
         wrong = (
             "both options 'url' and 'data' are given"
@@ -97,7 +97,7 @@ def _parse_url(url: str) -> Address:
 
 
 def _shown(url: str) -> str:
-    """``url`` without its password."""
+    """Returns ``url`` without its password."""
     head, at, tail = url.rpartition("@")
     if not at:
         return url
@@ -106,7 +106,7 @@ def _shown(url: str) -> str:
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
-    """HOST:PORT of ``serve --listen``. Raises OptionError."""
+    """Returns host and port of ``serve --listen``, HOST:PORT. Raises OptionError."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise errors.OptionError(

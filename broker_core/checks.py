@@ -1,8 +1,8 @@
-"""Arguments are what their annotations say: one checker for every call of every door, in process and over
-Flight.
+"""Checks that arguments match their annotations: one checker for every interface, in process and over Flight.
 
-It looks into containers, unions, Literals, dataclasses and NamedTuples. A whole number has 64 bits (``True``
-is none), a text can be encoded and is not longer than its place allows, a mapping has texts as keys.
+It checks the contents of containers, unions, Literals, dataclasses and NamedTuples. A whole number has 64
+bits (``True`` is none), a text can be encoded and is not longer than allowed there, a mapping has texts as
+keys.
 
 Not here: what a value means (``broker/``). Invariant: a call whose arguments pass has no value of a type that
 its code does not expect; one that is refused has changed nothing.
@@ -45,14 +45,14 @@ NAMES = frozenset({"queue", "queues", "logs", "exchange", "routing_key", "type",
 UNSIGNED = "unsigned"
 Unsigned = Annotated[int, UNSIGNED]  # of 64 bits: a checksum, an inode
 JSON = "json"
-Json = Annotated[Any, JSON]  # what is kept as JSON: no bytes, no objects
+Json = Annotated[Any, JSON]  # stored as JSON: no bytes, no objects
 
 _INT = range(-(1 << 63), 1 << 63)
 _WHOLE = range(1 << 64)
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """``typing.assert_never`` of Python 3.11: mypy refuses a branch that a value can reach."""
+    """Replaces ``typing.assert_never`` of Python 3.11: mypy refuses a branch that a value can reach."""
     raise AssertionError(f"unexpected value: {value!r}")
 
 
@@ -71,7 +71,7 @@ class Mismatch(Exception):
 
 
 def refused(call: str, argument: str, wrong: Mismatch) -> OptionError:
-    """Names the call, the argument, what it got and what it takes."""
+    """Returns an error with the call, the argument, its value and what is allowed."""
     return OptionError(
         f"{call}: argument '{argument}{wrong.path}' must be {wrong.allowed}, not {shown(wrong.value)}"
     )
@@ -141,8 +141,8 @@ def _check_none(value: Any) -> None:
 
 
 def _check_any(value: Any, depth: int = 0) -> None:
-    """A value of a table: its texts, numbers and keys are checked, objects of other classes are their
-    caller's matter.
+    """Checks a value of a table: its texts, numbers and keys. Objects of other classes are not checked
+    here.
     """
     if isinstance(value, str):
         check_text(value)
@@ -189,7 +189,7 @@ _SCALARS: dict[Any, Check] = {
 
 @cache
 def check_of(kind: Any) -> Check:
-    """The checker of an annotation; it raises Mismatch."""
+    """Returns the checker of an annotation; it raises Mismatch."""
     if kind in _SCALARS:
         return _SCALARS[kind]
     origin, arguments = get_origin(kind), get_args(kind)
@@ -244,7 +244,7 @@ def _union(kinds: tuple[Any, ...]) -> Check:
             except Mismatch as wrong:
                 allowed.append(wrong.allowed)
                 if wrong.path:
-                    deeper = wrong  # of the right kind, with something wrong inside
+                    deeper = wrong  # of the right kind, with a wrong value inside
         raise deeper or Mismatch(" or ".join(allowed), value)
 
     return check
@@ -322,12 +322,12 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def hints_of(kind: Any) -> dict[str, Any]:
-    """The annotations of a class, function or method, by name."""
+    """Returns the annotations of a class, function or method, by name."""
     return _hints(getattr(kind, "__func__", kind))
 
 
 def place_check(name: str, kind: Any) -> Check:
-    """The checker of an argument or field: names are shorter than other texts."""
+    """Returns the checker of an argument or field: names are shorter than other texts."""
     if name in NAMES and kind is str:
         return _check_name
     if name in NAMES and get_origin(kind) in (list, collections.abc.Sequence) and get_args(kind) == (str,):
@@ -340,7 +340,7 @@ def place_check(name: str, kind: Any) -> Check:
 
 @cache
 def checks_of(function: Callable[..., Any]) -> dict[str, Check]:
-    """By argument, without ``self``, in the order of the signature."""
+    """Returns the checkers by argument, without ``self``, in the order of the signature."""
     hints = hints_of(function)
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     return {name: place_check(name, hints[name]) for name in names}
@@ -357,7 +357,7 @@ def _required(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def check_call(call: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """``arguments`` fit the signature of ``function``. Raises OptionError."""
+    """Checks that ``arguments`` fit the signature of ``function``. Raises OptionError."""
     function = getattr(function, "__func__", function)
     checks = checks_of(function)
     for name in arguments:
@@ -374,7 +374,7 @@ def check_call(call: str, function: Callable[..., Any], arguments: Mapping[str, 
 
 
 def checked(operation: Callable[P, T]) -> Callable[P, T]:
-    """A method that looks at its arguments first. Raises OptionError, and has not begun then."""
+    """Makes a method check its arguments before it begins. Raises OptionError."""
     place: list[tuple[str, Check]] = []
     by_name: dict[str, Check] = {}
 
@@ -390,7 +390,7 @@ def checked(operation: Callable[P, T]) -> Callable[P, T]:
             for (name, check), value in zip(place, args[1:], strict=False):  # noqa: B007
                 check(value)
             for name, value in named.items():
-                if name in by_name:  # else the call itself says what is wrong
+                if name in by_name:  # otherwise the call itself raises
                     by_name[name](value)
         except Mismatch as wrong:
             raise refused(operation.__name__, name, wrong) from None
@@ -400,8 +400,8 @@ def checked(operation: Callable[P, T]) -> Callable[P, T]:
 
 
 def checked_calls(*, but: tuple[str, ...] = ()) -> Callable[[type[C]], type[C]]:
-    """All public methods of a class are :func:`checked`, ``but`` those that are called so often that they
-    look for themselves.
+    """Makes all public methods of a class :func:`checked`, except ``but``: frequent calls that check their
+    arguments themselves.
     """
 
     def decorate(kind: type[C]) -> type[C]:

@@ -1,7 +1,7 @@
-"""``DIR/endpoint.json``, which tells where the broker of a data directory listens, and ``DIR/id``.
+"""``DIR/endpoint.json``, with the address of a data directory's broker, and ``DIR/id``.
 
-Not here: writing them (``launcher.py``), and starting a broker (``client/starter.py``).
-Invariant: ``endpoint.json`` is a hint: a reader asks the broker there for its id.
+Not here: writing them (``launcher.py``), and starting a broker (``client/starter.py``). Invariant:
+``endpoint.json`` is a hint: a reader asks the broker there for its id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Endpoint:
 
 
 def read_endpoint(directory: str) -> Endpoint | None:
-    """None if there is none that can be read."""
+    """Returns the endpoint, or None if the file is missing or invalid."""
     try:
         found = json.loads(Path(directory, ENDPOINT).read_text())
         return Endpoint(str(found["host"]), int(found["port"]), int(found["pid"]), str(found["id"]))
@@ -35,7 +35,7 @@ def read_endpoint(directory: str) -> Endpoint | None:
 
 
 def write_endpoint(directory: str, endpoint: Endpoint) -> None:
-    """Written aside and renamed: a reader sees the old file or the new one."""
+    """Writes a new file and renames it: a reader sees the old file or the new one."""
     aside = Path(directory, f"{ENDPOINT}.{os.getpid()}")
     aside.write_text(json.dumps(asdict(endpoint)) + "\n")
     aside.replace(Path(directory, ENDPOINT))
@@ -48,7 +48,7 @@ def remove_endpoint(directory: str, pid: int) -> None:
 
 
 def read_id(directory: str) -> str:
-    """The id of a data directory, "" if it has none."""
+    """Returns the id of a data directory, "" if it has none."""
     try:
         return Path(directory, ID).read_text().strip()
     except OSError:

@@ -1,15 +1,14 @@
-"""The port that the connector is written against: what a micro-batch needs of a broker, and nothing else.
+"""The port that the connector uses: what a micro-batch needs of a broker, and nothing else.
 
-The embedded engine fills it in process (``EmbeddedEngine``) and over Flight (``BrokerClient``); a Kafka
-engine fills it with topics. No SQLite, Arrow file or socket shows through. ``docs/transactions.md`` tells the
-protocol; the rule numbers (S1, C4) are those of its headings.
+The embedded engine implements it in process (``EmbeddedEngine``) and over Flight (``BrokerClient``); a Kafka
+engine implements it with topics. It exposes no SQLite, Arrow file or socket. ``docs/transactions.md``
+describes the protocol; the rule numbers (S1, C4) are those of its headings.
 
-What the port does not promise: ``read`` and ``stage`` may block for as long as a broker needs to come back;
-every other call fails with ConnectionFailed once the client's time for reconnecting is over. Every call is
-idempotent.
+Not guaranteed: ``read`` and ``stage`` may block until a broker is available again; every other call fails
+with ConnectionFailed after the client's reconnection time. Every call is idempotent.
 
 Words: a *log* is what offsets count in (here a queue; on Kafka a topic partition). A *vector* is a dict from
-log to the next offset to read, where ``START`` stands for the symbolic start. Offsets are end-exclusive.
+log to the next offset to read, where ``START`` is the symbolic start. Offsets are end-exclusive.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ BranchKind = Literal["publish", "append", "after_commit"]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much ``claim`` may take. None: no limit. ``end`` caps the answer (Trigger.AvailableNow).
+    """How much ``claim`` may take. None: no limit. ``end`` limits the result (Trigger.AvailableNow).
 
-    Below ``min_rows`` it takes nothing, until the oldest message that waits was committed ``max_delay_s``
-    ago; over all logs.
+    Below ``min_rows`` it takes nothing, until the oldest waiting message was committed ``max_delay_s`` ago;
+    over all logs.
     """
 
     max_rows: int | None = None
@@ -47,17 +46,17 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a symbolic start means; resolved once, durably, per app and lineage."""
+    """The meaning of a symbolic start; resolved once, durably, per app and lineage."""
 
     at: Literal["earliest", "latest"] = "earliest"
-    offsets: Mapping[str, int] | None = None  # per log; -2 earliest, -1 latest, as Kafka's source has it
+    offsets: Mapping[str, int] | None = None  # per log; -2 earliest, -1 latest, as in Kafka's source
     timestamp_us: int | None = None  # first message committed at or after
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Messages of a log between two offsets: ``rows`` counts what a read would give, ``size_bytes`` their
-    bodies (about).
+    """Messages of a log between two offsets: ``rows`` counts the rows of a read, ``size_bytes`` is about the
+    size of their bodies.
     """
 
     start: int
@@ -84,8 +83,8 @@ class ReadTicket:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Answer to ``open_batch``: a token to stage under, or the ledger entry of a batch that is decided
-    already.
+    """The result of ``open_batch``: a token for staging, or the ledger entry of a batch that is already
+    decided.
     """
 
     sequence: int
@@ -102,7 +101,7 @@ class BranchHeader:
     """What one task stages: rows for the broker (publish), for a table (append) or for a function
     (after_commit).
 
-    ``target``: for publish ``{"exchange": str, "routing_key": str}`` (defaults where the rows have no such
+    ``target``: for publish ``{"exchange": str, "routing_key": str}`` (defaults if the rows have no such
     column); for append ``{"table": str, "options": {...}}``; for after_commit ``{"name": str}``.
     """
 
@@ -119,7 +118,7 @@ class BranchHeader:
 
 @dataclass(frozen=True, slots=True)
 class StagedBranch:
-    """A durable branch, as the driver names it in ``commit_batch``."""
+    """A durable branch, for ``commit_batch`` by the driver."""
 
     branch: str
     partition: int
@@ -140,7 +139,7 @@ class ToApply:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One decided micro-batch. ``ranges`` is empty where it consumed nothing."""
+    """One decided micro-batch. ``ranges`` is empty if it consumed nothing."""
 
     app_id: str
     sequence: int
@@ -158,7 +157,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Answer to ``commit_batch``; ``already`` when an earlier call decided the same batch."""
+    """The result of ``commit_batch``; ``already`` if an earlier call decided the same batch."""
 
     entry: LedgerEntry
     already: bool
@@ -186,7 +185,7 @@ class AttemptInfo:
     app_id: str  # "" for a batch write
     query_id: str
     batch_id: int
-    idle_s: float  # since it was opened, or about since its last part came
+    idle_s: float  # since it was opened, or about since its last part arrived
     branches: int
     rows: int
     size_bytes: int
@@ -194,57 +193,56 @@ class AttemptInfo:
 
 class Engine(Protocol):
     def identity(self) -> str:
-        """Which data directory answers: another one, also one made anew at the same place, has another
+        """Returns which data directory answers. A directory created again at the same place has a new
         identity; a copy has the same.
         """
 
     # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
-        """The logs of these queues, in order. Raises QueueNotFound."""
+        """Returns the logs of these queues, in order. Raises QueueNotFound."""
 
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
-        """Per log what is unsettled from ``starts`` (default: its earliest unsettled message) to its end."""
+        """Returns per log what is unsettled from ``starts`` (default: the first such message) to its end."""
 
     def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
-        """``origin`` as a concrete vector, as of now; records nothing (batch reads)."""
+        """Returns ``origin`` as a concrete vector, as of now; records nothing (batch reads)."""
 
     def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
-        """Wait until a log has grown past ``ends``, at most ``timeout_s``; True if one has."""
+        """Waits until a log has grown past ``ends``, at most ``timeout_s``. Returns whether one has."""
 
     # -- source ----------------------------------------------------------------------------------------------
     def claim(
         self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
     ) -> Vector:
-        """S2: ack everything below ``start``, then the end vector for it: the recorded one, or a new claim;
-        ``start`` if nothing is new.
+        """Acks everything below ``start``, then returns its end vector: the recorded one, or a new claim;
+        ``start`` if nothing is new (S2).
 
         The logs are the keys of ``start``. Raises QueueNotFound, ResourceLocked (another app or a channel
         holds a queue), LineageConflict.
         """
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
-        """S3: the concrete ranges of a claim. A settled range does not make it fail. Raises LineageConflict
-        if there is no such claim.
+        """Returns the concrete ranges of a claim, even if they are settled (S3). Raises LineageConflict if
+        there is no such claim.
         """
 
     def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
-        """Rows and bytes that reading the claimed ranges would give, for splitting them evenly."""
+        """Returns rows and bytes of reading the claimed ranges, to split them evenly."""
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        """S4: the rows of the slices, as READ_SCHEMA, the same on every replay until acked. Goes on after a
-        reconnect.
+        """Yields the rows of the slices, as READ_SCHEMA, the same on every replay until acked (S4). Continues
+        after a reconnect.
 
-        Records durably, before the first row, that (query, batch) reads ``ranges``. Raises LineageConflict
-        when that batch has read other ranges of these logs; DataLoss (``fail_on_data_loss``) when rows are
-        gone.
+        Records durably, before the first row, that (query, batch) reads ``ranges``. Raises LineageConflict if
+        that batch has read other ranges of these logs; DataLoss (``fail_on_data_loss``) if rows are lost.
         """
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
-        """Unsettled rows of the slices, as READ_SCHEMA; claims nothing, changes nothing (batch reads)."""
+        """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads)."""
 
     def ack(self, app_id: str, end: Vector) -> None:
-        """S5: everything below ``end`` may be deleted. Raises LineageConflict where ``end`` is not the end of
-        a claim.
+        """Allows the deletion of everything below ``end`` (S5). Raises LineageConflict if ``end`` is not the
+        end of a claim.
         """
 
     # -- sink ------------------------------------------------------------------------------------------------
@@ -258,18 +256,17 @@ class Engine(Protocol):
         token: str = "",
         consumes: bool = True,
     ) -> Opened:
-        """C1: a token for a new attempt (``token``, where the caller made one), or the entry of a decided
-        batch.
+        """Returns a token for a new attempt (``token``, if the caller made one), or the entry of a decided
+        batch (C1).
 
         ``consumes`` False: Spark Connect, where no range is known. Raises LineageConflict, BatchGap.
         """
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
-        """C2: make rows durable and invisible under the header's token; goes on after a reconnect.
+        """Makes rows durable and invisible under the header's token (C2); continues after a reconnect.
 
-        publish takes rows with the columns of MESSAGE_SCHEMA; ``exchange`` and ``routing_key`` may be
-        missing, ``properties`` too. append and after_commit take any schema. Raises TransactionTooLarge,
-        ExchangeNotFound.
+        publish takes rows with the columns of MESSAGE_SCHEMA, of which only ``body`` is required. append and
+        after_commit take any schema. Raises TransactionTooLarge, ExchangeNotFound.
         """
 
     def commit_batch(
@@ -283,54 +280,54 @@ class Engine(Protocol):
         on_unroutable: Literal["fail", "drop"] = "fail",
         consumes: bool = True,
     ) -> Committed:
-        """C4: decide. Raises MissingBranch, LineageConflict, BatchGap, Unroutable."""
+        """Decides a batch (C4). Raises MissingBranch, LineageConflict, BatchGap, Unroutable."""
 
     def commit_branches(
         self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
     ) -> int:
-        """A batch write: publish what is staged under ``token`` in one transaction; the number of messages.
-        Idempotent by token.
+        """Commits a batch write: publishes what is staged under ``token`` in one transaction. Returns the
+        number of messages. Idempotent by token.
         """
 
     def rollback_batch(self, token: str) -> None:
-        """Drop the attempt and its branches. Raises BatchDecided when the token was committed; an unknown
-        token is fine.
+        """Drops the attempt and its branches. Raises BatchDecided if the token was committed; an unknown
+        token is allowed.
         """
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
-        """C5: decided batches with rows that are not applied, in sequence order."""
+        """Returns decided batches with rows that are not applied, in sequence order (C5)."""
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of decided append or after_commit branches. Raises MissingBranch where they are applied
-        and freed.
+        """Yields the rows of decided append or after_commit branches. Raises MissingBranch if they are
+        applied and freed.
         """
 
     def mark_applied(self, app_id: str, sequence: int) -> None:
-        """The rows of this batch reached their tables; they are freed. Idempotent."""
+        """Frees the rows of this batch, which have reached their tables. Idempotent."""
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        """An operator has written the rows of these branches of a decided batch to ``to``: nothing applies
-        them any more. Idempotent.
+        """Records that an operator has written the rows of these branches of a decided batch to ``to``, so
+        that nothing applies them. Idempotent.
 
-        The ledger keeps ``to``. Raises UnknownTransaction where there is no such batch or branch to apply.
+        The ledger keeps ``to``. Raises UnknownTransaction if there is no such batch or branch to apply.
         """
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        """C6: entries that the Delta ledger does not have yet, in sequence order."""
+        """Returns entries that the Delta ledger does not have yet, in sequence order (C6)."""
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
-        """The Delta ledger has every entry up to ``sequence``."""
+        """Records that the Delta ledger has every entry up to ``sequence``."""
 
     def last_entry(self, app_id: str) -> LedgerEntry | None: ...
 
     def apps(self) -> list[AppInfo]: ...
 
     def attempts(self) -> list[AttemptInfo]:
-        """Open attempts, oldest first. ``rollback_batch`` drops one whose driver will not come back."""
+        """Returns open attempts, oldest first. ``rollback_batch`` drops one that has lost its driver."""
 
     def release(self, app_id: str, queue: str) -> None:
-        """Take the claim on a queue from a pipeline that will not come back. Raises QueueNotFound,
+        """Releases the claim on a queue of a pipeline that will not return. Raises QueueNotFound,
         PreconditionFailed.
         """
 
@@ -360,4 +357,4 @@ class PreparedInfo:
     publishes: int
     settles: int
     size_bytes: int
-    dropped: int = 0  # messages and acks of it that will come to nothing, because their queue is gone
+    dropped: int = 0  # messages and acks without effect, because their queue was deleted

@@ -35,7 +35,7 @@ _BY_CODE: dict[str, type[TxmqError]] = {}
 
 
 class TxmqError(Exception):
-    """Root of the tree. ``message`` says what happened, to which thing, and what to do; ``str()`` adds the
+    """Root of the tree. ``message`` states what happened to which thing, and what to do; ``str()`` adds the
     code.
     """
 
@@ -48,8 +48,8 @@ class TxmqError(Exception):
             _BY_CODE[cls.code] = cls
 
     def __init__(self, message: str, advice: str = "") -> None:
-        """``message`` says what happened to which thing, ``advice`` what to do, where that is not part of it
-        already.
+        """``message`` states what happened to which thing, ``advice`` what to do, if ``message`` does not
+        include it.
         """
         self.summary = message
         self.message = f"{message}: {advice}" if advice else message
@@ -89,7 +89,7 @@ class ConnectionException(RemoteProtocolError):
 
 
 class ConnectionForced(ConnectionException):
-    """The broker ends."""
+    """The broker is shutting down."""
 
     code, reply_code, reply_name = "TXMQ_AMQP_CONNECTION_FORCED", 320, "CONNECTION_FORCED"
 
@@ -109,7 +109,7 @@ class FrameError(ConnectionException):
 
 
 class MethodSyntaxError(ConnectionException):
-    """A frame that says something it cannot mean."""
+    """A frame with an invalid value."""
 
     code, reply_code, reply_name = "TXMQ_AMQP_SYNTAX", 502, "SYNTAX_ERROR"
 
@@ -145,7 +145,7 @@ class InternalFault(ConnectionException):
 
 
 class ConnectionFailed(TxmqError):
-    """Nothing listens at the address, or the connection broke before an answer came."""
+    """No process listens at the address, or the connection broke before an answer arrived."""
 
     code = "TXMQ_CONNECTION"
     retriable = True
@@ -210,13 +210,13 @@ class TransactionState(TransactionError):
 
 
 class LineageConflict(TransactionError):
-    """A checkpoint, offset or batch that does not continue what the ledger and the claim records hold."""
+    """A checkpoint, offset or batch that does not continue the ledger and the claim records."""
 
     code = "TXMQ_LINEAGE"
 
 
 class BatchGap(TransactionError):
-    """A batch id that skips batches the ledger has not seen."""
+    """A batch id that skips batches which are not in the ledger."""
 
     code = "TXMQ_BATCH_GAP"
 
@@ -234,8 +234,8 @@ class BatchDecided(TransactionError):
 
 
 class NotApplied(TransactionError):
-    """A decided batch whose rows a table does not take; they are kept until it does, or until somebody skips
-    them.
+    """A decided batch whose rows a table does not accept. They are kept until it does, or until an operator
+    skips them.
     """
 
     code = "TXMQ_NOT_APPLIED"
@@ -268,13 +268,13 @@ class CorruptCatalog(StoreError):
 
 
 class CorruptRecordBatch(StoreError):
-    """Bytes of a Kafka partition are no sound record batch; names partition and offset."""
+    """Bytes of a Kafka partition are not a valid record batch; names partition and offset."""
 
     code = "TXMQ_CORRUPT_RECORD_BATCH"
 
 
 class DataLoss(StoreError):
-    """Messages that an offset names are gone."""
+    """Messages at an offset that is still named are lost."""
 
     code = "TXMQ_DATA_LOSS"
 
@@ -310,7 +310,7 @@ _TEXT = re.compile(r"\[(TXMQ_[A-Z_]+)\] ([^\n]*)")
 
 
 def from_text(text: str) -> TxmqError | None:
-    """The error whose ``[CODE] message`` stands in ``text``; None where there is none."""
+    """Returns the error whose ``[CODE] message`` is in ``text``; None if there is none."""
     found = _TEXT.search(text)
     if found is None:
         return None
@@ -318,8 +318,8 @@ def from_text(text: str) -> TxmqError | None:
 
 
 def cause(exception: BaseException) -> TxmqError | None:
-    """The :class:`TxmqError` behind a Spark, py4j or Flight exception; None where another error is behind
-    it.
+    """Returns the :class:`TxmqError` behind a Spark, py4j or Flight exception; None if the cause is another
+    error.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [exception]

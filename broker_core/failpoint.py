@@ -1,9 +1,9 @@
-"""Named places where a test kills the process, or makes the disk fail, at exactly one step.
+"""Named places where a test kills the process, or simulates a disk error, at exactly one step.
 
 ``TXMQ_FAILPOINTS="store.commit.synced=kill"`` kills with SIGKILL at the first hit; ``name@3=kill`` at the
 third; ``name=raise`` raises OSError(EIO); ``name=enospc`` raises OSError(ENOSPC); ``name=drop`` raises
-ConnectionResetError, as a lost reply does. ``name=killgroup`` kills the whole process group, a Spark driver
-with its JVM. In one process a test calls ``arm``. Unset, a failpoint costs one look at an empty dict.
+ConnectionResetError, like a lost reply. ``name=killgroup`` kills the whole process group: a Spark driver with
+its JVM. In one process a test calls ``arm``. If none is set, a failpoint costs one check of an empty dict.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ACTIONS: dict[str, Action] = {
 
 
 def arm(name: str, action: str | Action, *, hit: int = 1) -> None:
-    """Act at the ``hit``-th time (from 1, counted since armed) that ``name`` is passed."""
+    """Acts at the ``hit``-th time (from 1, counted since armed) that ``name`` is reached."""
     _hits[name] = 0
     _armed.setdefault(name, []).append((hit, ACTIONS[action] if isinstance(action, str) else action))
 
@@ -60,7 +60,7 @@ def disarm() -> None:
 
 
 def here(name: str) -> None:
-    """A failpoint called ``name`` (``layer.operation.step``)."""
+    """Marks a failpoint called ``name`` (``layer.operation.step``)."""
     if _armed:
         _act(name)
 

@@ -1,12 +1,12 @@
 """Field tables of AMQP 0-9-1 (specification 4.2.5.5) as bytes and as Python values.
 
 Not here: the properties of a message, one of which is a table (``properties.py``). Invariant:
-``decode_table(encode_table(t)) == t``. Bytes that are damaged (cut short, left over, unknown types, lengths
-that are wrong) raise RemoteProtocolError and nothing else.
+``decode_table(encode_table(t)) == t``. Damaged bytes (truncated, too many, unknown types, wrong lengths)
+raise RemoteProtocolError and nothing else.
 
 Values, by RabbitMQ's letters: ``t`` bool, ``b B s u I i l L`` int, ``f d`` float, ``D`` Decimal, ``S`` str
-(bytes where it is no UTF-8), ``x`` bytes, ``A`` list, ``T`` :class:`Timestamp`, ``F`` dict, ``V`` None. An
-int is encoded as ``I``, or as ``l`` where it needs 64 bits.
+(bytes if it is not UTF-8), ``x`` bytes, ``A`` list, ``T`` :class:`Timestamp`, ``F`` dict, ``V`` None. An int
+is encoded as ``I``, or as ``l`` if it needs 64 bits.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _NUMBERS: dict[int, struct.Struct] = {
 
 
 class Timestamp(int):
-    """Seconds since the epoch; a type of its own, so that a header keeps its AMQP type ``T``."""
+    """Seconds since the epoch; a separate type, so that a header keeps its AMQP type ``T``."""
 
     __slots__ = ()
 
 
 class Long(int):
-    """A header value that is encoded as ``l``, whatever its size: RabbitMQ's counts are, and Java clients
-    tell the types apart.
+    """A header value that is always encoded as ``l``, like RabbitMQ's counts: Java clients distinguish the
+    types.
     """
 
     __slots__ = ()
@@ -64,7 +64,7 @@ def damaged(what: str) -> RemoteProtocolError:
 
 
 class Reader:
-    """A position in bytes; every step checks that the bytes are there."""
+    """A position in bytes; every step checks that enough bytes follow."""
 
     __slots__ = ("data", "position")
 
@@ -190,9 +190,7 @@ def check_integer(value: object, name: str, bits: int) -> int:
 
 
 def encode_table(table: Mapping[str, Any], depth: int = 0) -> bytes:
-    """A field table with its length in front. Raises LocalProtocolError for a value that AMQP has no type
-    for.
-    """
+    """Returns a field table after its length. Raises LocalProtocolError for a value without an AMQP type."""
     if depth > MAX_NESTING:
         raise LocalProtocolError(f"headers are nested deeper than {MAX_NESTING}")
     parts = [
@@ -280,7 +278,7 @@ _LONG_STRING, _BYTES = ord("S"), ord("x")
 
 
 def end_of_table(data: bytes, position: int) -> int:
-    """The position behind the table at ``position``; beyond the end of ``data`` where it is cut short."""
+    """Returns the position after the table at ``position``; beyond the end of ``data`` if it is truncated."""
     (length,) = U32.unpack_from(data, position)
     start, position = position, position + 4
     end: int = position + length
@@ -295,7 +293,7 @@ def end_of_table(data: bytes, position: int) -> int:
             position += size
         elif kind in (_LONG_STRING, _BYTES):
             position += 4 + U32.unpack_from(data, position)[0]
-        else:  # a table or an array inside: the plain way counts how deep they are
+        else:  # a table or an array inside: the full reader counts the nesting
             reader = Reader(data)
             reader.position = start
             reader.table()

@@ -1,9 +1,9 @@
-"""The composition root: a broker opened in this process, its doors (Flight, AMQP), and ``txmq serve``.
+"""The composition root: a broker opened in this process, its servers (Flight, AMQP), and ``txmq serve``.
 
 Not here: finding or starting the broker of a data directory from outside (``client/starter.py``).
 
-Invariant: ``DIR/endpoint.json`` exists only while the broker that wrote it can take connections; it is
-deleted before the store is closed.
+Invariant: ``DIR/endpoint.json`` exists only while the broker that wrote it accepts connections; it is deleted
+before the store is closed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
 
-SWITCH_S = 0.001  # after which a thread that computes lets others go on
-LOOK_S = 0.25  # how often ``serve`` looks whether it should end
+SWITCH_S = 0.001  # after which a computing thread lets other threads run
+LOOK_S = 0.25  # how often ``serve`` checks whether it must end
 
 
 class Broker:
@@ -110,18 +110,17 @@ class Broker:
         outcomes: Kept | None = None,
         started: bool = False,
     ) -> Broker:
-        """The broker of a data directory, created if missing.
+        """Opens the broker of a data directory, created if missing.
 
-        ``limits`` are those of one transaction; ``outcomes``: how many are kept, and for how long, for "was
-        it committed?". ``amqp``: HOST:PORT of each AMQP 0-9-1 listener; ``handlers`` intercept the commands
-        of AMQP clients (docs/handlers.md).
+        ``limits`` are those of one transaction; ``outcomes``: how many are kept, and for how long, for
+        ``outcome``. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener; ``handlers`` intercept the commands of
+        AMQP clients (docs/handlers.md).
 
-        A broker that a client has started (``data=DIR``) gives up an unused directory; ``txmq.connect`` works
-        with the broker that holds it. ``started``: this is such a broker, and takes no directory from
-        another.
+        An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
+        broker that holds it. ``started``: this is such a broker, and takes no directory from another one.
 
         Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog,
-        ConnectionFailed (the port is taken).
+        ConnectionFailed (the port is in use).
         """
         path = os.path.abspath(os.fspath(directory))
         return cls(
@@ -144,7 +143,7 @@ class Broker:
         amqp_options: AmqpOptions | None = None,
         handlers: Sequence[Handler] = (),
     ) -> Broker:
-        """A broker without files, for tests."""
+        """Opens a broker without files, for tests."""
         return cls(MemoryStore(), amqp=amqp, amqp_options=amqp_options, handlers=handlers)
 
     @property
@@ -157,7 +156,7 @@ class Broker:
 
     @property
     def amqp_urls(self) -> list[str]:
-        """The addresses for AMQP clients."""
+        """Returns the addresses for AMQP clients."""
         return [f"amqp://{address}" for address in (self._amqp.addresses if self._amqp is not None else ())]
 
     @property
@@ -166,12 +165,12 @@ class Broker:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last Flight call and the last AMQP connection."""
+        """Returns the seconds since the last Flight call and the last AMQP connection."""
         return min(self._server.idle_s(), self._amqp.idle_s() if self._amqp is not None else float("inf"))
 
     @property
     def failed(self) -> bool:
-        """Whether the store has failed: nothing can be committed until the broker is opened again."""
+        """Returns whether the store has failed: nothing can be committed until the broker is opened again."""
         return self._local.committer.failure is not None
 
     def channel(self) -> LocalChannel:
@@ -181,42 +180,42 @@ class Broker:
         return self._local.queues()
 
     def prepared(self) -> list[PreparedInfo]:
-        """The transactions that are prepared and not decided."""
+        """Returns the prepared transactions that are not decided."""
         return self._local.prepared()
 
     def commit(self, xid: str) -> int:
-        """Commit a prepared transaction; how much of it was dropped because its queue is gone.
+        """Commits a prepared transaction; returns how many of its messages and acks had a deleted queue.
 
         Raises UnknownTransaction, TransactionState.
         """
         return self._local.commit(xid)
 
     def rollback(self, xid: str) -> None:
-        """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""
+        """Rolls back a prepared transaction. Raises UnknownTransaction, TransactionState."""
         self._local.rollback(xid)
 
     def committed(self, token: str, since: float | None = None) -> bool:
-        """Whether a commit that was given this token took place (decision 21). Raises UnknownOutcome: see
+        """Returns whether a commit with this token took place (decision 21). Raises UnknownOutcome: see
         ``outcome``.
         """
         return committed(self._local, token, since)
 
     def outcome(self, xid: str, since: float | None = None) -> str:
-        """How the transaction of this xid or token ended: prepared, committed or rolled_back.
+        """Returns how the transaction of this xid or token ended: prepared, committed or rolled_back.
 
         Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is
         forgotten. ``since``: the earliest time at which it began (seconds since the epoch); then
-        UnknownOutcome is raised only if something later is forgotten.
+        UnknownOutcome is raised only if a later outcome is forgotten.
         """
         return self._local.outcome(xid, since)
 
     def close(self) -> None:
-        """End calls in progress, roll back channels and close the store. Twice is fine."""
+        """Ends calls in progress, rolls back channels and closes the store. It may be repeated."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.ExitStack() as steps:  # all are done, also if Ctrl-C interrupts one
-            steps.callback(self._local.close)  # 3. what is committed is on the disk; the lock is free
+        with contextlib.ExitStack() as steps:  # all run, even if Ctrl-C interrupts one
+            steps.callback(self._local.close)  # 3. committed data is on the disk; the lock is released
             steps.callback(self._server.stop)
             if self._amqp is not None:
                 steps.callback(self._amqp.stop)  # 2. no client is served
@@ -243,7 +242,7 @@ def _listen(
 
 
 def read_users(path: str) -> dict[str, str]:
-    """A file with NAME:PASSWORD on each line. Raises OptionError."""
+    """Reads a file with NAME:PASSWORD on each line. Raises OptionError."""
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -265,7 +264,7 @@ def _reachable(host: str) -> str:
 
 
 def _data_id(directory: str) -> str:
-    """The id of a data directory, durable before it is used; called by the owner of its lock."""
+    """Returns the id of a data directory, durable before it is used. Called by the owner of its lock."""
     known = endpoint.read_id(directory)
     if known:
         return known
@@ -290,10 +289,10 @@ def serve(
     outcomes: Kept | None = None,
     idle_timeout_s: float | None = None,
 ) -> int:
-    """Run the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``;
-    the exit code.
+    """Runs the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``.
+    Returns the exit code.
 
-    Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it takes connections. If the store has failed it
+    Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it accepts connections. If the store fails, it
     ends with code 1, and must be started again.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
@@ -320,9 +319,9 @@ def serve(
         # messages in flight are thousands of short-lived objects: collect cycles less often
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
-        # the event loop gives the interpreter lock up at each socket and each sync, and has it back after
-        # this time at the latest: with the usual 5 ms an answer took 100 ms while the upkeep expired or
-        # sealed many messages
+        # The event loop releases the interpreter lock at each socket and each sync, and gets it back after
+        # this time at the latest. With the default of 5 ms an answer took 100 ms while the upkeep expired or
+        # sealed many messages.
         sys.setswitchinterval(SWITCH_S)
         print("ready", f"txmq://{bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
         while not ending.wait(LOOK_S):

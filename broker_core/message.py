@@ -1,9 +1,9 @@
-"""What is published and what is delivered, and the Arrow shape of many messages.
+"""Published and delivered messages, and the Arrow schemas for many messages.
 
 Not here: the encoding of properties (``properties.py``) and anything about queues.
 
-Invariant: ``MESSAGE_SCHEMA`` is the one shape in which messages enter a segment; ``MERGED_SCHEMA`` adds, row
-by row, the commit sequence and commit time of blocks that were merged out of many small commits.
+Invariant: messages enter a segment only as ``MESSAGE_SCHEMA``; ``MERGED_SCHEMA`` adds, row by row, the commit
+sequence and commit time in blocks that were merged from many small commits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MESSAGE_SCHEMA = pa.schema(
         pa.field("exchange", pa.string(), nullable=False),
         pa.field("routing_key", pa.string(), nullable=False),
         pa.field("body", pa.binary(), nullable=False),
-        # AMQP 0-9-1 property flags and list (4.2.6.1) as they came in; empty where a message has none
+        # AMQP 0-9-1 property flags and list (4.2.6.1) as received; empty if a message has none
         pa.field("properties", pa.binary(), nullable=False),
     ]
 )
@@ -57,7 +57,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message on its way to a consumer. ``tag`` counts from 1 in each channel and is never used twice."""
+    """A message for a consumer. ``tag`` counts from 1 in each channel and is never used twice."""
 
     tag: int
     queue: str

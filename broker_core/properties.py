@@ -1,12 +1,12 @@
 """The properties of a message: AMQP 0-9-1 property flags and list (specification 4.2.6.1) as bytes, and as
 :class:`Properties`.
 
-Not here: what a property means to a queue or an exchange. A message keeps its properties as the bytes it came
-with; they are decoded only where a rule needs one, and :func:`delivery_mode` and :func:`expiration` look at
-one without decoding the rest.
+Not here: what a property means to a queue or an exchange. A message keeps its properties as the received
+bytes. They are decoded only if a rule needs one; :func:`delivery_mode` and :func:`expiration` read one
+property without decoding the rest.
 
-Invariant: ``Properties.decode(p.encode()) == p``; no properties are ``b""``. Bytes that are damaged (cut
-short, left over, unknown flags or types, lengths that are wrong) raise RemoteProtocolError and nothing else.
+Invariant: ``Properties.decode(p.encode()) == p``; no properties are ``b""``. Damaged bytes (truncated, too
+many, unknown flags or types, wrong lengths) raise RemoteProtocolError and nothing else.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NAMES = (
     "cluster_id",
 )
 _FLAG = {name: 1 << (15 - index) for index, name in enumerate(NAMES)}
-# bit 0 announces a second flag word, which no property of 0-9-1 needs; bit 1 names none
+# bit 0 announces a second flag word, which no property of 0-9-1 needs; bit 1 has no meaning
 _UNKNOWN_FLAGS = 0b11
 _OCTETS = frozenset({"delivery_mode", "priority"})
 
@@ -59,11 +59,11 @@ _OCTETS = frozenset({"delivery_mode", "priority"})
 
 @dataclass(frozen=True)
 class Properties:
-    """The basic properties of AMQP 0-9-1; None where a message does not have one. ``headers`` empty: none.
+    """The basic properties of AMQP 0-9-1; None if a message does not have one. ``headers`` empty: none.
 
     ``delivery_mode`` 1 transient, 2 persistent; ``priority`` 0 to 255; ``timestamp`` in seconds since the
-    epoch; ``expiration`` in milliseconds as text, as the specification has it; ``cluster_id`` is reserved and
-    kept only so that nothing of a foreign message is lost.
+    epoch; ``expiration`` in milliseconds as text, as in the specification; ``cluster_id`` is reserved and is
+    only kept so that a message of another broker loses nothing.
     """
 
     content_type: str | None = None
@@ -82,8 +82,8 @@ class Properties:
     cluster_id: str | None = None
 
     def encode(self) -> bytes:
-        """Flags and list; ``b""`` where there is nothing. Raises LocalProtocolError for a value that does not
-        fit.
+        """Returns flags and list; ``b""`` if there are none. Raises LocalProtocolError for a value that does
+        not fit.
         """
         flags = 0
         parts: list[bytes] = []
@@ -104,7 +104,7 @@ class Properties:
 
     @classmethod
     def decode(cls, data: bytes) -> Properties:
-        """Raises RemoteProtocolError where ``data`` is not exactly one flags-and-list."""
+        """Decodes ``data``. Raises RemoteProtocolError unless it is exactly one flags-and-list."""
         if not data:
             return cls()
         reader = Reader(data)
@@ -139,25 +139,23 @@ def _property(reader: Reader, name: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _plan(flags: int) -> tuple[int, ...]:
-    """For each property that ``flags`` announce: its size in bytes, 0 for a short string, -1 for the
-    headers.
-    """
+    """Returns the size in bytes of each property in ``flags``: 0 for a short string, -1 for the headers."""
     sizes = {"headers": -1, "delivery_mode": 1, "priority": 1, "timestamp": 8}
     return tuple(sizes.get(name, 0) for name in NAMES if flags & _FLAG[name])
 
 
 def check(data: bytes) -> None:
-    """Raises RemoteProtocolError exactly where ``Properties.decode`` does, in a fraction of its time."""
+    """Raises RemoteProtocolError exactly when ``Properties.decode`` does, in a fraction of its time."""
     try:
         sound = not data or (not data[1] & _UNKNOWN_FLAGS and _end_of_list(data) == len(data))
     except (IndexError, struct.error, UnicodeDecodeError):
         sound = False
     if not sound:
-        Properties.decode(data)  # knows what to say
+        Properties.decode(data)  # raises the exact error
 
 
 def _end_of_list(data: bytes) -> int:
-    """The position behind the list; beyond the end of ``data`` where it is cut short."""
+    """Returns the position after the list; beyond the end of ``data`` if it is truncated."""
     position = 2
     for size in _plan(data[0] << 8 | data[1]):
         if size > 0:
@@ -175,8 +173,8 @@ def _end_of_list(data: bytes) -> int:
 
 
 def _one(data: bytes, wanted: str) -> Any:
-    """One property; what stands before it is skipped by its length, what stands behind it is not looked
-    at.
+    """Returns one property. The ones before it are skipped by their lengths, and the ones after it are not
+    read.
     """
     if not data:
         return None
@@ -198,11 +196,11 @@ def _one(data: bytes, wanted: str) -> Any:
 
 
 def delivery_mode(data: bytes) -> int | None:
-    """1 transient, 2 persistent, None where the encoded properties do not say. Raises RemoteProtocolError."""
+    """Returns 1 (transient), 2 (persistent) or None (not set). Raises RemoteProtocolError."""
     if not data or not data[0] & 0x10:
         return None
-    # every publish comes by here: content type, encoding and headers are skipped by their lengths, as
-    # ``_one`` does
+    # used for every publish: content type, encoding and headers are skipped by their lengths, like in
+    # ``_one``
     try:
         flags, position = data[0], 2
         if flags & 0x80:
@@ -217,8 +215,8 @@ def delivery_mode(data: bytes) -> int | None:
 
 
 def expiration(data: bytes) -> str | None:
-    """The time to live in milliseconds as the sender's text, not checked to be a number; None: none. Raises
-    RemoteProtocolError.
+    """Returns the time to live in milliseconds as the sender's text, not checked to be a number; None: none.
+    Raises RemoteProtocolError.
     """
     if not data or not data[0] & 0x01:
         return None
@@ -227,14 +225,14 @@ def expiration(data: bytes) -> str | None:
 
 
 def priority(data: bytes) -> int | None:
-    """The message's priority; None where the encoded properties do not say. Raises RemoteProtocolError."""
+    """Returns the message's priority; None if it is not set. Raises RemoteProtocolError."""
     found: int | None = _one(data, "priority")
     return found
 
 
 def with_reply_to(data: bytes, reply_to: str) -> bytes:
-    """Encoded properties that have a reply_to, with this one in its place; the rest stays byte for byte.
-    Raises RemoteProtocolError.
+    """Replaces the reply_to of encoded properties that have one; other bytes do not change. Raises
+    RemoteProtocolError.
     """
     reader = Reader(data)
     flags = _flags(reader)
@@ -250,10 +248,9 @@ def with_reply_to(data: bytes, reply_to: str) -> bytes:
 
 
 def rewrite(data: bytes, headers: Mapping[str, Any], without: Collection[str] = ()) -> bytes:
-    """Encoded properties with some headers put in place of their old values (None: taken out), and some
-    properties left out.
+    """Returns encoded properties with some headers replaced (None: removed), and some properties omitted.
 
-    Everything else stays byte for byte, so that header values keep their types. Raises RemoteProtocolError,
+    Other bytes do not change, so that header values keep their types. Raises RemoteProtocolError,
     LocalProtocolError.
     """
     found = _raw_properties(data) if data else {}
@@ -266,7 +263,7 @@ def rewrite_of(
     read: Collection[str],
     without: Collection[str] = (),
 ) -> bytes:
-    """As :func:`rewrite`, where the new headers depend on those in ``read``, which alone are decoded."""
+    """Like :func:`rewrite`, for new headers that depend on those in ``read``; only these are decoded."""
     found = _raw_properties(data) if data else {}
     kept = _raw_headers(found.get("headers"))
     return _rewritten(
@@ -301,15 +298,15 @@ def _rewritten(
 
 
 def encode_headers(headers: Mapping[str, Any]) -> bytes:
-    """What :func:`append_headers` puts behind the others. Raises LocalProtocolError."""
+    """Encodes headers for :func:`append_headers`. Raises LocalProtocolError."""
     return encode_table(headers)[4:]
 
 
 def append_headers(data: bytes, entries: bytes) -> bytes:
-    """Encoded properties with more headers behind those they have, of other names, and without expiration.
-    Raises RemoteProtocolError.
+    """Returns encoded properties with new headers, of other names, after the existing ones, and without
+    expiration. Raises RemoteProtocolError.
 
-    Many times as fast as :func:`rewrite`: no header is looked at.
+    Many times as fast as :func:`rewrite`: it reads no header.
     """
     if not data:
         return b"\x20\x00" + sized(entries)
@@ -331,7 +328,7 @@ def append_headers(data: bytes, entries: bytes) -> bytes:
 
 
 def _expiration_at(flags: int, data: bytes, at: int) -> int:
-    """Where the expiration of sound properties begins; ``at`` is behind the headers."""
+    """Returns where the expiration of valid properties begins; ``at`` is after the headers."""
     at += (flags >> 4 & 1) + (flags >> 3 & 1)  # delivery mode, priority
     if flags & 0x04:
         at += 1 + data[at]
@@ -341,7 +338,7 @@ def _expiration_at(flags: int, data: bytes, at: int) -> int:
 
 
 def _raw_properties(data: bytes) -> dict[str, bytes]:
-    """Each property's bytes, undecoded."""
+    """Returns the bytes of each property, undecoded."""
     reader = Reader(data)
     flags = _flags(reader)
     found: dict[str, bytes] = {}
@@ -362,7 +359,7 @@ def _raw_properties(data: bytes) -> dict[str, bytes]:
 
 
 def _raw_headers(raw: bytes | None) -> dict[str, bytes]:
-    """Of a table: each header's value with its type in front, undecoded."""
+    """Returns each header's value in a table, undecoded, after its type."""
     if raw is None:
         return {}
     reader = Reader(raw)

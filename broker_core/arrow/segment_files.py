@@ -3,8 +3,8 @@
 Not here: deciding whether the client is on that host (``client/broker.py``), and writing
 (``store/segment.py``).
 
-Invariant: a block is returned only after its checksum was verified. For any fault of a file the result is
-None, and the caller asks the broker.
+Invariant: a block is returned only after its checksum was verified. For a faulty file the result is None; the
+broker, which is asked instead, names the fault.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Upkeep:
         self._seen = (0, 0)  # rows of the open block, and for how many ticks it had as many
         self._ticks = 0
         self._compaction = Compaction(committer, state, store)
-        self._aside: dict[Queue, int | None] = {}  # they could not be expired: the offset of their head then
+        self._aside: dict[Queue, int | None] = {}  # not expirable: the offset of their head then
         self._said: set[str] = set()  # what was logged already
         self.chores: list[Callable[[], None]] = []  # of others, as often as compaction
         self._planned = 0  # when the thread wakes next, in microseconds since the epoch
