@@ -1,8 +1,8 @@
-"""Every error that txmq raises, in one tree split by who is to blame.
+"""Every error that txmq raises, in one tree by cause.
 
 TxmqError
 ├── OptionError              an option, a schema or a value the user gave
-├── ProtocolError            LocalProtocolError (we sent nonsense), RemoteProtocolError (they did)
+├── ProtocolError            LocalProtocolError (invalid data of this side), RemoteProtocolError (of the peer)
 │   └── ConnectionException  AMQP connection exceptions: reply_code and reply_name of the specification
 │       ├── ConnectionForced (320), InvalidPath (402), ConnectionAccessRefused (403)
 │       ├── FrameError, MethodSyntaxError, CommandInvalid, ChannelNumberError, UnexpectedFrame,
@@ -152,7 +152,7 @@ class ConnectionFailed(TxmqError):
 
 
 class KafkaError(TxmqError):
-    """Kafka answered with an error code that has no class of its own; the text has its name."""
+    """Kafka returned an error code that has no class of its own; the text has its name."""
 
     code = "TXMQ_KAFKA"
 
@@ -198,7 +198,7 @@ class UnknownTransaction(TransactionError):
 
 
 class UnknownOutcome(TransactionError):
-    """Whether a transaction was committed has been forgotten: it may have been, or not."""
+    """The outcome of a transaction has been forgotten: it may have been committed, or not."""
 
     code = "TXMQ_UNKNOWN_OUTCOME"
 
@@ -300,7 +300,7 @@ class DiskFull(StoreError):
 
 
 class StoreFailed(StoreError):
-    """A write failed earlier; the broker takes no more work until it is started again."""
+    """A write failed earlier; the broker accepts no work until it is started again."""
 
     code = "TXMQ_STORE_FAILED"
     retriable = True

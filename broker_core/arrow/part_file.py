@@ -190,8 +190,7 @@ class PartWriter:
         )
         if self.size_bytes - self._early_bytes >= EARLY_BYTES:
             self._synced()
-            # optional, to be early: the broker syncs before it commits, and an error found here is raised
-            # here
+            # optional, to be early: the broker syncs before it commits; an error found here is raised here
             self._syncing = self._disk.submit(os.fdatasync, self._descriptor)
             self._early_bytes = self.size_bytes
 

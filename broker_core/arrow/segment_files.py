@@ -1,7 +1,6 @@
 """Reading stored blocks directly from their files, for a client on the broker's host.
 
-Not here: deciding whether the client is on that host (``client/broker.py``), and writing
-(``store/segment.py``).
+Not here: whether the client is on that host (``client/broker.py``), and writing (``store/segment.py``).
 
 Invariant: a block is returned only after its checksum was verified. For a faulty file the result is None; the
 broker, which is asked instead, names the fault.

@@ -4,11 +4,11 @@ Pure. Publishes and settlements are always collected in ``transaction``: under t
 otherwise until the shell takes them (``take``) and commits them later in this order. Errors are AMQP channel
 exceptions.
 
-Threads: a channel has its own thread, which needs the lock of the state only where others may look: in
-``get``, ``consume``, ``cancel``, ``recover``, ``rollback`` and ``close``. Deleting a queue removes its
-consumers from ``consumers``, under the lock. Invariant: tags count from 1 and are never used twice. A tag is
-in ``unacked`` (in tag order) from its delivery until it is settled. One that the open transaction settles is
-in ``marked`` until commit, and returns to ``unacked`` by rollback. Credit returns when the tag has left both.
+Threads: one thread uses a channel, without the lock of the state, except where other threads may access it:
+``get``, ``consume``, ``cancel``, ``recover``, ``rollback`` and ``close`` need the lock. Deleting a queue
+removes its consumers from ``consumers``, under the lock. Invariant: tags count from 1 and are never used
+twice. A tag is in ``unacked`` (in tag order) from its delivery until it is settled. One that the open
+transaction settles is in ``marked`` until commit; rollback returns it. Credit returns when it left both.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class DeadLetters:
         return _new(Copy, (_new(Message, (row.body, key, self._exchange, properties)), keys, deaths))
 
     def _first_death(self, row: InboxRow) -> bytes:
-        """Returns the headers in the usual case: none of those that a death writes exists yet."""
+        """Returns the properties in the usual case: no header that a death writes exists yet."""
         same = (row.properties, row.exchange, row.routing_key, row.sequence)
         known = self._encoded.get(same)
         if known is None:

@@ -62,7 +62,7 @@ class Expiry:
             except StoreError:
                 expired = False
             except Exception:
-                expired = True  # expiring it raises the error
+                expired = True  # ``expire`` raises the error
             if expired or queue.has_news or queue in self._agenda.overfull:
                 due.append(queue)
             elif queue.marks.timed:

@@ -1,6 +1,6 @@
 """Repair of a catalog whose records contradict each other, if other records determine the right value.
 
-Not here: damaged bytes (a row that does not match its checksum is never read so far). Pure, from records
+Not here: damaged bytes (a row that does not match its checksum is refused earlier). Pure, from records
 alone, so that ``txmq verify`` reports the same as opening does. What cannot be derived is a problem: the
 messages concerned are lost until the catalog is repaired, and reading them raises CorruptCatalog; everything
 else is available.
@@ -202,7 +202,7 @@ class _Repair:
             self._settled(log, progress.get(queue.queue_id))
 
     def _settled(self, log: _Log, progress: ProgressRecord | None) -> None:
-        """Checks that holes are above the floor and do not touch it or each other."""
+        """Corrects the holes: they must be above the floor and not touch it or each other."""
         expected = {start: HoleRecord(log.queue.queue_id, start, end) for start, end in log.settled}
         stale = [hole for hole in log.holes if expected.get(hole.start) != hole]
         for hole in stale:

@@ -1,12 +1,12 @@
-"""The transaction: what is gathered between its start and its end, and the states it goes through.
+"""The transaction: what it collects between its start and its end, and its states.
 
-Not here: how it becomes durable (``commit.py``) and where its bytes go when it is large (``node/node.py``
-spills them).
+Not here: how it becomes durable (``commit.py``), and where the bytes of a large one are written
+(``node/node.py`` spills them).
 
     active --prepare--> prepared --commit / rollback--> committed / rolled_back
     active --commit / rollback-----------------------> committed / rolled_back
 
-Invariant: nothing that a transaction gathers is visible or durable before it is committed or prepared;
+Invariant: nothing that a transaction collects is visible or durable before it is committed or prepared;
 ``publishes`` and ``spilled`` together keep the order of publishing (spilled rows come first).
 """
 

@@ -271,7 +271,7 @@ class LocalChannel:
         self._channel.tx_select(self._clock())
 
     def confirm_select(self) -> None:
-        """Has no other effect: in this process every publish outside a transaction is confirmed when it
+        """Starts confirm mode: in this process every publish outside a transaction is confirmed when it
         returns. Raises PreconditionFailed with tx_select.
         """
         self._channel.confirm_select()

@@ -1,10 +1,10 @@
-"""The data directory as a whole: what lies where, who owns it, and whether a path may be one.
+"""The data directory as a whole: its files, its owner, and whether a path may be one.
 
     DIR/lock          flock of the owner; its pid and host, for the message
     DIR/catalog.db    SQLite, with catalog.db-wal while it is open
-    DIR/segments/     NNNNNNNN.arrow; made after the catalog, so without a catalog they mean that it was lost
+    DIR/segments/     NNNNNNNN.arrow; made after the catalog, so if there is no catalog, it was lost
     DIR/sums/         NNNNNNNN, for each segment of messages: checksums of a few rows each, for salvage
-    DIR/broker.log, DIR/endpoint.json   of the launcher, not touched here
+    DIR/broker.log, DIR/endpoint.json   of the launcher, not used here
 
 Invariant: nothing in the directory is changed before the lock is held.
 """

@@ -1,6 +1,6 @@
 """Messages of small commits as rows of the table ``inbox``: consecutive messages of a block share a row.
 
-A row is ``(id, count, messages)``: block id << 20 | row of the first message, how many, and one blob,
+A row is ``(id, count, messages)``: block id << 20 | row of the first message, their number, and one blob,
 little-endian:
 
     stamps        uint32              1: all messages have one commit sequence and time; otherwise ``count``
@@ -9,9 +9,9 @@ little-endian:
     lengths       uint32 x 5 x count  of all exchanges, then all routing keys, properties, bodies, routes
     the bytes of all these, in the same order
 
-Not here: SQL (``catalog.py``), what a value may be (``codec.encode_change``). Invariant: ``unpack`` gives
-back what ``pack`` was given. For any other bytes it raises ValueError, or gives messages of just these bytes:
-it never reads past their end, and what it allocates is in proportion to them.
+Not here: SQL (``catalog.py``), which values are valid (``codec.encode_change``). Invariant: ``unpack``
+returns what was passed to ``pack``. For any other bytes it raises ValueError, or returns messages made of
+these bytes: it never reads past their end, and the memory it allocates is in proportion to them.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class _Salvage:
         self.report.doubtful = self.doubtful.write(self.target / "doubtful.arrow")
         return self.report
 
-    # -- what is whole ---------------------------------------------------------------------------------------
+    # -- what is intact --------------------------------------------------------------------------------------
     def _look_at_blocks(self) -> None:
         """Reads every block once; only the numbers are kept."""
         self.schemas: dict[int, pa.Schema] = {}

@@ -1,10 +1,10 @@
-"""Checksums of a few rows each, beside every segment of messages: which rows of a damaged block are whole?
+"""Checksums of a few rows each, for every segment of messages: they show the intact rows of a damaged block.
 
     DIR/sums/NNNNNNNN   of segment NNNNNNNN: for each block its position, and 8 bytes for every 256 rows
 
-Only ``salvage`` reads them. They are written as the block is, and never synced: without them a damaged block
-is lost as a whole. Invariant: a row that ``whole_rows`` names has the values that were written, whatever
-bytes around it are damaged; nothing outside the buffers of the block is looked at.
+Only ``salvage`` reads them. They are written with the block, and never synced: without them a damaged block
+is lost as a whole. Invariant: a row that ``whole_rows`` reports as intact has the values that were written,
+whatever bytes around it are damaged; nothing outside the buffers of the block is read.
 """
 
 from __future__ import annotations
