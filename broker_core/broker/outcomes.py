@@ -1,8 +1,8 @@
 """How named transactions ended, for later queries, and up to which time that has been forgotten.
 
 An outcome is kept for ``Kept.age_s`` and while there are no more than ``Kept.count``. Forgetting an outcome
-moves the horizon of its kind, which is durable with the same commit. So an absent outcome has two meanings:
-no transaction of this name has ended after the horizon, and older outcomes are unknown.
+moves the horizon of its kind, which is durable with the same commit. So an absent outcome means that no
+transaction of this name has ended after the horizon; whether one ended before it is unknown.
 
 A channel in another process numbers its calls. Its last commit is kept in one record per channel. Such
 commits are not queried by name, so they do not count among the names.

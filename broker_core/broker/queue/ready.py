@@ -122,7 +122,7 @@ class Ready:
         return range(first, stop)
 
     def _take_ranked(self, ranks: Ranks, limit: int, end: int) -> Sequence[int]:
-        """Takes by priority; if no entry is visible, the oldest one of the commit in progress."""
+        """Takes entries by priority; if none is visible, the oldest one of the commit in progress."""
         taken = ranks.take(limit)
         visible_end = self._log.visible_end
         if not taken and end > visible_end:

@@ -58,7 +58,7 @@ class Consumers(Generic[C]):
             yield from ring
 
     def check_access(self, exclusive: bool) -> None:
-        """Raises AccessRefused if another consumer may not be added next to an exclusive one."""
+        """Raises AccessRefused if a consumer may not be added: an exclusive one must be the only one."""
         if (self and (exclusive or any(consumer.exclusive for consumer in self))) or (
             exclusive and self.single
         ):
