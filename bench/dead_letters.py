@@ -1,8 +1,8 @@
 """dead_letter_rate, longest_silence_ms: 50,000 messages are rejected at once, and 50,000 expire at once.
 
-Not here: the brokers (broker.py, rabbitmq.py). Both go to a dead-letter queue. Invariant: client, messages
-and order are the same for both brokers. The silence is the time that another client, on its own connection,
-waits for the confirm of one publish.
+Not here: the brokers (broker.py, rabbitmq.py). Both go to a dead-letter queue.
+Invariant: client, messages and order are the same for both brokers. The silence is the time that another
+client, on its own connection, waits for the confirm of one publish.
 """
 
 from __future__ import annotations

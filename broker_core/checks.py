@@ -4,8 +4,9 @@ It checks the contents of containers, unions, Literals, dataclasses and NamedTup
 bits (``True`` is none), a text can be encoded and is not longer than allowed there, a mapping has texts as
 keys.
 
-Not here: what a value means (``broker/``). Invariant: a call whose arguments pass has no value of a type that
-its code does not expect; one that is refused has changed nothing.
+Not here: what a value means (``broker/``).
+Invariant: a call whose arguments pass has no value of a type that its code does not expect; one that is
+refused has changed nothing.
 """
 
 from __future__ import annotations

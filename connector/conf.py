@@ -1,6 +1,7 @@
 """Spark settings that measurably help this connector.
 
-Not here: settings that a job requires. Invariant: the benefit of every setting was measured.
+Not here: settings that a job requires.
+Invariant: the benefit of every setting was measured.
 """
 
 from __future__ import annotations

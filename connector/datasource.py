@@ -1,6 +1,7 @@
 """``format("txmq")``: the class that Spark finds. Its docstring is the manual.
 
-Not here: reading and writing. Invariant: it is built in many processes and pickled, so it holds only options.
+Not here: reading and writing.
+Invariant: it is built in many processes and pickled, so it holds only options.
 """
 
 from __future__ import annotations

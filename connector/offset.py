@@ -1,8 +1,8 @@
 """Offsets in Spark's offset log: a JSON object from log to the next offset to read, or to ``"start"``.
 
-Not here: their meaning in the broker (engine.py). Invariant: an offset from :func:`symbolic` that a
-checkpoint returns through :func:`vector` has exactly the queues of this query, or there is one error; no
-number is invented (S1).
+Not here: their meaning in the broker (engine.py).
+Invariant: an offset from :func:`symbolic` that a checkpoint returns through :func:`vector` has exactly the
+queues of this query, or there is one error; no number is invented (S1).
 """
 
 from __future__ import annotations

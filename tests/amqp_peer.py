@@ -1,8 +1,8 @@
 """One AMQP 0-9-1 connection over a raw socket, encoded and decoded by pamqp: it may send anything, and says
 what came back.
 
-Not a client: nothing is answered on its own but what ``opened`` and ``end`` say. Invariant: what is received
-is returned, frame by frame.
+Not a client: nothing is answered on its own but what ``opened`` and ``end`` say.
+Invariant: what is received is returned, frame by frame.
 """
 
 from __future__ import annotations

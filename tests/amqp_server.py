@@ -1,8 +1,8 @@
 """``txmq serve`` as a process of its own, with its AMQP endpoint, for tests that kill it and start it again.
 
 Not here: clients. ``TXMQ_INTEROP_URL`` names another broker that tests which only talk AMQP may use instead
-(``endpoint``). Invariant: both ports stay the same over a restart, and no broker outlives its ``serving``
-block.
+(``endpoint``).
+Invariant: both ports stay the same over a restart, and no broker outlives its ``serving`` block.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@ outlives the run.
 
 Not here: brokers or data; each folder brings its own. A process has one Spark context, and a second fixture
 that starts a session would get the same one, and stop it under the tests of the first: so it is here, once,
-for all folders. Invariant: every process that a test starts inherits ``TXMQ_TEST_RUN``, so what is left at
-the end can be found and fails the run.
+for all folders.
+Invariant: every process that a test starts inherits ``TXMQ_TEST_RUN``, so what is left at the end can be
+found and fails the run.
 """
 
 from __future__ import annotations

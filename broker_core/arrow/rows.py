@@ -1,7 +1,8 @@
 """How a piece of a log becomes rows: a stored block, plus what the log knows about it, as READ_SCHEMA.
 
 Server and client share it, so a reader that maps a segment itself and one that uses Flight get the same
-bytes. Not here: where blocks are stored, and how a plan is made.
+bytes.
+Not here: where blocks are stored, and how a plan is made.
 
 Invariant: ``assemble`` is a pure function of (piece, block); exchange, routing key and body are never copied
 if the rows of a piece are adjacent.

@@ -2,9 +2,10 @@
 equivalent.
 
 Not here: acting on them (``overflow.py``, ``expiry.py``, ``dispatch.py``, ``topology.py``). Texts are
-RabbitMQ's, followed by our advice. Invariant: no queue and no exchange has an argument whose name starts with
-``x-`` and that has no effect, except those that only choose how RabbitMQ stores a queue (x-queue-type, -mode,
--version). Other names belong to the client and are kept as they are.
+RabbitMQ's, followed by our advice.
+Invariant: no queue and no exchange has an argument whose name starts with ``x-`` and that has no effect,
+except those that only choose how RabbitMQ stores a queue (x-queue-type, -mode, -version). Other names belong
+to the client and are kept as they are.
 """
 
 from __future__ import annotations

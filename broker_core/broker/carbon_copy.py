@@ -1,6 +1,7 @@
 """Sender-selected distribution: the headers ``CC`` and ``BCC`` add routing keys (a RabbitMQ extension).
 
-Pure. Invariant: ``BCC`` never reaches a consumer.
+Pure.
+Invariant: ``BCC`` never reaches a consumer.
 """
 
 from __future__ import annotations

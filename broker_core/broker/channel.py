@@ -6,9 +6,10 @@ exceptions.
 
 Threads: one thread uses a channel, without the lock of the state, except where other threads may access it:
 ``get``, ``consume``, ``cancel``, ``recover``, ``rollback`` and ``close`` need the lock. Deleting a queue
-removes its consumers from ``consumers``, under the lock. Invariant: tags count from 1 and are never used
-twice. A tag is in ``unacked`` (in tag order) from its delivery until it is settled. One that the open
-transaction settles is in ``marked`` until commit; rollback returns it. Credit returns when it left both.
+removes its consumers from ``consumers``, under the lock.
+Invariant: tags count from 1 and are never used twice. A tag is in ``unacked`` (in tag order) from its
+delivery until it is settled. One that the open transaction settles is in ``marked`` until commit; rollback
+returns it. Credit returns when it left both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a message may contain when it enters, the same for all interfaces; and its own time to live.
 
-Not here: AMQP's rules for frames and lengths (``amqp/``), and routing (``exchange.py``). Invariant: an
-accepted message has properties that decode, a valid delivery mode and expiration, lists of keys under CC and
-BCC, and a routing key that fits into AMQP's short string. A message that is already in a queue is never
-checked again: readers accept damaged properties as they are.
+Not here: AMQP's rules for frames and lengths (``amqp/``), and routing (``exchange.py``).
+Invariant: an accepted message has properties that decode, a valid delivery mode and expiration, lists of keys
+under CC and BCC, and a routing key that fits into AMQP's short string. A message that is already in a queue
+is never checked again: readers accept damaged properties as they are.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Not here: when messages are dead-lettered (``messages.py``). ``x-death`` and ``x-first-death-*`` are
 RabbitMQ's. ``x-original-transaction`` is the id of the transaction that first published the message, as in
-ActiveMQ; a message published outside a transaction has none. Invariant: any message can be copied, whatever
-its properties contain. The copy has properties that decode, records this death, and has no expiration.
-Properties that do not decode are in the copy's header ``x-damaged-properties``, byte for byte.
+ActiveMQ; a message published outside a transaction has none.
+Invariant: any message can be copied, whatever its properties contain. The copy has properties that decode,
+records this death, and has no expiration. Properties that do not decode are in the copy's header
+``x-damaged-properties``, byte for byte.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dispatch: ready entries go to consumers that have credit.
 
-Pure: called with the state lock held, by one thread. Not here: who consumes (``queue/ring.py``), what a
-channel holds (``channel.py``), bytes (the shell's ``send``). What must become durable is returned in
-:class:`Dispatched`.
+Pure: called with the state lock held, by one thread.
+Not here: who consumes (``queue/ring.py``), what a channel holds (``channel.py``), bytes (the shell's
+``send``). What must become durable is returned in :class:`Dispatched`.
 
 Invariant: a queue that may have something for a consumer is in ``Agenda.runnable``. It is added when entries
 become visible or ready again, when a consumer comes or goes, and when credit is returned. An entry is read

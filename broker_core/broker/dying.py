@@ -1,8 +1,9 @@
 """Dying messages: they leave their queue in a change, and are dead-lettered in the same change.
 
 Not here: when messages must leave (``overflow.py``, ``expiry.py``, ``settlement.py``), and where the copies
-go (``messages.py``). Invariant: messages settled here are added to a :class:`Dying` if their queue
-dead-letters; a :class:`Dying` is empty when its change ends.
+go (``messages.py``).
+Invariant: messages settled here are added to a :class:`Dying` if their queue dead-letters; a :class:`Dying`
+is empty when its change ends.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Exchanges and bindings: which queues a message goes to. Pure routing; nothing is enqueued here.
 
 Source: AMQP 0-9-1, 3.1.3 (exchange types); RabbitMQ's bindings from exchange to exchange, alternate
-exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``. Invariant: ``cache`` has only results of
-the current bindings, here and in all exchanges that are reached from here. A change empties the caches of the
-exchange and of all that lead to it (``upstream``). An exchange from which a headers exchange is reached
-caches nothing.
+exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``.
+Invariant: ``cache`` has only results of the current bindings, here and in all exchanges that are reached from
+here. A change empties the caches of the exchange and of all that lead to it (``upstream``). An exchange from
+which a headers exchange is reached caches nothing.
 """
 
 from __future__ import annotations

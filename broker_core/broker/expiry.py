@@ -1,6 +1,7 @@
 """Expiry: messages that are too old, or were returned too often, leave their queue in bounded steps.
 
-Pure. Not here: when it is called (``node/upkeep.py``, get and consume), and dead-lettering (``messages.py``).
+Pure.
+Not here: when it is called (``node/upkeep.py``, get and consume), and dead-lettering (``messages.py``).
 Invariant: messages leave only at the head of their queue, in the order in which they would be delivered; held
 or claimed ones never expire. One call does a bounded amount of work. The caller does the rest in further
 commits, so that other work is served between them.

@@ -1,6 +1,7 @@
 """Messages in queues: enqueueing, dead-lettering, purging.
 
-Pure. Not here: transactions (``commit.py``), topology (``topology.py``), the log of one queue (``queue.py``),
+Pure.
+Not here: transactions (``commit.py``), topology (``topology.py``), the log of one queue (``queue.py``),
 expiry (``expiry.py``). Invariant: a message that the broker removes from a queue (overflow, expiry) is
 settled, and dead-lettered if the queue has a dead-letter exchange, in one change. This does not fail because
 of a message's content. A dead letter that drops another message from a full queue extends the ``Dying`` list,

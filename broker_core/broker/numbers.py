@@ -5,8 +5,9 @@ Not here: block ids and segment numbers (``store/``), the sequence of an app's b
 own: for an exclusive queue, a transient message, a row that contains its number. So a mark ahead of the last
 given number is durable. The commit that passes the mark moves it, before any of its works is answered. The
 commit sequence number of a transaction is odd, and of messages published or acknowledged outside a
-transaction even. Invariant: no number above the durable mark was ever returned or written, and after a
-restart numbers start above it.
+transaction even.
+Invariant: no number above the durable mark was ever returned or written, and after a restart numbers start
+above it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ transaction of this name has ended after the horizon; whether one ended before i
 A channel in another process numbers its calls. Its last commit is kept in one record per channel. Such
 commits are not queried by name, so they do not count among the names.
 
-Not here: prepared transactions, which have no outcome yet (``prepared.py``). Invariant: a forgotten outcome
-was decided at or before the horizon.
+Not here: prepared transactions, which have no outcome yet (``prepared.py``).
+Invariant: a forgotten outcome was decided at or before the horizon.
 """
 
 from __future__ import annotations

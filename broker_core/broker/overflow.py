@@ -1,7 +1,7 @@
 """Overflow of queues with a maximum length: new messages are refused, or the oldest are dropped.
 
-Not here: dead-lettering of dropped messages (``messages.py``). Invariant: messages of a prepared transaction
-count from its preparation on, so its commit is never refused.
+Not here: dead-lettering of dropped messages (``messages.py``).
+Invariant: messages of a prepared transaction count from its preparation on, so its commit is never refused.
 """
 
 from __future__ import annotations

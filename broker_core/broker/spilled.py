@@ -4,8 +4,9 @@ rows at commit.
 Not here: writing the segment (``node/node.py``), and when a transaction spills (``transaction.py`` counts,
 ``node/node.py`` decides). A message that must not survive a restart (transient, or for a queue that is not
 durable) has its bytes in the segment too, but its share is not recorded in the catalog, so a restart does not
-find it. Invariant: rows are in the order of publishing; the shares of one queue are in that order too, and do
-not overlap.
+find it.
+Invariant: rows are in the order of publishing; the shares of one queue are in that order too, and do not
+overlap.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 x-expires).
 
 Not here: messages. Every operation checks first, then changes memory and fills the change; codes and texts
-are RabbitMQ's. Invariant: every durable queue, durable exchange and binding between two durable ones has a
-record; nothing else has. An auto-delete exchange that has had a binding since the broker started has one now.
+are RabbitMQ's.
+Invariant: every durable queue, durable exchange and binding between two durable ones has a record; nothing
+else has. An auto-delete exchange that has had a binding since the broker started has one now.
 """
 
 from __future__ import annotations

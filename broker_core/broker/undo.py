@@ -5,8 +5,9 @@ Not here: durable data. A change whose work failed is never written, so only mem
 A mutator appends a step before it writes; a step is a function and its arguments, including the old value.
 Steps run backwards. A step must also be correct if its write did not happen, because the exception may occur
 between the two. Not restored: caches, and marks that only cause an additional check (``touched``,
-``runnable``, ``next_deadline``). Invariant: after ``roll_back`` the state is as it was when the work began;
-the committer calls ``begin`` before each work.
+``runnable``, ``next_deadline``).
+Invariant: after ``roll_back`` the state is as it was when the work began; the committer calls ``begin``
+before each work.
 """
 
 from __future__ import annotations

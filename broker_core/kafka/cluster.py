@@ -1,9 +1,10 @@
 """What is known of a cluster, and asking it: the leader of a log, the coordinator of a key, or any node.
 
-Not here: what is asked (``client.py``), and how it is carried (``wire.py``). Invariant: a request that may
-have been done is repeated only where the caller says that twice is the same as once; else Unanswered is
-raised. What has no answer within ``reconnect_s`` raises the last error. Threads may share a cluster: its
-caches are dicts whose entries are replaced whole, and an old entry costs one refused request.
+Not here: what is asked (``client.py``), and how it is carried (``wire.py``).
+Invariant: a request that may have been done is repeated only where the caller says that twice is the same as
+once; else Unanswered is raised. What has no answer within ``reconnect_s`` raises the last error. Threads may
+share a cluster: its caches are dicts whose entries are replaced whole, and an old entry costs one refused
+request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What is used of kafka-python, imported here and nowhere else: its protocol, its SASL mechanisms and its
 errors, all sans-IO.
 
-Not its clients. Invariant: nothing of kafka-python is known outside ``messages.py`` and ``sasl.py``, so it
-can be replaced there.
+Not its clients.
+Invariant: nothing of kafka-python is known outside ``messages.py`` and ``sasl.py``, so it can be replaced
+there.
 """
 
 from kafka.errors import KafkaError as LibraryError

@@ -1,9 +1,9 @@
 """Requests of the port as messages of Kafka's protocol, by ``kafka.protocol``, which knows every version of
 each.
 
-Not here: sockets; authentication (``sasl.py``). Invariant: bytes that are no answer to their request raise
-RemoteProtocolError and nothing else. Versions from Kafka 2.8 on are spoken (topic ids, KIP-516); the highest
-that both sides know is taken.
+Not here: sockets; authentication (``sasl.py``).
+Invariant: bytes that are no answer to their request raise RemoteProtocolError and nothing else. Versions from
+Kafka 2.8 on are spoken (topic ids, KIP-516); the highest that both sides know is taken.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Records of a batch, one at a time: the plain form beside the fast one in ``decode.py``.
 
 The fast form hands over what it does not handle, and everything damaged, because this one can say which
-record and what is wrong with it. Tests compare both. Invariant: the records of a batch fill its bytes
-exactly, their offsets rise within those of the head, and nothing beyond the bytes is read.
+record and what is wrong with it. Tests compare both.
+Invariant: the records of a batch fill its bytes exactly, their offsets rise within those of the head, and
+nothing beyond the bytes is read.
 """
 
 from __future__ import annotations

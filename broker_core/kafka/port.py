@@ -2,8 +2,9 @@
 
 A request is a frozen dataclass that names its answer's type. ``wire.py`` carries it over sockets, FakeKafka
 in the tests answers it in memory, and ``client.py`` knows which node to ask and when to ask again. Not here:
-versions and bytes (``messages.py``). Invariant: an answer says for each thing that was asked which code it
-got; a wire raises only where there is no answer.
+versions and bytes (``messages.py``).
+Invariant: an answer says for each thing that was asked which code it got; a wire raises only where there is
+no answer.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Seven bits a byte, least significant first; bit 7 says that another byte follows. Signed ones are
 zigzag-encoded, as in Protocol Buffers. (Kafka protocol guide, "Protocol Primitive Types": VARINT, VARLONG,
-UNSIGNED_VARINT.) Invariant: nothing here reads beyond what it is given; a varint that does not end is a
-ValueError.
+UNSIGNED_VARINT.)
+Invariant: nothing here reads beyond what it is given; a varint that does not end is a ValueError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The extent of a claim: the offsets of symbolic starts and times in a queue, and the end set by a limit.
 
-Pure: blocks are read through a function. Invariant: a range ends between two transactions, unless one
-transaction alone is over the limit.
+Pure: blocks are read through a function.
+Invariant: a range ends between two transactions, unless one transaction alone is over the limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Micro-batches: opened, staged and decided. Batch writes, which have no app, share the staging and the
 decision.
 
-Pure: each method that changes something fills the change of a commit. Not here: the order of commits, and
-where bytes are written (``node/``). Claims, branches and ledger entries have their own files.
+Pure: each method that changes something fills the change of a commit.
+Not here: the order of commits, and where bytes are written (``node/``). Claims, branches and ledger entries
+have their own files.
 
 Invariant: a batch is decided once, in one change with everything that it publishes and consumes. A decision
 checks everything before it changes anything.

@@ -3,9 +3,10 @@ names them.
 
 Not here: what a dead letter is (``broker/dead_letter.py``), and its route (found at the commit). A commit
 blocks all others, so it must not make fifty thousand copies. The committing thread makes them before, a few
-at a time under the lock. Invariant: until ``Burial.apply`` the transaction does not change. After it, the
-transaction acks what it had rejected, and ``buried`` holds the copies. A reject that was not copied
-(additional routing keys, a message that cannot be read) stays a reject, which the commit handles as usual.
+at a time under the lock.
+Invariant: until ``Burial.apply`` the transaction does not change. After it, the transaction acks what it had
+rejected, and ``buried`` holds the copies. A reject that was not copied (additional routing keys, a message
+that cannot be read) stays a reject, which the commit handles as usual.
 """
 
 from __future__ import annotations

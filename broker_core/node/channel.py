@@ -1,8 +1,8 @@
 """A channel in this process: AMQP's commands as calls.
 
 Not here: what a channel holds (``broker/channel.py``), and a channel of another process
-(``client/channel.py``). Invariant: the effect of a call that returns is durable, or waits in the transaction
-of the channel.
+(``client/channel.py``).
+Invariant: the effect of a call that returns is durable, or waits in the transaction of the channel.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ thread, so a single commit never waits for another thread.
 
 A commit, in this order:
 1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work
-that raises, or whose change cannot be encoded, fails alone: its changes in memory are undone, and its change
-is dropped
+   that raises, or whose change cannot be encoded, fails alone: its changes in memory are undone, and its
+   change is dropped
 2. make durable: one ``store.commit`` for all changes of the group
 3. publish: under the state lock, new entries become visible
 4. answer: all callers of the group; if work is waiting, one of the waiting threads becomes the leader

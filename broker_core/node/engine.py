@@ -1,7 +1,7 @@
 """The embedded engine: the port of ``engine.py`` in process, over a LocalBroker.
 
-Every method is one work of the committer, or a read of committed data. Not here: sockets (``server``),
-threads and clocks (``local.py``), the rules (``micro_batch/``).
+Every method is one work of the committer, or a read of committed data.
+Not here: sockets (``server``), threads and clocks (``local.py``), the rules (``micro_batch/``).
 
 Invariant: an answer is returned only when the commit that it depends on is durable.
 """

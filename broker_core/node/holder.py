@@ -2,7 +2,8 @@
 up.
 
 Not here: finding or starting a broker for a client (``client/starter.py``), and the lock
-(``store/directory.py``). Invariant: a broker that is in use, or that a user started, is never made to end.
+(``store/directory.py``).
+Invariant: a broker that is in use, or that a user started, is never made to end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Background work of a broker in one thread: sealing full open blocks, expiring, forgetting, compacting.
 
-Not here: the effects on the state (``broker/``) and on files (``store/``). Invariant: nothing here changes
-what a reader gets. Every step is a work of the committer, and may be interrupted by a crash at any point. A
-queue or a block that a step cannot handle is left unchanged and logged once; later steps and all other queues
-continue.
+Not here: the effects on the state (``broker/``) and on files (``store/``).
+Invariant: nothing here changes what a reader gets. Every step is a work of the committer, and may be
+interrupted by a crash at any point. A queue or a block that a step cannot handle is left unchanged and logged
+once; later steps and all other queues continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Alarms: if the broker runs out of disk or memory, publishers are stopped, and notified if they support it.
 
 Not here: what happens to a connection then (``Points.guard``). Source: RabbitMQ's connection.blocked, also
-its reasons. Invariant: looking costs nothing that grows with messages.
+its reasons.
+Invariant: looking costs nothing that grows with messages.
 """
 
 from __future__ import annotations

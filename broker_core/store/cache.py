@@ -1,7 +1,7 @@
 """A cache of blocks that were read and verified, limited in bytes.
 
-Not here: which blocks exist and where (``durable.py``). Invariant: it keeps at most ``limit_bytes``, by the
-sizes passed to ``put``.
+Not here: which blocks exist and where (``durable.py``).
+Invariant: it keeps at most ``limit_bytes``, by the sizes passed to ``put``.
 """
 
 from __future__ import annotations

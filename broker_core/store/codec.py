@@ -1,6 +1,7 @@
 """Records as rows of plain SQL values, and small messages as Arrow: the mapping that both stores share.
 
-It uses the annotations of the record classes and has no code for a single class. Not here: SQL.
+It uses the annotations of the record classes and has no code for a single class.
+Not here: SQL.
 
 Invariant: ``decode(cls, encode(record)) == record`` for a record whose dicts and lists are JSON, with
 decimals and bytes, and two equal keys encode equally. Other values are refused here, before anything is

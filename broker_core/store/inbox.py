@@ -9,9 +9,10 @@ little-endian:
     lengths       uint32 x 5 x count  of all exchanges, then all routing keys, properties, bodies, routes
     the bytes of all these, in the same order
 
-Not here: SQL (``catalog.py``), which values are valid (``codec.encode_change``). Invariant: ``unpack``
-returns what was passed to ``pack``. For any other bytes it raises ValueError, or returns messages made of
-these bytes: it never reads past their end, and the memory it allocates is in proportion to them.
+Not here: SQL (``catalog.py``), which values are valid (``codec.encode_change``).
+Invariant: ``unpack`` returns what was passed to ``pack``. For any other bytes it raises ValueError, or
+returns messages made of these bytes: it never reads past their end, and the memory it allocates is in
+proportion to them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one commit does to the files, computed and checked before anything is written.
 
-Not here: doing it (``durable.py``). Invariant: a plan is complete, or ValueError is raised. New rows of an
-open block follow its existing rows.
+Not here: doing it (``durable.py``).
+Invariant: a plan is complete, or ValueError is raised. New rows of an open block follow its existing rows.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Not here: what the rows mean together (``salvage.py``). It reads a copy, because SQLite may write to it. A
 table is read from its start, and, if a damaged page stops that, from its end and from points between. Only
-rows in the table's tree are used: freed pages still contain deleted rows. Invariant: a returned row matches
-its checksum; ``lost`` names rows that do not, and tables that were not read to their end.
+rows in the table's tree are used: freed pages still contain deleted rows.
+Invariant: a returned row matches its checksum; ``lost`` names rows that do not, and tables that were not read
+to their end.
 """
 
 from __future__ import annotations

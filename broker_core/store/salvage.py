@@ -2,8 +2,8 @@
 
 The old directory is only read, and no broker may own it. Of a damaged block the rows whose own checksums
 match (``sums.py``) are kept. Other rows that can be parsed are written to ``doubtful.arrow``, for manual
-inspection. Not here: reading a damaged catalog (``remains.py``), what its records mean together
-(``broker/repair.py``).
+inspection.
+Not here: reading a damaged catalog (``remains.py``), what its records mean together (``broker/repair.py``).
 
 Invariant: the new directory holds no message that does not match its checksum, and no message that the old
 one did not hold. What the old one held and the new one does not is in the report. The new directory is

@@ -2,8 +2,9 @@
 
 One script makes all catalogs, so these pages, and the first page of each table, are the same in all of them.
 They differ in a catalog upgraded from an older format: then rows are read from wrong places, match no
-checksum, and nothing is gained. Invariant: only the pages of the list of tables are written; the file's own
-size and counters stay in its header.
+checksum, and nothing is gained.
+Invariant: only the pages of the list of tables are written; the file's own size and counters stay in its
+header.
 """
 
 from __future__ import annotations

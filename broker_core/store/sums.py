@@ -3,8 +3,9 @@
     DIR/sums/NNNNNNNN   of segment NNNNNNNN: for each block its position, and 8 bytes for every 256 rows
 
 Only ``salvage`` reads them. They are written with the block, and never synced: without them a damaged block
-is lost as a whole. Invariant: a row that ``whole_rows`` reports as intact has the values that were written,
-whatever bytes around it are damaged; nothing outside the buffers of the block is read.
+is lost as a whole.
+Invariant: a row that ``whole_rows`` reports as intact has the values that were written, whatever bytes around
+it are damaged; nothing outside the buffers of the block is read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A channel that closes, or whose operation is refused, while it has something in flight: what it settles has
 one holder.
 
-That is the channel, a prepared transaction, or nobody any more; never two. Not here: AMQP sessions
-(``tests/server/test_amqp_lost_connection.py``), and interrupts (``test_interrupts.py``).
+That is the channel, a prepared transaction, or nobody any more; never two.
+Not here: AMQP sessions (``tests/server/test_amqp_lost_connection.py``), and interrupts
+(``test_interrupts.py``).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 and again.
 
 Run as ``python amqp_relay.py HOST PORT SOURCE SINK BATCH``; it ends when its input ends. Each body is
-``NUMBER:HOPS``; a move adds one hop. Prints ``moved N`` after each commit-ok. Invariant: it forgets a batch
-whose commit-ok did not come, and asks the queue again.
+``NUMBER:HOPS``; a move adds one hop. Prints ``moved N`` after each commit-ok.
+Invariant: it forgets a batch whose commit-ok did not come, and asks the queue again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the tests ask of a broker through pika, in one word each.
 
-Not here: rules; a question changes nothing but what its name says. Invariant: nothing sleeps; ``eventually``
-awaits a condition.
+Not here: rules; a question changes nothing but what its name says.
+Invariant: nothing sleeps; ``eventually`` awaits a condition.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One broker for all client libraries, and queue names that no two tests share.
 
 ``TXMQ_INTEROP_URL`` (``amqp://user:password@host:port/vhost``) runs the same tests against another AMQP 0-9-1
-server; tests of what only txmq promises are skipped there. Not here: brokers that are killed, a test that
-does that starts its own (``tests/amqp_server.py``). Invariant: what a test declared under a name of ``fresh``
-is deleted after it, and its connections are closed.
+server; tests of what only txmq promises are skipped there.
+Not here: brokers that are killed, a test that does that starts its own (``tests/amqp_server.py``). Invariant:
+what a test declared under a name of ``fresh`` is deleted after it, and its connections are closed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The tasks of ``test_celery.py``. The worker and the test import the same module; ``TXMQ_CELERY_*`` tell it
 what to use.
 
-Not here: the test. Invariant: an effect is one appended line, so a task that ran twice left two and one that
-never ran left none.
+Not here: the test.
+Invariant: an effect is one appended line, so a task that ran twice left two and one that never ran left none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A real Celery worker with ``acks_late``: results over rpc://, chains, failures, and SIGKILL of the worker
 and of the broker.
 
-Not here: Celery's own rules. Invariant: every worker is a process group of its own and is ended with all its
-children.
+Not here: Celery's own rules.
+Invariant: every worker is a process group of its own and is ended with all its children.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """``docs/clients.md`` is true: its Python blocks print what is shown below them, its programs are the files
 that are tested.
 
-Not here: the Java and Go programs themselves (``test_java.py``, ``test_go.py``). Invariant: blocks run in the
-order of the page, against one broker, each in a process of its own, as a reader would run them.
+Not here: the Java and Go programs themselves (``test_java.py``, ``test_go.py``).
+Invariant: blocks run in the order of the page, against one broker, each in a process of its own, as a reader
+would run them.
 """
 
 from __future__ import annotations

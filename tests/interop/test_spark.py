@@ -1,8 +1,8 @@
 """All together: a pika producer in transactions, a Spark stream that consumes them and publishes results,
 aio-pika that reads these.
 
-Not here: Spark's own guarantees (``tests/spark``, ``tests/crash``). Invariant: numbers go in by whole
-transactions of 10, and every micro-batch holds whole transactions.
+Not here: Spark's own guarantees (``tests/spark``, ``tests/crash``).
+Invariant: numbers go in by whole transactions of 10, and every micro-batch holds whole transactions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One partition of FakeKafka: batches, producers' sequences, open and aborted transactions.
 
-Not here: leaders and coordinators. Invariant: a batch is appended whole or refused; the last stable offset
-never falls.
+Not here: leaders and coordinators.
+Invariant: a batch is appended whole or refused; the last stable offset never falls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The transaction coordinator of FakeKafka: the states of a transactional id, for transaction.version 1 and 2
 (KIP-98, KIP-890).
 
-Not here: requests, nodes, and when markers are written. Invariant: only the highest epoch of a producer id
-changes anything, and each transaction ends by one decision.
+Not here: requests, nodes, and when markers are written.
+Invariant: only the highest epoch of a producer id changes anything, and each transaction ends by one
+decision.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A real Kafka for tests: one KRaft node on loopback, with doors for plaintext, TLS and every SASL mechanism.
 
-Not here: resolving its jars and starting it (``bench/kafka_server.py``). Invariant: without a JDK or the jars
-the tests that need it are skipped, and say why.
+Not here: resolving its jars and starting it (``bench/kafka_server.py``).
+Invariant: without a JDK or the jars the tests that need it are skipped, and say why.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Channels hold, ack, give back and reject while nobody owns the queue; an app claims, reads, decides,
 acknowledges, starts anew and is released; messages expire, overflow and are purged; open blocks are sealed,
 segments compacted; browsers read in between; the broker is closed or killed at any moment. The model knows no
-offsets, runs, blocks or records. Invariant: a claim reads the same rows until it is acknowledged, and the
-queue shows what the model holds, after every step.
+offsets, runs, blocks or records.
+Invariant: a claim reads the same rows until it is acknowledged, and the queue shows what the model holds,
+after every step.
 """
 
 from __future__ import annotations

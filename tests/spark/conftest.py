@@ -1,6 +1,7 @@
 """A fresh broker per test, beside the Spark session of the test process (``tests/conftest.py``).
 
-Not here: sessions of crash tests, which run in child processes. Invariant: a test ends the queries it starts.
+Not here: sessions of crash tests, which run in child processes.
+Invariant: a test ends the queries it starts.
 """
 
 from __future__ import annotations

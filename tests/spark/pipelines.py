@@ -1,7 +1,7 @@
 """Brokers and drivers as child processes, and what a pipeline left behind, read without Spark.
 
-Not here: Spark itself; drivers run :mod:`tests.spark.jobs`. Invariant: whatever is started here is ended
-here, by its id.
+Not here: Spark itself; drivers run :mod:`tests.spark.jobs`.
+Invariant: whatever is started here is ended here, by its id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """AMQP 0-9-1 with RabbitMQ's extensions, as values and bytes: methods, decoder, encoder, state tables, the
 connection, SASL responses.
 
-Not here: a socket, a clock, a broker. Invariant: every module is a function of what it is given.
+Not here: a socket, a clock, a broker.
+Invariant: every module is a function of what it is given.
 """
 
 from broker_core.amqp.v0_9_1.decoder import Decoder

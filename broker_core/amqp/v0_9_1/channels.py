@@ -1,6 +1,7 @@
 """The channels of one connection: which are open, and what may come on each (the table is in ``states.py``).
 
-Not here: what a command does. Invariant: a channel that is not in ``states`` is closed.
+Not here: what a command does.
+Invariant: a channel that is not in ``states`` is closed.
 """
 
 from __future__ import annotations

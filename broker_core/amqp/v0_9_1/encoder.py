@@ -1,7 +1,8 @@
 """Commands become frames (specification 4.2.3 to 4.2.6).
 
-Not here: sockets, and when a frame may be sent. Invariant: every fast path gives the bytes of
-``encode_method`` and ``encode_content``; no frame is larger than ``frame_max``.
+Not here: sockets, and when a frame may be sent.
+Invariant: every fast path gives the bytes of ``encode_method`` and ``encode_content``; no frame is larger
+than ``frame_max``.
 """
 
 from __future__ import annotations

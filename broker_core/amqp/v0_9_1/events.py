@@ -1,6 +1,7 @@
 """Events: of a decoder about its bytes, and of a connection about its state.
 
-Not here: what follows from it. Invariant: every event is complete; a :class:`Command` has all of its content.
+Not here: what follows from it.
+Invariant: every event is complete; a :class:`Command` has all of its content.
 """
 
 from __future__ import annotations

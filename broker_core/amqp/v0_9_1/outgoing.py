@@ -1,6 +1,7 @@
 """What a connection is going to send: encoded frames in their order.
 
-Not here: when they are sent. Invariant: after ``fall_silent`` only ``last_words`` adds to what is sent.
+Not here: when they are sent.
+Invariant: after ``fall_silent`` only ``last_words`` adds to what is sent.
 """
 
 from __future__ import annotations

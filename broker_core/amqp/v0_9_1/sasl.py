@@ -1,8 +1,8 @@
 """SASL responses that hold a user and a password: PLAIN (RFC 4616) and AMQPLAIN (a field table without its
 length).
 
-Not here: the login. Invariant: a response is a user and a password or one MethodSyntaxError, whose text never
-has either.
+Not here: the login.
+Invariant: a response is a user and a password or one MethodSyntaxError, whose text never has either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Caches of what a log has read of its blocks: decoded rows, and the row numbers of one run.
 
-Nothing here is undone, and all of it may be dropped at any moment. Invariant: the row numbers are those of
-``selected[0]`` at its length ``selected[1]``.
+Nothing here is undone, and all of it may be dropped at any moment.
+Invariant: the row numbers are those of ``selected[0]`` at its length ``selected[1]``.
 """
 
 from __future__ import annotations

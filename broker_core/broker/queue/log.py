@@ -1,8 +1,9 @@
 """The log of a queue: offsets, the runs that hold them, and the rows that the runs name.
 
 Not here: which entries are settled (``progress.py``) or delivered (``ready.py``); they decide when a run is
-dropped. Offsets are dense, in commit order. Readers look only below ``visible_end``. Invariant: runs are in
-the order of their offsets and do not overlap. A run pins its block, and unpins it when it leaves the log.
+dropped. Offsets are dense, in commit order. Readers look only below ``visible_end``.
+Invariant: runs are in the order of their offsets and do not overlap. A run pins its block, and unpins it when
+it leaves the log.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Not here: what is dropped because of that (``log.py``, ``room.py``, ``ready.py``
 who may own a queue (the broker's rule). Words: *settled* is acked, dead-lettered, expired or purged.
 *claimed* is in a range that the owning app was given and has not acked. An entry is *needed* while it is
 claimed or not settled. An entry that is not needed may lose its bytes at any moment, and is never needed
-again. Invariant: ``floor`` is the first offset that is not settled; every hole is above it and does not touch
-it. Nothing below ``acked`` is claimed; the owner skips the unsettled entries there.
+again.
+Invariant: ``floor`` is the first offset that is not settled; every hole is above it and does not touch it.
+Nothing below ``acked`` is claimed; the owner skips the unsettled entries there.
 """
 
 from __future__ import annotations

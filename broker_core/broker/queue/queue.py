@@ -2,9 +2,9 @@
 
 This class has only what concerns several of these parts; for the rest, callers use the part itself. Not here:
 routing, reading of bodies, and access checks (``topology.py``, ``broker.py``). Words: see ``progress.py``
-(settled, claimed, needed) and ``ready.py`` (held, ready). Offsets are end-exclusive in pairs. Invariant: a
-run leaves memory and catalog when none of its entries is needed. Every mutator first records in ``undo`` what
-it is about to write (``undo.py``).
+(settled, claimed, needed) and ``ready.py`` (held, ready). Offsets are end-exclusive in pairs.
+Invariant: a run leaves memory and catalog when none of its entries is needed. Every mutator first records in
+``undo`` what it is about to write (``undo.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The order of a queue with priorities: highest first, then by offset.
 
 Not here: which entries are settled (``progress.py``) or held (``ready.py``). Such entries may be in the heap
-and are ignored. Invariant: every ready entry below ``below`` is in the heap, perhaps more than once.
+and are ignored.
+Invariant: every ready entry below ``below`` is in the heap, perhaps more than once.
 """
 
 from __future__ import annotations

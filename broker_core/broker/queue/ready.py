@@ -2,8 +2,9 @@
 
 Not here: which consumer gets an entry (``ring.py``, ``broker/dispatch.py``), what is settled
 (``progress.py``). Words: *held* is held by a channel or a prepared transaction. *ready* is not settled, held
-or claimed. Invariant: a ready entry is at or above the cursor, or in ``_requeued``, or (in a queue with
-priorities) in ``ranks``. Entries there that were settled in the meantime are ignored.
+or claimed.
+Invariant: a ready entry is at or above the cursor, or in ``_requeued``, or (in a queue with priorities) in
+``ranks``. Entries there that were settled in the meantime are ignored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The consumers of one queue, and which of them is next.
 
 Not here: what a consumer is (``broker/consumer.py``), taking entries and sending them
-(``broker/dispatch.py``). Source: RabbitMQ's consumer priorities and single active consumer. Invariant: each
-consumer is in exactly one ring, that of its priority; a ring turns by one consumer for each message.
+(``broker/dispatch.py``). Source: RabbitMQ's consumer priorities and single active consumer.
+Invariant: each consumer is in exactly one ring, that of its priority; a ring turns by one consumer for each
+message.
 """
 
 from __future__ import annotations

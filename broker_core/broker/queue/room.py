@@ -1,9 +1,9 @@
 """How many bytes a queue holds (for x-max-length-bytes), and how much room prepared transactions have
 reserved in it.
 
-Not here: the limits (``broker/messages.py``). Invariant: ``sizes`` has each unsettled entry, ``total`` is
-their sum, and ``held`` and ``claimed`` are the sums of the held and the claimed ones. ``sizes`` is None for a
-queue without the limit, or not measured yet.
+Not here: the limits (``broker/messages.py``).
+Invariant: ``sizes`` has each unsettled entry, ``total`` is their sum, and ``held`` and ``claimed`` are the
+sums of the held and the claimed ones. ``sizes`` is None for a queue without the limit, or not measured yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What sessions, commands and handlers use of a connection and of the server.
 
 Not here: what implements it (``connection.py``, ``server.py``). Both import sessions and handlers, which
-import only this. Invariant: this module imports nothing else of the AMQP server.
+import only this.
+Invariant: this module imports nothing else of the AMQP server.
 """
 
 from __future__ import annotations

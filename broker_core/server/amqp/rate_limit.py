@@ -1,9 +1,9 @@
 """A handler that limits how fast each connection publishes: a token bucket for messages and one for bytes of
 bodies.
 
-Not here: limits over several connections. Invariant: in any time t a connection publishes at most
-``rate * (t + burst_s)`` and one message more. A message over the limit waits or is refused; it is never lost
-silently.
+Not here: limits over several connections.
+Invariant: in any time t a connection publishes at most ``rate * (t + burst_s)`` and one message more. A
+message over the limit waits or is refused; it is never lost silently.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Copies go to the topic exchange ``amq.rabbitmq.trace``, with routing key ``publish.EXCHANGE`` or
 ``deliver.QUEUE``, the same body, and headers that describe the message (``_publish``). Bind a queue to see
-them. Not here: that exchange (``topology.py``).
+them.
+Not here: that exchange (``topology.py``).
 
 Invariant: a copy is never traced itself, and tracing does not change messages. A message that a session then
 refuses is traced too. Copies are transient and are routed at the end of the loop's tick.
