@@ -22,12 +22,12 @@ from tests.model.test_machine import QUIET
 Patch = pytest.MonkeyPatch
 
 
-def histories(examples: int, **given: Any) -> None:
+def histories(examples: int, steps: int = 40, **given: Any) -> None:
     run_state_machine_as_test(
         OwnedQueue,
         settings=settings(
             max_examples=examples,
-            stateful_step_count=40,
+            stateful_step_count=steps,
             deadline=None,
             database=None,
             print_blob=True,
@@ -96,5 +96,5 @@ def test_a_rule_that_is_switched_off_is_found(
 ) -> None:
     switched_off(monkeypatch)
     with pytest.raises(BaseException) as found:
-        histories(4_000, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
+        histories(1_000, steps=150, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
     assert not isinstance(found.value, (KeyboardInterrupt, SystemExit))
