@@ -28,7 +28,6 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.decoder": (527, "a state machine whose states share the position in the bytes"),
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.broker.topology": (557, STATE),
-    "broker_core.kafka.messages": (554, "one form for each request of the port"),
     "broker_core.micro_batch.claim": (507, "four rules (S1 to S4) over the same records"),
     "broker_core.store.salvage": (548, "one pass over a damaged directory"),
     "connector.foreach_batch": (572, "the steps C1 to C6 stand in their order"),

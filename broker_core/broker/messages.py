@@ -2,10 +2,11 @@
 
 Pure.
 Not here: transactions (``commit.py``), topology (``topology.py``), the log of one queue (``queue.py``),
-expiry (``expiry.py``). Invariant: a message that the broker removes from a queue (overflow, expiry) is
-settled, and dead-lettered if the queue has a dead-letter exchange, in one change. This does not fail because
-of a message's content. A dead letter that drops another message from a full queue extends the ``Dying`` list,
-not the stack. What is too much for one commit leaves its queue in a later one (``Agenda.overfull``).
+expiry (``expiry.py``).
+Invariant: a message that the broker removes from a queue (overflow, expiry) is settled, and dead-lettered if
+the queue has a dead-letter exchange, in one change. This does not fail because of a message's content. A dead
+letter that drops another message from a full queue extends the ``Dying`` list, not the stack. What is too
+much for one commit leaves its queue in a later one (``Agenda.overfull``).
 """
 
 from __future__ import annotations

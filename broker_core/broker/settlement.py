@@ -1,8 +1,8 @@
 """Settlement of deliveries: they are acknowledged, rejected (dead-lettered or dropped), or requeued.
 
 Pure.
-Not here: what a channel holds (``channel.py``). Codes and meaning are AMQP's and RabbitMQ's. Invariant: a
-message that was returned more often than x-delivery-limit leaves in the commit that returned it.
+Not here: what a channel holds (``channel.py``). Codes and meaning are AMQP's and RabbitMQ's.
+Invariant: a message that was returned more often than x-delivery-limit leaves in the commit that returned it.
 """
 
 from __future__ import annotations

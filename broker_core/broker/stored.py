@@ -1,9 +1,9 @@
 """Messages whose bytes are stored before they become visible: spilled, staged by Spark's tasks, or buried
 ahead of their commit.
 
-Pure. Not here: messages of small commits (``messages.py``).
-Invariant: a queue gets one run for each piece, whatever its length. A block that no queue needs is forgotten
-by the same change.
+Pure.
+Not here: messages of small commits (``messages.py``). Invariant: a queue gets one run for each piece,
+whatever its length. A block that no queue needs is forgotten by the same change.
 """
 
 from __future__ import annotations

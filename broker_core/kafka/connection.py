@@ -23,7 +23,8 @@ from typing import Any, Generic, TypeVar
 from broker_core import errors
 from broker_core.kafka import port
 from broker_core.kafka.code import error_of
-from broker_core.kafka.messages import Form, Message, form_of
+from broker_core.kafka.forms import form_of
+from broker_core.kafka.messages import Form, Message
 from broker_core.kafka.port import Endpoint, Unanswered
 from broker_core.kafka.sasl import Challenge, Exchange, Login, authenticate, handshake
 

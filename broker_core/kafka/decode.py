@@ -1,10 +1,11 @@
 """Fetched bytes of a partition as columns: which batches a reader sees, and the fields of their records.
 
 Numpy finds the fields of all records at once, Arrow copies them out.
-Not here: fetching; what a header or a key means. Invariant: equal to :func:`broker_core.kafka.plain.records`,
-batch by batch, on every input. What the fast form does not handle (numbers longer than eight bytes) and
-everything damaged goes to the plain one, which gives the rows or says what is wrong. Memory: the data and a
-few times LIMIT.
+Not here: fetching; what a header or a key means.
+Invariant: equal to :func:`broker_core.kafka.plain.records`, batch by batch, on every input. What the fast
+form does not handle (numbers longer than eight bytes) and everything damaged goes to the plain one, which
+gives the rows or says what is wrong.
+Memory: the data and a few times LIMIT.
 """
 
 from __future__ import annotations

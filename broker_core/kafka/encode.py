@@ -1,7 +1,7 @@
 """Rows as one Kafka record batch (magic 2), and the stamp that puts it into a transaction.
 
-The heads of all records are computed as columns, and Arrow joins them with keys, values and headers. Not
-here: how many rows go into one batch, and where it is sent.
+The heads of all records are computed as columns, and Arrow joins them with keys, values and headers.
+Not here: how many rows go into one batch, and where it is sent.
 Invariant: what :func:`encode` returns, :func:`broker_core.kafka.decode.decode` reads as the same rows, and so
 does every client.
 """

@@ -2,8 +2,8 @@
 errors, all sans-IO.
 
 Not its clients.
-Invariant: nothing of kafka-python is known outside ``messages.py`` and ``sasl.py``, so it can be replaced
-there.
+Invariant: nothing of kafka-python is known outside ``messages.py``, ``forms.py`` and ``sasl.py``, so it can
+be replaced there.
 """
 
 from kafka.errors import KafkaError as LibraryError

@@ -1,8 +1,8 @@
 """The port to Kafka: requests as values, and a wire that carries one to one node.
 
 A request is a frozen dataclass that names its answer's type. ``wire.py`` carries it over sockets, FakeKafka
-in the tests answers it in memory, and ``client.py`` knows which node to ask and when to ask again. Not here:
-versions and bytes (``messages.py``).
+in the tests answers it in memory, and ``client.py`` knows which node to ask and when to ask again.
+Not here: versions and bytes (``forms.py``, ``messages.py``).
 Invariant: an answer says for each thing that was asked which code it got; a wire raises only where there is
 no answer.
 """

@@ -2,9 +2,10 @@
 
 A record begins with its length, so one walker goes from start to start. Each batch has a walker at its begin,
 which is known. Inside a long batch more of them begin at guessed places.
-Not here: what a record holds. Invariant: a guess never makes a wrong start. It counts only if the walker
-before it arrives exactly there; by induction from the begin of the batch, every start is then proven. A batch
-with a wrong guess is walked again from its begin alone.
+Not here: what a record holds.
+Invariant: a guess never makes a wrong start. It counts only if the walker before it arrives exactly there; by
+induction from the begin of the batch, every start is then proven. A batch with a wrong guess is walked again
+from its begin alone.
 """
 
 from __future__ import annotations

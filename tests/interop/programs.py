@@ -3,8 +3,9 @@ test of its own.
 
 A program prints ``ok NAME``, ``FAILED NAME: why`` or ``skipped NAME: why``, and ``kill the broker`` where it
 wants that done. The names are read from its source when tests are collected.
-Not here: the programs, and how a language is built. Invariant: a program runs once per module, a check that
-printed nothing fails, and no program outlives its time.
+Not here: the programs, and how a language is built.
+Invariant: a program runs once per module, a check that printed nothing fails, and no program outlives its
+time.
 """
 
 from __future__ import annotations

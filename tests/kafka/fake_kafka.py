@@ -2,7 +2,8 @@
 
 It keeps what the port promises: leaders, epochs, coordinators, transactions of version 1 and 2, markers that
 come late, the last stable offset, timeouts, DeleteRecords. ``tests/contract/test_kafka_contract.py`` holds it
-against a real node. Not here: replication; a node that is down only refuses connections.
+against a real node.
+Not here: replication; a node that is down only refuses connections.
 Invariant: one lock; a request is done whole or not at all, also where its answer is lost.
 """
 

@@ -1,6 +1,4 @@
-"""Kafka's error codes: each is known by its number, and each leads to one of our errors that says what to
-do.
-"""
+"""Kafka's error codes: each is known by its number, and each leads to one of our errors that says what to do."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from broker_core import errors
 from broker_core.kafka import port
-from broker_core.kafka.messages import Message, form_of
+from broker_core.kafka.forms import form_of
+from broker_core.kafka.messages import Message
 from broker_core.kafka.port import Endpoint, Log, Producer
 
 NODE = Endpoint("node", 9092)
