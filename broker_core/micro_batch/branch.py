@@ -11,7 +11,7 @@ parts and frees their blocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,8 +27,7 @@ from broker_core.broker.transaction import Staged, StagedTransaction
 from broker_core.broker.undo import Undo
 from broker_core.engine import StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
-
-ReadBlock = Callable[[int], pa.RecordBatch]
+from broker_core.micro_batch.extent import ReadBlock
 
 _EXAMPLES = 3
 # a batch write whose tasks staged nothing for so long, and that was not committed, has lost its driver

@@ -41,8 +41,9 @@ from broker_core.errors import (
     PreconditionFailed,
     TransactionState,
 )
-from broker_core.micro_batch.branch import Branches, ReadBlock
+from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.extent import ReadBlock
 from broker_core.micro_batch.ledger import Ledger, public
 
 OnUnroutable = Literal["fail", "drop"]
