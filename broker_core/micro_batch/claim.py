@@ -1,7 +1,9 @@
-"""Claims: which range of its queues an app reads next, decided once and permanently (S1 to S6).
+"""Claims: which range of its logs an app reads next, decided once and permanently (S1 to S6).
 
-Pure: works run one after another in the committer, and get the time and the blocks as arguments.
+Pure, and the same for every engine: a port says what the logs are (``logs.py``), a sink takes the records
+(``sink.py``). Records that another process wrote are applied one by one.
 
+Not here: which batch has read which claim (``reads.py``).
 Invariant: a claim never changes. The same start vector has the same end, whatever the limit, the new messages
 or the number of drivers that ask. What a claim's range reads is fixed with it (what was settled before, what
 may have been sent before).
@@ -10,94 +12,101 @@ may have been sent before).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import Change
-from broker_core.broker.ownership import own, require_ownable
-from broker_core.broker.queue import Queue
 from broker_core.broker.records import ClaimRecord, LedgerRecord, OriginRecord, ReadRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
-from broker_core.micro_batch.extent import ReadBlock, cut, offsets, too_few
+from broker_core.micro_batch.canonical import canonical
+from broker_core.micro_batch.logs import Logs, require_named
+from broker_core.micro_batch.reads import Reads, age, other_ranges, require_not_released
+from broker_core.micro_batch.sink import Sink
 
-RELEASED = [-1, -1]  # the range of a read whose queue was released since then: no claim has it
-KEPT_CLAIMS = 1000  # per app and set of queues, for restored checkpoints and late drivers
-
-
-def canonical(value: object) -> str:
-    """Returns one text for equal JSON values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+KEPT_CLAIMS = 1000  # per app and set of logs, for restored checkpoints and late drivers
 
 
 class Claims:
-    """The claims, origins and reads of every app, in memory; ``Change`` makes each new one durable."""
+    """The claims, origins and reads of every app, in memory; the sink makes each new one durable."""
 
     def __init__(
         self,
-        records: Iterable[ClaimRecord | OriginRecord | ReadRecord],
-        decided: Iterable[LedgerRecord],
-        undo: Undo,
+        records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = (),
+        decided: Iterable[LedgerRecord] = (),
+        undo: Undo | None = None,
     ) -> None:
         """``decided``: the ledger, which names positions of claims that were dropped."""
-        self._undo = undo
+        self._undo = Undo() if undo is None else undo
         self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
-        for entry in decided:
-            self._positions[entry.app_id] = max(entry.claim_position, self._positions.get(entry.app_id, 0))
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
-        # (app, queues) -> as above: the claims of one source
-        self._by_queues: dict[tuple[str, str], list[ClaimRecord]] = {}
-        self._origins: dict[tuple[str, str], OriginRecord] = {}
-        # (query, batch) -> (app, queues) -> read
-        self._reads: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}
-        self._reads_by_queues: dict[tuple[str, str], list[ReadRecord]] = {}  # (app, queues) -> oldest first
-        claims = [record for record in records if isinstance(record, ClaimRecord)]
-        for claim in sorted(claims, key=lambda record: record.position):
-            self._add(claim)
-        for record in records:
-            if isinstance(record, OriginRecord):
-                self._origins[(record.app_id, record.queues)] = record
-        reads = [record for record in records if isinstance(record, ReadRecord)]
-        for read in sorted(reads, key=lambda record: sum(end for _, end in record.ranges.values())):
-            self._keep_read(read)
+        # (app, logs) -> as above: the claims of one source
+        self._by_logs: dict[tuple[str, str], list[ClaimRecord]] = {}
+        self._origins: dict[tuple[str, str], OriginRecord] = {}  # (app, queues) -> origin
+        self.reads = Reads(self._undo)
+        for record in sorted([*decided, *records], key=_age):
+            self.apply(record)
+
+    # -- replay ----------------------------------------------------------------------------------------------
+    def apply(self, record: ClaimRecord | OriginRecord | ReadRecord | LedgerRecord) -> None:
+        """Takes in a durable record: of the catalog, or of another process. Claims of an app come in the
+        order of their positions. A record that is known already changes nothing; an origin replaces the one
+        of its key. An entry of the ledger names a position only.
+        """
+        if isinstance(record, LedgerRecord):
+            self._raise_position(record.app_id, record.claim_position)
+        elif isinstance(record, ClaimRecord):
+            if record not in self._by_start.get((record.app_id, record.start), ()):
+                self._add(record)
+        elif isinstance(record, OriginRecord):
+            self._undo.item(self._origins, (record.app_id, record.queues))
+            self._origins[(record.app_id, record.queues)] = record
+        else:
+            self.reads.apply(record)
+
+    def remove(self, record: ClaimRecord | OriginRecord | ReadRecord) -> None:
+        """Takes back a record that is durably gone; one that is not known changes nothing."""
+        if isinstance(record, ClaimRecord):
+            if record in self._by_start.get((record.app_id, record.start), ()):
+                self._remove_claim(record)
+        elif isinstance(record, OriginRecord):
+            if self._origins.get((record.app_id, record.queues)) == record:
+                self._remove_origin(record)
+        else:
+            self.reads.remove(record)
+
+    def _raise_position(self, app_id: str, position: int) -> None:
+        self._undo.item(self._positions, app_id)
+        self._positions[app_id] = max(position, self._positions.get(app_id, 0))
 
     def _add(self, claim: ClaimRecord) -> None:
         app = claim.app_id
         for same in (
             self._by_start.setdefault((app, claim.start), []),
             self._by_app.setdefault(app, []),
-            self._by_queues.setdefault((app, _queues(claim)), []),
+            self._by_logs.setdefault((app, _logs(claim)), []),
         ):
             self._undo.growth(same)
             same.append(claim)
-        self._undo.item(self._positions, claim.app_id)
-        self._positions[claim.app_id] = max(claim.position, self._positions.get(claim.app_id, 0))
+        self._raise_position(app, claim.position)
 
-    def _drop(self, change: Change, claim: ClaimRecord) -> None:
-        for same in (self._by_app[claim.app_id], self._by_queues[(claim.app_id, _queues(claim))]):
+    def _remove_claim(self, claim: ClaimRecord) -> None:
+        for same in (self._by_app[claim.app_id], self._by_logs[(claim.app_id, _logs(claim))]):
             at = same.index(claim)
             self._undo.append((same.insert, at, claim))
             del same[at]
         key = (claim.app_id, claim.start)
         self._undo.item(self._by_start, key)
-        others = [other for other in self._by_start[key] if other is not claim]
+        others = [other for other in self._by_start[key] if other != claim]
         if others:
             self._by_start[key] = others
         else:
             del self._by_start[key]
-        change.drop(ClaimRecord, claim.key)
 
-    def _keep_read(self, record: ReadRecord) -> None:
-        key = (record.query_id, record.batch_id)
-        self._undo.item(self._reads, key)
-        self._reads[key] = {**self._reads.get(key, {}), (record.app_id, record.queues): record}
-        reads = self._reads_by_queues.setdefault((record.app_id, record.queues), [])
-        self._undo.growth(reads)
-        reads.append(record)
+    def _remove_origin(self, entry: OriginRecord) -> None:
+        self._undo.item(self._origins, (entry.app_id, entry.queues))
+        del self._origins[(entry.app_id, entry.queues)]
 
     def apps(self) -> set[str]:
         return {app for app, _ in self._origins} | set(self._by_app)
@@ -109,106 +118,98 @@ class Claims:
     # -- S2 --------------------------------------------------------------------------------------------------
     def claim(
         self,
-        state: BrokerState,
-        change: Change,
+        logs: Logs,
+        sink: Sink,
         app_id: str,
+        queues: Sequence[str],
         start: Vector,
         limit: Limit,
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         consumed: Mapping[str, int],
-        read_block: ReadBlock,
-        *,
-        now_us: int,
     ) -> Vector:
-        """Returns the end vector for ``start``. ``consumed`` is where the last decided range of each log
-        ended (missing: another system's sink).
+        """Returns the end vector for ``start``; it may name logs that ``start`` lacks: those are new, and
+        read from their beginning. ``consumed`` is where the last decided range of each log ended (missing:
+        another system's sink).
 
         All checks and reads are done before anything changes. Then, as one change:
         1. resolve a symbolic start; 2. ack below a concrete start; 3. add the claim, unless it exists.
         """
-        queues = {log: state.topology.queue(log) for log in sorted(start)}
         if not queues:
             raise OptionError("the stream names no queue; give the option queue")
-        begin = {log: int(offset) for log, offset in start.items() if offset != START}
-        symbolic = [log for log in queues if start[log] == START]
-        acked = dict(begin)
+        names = {queue: logs.of(queue) for queue in sorted(queues)}
+        every = [log for found in names.values() for log in found]
+        acked = {log: int(offset) for log, offset in start.items() if offset != START}
+        symbolic = [queue for queue in names if start.get(queue) == START]
+        begin = dict(acked)
         finished = self._require_end(app_id, start) if acked else None
-        for queue in queues.values():
-            require_ownable(queue, app_id)
-        lineage = self._lineage(app_id, list(queues))
+        for log in every:
+            logs.require_ownable(log, app_id)
+        lineage = self._lineage(app_id, names)
         origin_record: OriginRecord | None = None
         if symbolic:
-            origin_record = self._origin(
-                state, app_id, symbolic, origin, on_new_checkpoint, consumed, read_block
-            )
+            named = {*names, *every}
+            origin_record = self._origin(logs, app_id, symbolic, origin, on_new_checkpoint, consumed, named)
             begin |= {log: int(offset) for log, offset in origin_record.start.items()}
             lineage = origin_record.lineage
+        begin = {log: logs.first(log) for log in every if log not in begin} | begin
         known = self._known(app_id, start, lineage if symbolic else None)
         if known is not None:
-            end = dict(known.end)
-        elif too_few(queues, begin, limit, read_block, now_us):
+            end, begin = dict(known.end), {log: int(first) for log, (first, _) in known.ranges.items()}
+        elif logs.too_few(begin, limit):
             end = dict(begin)
         else:
-            end = cut(queues, begin, limit, read_block)
+            end = logs.cut(begin, limit)
 
-        for queue in queues.values():
-            own(change, queue, app_id, begin[queue.name])
+        for log, first in begin.items():
+            logs.own(log, app_id, first)
         if origin_record is not None:
-            self._keep_origin(change, origin_record)
+            self._keep_origin(sink, origin_record)
         if acked:  # Spark has everything below a concrete start in its commit log
-            self._ack(state, change, app_id, finished, acked)
+            self._ack(logs, sink, app_id, finished, acked)
         if known is None:
             if end == begin:
                 return start
-            self._record(state, change, app_id, lineage, start, begin, end, queues)
+            self._record(logs, sink, app_id, lineage, start, begin, end)
         return dict(end)
 
     def _record(
         self,
-        state: BrokerState,
-        change: Change,
+        logs: Logs,
+        sink: Sink,
         app_id: str,
         lineage: int,
         start: Vector,
-        begin: dict[str, int],
-        end: dict[str, int],
-        queues: Mapping[str, Queue],
+        begin: Mapping[str, int],
+        end: Mapping[str, int],
     ) -> None:
-        spans = {log: (begin[log], end[log]) for log in queues}
-        for log, (first, last) in spans.items():
-            state.messages.persist(change, queues[log], first, last)
-            queues[log].claim(first, last)
-            queues[log].record(change)
+        spans = {log: (begin[log], end[log]) for log in sorted(begin)}
+        claimed = {log: logs.claim(log, first, last) for log, (first, last) in spans.items()}
         claim = ClaimRecord(
             app_id=app_id,
             lineage=lineage,
             start=canonical(start),
             end=dict(end),
             ranges={log: [first, last] for log, (first, last) in spans.items()},
-            skipped={
-                log: found
-                for log, span in spans.items()
-                if (found := queues[log].progress.settled_within(*span))
-            },
-            redelivered={
-                log: found
-                for log, span in spans.items()
-                if (found := queues[log].ready.redelivered_within(*span))
-            },
+            skipped={log: found.skipped for log, found in claimed.items() if found.skipped},
+            redelivered={log: found.redelivered for log, found in claimed.items() if found.redelivered},
             position=self.position(app_id) + 1,
         )
         self._add(claim)
-        change.put(claim)
-        self._prune(change, claim)
+        sink.put(claim)
+        self._prune(sink, claim)
 
-    def _prune(self, change: Change, newest: ClaimRecord) -> None:
+    def _drop(self, sink: Sink, claim: ClaimRecord) -> None:
+        self._remove_claim(claim)
+        sink.drop(ClaimRecord, claim.key)
+
+    def _prune(self, sink: Sink, newest: ClaimRecord) -> None:
         """Drops old claims of one source. Others do not count: an idle source still needs the end of its
         newest claim, however many claims another one has made since then.
         """
-        claims = self._by_queues[(newest.app_id, _queues(newest))]
+        claims = self._by_logs[(newest.app_id, _logs(newest))]
         while len(claims) > KEPT_CLAIMS:
-            self._drop(change, claims[0])
+            self._drop(sink, claims[0])
 
     def _known(self, app_id: str, start: Vector, lineage: int | None) -> ClaimRecord | None:
         for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
@@ -216,15 +217,8 @@ class Claims:
                 return claim
         return None
 
-    def _lineage(self, app_id: str, logs: list[str]) -> int:
-        return max(
-            (
-                entry.lineage
-                for (app, _), entry in self._origins.items()
-                if app == app_id and set(entry.start) & set(logs)
-            ),
-            default=1,
-        )
+    def _lineage(self, app_id: str, queues: Iterable[str]) -> int:
+        return max((entry.lineage for entry in self._sharing(app_id, queues)), default=1)
 
     def _require_end(self, app_id: str, start: Vector) -> ClaimRecord | None:
         """Returns the newest claim that ends at the offsets of ``start``. Raises LineageConflict.
@@ -249,83 +243,82 @@ class Claims:
     # -- S1, S2: what a symbolic start means -----------------------------------------------------------------
     def _origin(
         self,
-        state: BrokerState,
+        logs: Logs,
         app_id: str,
-        logs: list[str],
+        queues: list[str],
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         consumed: Mapping[str, int],
-        read_block: ReadBlock,
+        named: Collection[str],
     ) -> OriginRecord:
-        """Returns the meaning of the symbolic start of ``logs``: the recorded origin, or a new one, which is
-        not recorded yet.
+        """Returns the meaning of the symbolic start of ``queues``: the recorded origin, or a new one, which
+        is not recorded yet. ``named``: what starting offsets may name.
         """
-        key = canonical(logs)
+        key = canonical(queues)
         found = self._origins.get((app_id, key))
-        overlapping = self._overlapping(app_id, key, logs)
-        if found is None and not overlapping:
-            return OriginRecord(app_id, key, 1, dict(offsets(state, logs, origin, read_block)), passed=False)
-        if found is not None and not overlapping and not found.passed and not self._decided(found, consumed):
+        sharing = self._sharing(app_id, queues)  # others: earlier, the stream had other queues
+        if not sharing:
+            require_named(origin, named)
+            return OriginRecord(app_id, key, 1, dict(logs.offsets(queues, origin)), passed=False)
+        if (
+            found is not None
+            and sharing == [found]
+            and not found.passed
+            and not self._decided(found, consumed)
+        ):
             return found
         # a start that was passed is asked for again: another checkpoint
         if on_new_checkpoint != "resume":
-            raise self._new_checkpoint(app_id, logs, consumed)
-        # acked offsets may be behind the ledger: resuming there would publish twice
-        owned = {
-            log: state.topology.queue(log).progress.first_to_read()
-            for log in logs
-            if state.topology.queue(log).owner == app_id
-        }
-        resumed = {
-            log: consumed[log] if log in consumed else owned[log]
-            for log in logs
-            if log in consumed or log in owned
-        }
-        if len(resumed) < len(logs):  # the app reads some queue for the first time
-            resumed = offsets(state, logs, origin, read_block) | resumed
-        lineage = 1 + max(entry.lineage for entry in [*overlapping, *([found] if found else [])])
+            own = {log: consumed[log] for queue in queues for log in logs.of(queue) if log in consumed}
+            raise self._new_checkpoint(app_id, queues, own)
+        resumed: dict[str, int] = {}
+        fresh: list[str] = []  # queues that the app reads for the first time
+        for queue in queues:
+            # acked offsets may be behind the ledger: resuming there would publish twice
+            known = {
+                log: consumed[log] if log in consumed else logs.goes_on(log, app_id) for log in logs.of(queue)
+            }
+            if all(offset is None for offset in known.values()):
+                fresh.append(queue)
+            else:
+                resumed |= {
+                    log: logs.first(log) if offset is None else offset for log, offset in known.items()
+                }
+        if fresh:
+            require_named(origin, named)
+            resumed |= logs.offsets(fresh, origin)
+        lineage = 1 + max(entry.lineage for entry in sharing)
         return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
 
-    def _overlapping(self, app_id: str, key: str, logs: list[str]) -> list[OriginRecord]:
-        """Returns origins of other sets of queues that share a queue with ``logs``: earlier, the stream had
-        other queues.
-        """
+    def _sharing(self, app_id: str, queues: Iterable[str]) -> list[OriginRecord]:
+        """Returns the origins of sets of queues that share a queue with ``queues``."""
+        wanted = set(queues)
         return [
             entry
-            for (app, queues), entry in self._origins.items()
-            if app == app_id and queues != key and set(entry.start) & set(logs)
+            for (app, key), entry in self._origins.items()
+            if app == app_id and wanted.intersection(json.loads(key))
         ]
 
-    def _keep_origin(self, change: Change, entry: OriginRecord) -> None:
+    def _keep_origin(self, sink: Sink, entry: OriginRecord) -> None:
         if self._origins.get((entry.app_id, entry.queues)) == entry:
             return
-        for other in self._overlapping(entry.app_id, entry.queues, list(entry.start)):
-            self._undo.item(self._origins, (other.app_id, other.queues))
-            del self._origins[(other.app_id, other.queues)]
-            change.drop(OriginRecord, other.key)
-        self._undo.item(self._origins, (entry.app_id, entry.queues))
-        self._origins[(entry.app_id, entry.queues)] = entry
-        change.put(entry)
+        for other in self._sharing(entry.app_id, json.loads(entry.queues)):
+            if other.queues != entry.queues:
+                self._remove_origin(other)
+                sink.drop(OriginRecord, other.key)
+        self.apply(entry)
+        sink.put(entry)
 
     def _decided(self, origin: OriginRecord, consumed: Mapping[str, int]) -> bool:
         return any(consumed.get(log, -1) > int(offset) for log, offset in origin.start.items())
 
-    def _new_checkpoint(self, app_id: str, logs: list[str], consumed: Mapping[str, int]) -> LineageConflict:
-        queries = [
-            query for (query, _), reads in self._reads.items() if any(app == app_id for app, _ in reads)
-        ]
-        where = (
-            canonical({log: consumed[log] for log in logs if log in consumed})
-            if consumed
-            else "what its source acknowledged"
-        )
+    def _new_checkpoint(self, app_id: str, queues: list[str], consumed: Mapping[str, int]) -> LineageConflict:
+        where = canonical(consumed) if consumed else "what its source acknowledged"
         return LineageConflict(
             f"a new checkpoint starts under appId {app_id!r}, but this app has already read "
-            f"{', '.join(logs)} "
-            f"(query {queries[-1] if queries else 'unknown'}, consumed up to {where}). Go on with the old "
-            "checkpoint, give the "
-            "new pipeline an appId "
-            "of its own, or set onNewCheckpoint=resume to go on where the app's last committed batch ended"
+            f"{', '.join(queues)} (query {self.reads.last_query(app_id) or 'unknown'}, consumed up to "
+            f"{where}). Go on with the old checkpoint, give the new pipeline an appId of its own, or set "
+            "onNewCheckpoint=resume to go on where the app's last committed batch ended"
         )
 
     # -- S3, S4, S5 ------------------------------------------------------------------------------------------
@@ -354,79 +347,36 @@ class Claims:
             f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed"
         )
 
-    def already_read(self, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> bool:
-        """Returns whether exactly these ranges are recorded for (query, batch). Raises LineageConflict for
-        other ranges of the same logs.
-        """
-        recorded = self._reads.get((query_id, batch_id), {}).get((app_id, canonical(sorted(ranges))))
-        if recorded is None:
-            return False
-        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
-        _require_not_released(recorded)
-        if recorded.ranges != wanted:
-            raise LineageConflict(
-                f"batch {batch_id} of query {query_id} has read {canonical(recorded.ranges)} and now asks "
-                "for "
-                f"{canonical(wanted)}: an older or changed "
-                f"checkpoint of app {app_id!r} was restored. Use the newest checkpoint, or a new one with "
-                "onNewCheckpoint=resume"
-            )
-        return True
-
-    def record_read(self, change: Change, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> None:
+    def record_read(self, sink: Sink, app_id: str, query_id: str, batch_id: int, ranges: Ranges) -> None:
         """Records a read (S4): without a read, no consumption; a batch can read only one range."""
         self.by_ranges(app_id, ranges)
-        if not query_id or self.already_read(app_id, query_id, batch_id, ranges):
-            return
-        wanted: dict[str, Any] = {log: [first, last] for log, (first, last) in ranges.items()}
-        record = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted)
-        self._keep_read(record)
-        change.put(record)
-        self._prune_reads(change, record)
-
-    def _prune_reads(self, change: Change, newest: ReadRecord) -> None:
-        """Drops old reads by number, as with claims: a sink in another system decides nothing here."""
-        app_id = newest.app_id
-        reads = self._reads_by_queues[(app_id, newest.queues)]
-        while len(reads) > KEPT_CLAIMS:
-            oldest = reads[0]
-            self._undo.append((reads.insert, 0, oldest))
-            del reads[0]
-            key = (oldest.query_id, oldest.batch_id)
-            self._undo.item(self._reads, key)
-            known = {
-                read: record for read, record in self._reads[key].items() if read != (app_id, oldest.queues)
-            }
-            if known:
-                self._reads[key] = known
-            else:
-                del self._reads[key]
-            change.drop(ReadRecord, oldest.key)
+        self.reads.record(sink, app_id, query_id, batch_id, ranges, kept=KEPT_CLAIMS)
 
     def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
         """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id.
 
-        Raises LineageConflict for a range without a claim: its queue was released meanwhile.
+        Raises LineageConflict for a range without a claim (its queue was released meanwhile), and for two
+        ranges of one log.
         """
         ranges: dict[str, list[int]] = {}
-        for record in self._reads.get((query_id, batch_id), {}).values():
-            _require_not_released(record)
-            self.by_ranges(
-                record.app_id, {log: (first, last) for log, (first, last) in record.ranges.items()}
-            )
-            ranges |= record.ranges
+        for read in self.reads.of_batch(query_id, batch_id):
+            require_not_released(read)
+            self.by_ranges(read.app_id, {log: (first, last) for log, (first, last) in read.ranges.items()})
+            if read.ranges.keys() & ranges.keys():
+                raise other_ranges(read, ranges)
+            ranges |= read.ranges
         return ranges
 
-    def ack(self, state: BrokerState, change: Change, app_id: str, end: Vector) -> None:
+    def ack(self, logs: Logs, sink: Sink, app_id: str, end: Vector) -> None:
         """Acks below ``end`` (S5), which Spark has in its commit log."""
         vector = {log: int(offset) for log, offset in end.items() if offset != START}
         if vector:
-            self._ack(state, change, app_id, self._require_end(app_id, end), vector)
+            self._ack(logs, sink, app_id, self._require_end(app_id, end), vector)
 
     def _ack(
         self,
-        state: BrokerState,
-        change: Change,
+        logs: Logs,
+        sink: Sink,
         app_id: str,
         finished: ClaimRecord | None,
         vector: Mapping[str, int],
@@ -437,70 +387,45 @@ class Claims:
         That range is kept until the next ack: Spark runs the batch again if its newest commit log entry is
         lost.
         """
-        for (app, key), entry in list(self._origins.items()):
+        for (app, _), entry in list(self._origins.items()):
             if (
                 app == app_id
                 and not entry.passed
                 and any(vector.get(log, 0) > int(first) for log, first in entry.start.items())
             ):
                 passed = replace(entry, passed=True)
-                self._undo.item(self._origins, (app, key))
-                self._origins[(app, key)] = passed
-                change.put(passed)
+                self.apply(passed)
+                sink.put(passed)
         for log, offset in vector.items():
-            queue = state.topology.queues.get(log)
-            if queue is not None and queue.owner == app_id:
-                queue.settle_claimed(offset)  # a stream without a ledger consumes only by its acks
-                if finished is not None:
-                    queue.ack_to(int(finished.ranges[log][0]))
-                queue.record(change)
+            logs.ack(log, app_id, offset, int(finished.ranges[log][0]) if finished is not None else None)
 
-    def release(self, state: BrokerState, change: Change, app_id: str, log: str) -> None:
-        """Releases the claim on one queue for an operator (S6). What the app claimed and did not consume is
-        available to others again.
+    def release(self, logs: Logs, sink: Sink, app_id: str, queue: str, released: Collection[str]) -> None:
+        """Releases the claim on one queue for an operator (S6); ``released`` are its logs. What the app
+        claimed and did not consume is available to others again.
 
         A claim over several queues ends as a whole: its ranges of the others are not claimed either, but the
         app still owns them.
         """
         others: set[str] = set()
-        for (app, key), entry in list(self._origins.items()):
-            if app == app_id and log in entry.start:
-                self._undo.item(self._origins, (app, key))
-                del self._origins[(app, key)]
-                change.drop(OriginRecord, entry.key)
-        for claim in [claim for claim in self._by_app.get(app_id, ()) if log in claim.ranges]:
-            self._drop(change, claim)
-            others |= claim.ranges.keys() - {log}
+        for entry in self._sharing(app_id, [queue]):
+            self._remove_origin(entry)
+            sink.drop(OriginRecord, entry.key)
+        gone = set(released)
+        for claim in [claim for claim in self._by_app.get(app_id, ()) if gone & claim.ranges.keys()]:
+            self._drop(sink, claim)
+            others |= claim.ranges.keys() - gone
         for other in sorted(others):
-            queue = state.topology.queues.get(other)
-            if queue is not None and queue.owner == app_id:
-                queue.reclaim(
-                    [claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges]
-                )
-                queue.record(change)
-        for reads in [reads for (app, _), reads in self._reads_by_queues.items() if app == app_id]:
-            for at, read in enumerate(reads):
-                if log in read.ranges:
-                    voided = replace(read, ranges={**read.ranges, log: RELEASED})
-                    batch = (read.query_id, read.batch_id)
-                    self._undo.item(self._reads, batch)
-                    self._undo.append((reads.__setitem__, at, read))
-                    self._reads[batch] = {**self._reads[batch], (app_id, read.queues): voided}
-                    reads[at] = voided
-                    change.put(voided)
+            kept = [claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges]
+            logs.reclaim(other, app_id, kept)
+        self.reads.release(sink, app_id, gone)
 
 
-def _require_not_released(read: ReadRecord) -> None:
-    """Raises LineageConflict for a released read: a new queue of that name may reuse the numbers."""
-    gone = [log for log, found in read.ranges.items() if found == RELEASED]
-    if gone:
-        raise LineageConflict(
-            f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was "
-            f"released from app {read.app_id!r}: "
-            "it cannot be read or decided any more. Start once more with a new checkpoint and "
-            "onNewCheckpoint=resume"
-        )
-
-
-def _queues(claim: ClaimRecord) -> str:
+def _logs(claim: ClaimRecord) -> str:
     return canonical(sorted(claim.ranges))
+
+
+def _age(record: ClaimRecord | OriginRecord | ReadRecord | LedgerRecord) -> int:
+    """Returns what orders durable records of one class by their age."""
+    if isinstance(record, ClaimRecord):
+        return record.position
+    return age(record) if isinstance(record, ReadRecord) else 0

@@ -22,13 +22,12 @@ ReadBlock = Callable[[int], pa.RecordBatch]
 
 def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block: ReadBlock) -> dict[str, int]:
     """Returns ``origin`` as a concrete vector, as of now. Raises OptionError for an offset past the end of
-    its queue or an unknown log.
+    its queue.
     """
     vector: dict[str, int] = {}
-    named = dict(origin.offsets or {})
     for log in logs:
         queue = state.topology.queue(log)
-        at = named.pop(log, -1 if origin.at == "latest" else -2)
+        at = (origin.offsets or {}).get(log, -1 if origin.at == "latest" else -2)
         if origin.timestamp_us is not None:
             vector[log] = offset_at(queue, origin.timestamp_us, read_block)
         elif at == -2:
@@ -40,14 +39,8 @@ def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block:
         else:
             raise OptionError(
                 f"startingOffsets names offset {at} of queue {log!r}, which ends at {queue.log.visible_end}; "
-                "give 0 to "
-                f"{queue.log.visible_end}, -2 or -1"
+                f"give 0 to {queue.log.visible_end}, -2 or -1"
             )
-    if named:
-        raise OptionError(
-            f"startingOffsets names {sorted(named)}, which the option queue does not; name the "
-            "queues that are read"
-        )
     return vector
 
 

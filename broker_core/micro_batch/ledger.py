@@ -12,12 +12,12 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from broker_core.broker.change import Change
 from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
-from broker_core.micro_batch.claim import canonical
+from broker_core.micro_batch.canonical import canonical
+from broker_core.micro_batch.sink import Sink
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
 KEPT_ENTRIES = 1000
@@ -25,7 +25,7 @@ MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is no lon
 
 
 class Ledger:
-    """The decided batches and lineages of every app, in memory; ``Change`` makes each durable."""
+    """The decided batches and lineages of every app, in memory; the sink makes each durable."""
 
     def __init__(
         self, records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = (), undo: Undo | None = None
@@ -40,15 +40,40 @@ class Ledger:
         self._lineages: dict[str, list[LineageRecord]] = {}  # current one last
         # log -> (end of the last decided range, its commit sequence)
         self._consumed: dict[str, tuple[int, int]] = {}
-        self._released = {
-            record.queue: record.commit_sequence for record in records if isinstance(record, ReleaseRecord)
-        }
-        entries = [record for record in records if isinstance(record, LedgerRecord)]
-        for entry in sorted(entries, key=lambda record: record.sequence):
-            self._keep(entry)
-        lineages = [record for record in records if isinstance(record, LineageRecord)]
-        for lineage in sorted(lineages, key=lambda record: record.position):
-            self._lineages.setdefault(lineage.app_id, []).append(lineage)
+        self._released: dict[str, int] = {}  # log -> commit sequence of its release
+        for record in sorted(records, key=_age):
+            self.apply(record)
+
+    # -- replay ----------------------------------------------------------------------------------------------
+    def apply(self, record: LedgerRecord | LineageRecord | ReleaseRecord) -> None:
+        """Takes in a durable record: of the catalog, or of another process. Entries and lineages of an app
+        come in their order; a record replaces the one of its key.
+        """
+        if isinstance(record, LedgerRecord):
+            self._keep(record)
+        elif isinstance(record, ReleaseRecord):
+            self._keep_release(record)
+        else:
+            others = [
+                known for known in self._lineages.get(record.app_id, ()) if known.query_id != record.query_id
+            ]
+            self._undo.item(self._lineages, record.app_id)
+            self._lineages[record.app_id] = [*others, record]
+
+    def remove(self, record: LedgerRecord | LineageRecord) -> None:
+        """Takes back a record that is durably gone; one that is not known changes nothing. A release is never
+        gone.
+        """
+        if isinstance(record, LedgerRecord):
+            known = self._entries.get(record.app_id, {})
+            if record.sequence in known:
+                self._undo.order(known)
+                self._remove_entry(known[record.sequence])
+        else:
+            self._undo.item(self._lineages, record.app_id)
+            self._lineages[record.app_id] = [
+                known for known in self._lineages.get(record.app_id, ()) if known.query_id != record.query_id
+            ]
 
     def _keep(self, entry: LedgerRecord) -> None:
         undo = self._undo
@@ -58,12 +83,34 @@ class Ledger:
         self._entries[entry.app_id][entry.sequence] = entry
         self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
         self._tokens[entry.token] = entry
-        self._index(entry)
+        self._wait(self._unapplied, entry, waits=not entry.applied)
+        self._wait(self._unmirrored, entry, waits=not entry.mirrored)
+        if entry.mirrored and entry.sequence > self._mirrored.get(entry.app_id, 0):
+            undo.item(self._mirrored, entry.app_id)
+            self._mirrored[entry.app_id] = entry.sequence
         for log, (_, end) in entry.ranges.items():
             latest = max(self._consumed.get(log, (0, 0))[1], self._released.get(log, 0))
             if entry.commit_sequence > latest:
                 undo.item(self._consumed, log)
                 self._consumed[log] = (int(end), entry.commit_sequence)
+
+    def _remove_entry(self, entry: LedgerRecord) -> None:
+        """Removes an entry; the caller saves the order of the app's entries."""
+        batch = (entry.app_id, entry.query_id, entry.batch_id)
+        del self._entries[entry.app_id][entry.sequence]
+        self._undo.item(self._batches, batch)
+        self._undo.item(self._tokens, entry.token)
+        self._batches.pop(batch, None)
+        self._tokens.pop(entry.token, None)
+        self._wait(self._unapplied, entry, waits=False)
+        self._wait(self._unmirrored, entry, waits=False)
+
+    def _keep_release(self, record: ReleaseRecord) -> None:
+        self._undo.item(self._released, record.queue)
+        self._released[record.queue] = record.commit_sequence
+        if self._consumed.get(record.queue, (0, 0))[1] <= record.commit_sequence:
+            self._undo.item(self._consumed, record.queue)
+            self._consumed.pop(record.queue, None)
 
     def apps(self) -> set[str]:
         return set(self._lineages) | set(self._entries)
@@ -89,7 +136,7 @@ class Ledger:
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(
         self,
-        change: Change,
+        sink: Sink,
         app_id: str,
         query_id: str,
         batch_id: int,
@@ -121,13 +168,13 @@ class Ledger:
                 )
             if replaced is not None:
                 lineages.remove(replaced)
-                change.drop(LineageRecord, replaced.key)
+                sink.drop(LineageRecord, replaced.key)
             position = lineages[-1].position + 1 if lineages else 1
             current = LineageRecord(app_id, query_id, position, batch_id)
             lineages.append(current)
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
-            change.put(current)
+            sink.put(current)
         return self._follow(
             current, app_id, query_id, batch_id, consumes=consumes, claim_position=claim_position
         )
@@ -263,12 +310,12 @@ class Ledger:
                     f"once more with a new one and onNewCheckpoint=resume"
                 )
 
-    def decide(self, change: Change, entry: LedgerRecord) -> None:
+    def decide(self, sink: Sink, entry: LedgerRecord) -> None:
         self._keep(entry)
-        change.put(entry)
-        self._prune(change, entry.app_id)
+        sink.put(entry)
+        self._prune(sink, entry.app_id)
 
-    def _prune(self, change: Change, app_id: str) -> None:
+    def _prune(self, sink: Sink, app_id: str) -> None:
         """Keeps the newest ``KEPT_ENTRIES``, and those needed for the start of a log's next range, an apply,
         or a mirror in use.
         """
@@ -289,13 +336,8 @@ class Ledger:
         if gone:
             self._undo.order(entries)
         for entry in gone:
-            del entries[entry.sequence]
-            self._undo.item(self._batches, (app_id, entry.query_id, entry.batch_id))
-            self._undo.item(self._tokens, entry.token)
-            self._batches.pop((app_id, entry.query_id, entry.batch_id), None)
-            self._tokens.pop(entry.token, None)
-            self._wait(self._unmirrored, entry, waits=False)
-            change.drop(LedgerRecord, entry.key)
+            self._remove_entry(entry)
+            sink.drop(LedgerRecord, entry.key)
 
     # -- C5, C6 ----------------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerRecord]:
@@ -310,15 +352,15 @@ class Ledger:
         """Returns how many entries are not applied, and how many are not mirrored."""
         return len(self._unapplied.get(app_id, ())), len(self._unmirrored.get(app_id, ()))
 
-    def mark_applied(self, change: Change, app_id: str, sequence: int) -> LedgerRecord | None:
+    def mark_applied(self, sink: Sink, app_id: str, sequence: int) -> LedgerRecord | None:
         """Returns the entry that was marked; None if it was marked before or does not exist."""
         entry = self._entries.get(app_id, {}).get(sequence)
         if entry is None or entry.applied:
             return None
-        self._replace(change, replace(entry, applied=True))
+        self._replace(sink, replace(entry, applied=True))
         return entry
 
-    def skip(self, change: Change, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
+    def skip(self, sink: Sink, app_id: str, sequence: int, branches: set[str], to: str) -> list[str]:
         """Marks branches as skipped; returns those not skipped before. Raises UnknownTransaction."""
         entry = self._entries.get(app_id, {}).get(sequence)
         named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
@@ -339,31 +381,18 @@ class Ledger:
                 for kind, target, branch, rows in entry.branches
             ]
             applied = all("skipped" in target for _, target, _, _ in kept)
-            self._replace(change, replace(entry, branches=kept, applied=applied))
+            self._replace(sink, replace(entry, branches=kept, applied=applied))
         return fresh
 
-    def mark_mirrored(self, change: Change, app_id: str, sequence: int) -> None:
+    def mark_mirrored(self, sink: Sink, app_id: str, sequence: int) -> None:
         for number in sorted(self._unmirrored.get(app_id, ())):
             if number > sequence:
                 break
-            self._replace(change, replace(self._entries[app_id][number], mirrored=True))
+            self._replace(sink, replace(self._entries[app_id][number], mirrored=True))
 
-    def _replace(self, change: Change, entry: LedgerRecord) -> None:
-        self._undo.item(self._entries[entry.app_id], entry.sequence)
-        self._undo.item(self._batches, (entry.app_id, entry.query_id, entry.batch_id))
-        self._undo.item(self._tokens, entry.token)
-        self._entries[entry.app_id][entry.sequence] = entry
-        self._batches[(entry.app_id, entry.query_id, entry.batch_id)] = entry
-        self._tokens[entry.token] = entry
-        self._index(entry)
-        change.put(entry)
-
-    def _index(self, entry: LedgerRecord) -> None:
-        self._wait(self._unapplied, entry, waits=not entry.applied)
-        self._wait(self._unmirrored, entry, waits=not entry.mirrored)
-        if entry.mirrored and entry.sequence > self._mirrored.get(entry.app_id, 0):
-            self._undo.item(self._mirrored, entry.app_id)
-            self._mirrored[entry.app_id] = entry.sequence
+    def _replace(self, sink: Sink, entry: LedgerRecord) -> None:
+        self._keep(entry)
+        sink.put(entry)
 
     def _wait(self, waiting: dict[str, set[int]], entry: LedgerRecord, *, waits: bool) -> None:
         numbers = waiting.setdefault(entry.app_id, set())
@@ -375,13 +404,18 @@ class Ledger:
         else:
             numbers.discard(entry.sequence)
 
-    def release(self, change: Change, log: str, commit_sequence: int) -> None:
+    def release(self, sink: Sink, log: str, commit_sequence: int) -> None:
         """Forgets the end of a released queue: its next range may start anywhere."""
-        self._undo.item(self._consumed, log)
-        self._undo.item(self._released, log)
-        self._consumed.pop(log, None)
-        self._released[log] = commit_sequence
-        change.put(ReleaseRecord(log, commit_sequence))
+        record = ReleaseRecord(log, commit_sequence)
+        self._keep_release(record)
+        sink.put(record)
+
+
+def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:
+    """Returns what orders durable records of one class by their age."""
+    if isinstance(record, LedgerRecord):
+        return record.sequence
+    return record.position if isinstance(record, LineageRecord) else 0
 
 
 def public(entry: LedgerRecord) -> LedgerEntry:

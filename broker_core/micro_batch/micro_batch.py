@@ -45,6 +45,7 @@ from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.extent import ReadBlock
 from broker_core.micro_batch.ledger import Ledger, public
+from broker_core.micro_batch.queue_logs import QueueLogs
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -71,6 +72,10 @@ class MicroBatches:
         self.branches = Branches([*take(AttemptRecord), *take(PartRecord)], state.undo)
         self._state = state
         self._read = read
+
+    def logs(self, change: Change, now_us: int) -> QueueLogs:
+        """Returns the queues as the claims see them, for one change."""
+        return QueueLogs(self._state, change, self._read, now_us)
 
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(
@@ -366,7 +371,7 @@ class MicroBatches:
             self.branches.free(self._state, change, branch)
 
     # -- S6 --------------------------------------------------------------------------------------------------
-    def release(self, change: Change, app_id: str, queue: str) -> None:
+    def release(self, change: Change, app_id: str, queue: str, now_us: int) -> None:
         """Releases a queue from its app. Raises QueueNotFound, PreconditionFailed (another owner)."""
         found = self._state.topology.queue(queue)
         if found.owner != app_id:
@@ -377,7 +382,7 @@ class MicroBatches:
             )
             raise PreconditionFailed(f"queue {queue!r} is {owner}; `txmq apps` lists the claims")
         release(change, found)
-        self.claims.release(self._state, change, app_id, queue)
+        self.claims.release(self.logs(change, now_us), change, app_id, queue, [queue])
         self.ledger.release(change, queue, self._state.numbers.sequence)
 
 

@@ -50,6 +50,7 @@ from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import ABANDONED_S
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import public
+from broker_core.micro_batch.logs import require_named
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
@@ -122,6 +123,7 @@ class EmbeddedEngine:
         return Available(start, end, rows, size)
 
     def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
+        require_named(origin, logs)
         return self._local.run(
             lambda state, _change, _now_us: offsets(state, logs, origin, self._local.read_block)
         )
@@ -136,19 +138,17 @@ class EmbeddedEngine:
     def claim(
         self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
     ) -> Vector:
-        def work(state: BrokerState, change: Change, now_us: int) -> Vector:
-            consumed, read_block = self._ledger.consumed(start), self._local.read_block
+        def work(_state: BrokerState, change: Change, now_us: int) -> Vector:
             return self._claims.claim(
-                state,
+                self.batches.logs(change, now_us),
                 change,
                 app_id,
+                list(start),
                 start,
                 limit,
                 origin,
                 on_new_checkpoint,
-                consumed,
-                read_block,
-                now_us=now_us,
+                self._ledger.consumed(start),
             )
 
         return self._local.run(work)
@@ -177,7 +177,7 @@ class EmbeddedEngine:
         def work(state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
             plan = self._reader.plan(state, ticket.slices, claim, fail_on_data_loss=ticket.fail_on_data_loss)
-            if not self._claims.already_read(ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges):
+            if not self._claims.reads.already(ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges):
                 self._ledger.require_undecided(ticket.query_id, ticket.batch_id, ticket.ranges)
             self._claims.record_read(change, ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
             return plan
@@ -211,8 +211,8 @@ class EmbeddedEngine:
         return self.read_plan(self.plan_browse(slices))
 
     def ack(self, app_id: str, end: Vector) -> None:
-        def work(state: BrokerState, change: Change, _now_us: int) -> None:
-            self._claims.ack(state, change, app_id, end)
+        def work(_state: BrokerState, change: Change, now_us: int) -> None:
+            self._claims.ack(self.batches.logs(change, now_us), change, app_id, end)
 
         self._local.run(work)
 
@@ -427,7 +427,7 @@ class EmbeddedEngine:
             )
 
     def release(self, app_id: str, queue: str) -> None:
-        self._local.run(lambda _state, change, _now_us: self.batches.release(change, app_id, queue))
+        self._local.run(lambda _state, change, now_us: self.batches.release(change, app_id, queue, now_us))
 
     def close(self) -> None:
         """Does nothing: the opener of the LocalBroker closes it."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker_core.engine import START, Limit, Origin
-from broker_core.errors import ResourceLocked
+from broker_core.errors import OptionError, ResourceLocked
 from tests.engine.bench import APP, Bench
 
 LATEST = Origin("latest")
@@ -174,3 +174,19 @@ def test_a_limited_claim_behind_a_backlog_ends_within_its_limit(bench: Bench) ->
     bench.produce(b"a")
     bench.produce(b"b")
     assert bench.claim(origin=LATEST, limit=Limit(max_rows=1)) == {"in": 6}
+
+
+def test_a_queue_that_joins_a_stream_starts_at_its_offset_beside_those_that_went_on(bench: Bench) -> None:
+    with bench.local.channel() as channel:
+        channel.queue_declare("in2")
+    bench.produce(b"0", b"1", b"2")
+    origin = Origin(offsets={"in": 1})
+    end = bench.claim(origin=origin)
+    assert end == {"in": 3}
+    bench.produce(b"a", b"b", queue="in2")
+    both = Origin(offsets={"in": 1, "in2": 1})
+    later = bench.claim({**end, "in2": START}, origin=both)
+    assert bench.engine.resolve(APP, {**end, "in2": START}, later) == {"in": (3, 3), "in2": (1, 2)}
+    unknown = Origin(offsets={"in3": 0})
+    with pytest.raises(OptionError, match="in3"):
+        bench.claim({"out": START}, origin=unknown, app="another")

@@ -70,12 +70,11 @@ def acks_delete_the_last_range(patch: Patch) -> None:
     ack = Claims._ack
 
     def without(
-        self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]
+        self: Claims, logs: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]
     ) -> None:
-        ack(self, state, change, app_id, finished, vector)
+        ack(self, logs, change, app_id, finished, vector)
         for log, offset in vector.items():
-            state.topology.queue(log).ack_to(offset)
-            state.topology.queue(log).record(change)
+            logs.ack(log, app_id, offset, offset)
 
     patch.setattr(Claims, "_ack", without)
 

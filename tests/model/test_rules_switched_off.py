@@ -24,6 +24,7 @@ from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.micro_batch.reads import Reads
 from broker_core.node.engine import EmbeddedEngine
 from connector import delta, staging
 from connector.foreach_batch import BatchTransaction, Transactional
@@ -379,9 +380,9 @@ def no_ack_by_claim(patch: Patch) -> None:
 def claim_in_memory_only(patch: Patch) -> None:
     record = Claims._record
 
-    def without(self: Claims, state: Any, change: Any, *arguments: Any) -> None:
+    def without(self: Claims, logs: Any, change: Any, *arguments: Any) -> None:
         before = len(change.journal)
-        record(self, state, change, *arguments)
+        record(self, logs, change, *arguments)
         change.journal[before:] = [entry for entry in change.journal[before:] if isinstance(entry, Drop)]
 
     patch.setattr(Claims, "_record", without)
@@ -403,12 +404,10 @@ def any_start(patch: Patch) -> None:
 def resume_at_acked(patch: Patch) -> None:
     claim = Claims.claim
 
-    def without(
-        self: Claims, state: Any, change: Any, app_id: str, start: Any, *arguments: Any, **named: Any
-    ) -> Any:
-        *before, _consumed, read_block = arguments
-        acked = {log: state.topology.queue(log).progress.acked for log in start}
-        return claim(self, state, change, app_id, start, *before, acked, read_block, **named)
+    def without(self: Claims, logs: Any, change: Any, *arguments: Any) -> Any:
+        *before, _consumed = arguments
+        acked = {log: logs._state.topology.queue(log).progress.acked for log in arguments[2]}
+        return claim(self, logs, change, *before, acked)
 
     patch.setattr(Claims, "claim", without)
 
@@ -431,7 +430,7 @@ def reads_are_not_recorded(patch: Patch) -> None:
 
 
 def a_batch_may_read_another_range(patch: Patch) -> None:
-    patch.setattr(Claims, "already_read", lambda *_: False)
+    patch.setattr(Reads, "already", lambda *_: False)
     patch.setattr(Ledger, "require_undecided", lambda *_: None)
 
 
@@ -455,12 +454,11 @@ def acks_delete_all(patch: Patch) -> None:
     ack = Claims._ack
 
     def without(
-        self: Claims, state: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]
+        self: Claims, logs: Any, change: Any, app_id: str, finished: Any, vector: dict[str, int]
     ) -> None:
-        ack(self, state, change, app_id, finished, vector)
+        ack(self, logs, change, app_id, finished, vector)
         for log, offset in vector.items():
-            state.topology.queue(log).ack_to(offset)
-            state.topology.queue(log).record(change)
+            logs.ack(log, app_id, offset, offset)
 
     patch.setattr(Claims, "_ack", without)
 
@@ -481,8 +479,8 @@ def no_refusal(patch: Patch) -> None:
 def no_refusal_anywhere(patch: Patch) -> None:
     origin = Claims._origin
 
-    def without(self: Claims, state: Any, app: str, logs: Any, where: Any, _on_new: str, *rest: Any) -> Any:
-        return origin(self, state, app, logs, where, "resume", *rest)
+    def without(self: Claims, logs: Any, app: str, queues: Any, where: Any, _on_new: str, *rest: Any) -> Any:
+        return origin(self, logs, app, queues, where, "resume", *rest)
 
     patch.setattr(Ledger, "_refuse", lambda *_: None)
     patch.setattr(Claims, "_origin", without)

@@ -1,0 +1,115 @@
+"""Partitioned queues in lists, as the logs of claims: the smallest engine whose queues have several logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from broker_core.broker.records import ClaimRecord, OriginRecord, ReadRecord, Record
+from broker_core.engine import Limit, Origin, Vector
+from broker_core.errors import QueueNotFound
+from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.logs import Claimed
+
+APP = "app"
+
+
+class Partitions:
+    """Implements ``Logs``: log ``orders/1`` is partition 1 of queue ``orders``."""
+
+    def __init__(self, **queues: Sequence[int]) -> None:
+        self.ends = {queue: list(ends) for queue, ends in queues.items()}
+        self.acked: dict[tuple[str, str], int] = {}
+
+    def of(self, queue: str) -> list[str]:
+        if queue not in self.ends:
+            raise QueueNotFound(f"no queue {queue!r}")
+        return [f"{queue}/{number}" for number in range(len(self.ends[queue]))]
+
+    def end(self, log: str) -> int:
+        queue, _, number = log.partition("/")
+        return self.ends[queue][int(number)]
+
+    def first(self, log: str) -> int:
+        return 0
+
+    def goes_on(self, log: str, app_id: str) -> int | None:
+        return self.acked.get((log, app_id))
+
+    def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
+        found = {}
+        for queue in queues:
+            for log in self.of(queue):
+                named = origin.offsets or {}
+                at = named.get(log, named.get(queue, -1 if origin.at == "latest" else -2))
+                found[log] = {-1: self.end(log), -2: 0}.get(at, at)
+        return found
+
+    def require_ownable(self, log: str, app_id: str) -> None:
+        """Every app may read every partition."""
+
+    def too_few(self, begin: Mapping[str, int], limit: Limit) -> bool:
+        return sum(self.end(log) - at for log, at in begin.items()) < (limit.min_rows or 0)
+
+    def cut(self, begin: Mapping[str, int], limit: Limit) -> dict[str, int]:
+        return {log: self.end(log) for log in begin}
+
+    def own(self, log: str, app_id: str, start: int) -> None:
+        self.acked.setdefault((log, app_id), start)
+
+    def claim(self, log: str, start: int, end: int) -> Claimed:
+        return Claimed()
+
+    def ack(self, log: str, app_id: str, end: int, kept_from: int | None) -> None:
+        self.acked[(log, app_id)] = end
+
+    def reclaim(self, log: str, app_id: str, ranges: Iterable[Sequence[int]]) -> None:
+        """Nothing is freed or hidden by a claim."""
+
+
+class Written:
+    """Implements ``Sink``: every record in order, as a log that other drivers replay."""
+
+    def __init__(self) -> None:
+        self.entries: list[Record | tuple[type[Record], tuple[Any, ...]]] = []
+
+    def put(self, record: Record) -> None:
+        self.entries.append(record)
+
+    def drop(self, kind: type[Record], key: tuple[Any, ...]) -> None:
+        self.entries.append((kind, key))
+
+    def replay(self, claims: Claims) -> Claims:
+        known: dict[tuple[type[Record], tuple[Any, ...]], Record] = {}
+        for entry in self.entries:
+            key = entry if isinstance(entry, tuple) else (type(entry), entry.key)
+            gone = known.pop(key, None)
+            if isinstance(gone, (ClaimRecord, OriginRecord, ReadRecord)):
+                claims.remove(gone)
+            if isinstance(entry, (ClaimRecord, OriginRecord, ReadRecord)):
+                claims.apply(entry)
+                known[key] = entry
+        return claims
+
+
+def claim(
+    claims: Claims,
+    logs: Partitions,
+    written: Written,
+    start: Vector,
+    *queues: str,
+    origin: Origin | None = None,
+    consumed: Mapping[str, int] | None = None,
+    resume: bool = False,
+) -> Vector:
+    return claims.claim(
+        logs,
+        written,
+        APP,
+        queues or ("orders",),
+        start,
+        Limit(),
+        origin or Origin(),
+        "resume" if resume else "fail",
+        consumed or {},
+    )
