@@ -7,8 +7,10 @@ describes the protocol; the rule numbers (S1, C4) are those of its headings.
 Not guaranteed: ``read`` and ``stage`` may block until a broker is available again; every other call fails
 with ConnectionFailed after the client's reconnection time. Every call is idempotent.
 
-Words: a *log* is what offsets count in (here a queue; on Kafka a topic partition). A *vector* is a dict from
-log to the next offset to read, where ``START`` is the symbolic start. Offsets are end-exclusive.
+Words: a *log* is what offsets count in. A queue of the embedded engine is its own only log. On Kafka it is a
+topic, and ``orders/3`` is partition 3 of it. Logs may be added to a queue, and are never taken away. A
+*vector* names the next offset to read of each log; a queue whose start is symbolic has the entry ``START``
+instead, under the queue's name. Offsets are end-exclusive.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from broker_core.checks import Json
+from broker_core.errors import OptionError
 
 START: Literal["start"] = "start"
+EARLIEST, LATEST = -2, -1  # in place of an offset
 
-Vector = dict[str, int | Literal["start"]]
+Vector = dict[str, int | Literal["start"]]  # log -> offset, or queue -> START
 Ranges = dict[str, tuple[int, int]]  # log -> (start, end), concrete
 OnNewCheckpoint = Literal["fail", "resume"]
 BranchKind = Literal["publish", "append", "after_commit"]
@@ -31,7 +35,8 @@ BranchKind = Literal["publish", "append", "after_commit"]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much ``claim`` may take. None: no limit. ``end`` limits the result (Trigger.AvailableNow).
+    """How much ``claim`` may take. None: no limit. ``end`` limits the result (Trigger.AvailableNow): nothing
+    is taken from a log that it does not name.
 
     Below ``min_rows`` it takes nothing, until the oldest waiting message was committed ``max_delay_s`` ago;
     over all logs.
@@ -46,11 +51,40 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The meaning of a symbolic start; resolved once, durably, per app and lineage."""
+    """The meaning of a symbolic start; resolved once, durably, per app and lineage.
+
+    ``offsets`` names every queue or logs of it: a log with an offset, EARLIEST or LATEST (the numbers of
+    Spark's Kafka source), a queue of several logs with EARLIEST or LATEST. The engine knows the logs, and
+    checks that.
+    """
 
     at: Literal["earliest", "latest"] = "earliest"
-    offsets: Mapping[str, int] | None = None  # per log; -2 earliest, -1 latest, as in Kafka's source
+    offsets: Mapping[str, int] | None = None
     timestamp_us: int | None = None  # first message committed at or after
+
+    def offset(self, queue: str, log: str) -> int:
+        """Returns where a log of ``queue`` starts: an offset, EARLIEST or LATEST. Leaves out
+        ``timestamp_us``.
+        """
+        named = self.offsets or {}
+        return named.get(log, named.get(queue, LATEST if self.at == "latest" else EARLIEST))
+
+    def check(self, logs: Mapping[str, Sequence[str]], option: str = "startingOffsets") -> None:
+        """Raises OptionError if ``offsets`` does not fit the queues of a reader, whose logs these are."""
+        if self.offsets is None:
+            return
+        named, known = set(self.offsets), {*logs, *(log for found in logs.values() for log in found)}
+        if named - known or not all(named & {queue, *found} for queue, found in logs.items()):
+            raise OptionError(
+                f"option {option!r} names {', '.join(sorted(named))}, option 'queue' names "
+                f"{', '.join(sorted(logs))}; give an offset for every queue and for no other"
+            )
+        for queue, found in logs.items():
+            if queue not in found and self.offsets.get(queue, EARLIEST) >= 0:
+                raise OptionError(
+                    f"option {option!r} names offset {self.offsets[queue]} of queue {queue!r}, which has the "
+                    f"logs {', '.join(found)}; give an offset for every log, or {queue!r} -2 or -1"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,21 +238,32 @@ class Engine(Protocol):
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
         """Returns per log what is unsettled from ``starts`` (default: the first such message) to its end."""
 
-    def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
-        """Returns ``origin`` as a concrete vector, as of now; records nothing (batch reads)."""
+    def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
+        """Returns ``origin`` as an offset of every log, as of now; records nothing (batch reads). Raises
+        QueueNotFound, OptionError.
+        """
 
-    def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
-        """Waits until a log has grown past ``ends``, at most ``timeout_s``. Returns whether one has."""
+    def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+        """Waits until a log has grown past ``ends``, at most ``timeout_s``. A log that ``ends`` lacks counts
+        from 0. Returns whether one has grown; may be True too early, never False too early.
+        """
 
     # -- source ----------------------------------------------------------------------------------------------
     def claim(
-        self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
+        self,
+        app_id: str,
+        queues: Sequence[str],
+        start: Vector,
+        limit: Limit,
+        origin: Origin,
+        on_new_checkpoint: OnNewCheckpoint,
     ) -> Vector:
         """Acks everything below ``start``, then returns its end vector: the recorded one, or a new claim;
-        ``start`` if nothing is new (S2).
+        ``start`` if nothing is new (S2). The end has no symbolic entry unless it is ``start``.
 
-        The logs are the keys of ``start``. Raises QueueNotFound, ResourceLocked (another app or a channel
-        holds a queue), LineageConflict.
+        ``start`` names every queue or logs of it. The end may name logs that ``start`` lacks: they were added
+        to a queue, and are read from their beginning, whatever the origin. Raises QueueNotFound, OptionError,
+        ResourceLocked (another app or a channel holds a queue), LineageConflict.
         """
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:

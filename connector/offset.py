@@ -1,8 +1,9 @@
-"""Offsets in Spark's offset log: a JSON object from log to the next offset to read, or to ``"start"``.
+"""Offsets in Spark's offset log: a JSON object from log to the next offset to read, or from queue to
+``"start"``.
 
 Not here: their meaning in the broker (engine.py).
-Invariant: an offset from :func:`symbolic` that a checkpoint returns through :func:`vector` has exactly the
-queues of this query, or there is one error; no number is invented (S1).
+Invariant: an offset that a checkpoint returns through :func:`vector` is of exactly the queues of this query,
+or there is one error; no number is invented (S1). It may lack logs, which were added to a queue later.
 """
 
 from __future__ import annotations
@@ -14,28 +15,38 @@ from broker_core.engine import START, Vector
 from broker_core.errors import LineageConflict
 
 
-def symbolic(logs: Sequence[str]) -> Vector:
-    """S1: the start of a new query. Spark asks again when it replays batch 0, so it has no number."""
-    return dict.fromkeys(logs, START)
+def symbolic(queues: Sequence[str]) -> Vector:
+    """S1: the start of a new query. Spark asks again when it replays batch 0, so it has no number, and names
+    the queues: one may have got another log meanwhile.
+    """
+    return dict.fromkeys(queues, START)
 
 
 def is_symbolic(vector: Mapping[str, int | str]) -> bool:
     return any(offset == START for offset in vector.values())
 
 
-def vector(logged: Any, logs: Sequence[str]) -> Vector:
-    """The offset that Spark passes back. Raises LineageConflict if it is not of ``logs`` or of txmq."""
+def vector(logged: Any, logs: Mapping[str, Sequence[str]]) -> Vector:
+    """The offset that Spark passes back. ``logs``: those of every queue of the query.
+
+    Raises LineageConflict if it is of other queues, or not of txmq.
+    """
     if not isinstance(logged, dict) or not all(_is_offset(offset) for offset in logged.values()):
         raise LineageConflict(
             f"the checkpoint holds the offset {logged!r}, which no txmq source wrote",
             "start the query with another checkpoint",
         )
-    if set(logged) != set(logs):
+    queue_of = {log: queue for queue, found in logs.items() for log in found}
+    queues = [
+        (name if name in logs else None) if offset == START else queue_of.get(name)
+        for name, offset in logged.items()
+    ]
+    if set(queues) != set(logs):
         raise LineageConflict(
             f"the checkpoint holds offsets of {_listed(logged)}, but the query reads {_listed(logs)}",
             "read the same queues, or start a new query with a new checkpoint and a new appId",
         )
-    return {log: logged[log] for log in logs}
+    return dict(logged)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal, TypeVar, cast
 
 from broker_core.client.broker import connect
-from broker_core.engine import Engine, OnNewCheckpoint, Origin
+from broker_core.engine import EARLIEST, LATEST, Engine, OnNewCheckpoint, Origin
 from broker_core.errors import OptionError
 
 Mode = Literal["stream read", "batch read", "stream write", "batch write"]
@@ -27,8 +27,6 @@ ALL: tuple[Mode, ...] = ("stream read", "batch read", "stream write", "batch wri
 READ: tuple[Mode, ...] = ("stream read", "batch read")
 WRITE: tuple[Mode, ...] = ("stream write", "batch write")
 STREAM: tuple[Mode, ...] = ("stream read", "stream write")
-
-EARLIEST, LATEST = -2, -1  # in JSON offsets, as in Spark's Kafka source
 
 # Spark adds these to the options of a sink.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
@@ -344,7 +342,7 @@ class ReadOptions:
     queues: tuple[str, ...]
     app_id: str  # "" for a batch read
     origin: Origin
-    ending: Literal["latest"] | dict[str, int]
+    ending: Origin
     max_rows: int | None
     max_bytes: int | None
     min_rows: int | None
@@ -376,15 +374,22 @@ def _or(value: _T | None, default: _T) -> _T:
 def _origin(values: Mapping[str, Any], queues: tuple[str, ...]) -> Origin:
     if values["startingTimestamp"] is not None:
         return Origin(timestamp_us=values["startingTimestamp"])
-    starting = values["startingOffsets"]
-    if isinstance(starting, str):
-        return Origin(at=cast(Literal["earliest", "latest"], starting))
-    _check_logs("startingOffsets", starting, queues)
-    return Origin(offsets=starting)
+    return _from("startingOffsets", values["startingOffsets"], queues)
 
 
-def _check_logs(name: str, offsets: Mapping[str, int], queues: tuple[str, ...]) -> None:
-    if set(offsets) != set(queues):
+def _from(name: str, value: str | dict[str, int], queues: tuple[str, ...]) -> Origin:
+    if isinstance(value, str):
+        return Origin(at=cast(Literal["earliest", "latest"], value))
+    _check_names(name, value, queues)
+    return Origin("latest" if name == "endingOffsets" else "earliest", offsets=value)
+
+
+def _check_names(name: str, offsets: Mapping[str, int], queues: tuple[str, ...]) -> None:
+    """Raises OptionError for a name of no queue, and for a queue that is not named. Whether ``orders/3`` is a
+    log of ``orders``, the engine checks when the query starts.
+    """
+    of = {queue: [key for key in offsets if key == queue or key.startswith(queue + "/")] for queue in queues}
+    if not all(of.values()) or offsets.keys() - {key for keys in of.values() for key in keys}:
         raise OptionError(
             f"option {name!r} names {', '.join(sorted(offsets))}, option 'queue' names "
             f"{', '.join(sorted(queues))}; "
@@ -407,8 +412,6 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
             raise OptionError(
                 "option 'endingOffsets' cannot be earliest (-2), which would read nothing; leave it out"
             )
-        if isinstance(ending, dict):
-            _check_logs("endingOffsets", ending, queues)
     least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
     if least is not None and most is not None and least > most:
         raise OptionError(
@@ -420,7 +423,7 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
         queues=queues,
         app_id=_or(values["appId"], ""),
         origin=_origin(values, queues),
-        ending=ending,
+        ending=_from("endingOffsets", ending, queues),
         max_rows=most,
         max_bytes=values["maxBytesPerTrigger"],
         min_rows=least,

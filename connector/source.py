@@ -23,10 +23,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from broker_core.engine import Available, Engine, Limit, Ranges, ReadTicket, Vector
+from broker_core.engine import LATEST, Available, Engine, Limit, Ranges, ReadTicket, Vector
+from broker_core.errors import LineageConflict
 from broker_core.failpoint import here
 from connector import offset
-from connector.options import LATEST, ReadOptions
+from connector.options import ReadOptions
 from connector.reader_lock import ReaderLock
 from connector.schema import to_spark
 
@@ -109,7 +110,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._logs: list[str] = []
+        self._logs: dict[str, list[str]] = {}  # of every queue, as last seen
         self._lock = ReaderLock()
         self._final: dict[str, int] | None = None  # Trigger.AvailableNow: the end of all reads
         # a start without new messages, and the ends of the logs at that time
@@ -119,10 +120,15 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _engine(self) -> Engine:
         return self._options.address.engine()
 
-    def _known_logs(self) -> list[str]:
-        if not self._logs:
-            self._logs = self._engine.logs(self._options.queues)
-        return self._logs
+    def _vector(self, logged: Any) -> Vector:
+        """The offset that Spark passes back. A log that is not known may have been added meanwhile."""
+        try:
+            if self._logs:
+                return offset.vector(logged, self._logs)
+        except LineageConflict:
+            pass
+        self._logs = logs_of(self._engine, self._options.queues)
+        return offset.vector(logged, self._logs)
 
     def _require_only(self) -> None:
         """Raises ResourceLocked if another source reads a queue of this one.
@@ -130,12 +136,13 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Only within a trigger: if ``prepareForTriggerAvailableNow`` raises, Spark leaves sources running.
         """
         if not self._lock.taken:
-            self._lock.take(self._engine.identity(), self._options.app_id, self._known_logs())
+            self._lock.take(self._engine.identity(), self._options.app_id, self._options.queues)
 
     def initialOffset(self) -> dict[str, Any]:
         self._require_only()
         # S1: symbolic. Spark logs no start for batch 0 and asks again; a new number would skip messages.
-        return offset.symbolic(self._known_logs())
+        self._logs = logs_of(self._engine, self._options.queues)
+        return offset.symbolic(self._options.queues)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The limits of the options. Trigger.Once passes ReadAllAvailable instead, and they do not apply."""
@@ -154,13 +161,13 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """S2: acknowledge all below ``start``; the end of its claim, or ``start`` if nothing is new."""
         here("connector.latest_offset.asked")
-        vector = offset.vector(start, self._known_logs())
+        vector = self._vector(start)
         self._require_only()
         limited = not isinstance(limit, ReadAllAvailable)
         idles = (
             self._idle is not None
             and self._idle[0] == vector
-            and not self._engine.wait(self._logs, self._idle[1], POLL_S)
+            and not self._engine.wait(self._options.queues, self._idle[1], POLL_S)
         )
         # with min_rows, waiting messages may become due without new ones
         if idles and self._options.min_rows is None:
@@ -186,17 +193,20 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             min_rows=options.min_rows if waits else None,
             max_delay_s=options.max_delay_s if waits else None,
         )
-        return self._engine.claim(options.app_id, start, limit, options.origin, options.on_new_checkpoint)
+        return self._engine.claim(
+            options.app_id, options.queues, start, limit, options.origin, options.on_new_checkpoint
+        )
 
     def _ends(self) -> dict[str, int]:
-        return {log: one.end for log, one in self._engine.available(self._known_logs()).items()}
+        engine = self._engine
+        return {log: one.end for log, one in engine.available(engine.logs(self._options.queues)).items()}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._ends()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """S3: the recorded range of a claim, also on replay, split evenly over all logs."""
-        first, last = offset.vector(start, self._known_logs()), offset.vector(end, self._known_logs())
+        first, last = self._vector(start), self._vector(end)
         if first == last:
             # An empty batch 0 has one task without rows: a sink knows its query only from its tasks.
             return [ClaimedSlice({}, ())]
@@ -220,7 +230,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """S5: Spark has ``end`` in its commit log."""
-        vector = offset.vector(end, self._known_logs())
+        vector = self._vector(end)
         if not offset.is_symbolic(vector):
             self._engine.ack(self._options.app_id, vector)
 
@@ -246,12 +256,12 @@ class TxmqBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         engine = self._options.address.engine()
-        logs = engine.logs(self._options.queues)
-        starts = engine.offsets(logs, self._options.origin)
-        found = engine.available(logs, starts)
-        ending = self._options.ending
-        if ending != "latest":
-            found = {log: _cut(one, ending[log]) for log, one in found.items()}
+        starts = engine.offsets(self._options.queues, self._options.origin)
+        found = engine.available(list(starts), starts)
+        ending, logs = self._options.ending, logs_of(engine, self._options.queues)
+        ending.check(logs, "endingOffsets")
+        ends = {log: ending.offset(queue, log) for queue, named in logs.items() for log in named}
+        found = {log: _cut(one, ends.get(log, LATEST)) for log, one in found.items()}
         tasks = task_count(sum(one.rows for one in found.values()), self._options)
         return [BrowsedSlice(slices) for slices in split(found, tasks)] or [BrowsedSlice(())]
 
@@ -261,6 +271,11 @@ class TxmqBatchReader(DataSourceReader):
             return iter(())
         rows = self._options.address.engine().browse(partition.slices)
         return to_spark(rows, include_properties=self._options.include_properties)
+
+
+def logs_of(engine: Engine, queues: Sequence[str]) -> dict[str, list[str]]:
+    """The logs of each queue, as of now. Raises QueueNotFound."""
+    return {queue: engine.logs([queue]) for queue in queues}
 
 
 def _cut(found: Available, end: int) -> Available:

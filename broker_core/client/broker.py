@@ -139,14 +139,14 @@ class BrokerClient:
         found: dict[str, Available] = self._call("available", list(logs), starts)
         return found
 
-    def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
-        found: dict[str, int] = self._call("offsets", list(logs), origin)
+    def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
+        found: dict[str, int] = self._call("offsets", list(queues), origin)
         return found
 
-    def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+    def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         """As in the port; the server keeps one call for at most WAIT_S, so a long wait is several."""
         while True:
-            grown: bool = self._call("wait", list(logs), dict(ends), min(timeout_s, contract.WAIT_S))
+            grown: bool = self._call("wait", list(queues), dict(ends), min(timeout_s, contract.WAIT_S))
             timeout_s -= contract.WAIT_S
             if grown or timeout_s <= 0:
                 return grown
@@ -154,9 +154,15 @@ class BrokerClient:
     # -- source ----------------------------------------------------------------------------------------------
 
     def claim(
-        self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
+        self,
+        app_id: str,
+        queues: Sequence[str],
+        start: Vector,
+        limit: Limit,
+        origin: Origin,
+        on_new_checkpoint: OnNewCheckpoint,
     ) -> Vector:
-        end: Vector = self._call("claim", app_id, start, limit, origin, on_new_checkpoint)
+        end: Vector = self._call("claim", app_id, list(queues), start, limit, origin, on_new_checkpoint)
         return end
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:

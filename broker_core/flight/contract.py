@@ -44,7 +44,7 @@ from broker_core import checks, errors
 from broker_core.arrow.part_file import PartFile
 from broker_core.engine import BranchHeader, Engine, ReadTicket
 
-VERSION = 1  # of this contract; a client refuses a broker of another one
+VERSION = 2  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024

@@ -20,7 +20,7 @@ from broker_core.broker.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.canonical import canonical
-from broker_core.micro_batch.logs import Logs, require_named
+from broker_core.micro_batch.logs import Logs
 from broker_core.micro_batch.reads import Reads, age, other_ranges, require_not_released
 from broker_core.micro_batch.sink import Sink
 
@@ -141,6 +141,12 @@ class Claims:
         every = [log for found in names.values() for log in found]
         acked = {log: int(offset) for log, offset in start.items() if offset != START}
         symbolic = [queue for queue in names if start.get(queue) == START]
+        if strange := start.keys() - acked.keys() - set(symbolic) | acked.keys() - set(every):
+            raise LineageConflict(
+                f"the checkpoint of app {app_id!r} names {', '.join(sorted(strange))}, which the queues "
+                f"{', '.join(names)} do not have. Read the same queues, or use a new checkpoint with "
+                "onNewCheckpoint=resume"
+            )
         begin = dict(acked)
         finished = self._require_end(app_id, start) if acked else None
         for log in every:
@@ -148,8 +154,7 @@ class Claims:
         lineage = self._lineage(app_id, names)
         origin_record: OriginRecord | None = None
         if symbolic:
-            named = {*names, *every}
-            origin_record = self._origin(logs, app_id, symbolic, origin, on_new_checkpoint, consumed, named)
+            origin_record = self._origin(logs, app_id, symbolic, origin, on_new_checkpoint, consumed, names)
             begin |= {log: int(offset) for log, offset in origin_record.start.items()}
             lineage = origin_record.lineage
         begin = {log: logs.first(log) for log in every if log not in begin} | begin
@@ -249,16 +254,16 @@ class Claims:
         origin: Origin,
         on_new_checkpoint: OnNewCheckpoint,
         consumed: Mapping[str, int],
-        named: Collection[str],
+        names: Mapping[str, Sequence[str]],
     ) -> OriginRecord:
         """Returns the meaning of the symbolic start of ``queues``: the recorded origin, or a new one, which
-        is not recorded yet. ``named``: what starting offsets may name.
+        is not recorded yet. ``names``: all queues of the reader, and their logs.
         """
         key = canonical(queues)
         found = self._origins.get((app_id, key))
         sharing = self._sharing(app_id, queues)  # others: earlier, the stream had other queues
         if not sharing:
-            require_named(origin, named)
+            origin.check(names)
             return OriginRecord(app_id, key, 1, dict(logs.offsets(queues, origin)), passed=False)
         if (
             found is not None
@@ -285,7 +290,7 @@ class Claims:
                     log: logs.first(log) if offset is None else offset for log, offset in known.items()
                 }
         if fresh:
-            require_named(origin, named)
+            origin.check(names)
             resumed |= logs.offsets(fresh, origin)
         lineage = 1 + max(entry.lineage for entry in sharing)
         return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)

@@ -14,25 +14,27 @@ import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
-from broker_core.engine import Limit, Origin
+from broker_core.engine import EARLIEST, LATEST, Limit, Origin
 from broker_core.errors import OptionError
 
 ReadBlock = Callable[[int], pa.RecordBatch]
 
 
-def offsets(state: BrokerState, logs: Iterable[str], origin: Origin, read_block: ReadBlock) -> dict[str, int]:
+def offsets(
+    state: BrokerState, queues: Iterable[str], origin: Origin, read_block: ReadBlock
+) -> dict[str, int]:
     """Returns ``origin`` as a concrete vector, as of now. Raises OptionError for an offset past the end of
     its queue.
     """
     vector: dict[str, int] = {}
-    for log in logs:
+    for log in queues:
         queue = state.topology.queue(log)
-        at = (origin.offsets or {}).get(log, -1 if origin.at == "latest" else -2)
+        at = origin.offset(log, log)
         if origin.timestamp_us is not None:
             vector[log] = offset_at(queue, origin.timestamp_us, read_block)
-        elif at == -2:
+        elif at == EARLIEST:
             vector[log] = queue.progress.floor
-        elif at == -1:
+        elif at == LATEST:
             vector[log] = queue.log.visible_end
         elif 0 <= at <= queue.log.visible_end:
             vector[log] = at
@@ -110,7 +112,10 @@ def cut(
     Only a transaction that alone is larger than the limit is split, in the order of the queues.
     """
     ends = {
-        log: max(begin[log], min(end := queue.log.visible_end, (limit.end or {}).get(log, end)))
+        log: max(
+            begin[log],
+            queue.log.visible_end if limit.end is None else min(queue.log.visible_end, limit.end.get(log, 0)),
+        )
         for log, queue in queues.items()
     }
     max_rows = limit.max_rows if limit.max_rows is not None else sum(ends.values()) + 1

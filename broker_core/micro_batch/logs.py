@@ -8,12 +8,11 @@ records that ``Claims`` puts into the sink of the same change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker_core.engine import Limit, Origin
-from broker_core.errors import OptionError
 
 Spans = list[list[int]]  # [start, end] pairs, ascending
 
@@ -31,7 +30,7 @@ class Claimed:
 class Logs(Protocol):
     # -- asked -----------------------------------------------------------------------------------------------
     def of(self, queue: str) -> list[str]:
-        """Returns the logs of a queue, in order. Raises QueueNotFound."""
+        """Returns the logs of a queue, in order, with all that a start may name. Raises QueueNotFound."""
 
     def first(self, log: str) -> int:
         """Returns where a log that no origin and no checkpoint names begins."""
@@ -67,14 +66,3 @@ class Logs(Protocol):
 
     def reclaim(self, log: str, app_id: str, ranges: Iterable[Sequence[int]]) -> None:
         """Only these ranges are still claimed. A log that is gone, or not the app's, is left alone."""
-
-
-def require_named(origin: Origin, names: Collection[str]) -> None:
-    """Raises OptionError if ``origin`` has an offset of something else than ``names``: the queues of a reader
-    and their logs.
-    """
-    unknown = sorted(set(origin.offsets or ()) - set(names))
-    if unknown:
-        raise OptionError(
-            f"startingOffsets names {unknown}, which the option queue does not; name the queues that are read"
-        )

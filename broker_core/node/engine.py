@@ -50,7 +50,6 @@ from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import ABANDONED_S
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import public
-from broker_core.micro_batch.logs import require_named
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
@@ -122,33 +121,41 @@ class EmbeddedEngine:
         size = sum(run.size_bytes for run in state.topology.queue(log).log.runs_between(start, end))
         return Available(start, end, rows, size)
 
-    def offsets(self, logs: Sequence[str], origin: Origin) -> dict[str, int]:
-        require_named(origin, logs)
+    def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
+        origin.check({queue: [queue] for queue in queues})
         return self._local.run(
-            lambda state, _change, _now_us: offsets(state, logs, origin, self._local.read_block)
+            lambda state, _change, _now_us: offsets(state, queues, origin, self._local.read_block)
         )
 
-    def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+    def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         return self._local.wait(
-            lambda state: any(state.topology.queue(log).log.visible_end > ends.get(log, 0) for log in logs),
+            lambda state: any(
+                state.topology.queue(name).log.visible_end > ends.get(name, 0) for name in queues
+            ),
             timeout_s,
         )
 
     # -- source ----------------------------------------------------------------------------------------------
     def claim(
-        self, app_id: str, start: Vector, limit: Limit, origin: Origin, on_new_checkpoint: OnNewCheckpoint
+        self,
+        app_id: str,
+        queues: Sequence[str],
+        start: Vector,
+        limit: Limit,
+        origin: Origin,
+        on_new_checkpoint: OnNewCheckpoint,
     ) -> Vector:
         def work(_state: BrokerState, change: Change, now_us: int) -> Vector:
             return self._claims.claim(
                 self.batches.logs(change, now_us),
                 change,
                 app_id,
-                list(start),
+                queues,
                 start,
                 limit,
                 origin,
                 on_new_checkpoint,
-                self._ledger.consumed(start),
+                self._ledger.consumed({*queues, *start}),
             )
 
         return self._local.run(work)

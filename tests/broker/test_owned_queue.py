@@ -57,7 +57,9 @@ class Durable:
                 channel.queue_declare(queue, arguments=arguments or None)
 
     def claim(self, start: Any = None, origin: Origin | None = None, limit: Limit | None = None) -> Any:
-        return self.engine.claim(APP, start or {"in": START}, limit or Limit(), origin or Origin(), "fail")
+        return self.engine.claim(
+            APP, ["in"], start or {"in": START}, limit or Limit(), origin or Origin(), "fail"
+        )
 
     def ranges(self, start: Any, end: Any) -> Ranges:
         return self.engine.resolve(APP, start, end)

@@ -187,7 +187,7 @@ def test_s2_a_claimed_range_of_spilled_transient_messages_is_read_again_after_a_
             channel.publish(b"%d" % number, routing_key="q", properties=TRANSIENT if number % 2 else b"")
         channel.tx_commit()
     engine = EmbeddedEngine(node.broker)
-    end = engine.claim("app", {"q": START}, Limit(), Origin(), "fail")
+    end = engine.claim("app", ["q"], {"q": START}, Limit(), Origin(), "fail")
     engine = EmbeddedEngine(node.restart())
     ranges = engine.resolve("app", {"q": START}, end)
     ticket = ReadTicket("app", "query", 0, ranges, (("q", 0, 20),))
@@ -275,7 +275,7 @@ def test_an_owned_bounded_queue_takes_a_spilled_transaction_whole(node: Node) ->
     declared(node, "q", **{"x-max-length": 5})
     publish(node, "q", b"a", b"b")
     engine = EmbeddedEngine(node.broker)
-    engine.claim("app", {"q": START}, Limit(), Origin(), "fail")
+    engine.claim("app", ["q"], {"q": START}, Limit(), Origin(), "fail")
     node.broker.spill_rows = 3
     with node.channel() as channel:
         channel.tx_select()

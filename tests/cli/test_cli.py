@@ -226,7 +226,7 @@ def test_apps_are_listed_and_their_queues_released(
     with broker.channel() as channel:
         channel.queue_declare("orders")
         channel.publish(b"x", routing_key="orders")
-    broker.engine.claim("alerts", {"orders": START}, Limit(), Origin(), "fail")
+    broker.engine.claim("alerts", ["orders"], {"orders": START}, Limit(), Origin(), "fail")
     (app,) = _json(capsys, "apps", "--url", url)
     assert (app["app_id"], app["queues"], app["lag"]) == ("alerts", ["orders"], 1)
     assert "[TXMQ_PRECONDITION_FAILED]" in _fails(capsys, "release", "another", "orders", "--url", url)

@@ -10,11 +10,13 @@ from typing import Any, cast
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from broker_core.errors import ResourceLocked
+from broker_core.engine import Limit, Origin
+from broker_core.errors import LineageConflict, ResourceLocked
 from connector import reader_lock, source
 from connector.options import Address, read_options
 from connector.source import TxmqStreamReader
 from tests.engine.bench import APP, Bench
+from tests.micro_batch.partitions import PartitionedEngine, Partitions
 
 START = {"in": "start"}
 
@@ -27,17 +29,21 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 @dataclass(frozen=True)
 class Here:
-    """The address of a broker in this process."""
+    """The address of an engine in this process."""
 
-    bench: Bench
+    found: Any
 
     def engine(self) -> Any:
-        return self.bench.engine
+        return self.found
+
+
+def over(engine: Any, **options: str) -> TxmqStreamReader:
+    raw = {"url": "txmq://here:1", "queue": "in", "appId": APP, **options}
+    return TxmqStreamReader(replace(read_options(raw, "stream read"), address=cast(Address, Here(engine))))
 
 
 def reader(bench: Bench, **options: str) -> TxmqStreamReader:
-    raw = {"url": "txmq://here:1", "queue": "in", "appId": APP, **options}
-    return TxmqStreamReader(replace(read_options(raw, "stream read"), address=cast(Address, Here(bench))))
+    return over(bench.engine, **options)
 
 
 def ask(stream: TxmqStreamReader, start: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -113,3 +119,46 @@ def test_two_readstreams_of_two_queues_are_read_side_by_side(bench: Bench) -> No
     bench.produce(b"a")
     bench.produce(b"b", queue="in2")
     assert (ask(first), ask(second)) == ({"in": 1}, {"in2": 1})
+
+
+# -- queues of several logs ----------------------------------------------------------------------------------
+
+
+def test_a_partition_that_is_added_is_read_from_the_next_batch_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "POLL_S", 0.0)
+    logs = Partitions(**{"in": [2, 1]})
+    stream = over(PartitionedEngine(logs), startingOffsets="latest")
+    assert ask(stream) == ask(stream) == START
+    logs.ends["in"].append(0)
+    assert ask(stream) == START
+    logs.ends["in"][2] = 4
+    end = ask(stream)
+    assert end == {"in/0": 2, "in/1": 1, "in/2": 4}
+    (task,) = stream.partitions(START, end)
+    assert task.ranges == {"in/0": (2, 2), "in/1": (1, 1), "in/2": (0, 4)}  # type: ignore[attr-defined]
+    assert ask(stream, end) == ask(stream, end) == end
+    stream.commit(end)
+
+
+def test_a_reader_that_knows_fewer_partitions_than_the_checkpoint_looks_again() -> None:
+    logs = Partitions(**{"in": [2]})
+    engine = PartitionedEngine(logs)
+    early = over(engine)
+    first = ask(early)
+    logs.ends["in"].append(3)
+    end = engine.claim(APP, ["in"], first, Limit(), Origin(), "fail")
+    assert [task.ranges for task in early.partitions(first, end)] == [  # type: ignore[attr-defined]
+        {"in/0": (2, 2), "in/1": (0, 3)}
+    ]
+    with pytest.raises(LineageConflict, match="the query reads in"):
+        early.partitions(first, {"in/0": 2, "in/7": 3})
+
+
+def test_available_now_takes_nothing_from_a_partition_that_came_after_its_start() -> None:
+    logs = Partitions(**{"in": [2]})
+    stream = over(PartitionedEngine(logs))
+    stream.prepareForTriggerAvailableNow()
+    logs.ends["in"] = [3, 4]
+    end = ask(stream)
+    assert end == {"in/0": 2, "in/1": 0}
+    assert ask(stream, end) == end

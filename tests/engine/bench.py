@@ -71,7 +71,8 @@ class Bench:
         origin: Origin = EARLIEST,
         on_new: Any = "fail",
     ) -> Vector:
-        return self.engine.claim(app, start or {"in": START}, limit, origin, on_new)
+        start = start or {"in": START}
+        return self.engine.claim(app, list(start), start, limit, origin, on_new)
 
     def ranges(self, start: Vector, end: Vector, app: str = APP) -> Ranges:
         return self.engine.resolve(app, start, end)

@@ -63,7 +63,7 @@ class Bed:
         self.local.upkeep.tick()
 
     def claim(self, start: Vector | None = None, limit: Limit | None = None) -> Vector:
-        return self.engine.claim("app", start or {"q": START}, limit or Limit(), Origin(), "fail")
+        return self.engine.claim("app", ["q"], start or {"q": START}, limit or Limit(), Origin(), "fail")
 
     def ticket(self, start: Vector, end: Vector, batch: int = 0, *, strict: bool = True) -> ReadTicket:
         ranges = self.engine.resolve("app", start, end)

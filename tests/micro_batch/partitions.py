@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from broker_core.broker.records import ClaimRecord, OriginRecord, ReadRecord, Record
-from broker_core.engine import Limit, Origin, Vector
+from broker_core.engine import EARLIEST, LATEST, Available, Limit, Origin, Ranges, Vector
 from broker_core.errors import QueueNotFound
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.logs import Claimed
@@ -37,13 +37,8 @@ class Partitions:
         return self.acked.get((log, app_id))
 
     def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
-        found = {}
-        for queue in queues:
-            for log in self.of(queue):
-                named = origin.offsets or {}
-                at = named.get(log, named.get(queue, -1 if origin.at == "latest" else -2))
-                found[log] = {-1: self.end(log), -2: 0}.get(at, at)
-        return found
+        named = {log: origin.offset(queue, log) for queue in queues for log in self.of(queue)}
+        return {log: {LATEST: self.end(log), EARLIEST: 0}.get(at, at) for log, at in named.items()}
 
     def require_ownable(self, log: str, app_id: str) -> None:
         """Every app may read every partition."""
@@ -52,7 +47,10 @@ class Partitions:
         return sum(self.end(log) - at for log, at in begin.items()) < (limit.min_rows or 0)
 
     def cut(self, begin: Mapping[str, int], limit: Limit) -> dict[str, int]:
-        return {log: self.end(log) for log in begin}
+        ends = {log: self.end(log) for log in begin}
+        if limit.end is not None:
+            ends = {log: min(end, limit.end.get(log, 0)) for log, end in ends.items()}
+        return {log: max(begin[log], end) for log, end in ends.items()}
 
     def own(self, log: str, app_id: str, start: int) -> None:
         self.acked.setdefault((log, app_id), start)
@@ -65,6 +63,45 @@ class Partitions:
 
     def reclaim(self, log: str, app_id: str, ranges: Iterable[Sequence[int]]) -> None:
         """Nothing is freed or hidden by a claim."""
+
+
+class PartitionedEngine:
+    """The part of the port that a stream reader calls on the driver, over ``Partitions``."""
+
+    def __init__(self, logs: Partitions) -> None:
+        self._logs = logs
+        self._claims = Claims()
+        self.acked: list[Vector] = []
+
+    def identity(self) -> str:
+        return f"partitions {id(self)}"
+
+    def logs(self, queues: Sequence[str]) -> list[str]:
+        return [log for queue in queues for log in self._logs.of(queue)]
+
+    def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
+        begin = {log: (starts or {}).get(log, 0) for log in logs}
+        ends = {log: self._logs.end(log) for log in logs}
+        return {log: Available(begin[log], ends[log], ends[log] - begin[log], 0) for log in logs}
+
+    def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+        return any(self._logs.end(log) > ends.get(log, 0) for log in self.logs(queues))
+
+    def claim(
+        self, app_id: str, queues: Sequence[str], start: Vector, limit: Limit, origin: Origin, on_new: Any
+    ) -> Vector:
+        return self._claims.claim(self._logs, Written(), app_id, queues, start, limit, origin, on_new, {})
+
+    def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
+        found = self._claims.resolve(app_id, start, end)
+        return {} if found is None else {log: (int(at[0]), int(at[1])) for log, at in found.ranges.items()}
+
+    def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
+        return {log: Available(start, end, end - start, 0) for log, (start, end) in ranges.items()}
+
+    def ack(self, app_id: str, end: Vector) -> None:
+        self._claims.ack(self._logs, Written(), app_id, end)
+        self.acked.append(end)
 
 
 class Written:

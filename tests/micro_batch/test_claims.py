@@ -83,8 +83,17 @@ def test_starting_offsets_may_name_a_log_or_a_queue_and_nothing_else(
     claims: Claims, written: Written
 ) -> None:
     logs = Partitions(orders=[3, 4], pay=[2])
-    with pytest.raises(OptionError, match=r"\['orders/2'\]"):
-        claim(claims, logs, written, {"orders": START}, origin=Origin(offsets={"orders/2": 0}))
+    for offsets in ({"orders/0": 0, "orders/2": 0}, {"pay/0": 1}, {"orders/0": 1, "pay": 0}):
+        with pytest.raises(OptionError, match="startingOffsets"):
+            claim(
+                claims,
+                logs,
+                written,
+                {"orders": START, "pay": START},
+                "orders",
+                "pay",
+                origin=Origin(offsets=offsets),
+            )
     origin = Origin(offsets={"orders/0": 2, "pay": -1})
     claim(claims, logs, written, {"orders": START, "pay": START}, "orders", "pay", origin=origin)
     assert logs.acked == {("orders/0", APP): 2, ("orders/1", APP): 0, ("pay/0", APP): 2}
@@ -182,3 +191,11 @@ def differs(ours: Claims, theirs: Claims) -> list[str]:
         for line in difference(snapshot(ours), snapshot(theirs))
         if "_positions" not in line  # what was dropped before it was replayed
     ]
+
+
+@pytest.mark.parametrize("start", [{"orders": START, "pay": START}, {"orders/0": 3, "pay/0": 0}])
+def test_a_start_of_other_queues_is_refused(claims: Claims, written: Written, start: Vector) -> None:
+    logs = Partitions(orders=[3], pay=[1])
+    claim(claims, logs, written, {"orders": START, "pay": START}, "orders", "pay")
+    with pytest.raises(LineageConflict, match=r"which the queues orders do not have|no end of a range"):
+        claim(claims, logs, written, start, "orders")

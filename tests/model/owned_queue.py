@@ -368,7 +368,7 @@ class OwnedQueue(RuleBasedStateMachine):
             return  # Spark plans the next batch when the last one is in its commit log
         start = app.last.end if app.last else {"in": START}
         cursor = app.last.cursor if app.last else app.start
-        end = self.engine.claim(APP, start, Limit(max_rows=rows), app.origin, on_new)
+        end = self.engine.claim(APP, list(start), start, Limit(max_rows=rows), app.origin, on_new)
         if app.last is not None:
             self.consume(app.last)
             app.claims = [app.last]
@@ -391,7 +391,7 @@ class OwnedQueue(RuleBasedStateMachine):
             entry.transient = False
         app.claims.append(claim)
         app.last = claim
-        assert self.engine.claim(APP, start, Limit(max_rows=1), app.origin, "fail") == end, (
+        assert self.engine.claim(APP, list(start), start, Limit(max_rows=1), app.origin, "fail") == end, (
             "the same start has the same end"
         )
 

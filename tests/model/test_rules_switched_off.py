@@ -362,7 +362,7 @@ def numbers_for_start(patch: Patch) -> None:
     patch.setattr(
         TxmqStreamReader,
         "initialOffset",
-        lambda self: self._engine.offsets(self._known_logs(), self._options.origin),
+        lambda self: self._engine.offsets(self._options.queues, self._options.origin),
     )
 
 
@@ -646,14 +646,16 @@ def acknowledged_ranges_are_not_passed(patch: Patch) -> None:
 def too_few_messages_fix_no_start(patch: Patch) -> None:
     claim = EmbeddedEngine.claim
 
-    def without(self: EmbeddedEngine, app_id: str, start: Any, limit: Any, origin: Any, on_new: Any) -> Any:
+    def without(
+        self: EmbeddedEngine, app_id: str, queues: Any, start: Any, limit: Any, origin: Any, on_new: Any
+    ) -> Any:
         starts = self.offsets(list(start), origin) if "start" in start.values() else start
         if (
             limit.min_rows
             and sum(one.rows for one in self.available(list(start), starts).values()) < limit.min_rows
         ):
             return start
-        return claim(self, app_id, start, limit, origin, on_new)
+        return claim(self, app_id, queues, start, limit, origin, on_new)
 
     patch.setattr(EmbeddedEngine, "claim", without)
 

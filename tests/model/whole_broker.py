@@ -439,7 +439,7 @@ class WholeBroker(RuleBasedStateMachine):
         if any(c.state in ("held", "prepared") for c in self.naive.queues["in"]) and not self.naive.owned:
             return
         engine = self.engine
-        end = engine.claim(APP, self.source, Limit(max_rows=rows), Origin(), "fail")
+        end = engine.claim(APP, list(self.source), self.source, Limit(max_rows=rows), Origin(), "fail")
         self.naive.owned = True
         if end == self.source:
             return

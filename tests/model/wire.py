@@ -61,8 +61,8 @@ class Wire:
 
         return call
 
-    def wait(self, logs: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
-        found: bool = self.call("wait", lambda engine: engine.wait(logs, ends, 0.0))
+    def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+        found: bool = self.call("wait", lambda engine: engine.wait(queues, ends, 0.0))
         return found
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:

@@ -164,7 +164,7 @@ class MicroBatch:
         """The end vector; the batch is decided and acked."""
         client = self.client
         start = start or {self.source: START}
-        end = client.claim(self.app, start, Limit(), Origin(), "fail")
+        end = client.claim(self.app, list(start), start, Limit(), Origin(), "fail")
         ranges = client.resolve(self.app, start, end)
         client.count(self.app, ranges)
         opened = client.open_batch(self.app, "query", self.batch_id, "fail")

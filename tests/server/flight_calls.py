@@ -22,10 +22,11 @@ Call = tuple[str, dict[str, Any]]  # action, arguments
 ENGINE: dict[str, dict[str, Any]] = {
     "logs": {"queues": ["in"]},
     "available": {"logs": ["in"], "starts": {"in": 0}},
-    "offsets": {"logs": ["in"], "origin": {"at": "earliest", "offsets": {"in": 0}, "timestamp_us": 1}},
-    "wait": {"logs": ["in"], "ends": {"in": 0}, "timeout_s": 0.0},
+    "offsets": {"queues": ["in"], "origin": {"at": "earliest", "offsets": {"in": 0}, "timestamp_us": 1}},
+    "wait": {"queues": ["in"], "ends": {"in": 0}, "timeout_s": 0.0},
     "claim": {
         "app_id": "app",
+        "queues": ["in"],
         "start": {"in": "start"},
         "limit": {"max_rows": 1, "max_bytes": 10, "end": {"in": 1}},
         "origin": {"at": "earliest"},

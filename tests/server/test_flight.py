@@ -29,7 +29,7 @@ MEGABYTE = 1024 * 1024
 
 def _ticket(client: BrokerClient, *queues: str) -> ReadTicket:
     start = dict.fromkeys(queues, START)
-    end = client.claim("app", start, Limit(), Origin(), "fail")
+    end = client.claim("app", list(start), start, Limit(), Origin(), "fail")
     ranges = client.resolve("app", start, end)
     return ReadTicket(
         "app", "query", 0, ranges, tuple((log, first, last) for log, (first, last) in ranges.items())

@@ -58,7 +58,7 @@ def broker() -> Iterator[Broker]:
             channel.queue_declare("other")
             for number in range(3):
                 channel.publish(str(number).encode(), routing_key="in")
-        end = found.engine.claim("app", {"in": "start"}, Limit(max_rows=1), Origin(), "fail")
+        end = found.engine.claim("app", ["in"], {"in": "start"}, Limit(max_rows=1), Origin(), "fail")
         found.engine.open_batch("app", "q", 0, "fail", token="t")
         found.engine.resolve("app", {"in": "start"}, end)
         yield found
@@ -132,9 +132,9 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name_and_changes_nothing(
     "call",
     [
         lambda broker: broker.engine.open_batch("app", "q", "0", "fail"),
-        lambda broker: broker.engine.claim("app", {"in": None}, Limit(), Origin(), "fail"),
-        lambda broker: broker.engine.claim("app", {"in": 0}, Limit(max_rows="1"), Origin(), "fail"),  # type: ignore[arg-type]
-        lambda broker: broker.engine.claim("app", {"in": 0}, Limit(), Origin(at="first"), "fail"),  # type: ignore[arg-type]
+        lambda broker: broker.engine.claim("app", ["in"], {"in": None}, Limit(), Origin(), "fail"),
+        lambda broker: broker.engine.claim("app", ["in"], {"in": 0}, Limit(max_rows="1"), Origin(), "fail"),  # type: ignore[arg-type]
+        lambda broker: broker.engine.claim("app", ["in"], {"in": 0}, Limit(), Origin(at="first"), "fail"),  # type: ignore[arg-type]
         lambda broker: broker.engine.commit_batch("app", "q", 0, "t", [("b", 0, 0, 1, 0)]),
         lambda broker: broker.commit(5),
         lambda broker: broker.committed(["t"]),

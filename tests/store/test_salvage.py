@@ -62,7 +62,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         channel.tx_select()
         channel.publish(b"prepared", routing_key="small")
         channel.prepare("x1")
-    engine.claim("app", {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
+    engine.claim("app", ["owned"], {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
     rows = pa.RecordBatch.from_pydict(
         {"body": pa.array([b"staged %d" % number for number in range(3000)], pa.binary())}
     )
@@ -253,7 +253,7 @@ def test_a_claim_over_lost_messages_can_be_replayed_without_them(damaged: Path, 
     assert lost < set(range(1200))
     broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
     engine = EmbeddedEngine(broker)
-    end = engine.claim("app", {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
+    end = engine.claim("app", ["owned"], {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
     assert end == {"owned": 2400}
     ranges = engine.resolve("app", {"owned": START}, end)
     ticket = ReadTicket(

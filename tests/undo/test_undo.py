@@ -198,7 +198,9 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     life.commit(*[("", "in", b"")] * 3, ("", "in", TRANSIENT), ("", "in", b""))
     start: Any = {"in": START}
     for batch in range(3):
-        end = exhaust(lambda start=start: engine.claim("app", start, Limit(max_rows=2), Origin(), "fail"))
+        end = exhaust(
+            lambda start=start: engine.claim("app", list(start), start, Limit(max_rows=2), Origin(), "fail")
+        )
         ranges = exhaust(lambda start=start, end=end: engine.resolve("app", start, end))
         slices = tuple((log, first, last) for log, (first, last) in ranges.items())
         opened = exhaust(lambda batch=batch: engine.open_batch("app", "query", batch, "fail"))

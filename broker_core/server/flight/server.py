@@ -105,11 +105,11 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             f"unknown action {kind}.{word}; client and broker are of different versions"
         )
 
-    def _wait(self, logs: Sequence[str], ends: dict[str, int], timeout_s: float) -> bool:
+    def _wait(self, queues: Sequence[str], ends: dict[str, int], timeout_s: float) -> bool:
         deadline = time.monotonic() + min(timeout_s, contract.WAIT_S)
         while not self._stopping.is_set():
             left = deadline - time.monotonic()
-            if self._engine.wait(logs, ends, max(min(left, 0.5), 0.0)):
+            if self._engine.wait(queues, ends, max(min(left, 0.5), 0.0)):
                 return True
             if left <= 0.5:
                 return False
