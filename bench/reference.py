@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 BODY_BYTES = 100
 BATCH_ROWS = 16_384
 READY_SCHEMA = (
-    "queue string, offset bigint, exchange string, routing_key string, body binary, "
+    "queue string, partition int, offset bigint, exchange string, routing_key string, body binary, "
     "timestamp timestamp, redelivered boolean"
 )
 
@@ -38,10 +38,11 @@ def bodies(rows: int) -> pa.Array:
 
 
 def ready_batch(rows: int) -> pa.RecordBatch:
-    """A batch of the seven columns that the txmq source has."""
+    """A batch of the eight columns that the txmq source has."""
     now = datetime.datetime.now(tz=datetime.timezone.utc)
     columns = {
         "queue": pa.array(["orders"] * rows, pa.string()),
+        "partition": pa.array([0] * rows, pa.int32()),
         "offset": pa.array(range(rows), pa.int64()),
         "exchange": pa.array([""] * rows, pa.string()),
         "routing_key": pa.array(["orders"] * rows, pa.string()),

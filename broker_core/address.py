@@ -66,8 +66,8 @@ def _parse_url(url: str) -> Address:
         )
     if scheme == "kafka":
         raise errors.OptionError(
-            f"option 'url' is {_shown(url)!r}, but the Kafka engine is not part of this "
-            "version; use txmq://host:port"
+            f"option 'url' is {_shown(url)!r}, but Kafka has no channels and no prepared transactions; use a "
+            "Kafka client, or txmq://host:port"
         )
     try:
         parts = urlsplit(url)

@@ -16,7 +16,7 @@ instead, under the queue's name. Offsets are end-exclusive.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -89,8 +89,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Messages of a log between two offsets: ``rows`` counts the rows of a read, ``size_bytes`` is about the
-    size of their bodies.
+    """Messages of a log between two offsets. A read has at most ``rows`` rows (the difference of the offsets,
+    where the engine does not know what is between them); ``size_bytes`` is about the size of their bodies.
     """
 
     start: int
@@ -152,13 +152,16 @@ class BranchHeader:
 
 @dataclass(frozen=True, slots=True)
 class StagedBranch:
-    """A durable branch, for ``commit_batch`` by the driver."""
+    """A durable branch, for ``commit_batch`` by the driver. ``receipt`` is what the engine needs to find its
+    rows again; nobody else reads it.
+    """
 
     branch: str
     partition: int
     attempt: int
     rows: int
     checksum: int  # over the checksums of its parts
+    receipt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +170,15 @@ class ToApply:
 
     kind: BranchKind
     target: Mapping[str, Any]
-    branches: tuple[str, ...]
+    branches: tuple[str, ...]  # names for ``read_branches``, by which only the engine finds anything
     rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One decided micro-batch. ``ranges`` is empty if it consumed nothing."""
+    """One decided micro-batch. ``ranges`` is empty if it consumed nothing. ``messages`` counts what it
+    consumed: messages, or offsets where the engine cannot count messages.
+    """
 
     app_id: str
     sequence: int
@@ -200,11 +205,11 @@ class Committed:
 @dataclass(frozen=True, slots=True)
 class AppInfo:
     app_id: str
-    queues: tuple[str, ...]  # owned
+    queues: tuple[str, ...]  # claimed
     sequence: int  # last decided batch
     query_id: str
     batch_id: int
-    lag: int  # messages not consumed in its queues
+    lag: int  # messages not consumed in its queues, at most
     unapplied: int
     unmirrored: int
 
@@ -225,7 +230,20 @@ class AttemptInfo:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What engines do differently, for pages and tests. The connector does not ask."""
+
+    exclusive_claims: bool = True  # a queue has one app, and its channels are refused
+    cuts_at_transactions: bool = True  # a limit splits no transaction that fits it
+    deletes_acked: bool = True  # else messages stay for the retention time of their queue
+    counts_messages: bool = True  # else offsets are counted
+    refuses_late_tasks: bool = True  # by BatchDecided, when they stage
+
+
 class Engine(Protocol):
+    features: Features
+
     def identity(self) -> str:
         """Returns which data directory answers. A directory created again at the same place has a new
         identity; a copy has the same.
@@ -278,8 +296,9 @@ class Engine(Protocol):
         """Yields the rows of the slices, as READ_SCHEMA, the same on every replay until acked (S4). Continues
         after a reconnect.
 
-        Records durably, before the first row, that (query, batch) reads ``ranges``. Raises LineageConflict if
-        that batch has read other ranges of these logs; DataLoss (``fail_on_data_loss``) if rows are lost.
+        Records durably, before the first row, that (query, batch) reads ``ranges``. Raises DataLoss
+        (``fail_on_data_loss``) if rows are lost. Ranges that are no claim, and other ranges of these logs
+        than the batch has read, raise LineageConflict: here, or in ``commit_batch``.
         """
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
@@ -311,7 +330,8 @@ class Engine(Protocol):
         """Makes rows durable and invisible under the header's token (C2); continues after a reconnect.
 
         publish takes rows with the columns of MESSAGE_SCHEMA, of which only ``body`` is required. append and
-        after_commit take any schema. Raises TransactionTooLarge, ExchangeNotFound.
+        after_commit take any schema. Raises TransactionTooLarge, ExchangeNotFound, OptionError for what the
+        engine cannot carry. May raise BatchDecided for a late task; otherwise its branch is never named.
         """
 
     def commit_batch(
@@ -325,7 +345,12 @@ class Engine(Protocol):
         on_unroutable: Literal["fail", "drop"] = "fail",
         consumes: bool = True,
     ) -> Committed:
-        """Decides a batch (C4). Raises MissingBranch, LineageConflict, BatchGap, Unroutable."""
+        """Decides a batch (C4), or returns its entry if it is decided; ``token`` may then be "" and
+        ``branches`` empty.
+
+        Raises MissingBranch, LineageConflict (also if the batch is decided and has read other ranges since),
+        BatchGap, Unroutable.
+        """
 
     def commit_branches(
         self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
@@ -335,8 +360,8 @@ class Engine(Protocol):
         """
 
     def rollback_batch(self, token: str) -> None:
-        """Drops the attempt and its branches. Raises BatchDecided if the token was committed; an unknown
-        token is allowed.
+        """Drops the attempt and its branches; a later commit of the token is refused, or decides once. Raises
+        BatchDecided if the token was committed; an unknown token is allowed.
         """
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
@@ -366,6 +391,9 @@ class Engine(Protocol):
 
     def last_entry(self, app_id: str) -> LedgerEntry | None: ...
 
+    def app(self, app_id: str) -> AppInfo | None:
+        """Returns what ``apps`` says of one app; None if it has neither claimed nor decided."""
+
     def apps(self) -> list[AppInfo]: ...
 
     def attempts(self) -> list[AttemptInfo]:
@@ -377,20 +405,6 @@ class Engine(Protocol):
         """
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
-    """One row of ``txmq queues``."""
-
-    name: str
-    messages: int  # committed and not settled
-    unacknowledged: int  # of these, held by channels
-    next_offset: int
-    consumers: int
-    owner: str  # app_id, "" for none
-    durable: bool
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

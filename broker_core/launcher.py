@@ -22,10 +22,11 @@ from types import FrameType
 
 from broker_core import endpoint, errors, failpoint
 from broker_core.address import DEFAULT_PORT, bracketed, parse_listen
+from broker_core.admin import QueueInfo
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.transaction import Limits
 from broker_core.endpoint import Endpoint
-from broker_core.engine import PreparedInfo, QueueInfo
+from broker_core.engine import PreparedInfo
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine

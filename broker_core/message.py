@@ -33,6 +33,9 @@ MERGED_SCHEMA = MESSAGE_SCHEMA.append(pa.field("commit_sequence", pa.int64(), nu
 READ_SCHEMA = pa.schema(
     [
         pa.field("queue", pa.string()),
+        pa.field(
+            "partition", pa.int32()
+        ),  # of the queue; offsets count in it. 0: the queue has no partitions
         pa.field("offset", pa.int64()),
         pa.field("exchange", pa.string()),
         pa.field("routing_key", pa.string()),

@@ -38,6 +38,7 @@ class TxmqDataSource(DataSource):
     >>> orders.printSchema()
     root
      |-- queue: string (nullable = true)
+     |-- partition: integer (nullable = true)
      |-- offset: long (nullable = true)
      |-- exchange: string (nullable = true)
      |-- routing_key: string (nullable = true)
@@ -71,7 +72,7 @@ class TxmqDataSource(DataSource):
     -------
     | option | default | for | meaning |
     |---|---|---|---|
-    | `url` |  | all | a running broker: `txmq://host:5673` |
+    | `url` |  | all | a running broker: `txmq://host:5673`, or Kafka: `kafka://host:9092,host:9092` |
     | `data` |  | all | the broker of this data directory, started if needed; one of `url`, `data` is required |
     | `queue` | required (reads) | all | read: one queue, or several separated by commas; write: default exchange and this routing key |
     | `appId` | required (streams) | streams | the stable name of the pipeline: owner of the claim and of the ledger entry |

@@ -77,6 +77,7 @@ def transactional(
     on_unroutable: OnUnroutable = "fail",
     persist: bool = False,
     lineage: str | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Transactional:
     """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
 
@@ -85,13 +86,14 @@ def transactional(
     write it before the batch ends. ``after_commit``: the functions ``f(rows, sequence)`` for
     ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs. ``lineage``: on Spark
     Connect with a source that is not txmq, a string that you change together with the checkpoint.
+    ``settings``: of the connections to Kafka, with the names of the options (``kafka.sasl.username``).
 
     Raises OptionError. A batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
     """
     if not callable(fn):
         raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
-    given = {"url": url, "data": None if data is None else os.fspath(data), "appId": app_id}
-    given |= {"onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
+    given = {**(settings or {}), "url": url, "data": None if data is None else os.fspath(data)}
+    given |= {"appId": app_id, "onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
     options = write_options(
         {name: value for name, value in given.items() if value is not None}, "stream write"
     )
@@ -267,7 +269,7 @@ class Transactional:
 
     def _run(self, batch: DataFrame, batch_id: int) -> None:
         spark = batch.sparkSession
-        engine = staging.engine_at(self.address)
+        engine = self.address.engine()
         query_id, consumes = self._identity(spark, engine)
         if not self._started:  # C5 of an earlier process, before this batch, to keep the order
             self._apply_decided(spark, engine)
@@ -279,9 +281,11 @@ class Transactional:
         )
         failpoint.here("foreach.opened")
         if opened.entry is not None:
-            staging.execute(batch)  # to write the state of the query and to compare the range
+            staging.execute(batch)  # to write the state of the query and to record what it reads
             failpoint.here("foreach.replayed")
-            decided = opened.entry
+            decided = engine.commit_batch(  # compares that with what the batch has consumed
+                self.app_id, query_id, batch_id, "", [], consumes=consumes
+            ).entry
         else:
             decided = self._decide(
                 batch, engine, (query_id, batch_id, opened.sequence, opened.token), consumes
@@ -349,7 +353,8 @@ class Transactional:
             return query_id, True
         if self._lineage:
             return self._lineage, False
-        if any(app.app_id == self.app_id and app.queues for app in engine.apps()):
+        known = engine.app(self.app_id)
+        if known is not None and known.queues:
             return "", False  # the claims of the txmq source distinguish checkpoints
         raise OptionError(
             f"app {self.app_id!r} on Spark Connect has no txmq source, so its checkpoints look the same",
@@ -366,7 +371,7 @@ class Transactional:
 
     @property
     def engine(self) -> Engine:
-        return staging.engine_at(self.address)
+        return self.address.engine()
 
     def guard(self, spark: SparkSession, table: Table, txn: str) -> None:
         """Check, once per process and table, that Delta would not skip this append."""
@@ -473,7 +478,7 @@ class Transactional:
             session = SparkSession.getActiveSession()
             if session is None:
                 raise OptionError("flush needs a Spark session in this thread", "call it before spark.stop()")
-            ledger = DeltaLedger(session, self._ledger_table, staging.engine_at(self.address), self.app_id)
+            ledger = DeltaLedger(session, self._ledger_table, self.address.engine(), self.app_id)
             ledger.write_missing(session)
             return
         ledger.flush(timeout_s)

@@ -7,6 +7,7 @@ Invariant: nothing depends on a listener. It only writes earlier what the next s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -21,7 +22,6 @@ from pyspark.sql.streaming.listener import (
 from broker_core.errors import OptionError
 from connector.ledger import DeltaLedger, log
 from connector.options import write_options
-from connector.staging import engine_at
 from connector.table import is_connect
 
 FLUSH_AT_END_S = 30.0
@@ -86,19 +86,26 @@ class Mirror:
 
 
 def mirror_offsets(
-    spark: SparkSession, *, ledger: str, app_id: str, url: str | None = None, data: str | None = None
+    spark: SparkSession,
+    *,
+    ledger: str,
+    app_id: str,
+    url: str | None = None,
+    data: str | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Mirror:
     """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks.
 
-    Writes the rows that an earlier process did not write, then follows the query. Raises OptionError.
+    Writes the rows that an earlier process did not write, then follows the query. ``settings``: of the
+    connections to Kafka, with the names of the options. Raises OptionError.
     """
     if not ledger:
         raise OptionError("mirror_offsets without ledger", "name the Delta table with ledger=")
-    given = {"url": url, "data": data, "appId": app_id}
+    given = {**(settings or {}), "url": url, "data": data, "appId": app_id}
     address = write_options(
         {name: value for name, value in given.items() if value is not None}, "stream write"
     ).address
-    engine = engine_at(address)
+    engine = address.engine()
     session = spark if is_connect(spark) else spark.newSession()
     table = DeltaLedger(session, ledger, engine, app_id)
     listener = FlushAtEnd(table, each_progress=True)

@@ -14,12 +14,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeVar, cast
 
-from broker_core.client.broker import connect
 from broker_core.engine import EARLIEST, LATEST, Engine, OnNewCheckpoint, Origin
+from broker_core.engines import SETTING, check_settings, connect
 from broker_core.errors import OptionError
 
 Mode = Literal["stream read", "batch read", "stream write", "batch write"]
@@ -31,7 +31,7 @@ STREAM: tuple[Mode, ...] = ("stream read", "stream write")
 # Spark adds these to the options of a sink.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
-_URL = re.compile(r"(txmqs?|kafka)://[^/\s]+/?")
+_URL = re.compile(r"(txmqs?|kafka)://[^/\s]+/?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)b?")
@@ -57,7 +57,7 @@ def _name(value: str) -> str:
 
 def _url(value: str) -> str:
     if not _URL.fullmatch(value.strip()):
-        raise _Wrong("txmq://[user:password@]host:port")
+        raise _Wrong("txmq://[user:password@]host:port, or kafka://host:port,host:port")
     return value.strip()
 
 
@@ -123,12 +123,24 @@ def _json_offsets(value: str) -> dict[str, int] | None:
         return None
     if not isinstance(offsets, dict) or not offsets:
         return None
+    offsets = _by_log(offsets)
     if not all(
         isinstance(offset, int) and not isinstance(offset, bool) and offset >= EARLIEST
         for offset in offsets.values()
     ):
         return None
     return offsets
+
+
+def _by_log(offsets: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"orders": {"3": 12}}``, as Spark's Kafka source takes it, is ``{"orders/3": 12}``."""
+    logs: dict[str, Any] = {}
+    for name, found in offsets.items():
+        if isinstance(found, dict) and found:
+            logs |= {f"{name}/{partition}": offset for partition, offset in found.items()}
+        else:
+            logs[name] = found
+    return logs
 
 
 def _offsets(value: str) -> str | dict[str, int]:
@@ -175,7 +187,8 @@ class Option:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("url", None, _url, ALL, "a running broker: `txmq://host:5673`", excludes=("data",)),
+    Option("url", None, _url, ALL, "a running broker: `txmq://host:5673`, or Kafka: "
+                             "`kafka://host:9092,host:9092`", excludes=("data",)),
     Option("data", None, _directory, ALL,
            "the broker of this data directory, started if needed; one of `url`, `data` is required"),
     Option("queue", None, _names, ALL, "read: one queue, or several separated by commas; write: default "
@@ -243,9 +256,9 @@ def table() -> str:
 
 
 def check_known(raw: Mapping[str, str], modes: tuple[Mode, ...]) -> None:
-    """Raises OptionError for the first name that is not an option."""
+    """Raises OptionError for the first name that is not an option. Settings of Kafka are checked later."""
     for key, value in raw.items():
-        if key.lower() not in BY_KEY and key.lower() not in SPARKS_OWN:
+        if key.lower() not in BY_KEY and key.lower() not in SPARKS_OWN and not _is_setting(key):
             _refuse_unknown(key.lower(), value, modes)
 
 
@@ -264,9 +277,17 @@ def _refuse_unknown(key: str, value: str, modes: tuple[Mode, ...]) -> None:
     )
 
 
+def _is_setting(key: str) -> bool:
+    return key.lower().startswith(SETTING)
+
+
 def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
     """Option name -> value or default; None for an absent option without default. Raises OptionError."""
-    given = {key.lower(): value for key, value in raw.items() if key.lower() not in SPARKS_OWN}
+    given = {
+        key.lower(): value
+        for key, value in raw.items()
+        if key.lower() not in SPARKS_OWN and not _is_setting(key)
+    }
     check_known(given, (mode,))
     for key, value in given.items():
         option = BY_KEY[key]
@@ -326,14 +347,24 @@ def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the broker is: exactly one of the two is set; ``data`` is absolute."""
+    """Where the broker is: exactly one of ``url`` and ``data`` is set; ``data`` is absolute. ``settings``: of
+    the connections to Kafka, never shown.
+    """
 
     url: str | None
     data: str | None
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def engine(self) -> Engine:
         """The connection of this process, which is opened at the first use."""
-        return connect(url=self.url, data=self.data)
+        return connect(url=self.url, data=self.data, settings=self.settings)
+
+
+def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> Address:
+    """Raises OptionError."""
+    settings = {key.lower(): value for key, value in raw.items() if _is_setting(key)}
+    check_settings(values["url"], settings)
+    return Address(values["url"], values["data"], settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +450,7 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
             f"({most}); make it smaller"
         )
     return ReadOptions(
-        address=Address(values["url"], values["data"]),
+        address=_address(raw, values),
         queues=queues,
         app_id=_or(values["appId"], ""),
         origin=_origin(values, queues),
@@ -449,7 +480,7 @@ def write_options(raw: Mapping[str, str], mode: Literal["stream write", "batch w
             )
         routing_key = values["queue"][0]
     return WriteOptions(
-        address=Address(values["url"], values["data"]),
+        address=_address(raw, values),
         app_id=_or(values["appId"], ""),
         exchange=exchange,
         routing_key=routing_key,

@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     BooleanType,
     ByteType,
     DataType,
+    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -61,6 +62,7 @@ ARROW_PROPERTIES = pa.struct([pa.field(name, kind) for name, kind in _ARROW_PROP
 _COLUMNS = StructType(
     [
         StructField("queue", StringType()),
+        StructField("partition", IntegerType()),
         StructField("offset", LongType()),
         StructField("exchange", StringType()),
         StructField("routing_key", StringType()),

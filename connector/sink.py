@@ -56,8 +56,8 @@ def _stage(options: WriteOptions, token: str, rows: Iterator[pa.RecordBatch]) ->
         if not options.app_id:
             raise
         # An earlier attempt of this micro-batch is committed, and Spark replays it. Nothing is staged, but
-        # all rows are
-        # read, because a stateful query must write its state. The commit is answered ALREADY.
+        # all rows are read, because a stateful query must write its state. The commit is answered ALREADY.
+        # An engine that stages them all the same drops them with that answer.
         for _ in rows:
             pass
         branch = StagedBranch(header.branch, header.partition, header.attempt, rows=0, checksum=0)

@@ -17,13 +17,12 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from broker_core.client.broker import connect
-from broker_core.engine import BranchHeader, BranchKind, Engine, StagedBranch
+from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.errors import cause
 from connector.options import Address
 from connector.schema import to_messages
 
-_STAGED_COLUMNS = "branch string, partition int, attempt int, rows bigint, checksum bigint"
+_STAGED_COLUMNS = "branch string, partition int, attempt int, rows bigint, checksum bigint, receipt string"
 _STAGED_SCHEMA = pa.schema(
     [
         ("branch", pa.string()),
@@ -31,14 +30,10 @@ _STAGED_SCHEMA = pa.schema(
         ("attempt", pa.int32()),
         ("rows", pa.int64()),
         ("checksum", pa.int64()),
+        ("receipt", pa.string()),
     ]
 )
 ROWS_PER_READ_TASK = 200_000
-
-
-def engine_at(address: Address) -> Engine:
-    """The engine at ``address``: one per process, connected when first used."""
-    return connect(url=address.url, data=address.data)
 
 
 def staging_frame(
@@ -71,7 +66,7 @@ def staging_frame(
             partition=context.partitionId(),
             attempt=context.attemptNumber(),
         )
-        yield staging.described(staging.engine_at(address).stage(header, staging.prepared(kind, batches)))
+        yield staging.described(address.engine().stage(header, staging.prepared(kind, batches)))
 
     return rows.mapInArrow(stage_task, _STAGED_COLUMNS)
 
@@ -85,16 +80,12 @@ def staged(frame: DataFrame) -> list[StagedBranch]:
         if found is None:
             raise
         raise found from None  # without Spark's stack trace
-    return [
-        StagedBranch(row["branch"], row["partition"], row["attempt"], row["rows"], row["checksum"])
-        for row in rows
-    ]
+    return [StagedBranch(*(row[name] for name in _STAGED_SCHEMA.names)) for row in rows]
 
 
 def described(branch: StagedBranch) -> pa.RecordBatch:
-    columns = [[branch.branch], [branch.partition], [branch.attempt], [branch.rows], [branch.checksum]]
     return pa.RecordBatch.from_arrays(
-        [pa.array(values, kind.type) for values, kind in zip(columns, _STAGED_SCHEMA, strict=True)],
+        [pa.array([getattr(branch, column.name)], column.type) for column in _STAGED_SCHEMA],
         schema=_STAGED_SCHEMA,
     )
 
@@ -125,10 +116,8 @@ def rows_of(
     tasks = max(1, min(len(names), -(-rows // ROWS_PER_READ_TASK)))
 
     def read_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from connector import staging
-
         wanted = [names[index] for batch in batches for index in batch.column(0).to_pylist()]
         if wanted:
-            yield from staging.engine_at(address).read_branches(wanted)
+            yield from address.engine().read_branches(wanted)
 
     return spark.range(0, len(names), 1, tasks).mapInArrow(read_task, schema)

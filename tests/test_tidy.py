@@ -29,7 +29,7 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.broker.topology": (557, STATE),
     "broker_core.store.salvage": (548, "one pass over a damaged directory"),
-    "connector.foreach_batch": (572, "the steps C1 to C6 stand in their order"),
+    "connector.foreach_batch": (576, "the steps C1 to C6 stand in their order"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.connection.AmqpConnection": (256, ENTRY),
@@ -40,7 +40,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.channel.Channel": (313, ENTRY),
     "broker_core.broker.queue.log.Log": (267, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (464, STATE),
-    "broker_core.client.broker.BrokerClient": (308, ENTRY),
+    "broker_core.client.broker.BrokerClient": (314, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
     "broker_core.micro_batch.claim.Claims": (396, "four rules (S1 to S4) over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (385, "the rules C1, C4, C5 and C6 over the same entries"),
@@ -49,7 +49,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (387, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (374, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (379, ENTRY),
     "broker_core.server.amqp.connection.Connection": (264, ENTRY),
     "broker_core.store.durable.DurableStore": (
         447,
@@ -57,7 +57,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.store.salvage._Salvage": (350, "one pass over a damaged directory"),
     "broker_core.store.segment.Segments": (261, "files, their open ends and their blocks are one state"),
-    "connector.foreach_batch.Transactional": (268, "the steps C1 to C6 stand in their order"),
+    "connector.foreach_batch.Transactional": (271, "the steps C1 to C6 stand in their order"),
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),

@@ -16,16 +16,15 @@ from datetime import timezone
 from typing import Any
 
 from broker_core.address import DEFAULT_AMQP, DEFAULT_PORT, NO_AMQP
-from broker_core.client.broker import BrokerClient, connect
+from broker_core.engine import Engine
 from broker_core.errors import (
-    DataDirectoryInvalid,
     OptionError,
     RemoteProtocolError,
     TxmqError,
     UnknownTransaction,
-    Unroutable,
 )
 from broker_core.properties import Properties
+from txmq.address import admin_at, client_at, engine_at
 from txmq.output import Row, done, print_json, show
 
 
@@ -75,8 +74,11 @@ def _command(
     parser.add_argument("--json", action="store_true", help="print JSON")
     if address:
         broker = parser.add_mutually_exclusive_group(required=True)
-        broker.add_argument("--url", help=f"a running broker: txmq://host:{DEFAULT_PORT}")
+        broker.add_argument(
+            "--url", help=f"a running broker: txmq://host:{DEFAULT_PORT}, or kafka://host:9092"
+        )
         broker.add_argument("--data", metavar="DIR", help="the broker of this directory, started if needed")
+        parser.add_argument("--settings", metavar="FILE", help="lines NAME=VALUE for Kafka: kafka.sasl...")
     return parser
 
 
@@ -272,33 +274,24 @@ def _serve(options: argparse.Namespace) -> int:
     )
 
 
-def _client(options: argparse.Namespace, *, create: bool = False) -> BrokerClient:
-    if options.data is not None and not create and not os.path.isdir(options.data):
-        raise DataDirectoryInvalid(
-            f"there is no data directory {options.data}",
-            "create it with `txmq serve` or `txmq declare`",
-        )
-    return connect(url=options.url, data=options.data)
-
-
 def _queues(options: argparse.Namespace) -> int:
-    return show(options, (dataclasses.asdict(queue) for queue in _client(options).queues()))
+    return show(options, (dataclasses.asdict(queue) for queue in admin_at(options).queues()))
 
 
 def _apps(options: argparse.Namespace) -> int:
-    return show(options, (dataclasses.asdict(app) for app in _client(options).apps()))
+    return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
 
 
 def _transactions(options: argparse.Namespace) -> int:
-    return show(options, (dataclasses.asdict(prepared) for prepared in _client(options).prepared()))
+    return show(options, (dataclasses.asdict(prepared) for prepared in client_at(options).prepared()))
 
 
 def _attempts(options: argparse.Namespace) -> int:
-    return show(options, (dataclasses.asdict(attempt) for attempt in _client(options).attempts()))
+    return show(options, (dataclasses.asdict(attempt) for attempt in engine_at(options).attempts()))
 
 
 def _discard(options: argparse.Namespace) -> int:
-    client = _client(options)
+    client = engine_at(options)
     if options.token not in {attempt.token for attempt in client.attempts()}:
         raise UnknownTransaction(
             f"no attempt has the token '{options.token}'",
@@ -309,7 +302,7 @@ def _discard(options: argparse.Namespace) -> int:
 
 
 def _commit(options: argparse.Namespace) -> int:
-    dropped = _client(options).commit(options.xid)
+    dropped = client_at(options).commit(options.xid)
     lost = f"; dropped {dropped} messages or acks for queues that no longer exist" if dropped else ""
     return done(
         options, f"committed {options.xid}{lost}", xid=options.xid, state="committed", dropped=dropped
@@ -317,26 +310,26 @@ def _commit(options: argparse.Namespace) -> int:
 
 
 def _rollback(options: argparse.Namespace) -> int:
-    _client(options).rollback(options.xid)
+    client_at(options).rollback(options.xid)
     return done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
 
 
 def _unapplied(options: argparse.Namespace) -> int:
     from txmq.skip import waiting  # Arrow's Parquet only here
 
-    return show(options, waiting(_client(options), options.app))
+    return show(options, waiting(engine_at(options), options.app))
 
 
 def _skip(options: argparse.Namespace) -> int:
     from txmq.skip import skip
 
-    files = skip(_client(options), options.app, options.sequence, options.to, options.table)
+    files = skip(engine_at(options), options.app, options.sequence, options.to, options.table)
     text = f"skipped batch {options.sequence} of app {options.app}: {', '.join(files)}"
     return done(options, text, app=options.app, sequence=options.sequence, files=files)
 
 
 def _release(options: argparse.Namespace) -> int:
-    _client(options).release(options.app, options.queue)
+    engine_at(options).release(options.app, options.queue)
     return done(
         options,
         f"released queue {options.queue} from app {options.app}",
@@ -346,22 +339,22 @@ def _release(options: argparse.Namespace) -> int:
 
 
 def _declare_queue(options: argparse.Namespace) -> int:
-    with _client(options, create=True).channel() as channel:
-        channel.queue_declare(options.name, durable=not options.transient, arguments=dict(options.argument))
+    arguments = dict(options.argument)
+    admin_at(options, create=True).declare_queue(
+        options.name, durable=not options.transient, arguments=arguments
+    )
     return done(options, f"queue {options.name}", queue=options.name)
 
 
 def _declare_exchange(options: argparse.Namespace) -> int:
-    with _client(options, create=True).channel() as channel:
-        channel.exchange_declare(options.name, options.type)
+    admin_at(options, create=True).declare_exchange(options.name, options.type)
     return done(
         options, f"exchange {options.name} of type {options.type}", exchange=options.name, type=options.type
     )
 
 
 def _bind(options: argparse.Namespace) -> int:
-    with _client(options).channel() as channel:
-        channel.queue_bind(options.queue, options.exchange, options.key, arguments=dict(options.argument))
+    admin_at(options).bind(options.queue, options.exchange, options.key, dict(options.argument))
     text = f"bound {options.exchange} to {options.queue} by {options.key!r}"
     return done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
 
@@ -377,44 +370,28 @@ def _publish(options: argparse.Namespace) -> int:
     if options.body == ["-"]:
         bodies = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
     properties = Properties(delivery_mode=1 if options.transient else 2).encode()
-    count = 0
-    with _client(options).channel() as channel:
-        channel.tx_select()
-        for body in bodies:
-            channel.publish(
-                body,
-                exchange=options.exchange,
-                routing_key=routing_key,
-                properties=properties,
-                mandatory=True,
-            )
-            count += 1
-        channel.tx_commit()
-        returned = len(channel.returned)
-    if returned:
-        raise Unroutable(
-            f"{returned} of {count} messages reached no queue",
-            f"bind a queue to exchange {options.exchange!r} for routing key {routing_key!r}",
-        )
+    count = admin_at(options).publish(bodies, options.exchange, routing_key, properties)
     return done(options, f"published {count}", published=count)
 
 
 def _peek(options: argparse.Namespace) -> int:
-    client = _client(options)
-    (log,) = client.logs([options.queue])
-    starts = {log: options.offset} if options.offset is not None else None
-    found = client.available([log], starts)[log]
-    return show(options, _peeked(client, log, found.start, found.end, options.limit, as_json=options.json))
+    engine = engine_at(options)
+    logs = engine.logs([options.queue])
+    starts = dict.fromkeys(logs, options.offset) if options.offset is not None else None
+    rows: list[Row] = []
+    for log, found in engine.available(logs, starts).items():
+        rows += _peeked(engine, log, found.start, found.end, options.limit - len(rows))
+    return show(options, [_shown(row, as_json=options.json) for row in rows])
 
 
-def _peeked(client: BrokerClient, log: str, start: int, end: int, limit: int, *, as_json: bool) -> list[Row]:
+def _peeked(engine: Engine, log: str, start: int, end: int, limit: int) -> list[Row]:
     rows: list[Row] = []
     while start < end and len(rows) < limit:
         stop = min(end, start + max(limit, 100))  # settled offsets have no rows
-        for batch in client.browse([(log, start, stop)]):
+        for batch in engine.browse([(log, start, stop)]):
             rows += batch.slice(0, limit - len(rows)).to_pylist()
         start = stop
-    return [_shown(row, as_json=as_json) for row in rows]
+    return rows
 
 
 def _shown(row: Row, *, as_json: bool) -> Row:

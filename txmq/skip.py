@@ -14,8 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from broker_core.client.broker import BrokerClient
-from broker_core.engine import LedgerEntry, ToApply
+from broker_core.engine import Engine, LedgerEntry, ToApply
 from broker_core.errors import OptionError, UnknownTransaction
 
 
@@ -24,7 +23,7 @@ def goal(part: ToApply) -> str:
     return str(part.target["table"] if part.kind == "append" else part.target["name"])
 
 
-def waiting(client: BrokerClient, app_id: str) -> list[dict[str, Any]]:
+def waiting(engine: Engine, app_id: str) -> list[dict[str, Any]]:
     """A row for each batch and table or function, in the order in which they will be applied."""
     return [
         {
@@ -34,14 +33,14 @@ def waiting(client: BrokerClient, app_id: str) -> list[dict[str, Any]]:
             "to": goal(part),
             "rows": part.rows,
         }
-        for entry in client.unapplied(app_id)
+        for entry in engine.unapplied(app_id)
         for part in entry.to_apply
     ]
 
 
-def skip(client: BrokerClient, app_id: str, sequence: int, to: str, only: str | None) -> list[str]:
+def skip(engine: Engine, app_id: str, sequence: int, to: str, only: str | None) -> list[str]:
     """Write the rows to Parquet files in ``to`` and drop them. Raises UnknownTransaction, OptionError."""
-    entry = next((entry for entry in client.unapplied(app_id) if entry.sequence == sequence), None)
+    entry = next((entry for entry in engine.unapplied(app_id) if entry.sequence == sequence), None)
     parts = (
         [part for part in entry.to_apply if only in (None, goal(part), part.target.get("location"))]
         if entry is not None
@@ -59,7 +58,7 @@ def skip(client: BrokerClient, app_id: str, sequence: int, to: str, only: str | 
         directory.mkdir(parents=True, exist_ok=True)
         for number, part in enumerate(parts):
             files.append(
-                str(_write(client, directory / f"{_safe(app_id)}.{sequence}.{number}.parquet", entry, part))
+                str(_write(engine, directory / f"{_safe(app_id)}.{sequence}.{number}.parquet", entry, part))
             )
         descriptor = os.open(directory, os.O_RDONLY)
         try:
@@ -71,11 +70,11 @@ def skip(client: BrokerClient, app_id: str, sequence: int, to: str, only: str | 
             f"the rows cannot be written to {directory} ({error}), and nothing was skipped",
             "name another directory",
         ) from error
-    client.skip(app_id, sequence, [branch for part in parts for branch in part.branches], str(directory))
+    engine.skip(app_id, sequence, [branch for part in parts for branch in part.branches], str(directory))
     return files
 
 
-def _write(client: BrokerClient, path: Path, entry: LedgerEntry, part: ToApply) -> Path:
+def _write(engine: Engine, path: Path, entry: LedgerEntry, part: ToApply) -> Path:
     """Write one durable file; the metadata of its schema describes the batch."""
     about = {
         "app_id": entry.app_id,
@@ -87,7 +86,7 @@ def _write(client: BrokerClient, path: Path, entry: LedgerEntry, part: ToApply) 
     about |= {"to": goal(part), "rows": part.rows}
     with path.open("xb") as file:
         writer: pq.ParquetWriter | None = None
-        for batch in client.read_branches(part.branches):
+        for batch in engine.read_branches(part.branches):
             if writer is None:
                 metadata = {**(batch.schema.metadata or {}), b"txmq": json.dumps(about).encode()}
                 writer = pq.ParquetWriter(file, batch.schema.with_metadata(metadata))

@@ -80,6 +80,7 @@ def assemble(piece: Piece, block: pa.RecordBatch) -> pa.RecordBatch:
     redelivered = _redelivered(_within(piece.redelivered, first, first + count), first, count, offsets)
     columns = [
         _constants.queues(piece.log, size),
+        _constants.partitions(size),
         _column(offsets),
         rows.column("exchange"),
         rows.column("routing_key"),
@@ -135,6 +136,7 @@ class _Constants:
     def __init__(self) -> None:
         self._logs: dict[str, pa.Array] = {}
         self._flags: dict[bool, pa.Array] = {}
+        self._partitions: pa.Array = _repeat(pa.scalar(0, pa.int32()), 1)
         self._time: tuple[int, pa.Array] | None = None  # of the last commit that was read
 
     def queues(self, log: str, size: int) -> pa.Array:
@@ -144,6 +146,13 @@ class _Constants:
             if len(self._logs) >= self.LOGS:
                 self._logs.clear()
             self._logs[log] = column
+        return column.slice(0, size)
+
+    def partitions(self, size: int) -> pa.Array:
+        """Returns zeros: a queue has no partitions."""
+        column = self._partitions
+        if len(column) < size:
+            column = self._partitions = _repeat(pa.scalar(0, pa.int32()), size)
         return column.slice(0, size)
 
     def timestamps(self, committed_at: int, size: int) -> pa.Array:

@@ -22,6 +22,7 @@ import pyarrow.flight as arrow_flight
 
 from broker_core import errors
 from broker_core.address import Address, parse_address
+from broker_core.admin import QueueInfo
 from broker_core.arrow.rows import ReadPlan, assemble
 from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.checks import checked_calls
@@ -34,13 +35,13 @@ from broker_core.engine import (
     Available,
     BranchHeader,
     Committed,
+    Features,
     LedgerEntry,
     Limit,
     OnNewCheckpoint,
     Opened,
     Origin,
     PreparedInfo,
-    QueueInfo,
     Ranges,
     ReadTicket,
     StagedBranch,
@@ -81,6 +82,8 @@ class BrokerClient:
     connects before the first call; until then a process may be forked. ``connect_s``: how long to look for a
     broker that never answered; ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
     """
+
+    features = Features()
 
     def __init__(
         self,
@@ -325,6 +328,10 @@ class BrokerClient:
     def last_entry(self, app_id: str) -> LedgerEntry | None:
         entry: LedgerEntry | None = self._call("last_entry", app_id)
         return entry
+
+    def app(self, app_id: str) -> AppInfo | None:
+        found: AppInfo | None = self._call("app", app_id)
+        return found
 
     def apps(self) -> list[AppInfo]:
         found: list[AppInfo] = self._call("apps")

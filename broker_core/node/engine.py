@@ -29,6 +29,7 @@ from broker_core.engine import (
     Available,
     BranchHeader,
     Committed,
+    Features,
     LedgerEntry,
     Limit,
     OnNewCheckpoint,
@@ -68,6 +69,8 @@ class EmbeddedEngine:
     """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` makes a writer's file part of the
     store, if the store supports it.
     """
+
+    features = Features()
 
     def __init__(
         self,
@@ -410,6 +413,9 @@ class EmbeddedEngine:
             return public(last) if last is not None else None
 
         return self._local.run(look)
+
+    def app(self, app_id: str) -> AppInfo | None:
+        return next((app for app in self.apps() if app.app_id == app_id), None)
 
     def apps(self) -> list[AppInfo]:
         return self._local.run(lambda state, _change, _now_us: overview.apps(state, self.batches))

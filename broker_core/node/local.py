@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 
+from broker_core.admin import QueueInfo
 from broker_core.broker.transaction import Limits
 from broker_core.checks import checked
-from broker_core.engine import PreparedInfo, QueueInfo
+from broker_core.engine import PreparedInfo
 from broker_core.node.channel import LocalChannel
 from broker_core.node.node import Node
 

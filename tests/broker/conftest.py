@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.engine import QueueInfo
+from broker_core.admin import QueueInfo
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore

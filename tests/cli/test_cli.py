@@ -159,6 +159,7 @@ def test_declare_bind_publish_and_peek(url: str, capsys: pytest.CaptureFixture[s
     header, first, _second = _run(capsys, "peek", "late", "--url", url).splitlines()
     assert header.split() == [
         "queue",
+        "partition",
         "offset",
         "exchange",
         "routing_key",
@@ -179,9 +180,9 @@ def test_queues_are_an_aligned_table_or_json(
         channel.publish(b"x", routing_key="a")
     lines = _run(capsys, "queues", "--url", url).splitlines()
     assert lines == [
-        "name              messages  unacknowledged  next_offset  consumers  owner  durable  arguments",
-        "a                        1               0            1          0         yes      x-max-length=5",
-        "much-longer-name         0               0            0          0         yes",
+        "name              messages  unacknowledged  next_offset  consumers  owner  durable  arguments       logs",
+        "a                        1               0            1          0         yes      x-max-length=5     1",
+        "much-longer-name         0               0            0          0         yes                         1",
     ]
     assert [queue["name"] for queue in _json(capsys, "queues", "--url", url)] == ["a", "much-longer-name"]
 
@@ -345,7 +346,11 @@ def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["queues", "--url", "kafka://h:9092"], "the Kafka engine is not part of this version"),
+        (
+            ["transactions", "--url", "kafka://u:secret@h:9092"],
+            "'kafka://u:***@h:9092', but Kafka has no channels",
+        ),
+        (["queues", "--url", "txmq://h:1", "--settings", "missing"], "--settings is 'missing', which cannot"),
         (["queues", "--url", "txmqs://h:1"], "TLS (txmqs://) is not supported"),
         (["queues", "--url", "http://h:1"], "it must be txmq://[user:password@]host:port"),
         (["queues", "--url", "txmq://u:secret@h:99999"], "'txmq://u:***@h:99999'; its port must be a number"),
@@ -360,3 +365,14 @@ def test_wrong_value_is_one_line_that_names_it(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert text in _fails(capsys, *arguments)
+
+
+def test_settings_come_from_a_file_and_are_for_kafka(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "kafka.properties"
+    settings.write_text("# only for us\n\nkafka.sasl.password = secret=1\n")
+    found = _fails(capsys, "queues", "--url", url, "--settings", str(settings))
+    assert "option 'kafka.sasl.password' is for connections to Kafka" in found and "secret" not in found
+    settings.write_text("kafka.sasl.password\n")
+    assert "line 1 of" in _fails(capsys, "apps", "--url", url, "--settings", str(settings))

@@ -5,6 +5,7 @@ the table that is parsed.
 from __future__ import annotations
 
 import os
+import pickle
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,36 @@ def test_a_data_directory_is_made_absolute(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert absolute_data({"data": "broker"})["data"] == os.path.join(tmp_path, "broker")
     assert parse({"data": str(tmp_path)}, "batch write")["data"] == str(tmp_path)
+
+
+KAFKA = {"url": "kafka://one:9092,two:9092"}
+
+
+def test_settings_of_kafka_are_passed_on_and_never_shown() -> None:
+    raw = {**STREAM_READ, **KAFKA, "Kafka.sasl.password": "secret", "kafka.sasl.username": "me"}
+    options = read_options(raw, "stream read")
+    assert options.address.url == KAFKA["url"]
+    assert options.address.settings == {"kafka.sasl.password": "secret", "kafka.sasl.username": "me"}
+    assert "secret" not in repr(options) and "sasl" not in repr(options)
+    again = pickle.loads(pickle.dumps(options))
+    assert again.address.settings == options.address.settings
+    writes = write_options({**STREAM_WRITE, **KAFKA, "kafka.acks": "all"}, "stream write")
+    assert writes.address.settings == {"kafka.acks": "all"}
+
+
+@pytest.mark.parametrize("where", [URL, {"data": "broker"}])
+def test_settings_of_kafka_are_refused_for_another_broker(where: dict[str, str]) -> None:
+    raw = {"queue": "q", **where, "kafka.sasl.password": "secret"}
+    text = refused(raw, "batch read")
+    assert "option 'kafka.sasl.password' is for connections to Kafka" in text
+    assert "secret" not in text
+
+
+def test_starting_offsets_may_be_given_as_spark_takes_them_for_kafka() -> None:
+    raw = {**BATCH_READ, **KAFKA, "startingoffsets": '{"orders": {"0": 23, "1": -2}}'}
+    assert read_options(raw, "batch read").origin.offsets == {"orders/0": 23, "orders/1": -2}
+    for wrong in ('{"orders": {}}', '{"orders": {"0": {"1": 2}}}', '{"orders": {"0": "5"}}'):
+        text = refused({**raw, "startingoffsets": wrong}, "batch read")
+        assert "startingOffsets" in text
+    other = refused({**raw, "endingoffsets": '{"pay": {"0": 23}}'}, "batch read")
+    assert "'endingOffsets' names pay/0, option 'queue' names orders" in other

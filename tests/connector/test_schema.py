@@ -39,6 +39,7 @@ def batch(properties: list[bytes]) -> pa.RecordBatch:
     count = len(properties)
     columns: list[Any] = [
         ["q"] * count,
+        [0] * count,
         list(range(count)),
         [""] * count,
         ["q"] * count,

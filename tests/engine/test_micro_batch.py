@@ -45,6 +45,25 @@ def test_c1_a_decided_batch_answers_already_with_its_entry(bench: Bench) -> None
     assert opened.already and opened.entry == entry and opened.sequence == 1
 
 
+def test_c4_a_replay_commits_without_a_token_and_gets_the_entry(bench: Bench) -> None:
+    bench.produce(b"a")
+    start, end = {"in": START}, bench.claim()
+    entry = bench.run("q", 0, start, end, b"x")
+    bench.crash()
+    assert bench.read("q", 0, bench.ranges(start, end)) == [b"a"]
+    committed = bench.engine.commit_batch(APP, "q", 0, "", [])
+    assert committed.already and committed.entry == entry
+    assert bench.visible() == [b"x"]
+
+
+def test_one_app_is_found_by_its_name(bench: Bench) -> None:
+    assert bench.engine.app(APP) is None
+    bench.produce(b"a")
+    bench.run("q", 0, {"in": START}, bench.claim())
+    assert [bench.engine.app(APP)] == bench.engine.apps()
+    assert bench.engine.app("another") is None
+
+
 def test_c1_a_batch_id_that_skips_is_a_gap(bench: Bench) -> None:
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
     bench.engine.commit_batch(APP, "q", 0, opened.token, [])

@@ -58,6 +58,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     },
     "rollback_batch": {"token": "t"},
     "unapplied": {"app_id": "app"},
+    "app": {"app_id": "app"},
     "mark_applied": {"app_id": "app", "sequence": 1},
     "unmirrored": {"app_id": "app", "limit": 10},
     "mark_mirrored": {"app_id": "app", "sequence": 1},

@@ -1,0 +1,70 @@
+"""The operator's port (``admin.py``) over Flight: each word is one channel of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from broker_core.admin import QueueInfo
+from broker_core.client.broker import BrokerClient
+from broker_core.errors import Unroutable
+
+
+class RemoteAdmin:
+    """Implements :class:`broker_core.admin.Admin`."""
+
+    def __init__(self, client: BrokerClient) -> None:
+        self._client = client
+
+    def queues(self) -> list[QueueInfo]:
+        return self._client.queues()
+
+    def declare_queue(
+        self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        with self._client.channel() as channel:
+            channel.queue_declare(name, durable=durable, arguments=arguments)
+
+    def delete_queue(self, name: str) -> None:
+        with self._client.channel() as channel:
+            channel.queue_delete(name)
+
+    def declare_exchange(self, name: str, type: str) -> None:
+        with self._client.channel() as channel:
+            channel.exchange_declare(name, type)
+
+    def delete_exchange(self, name: str) -> None:
+        with self._client.channel() as channel:
+            channel.exchange_delete(name)
+
+    def bind(
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        with self._client.channel() as channel:
+            channel.queue_bind(queue, exchange, routing_key, arguments)
+
+    def unbind(
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        with self._client.channel() as channel:
+            channel.queue_unbind(queue, exchange, routing_key, arguments)
+
+    def publish(
+        self, bodies: Iterable[bytes], exchange: str = "", routing_key: str = "", properties: bytes = b""
+    ) -> int:
+        count = 0
+        with self._client.channel() as channel:
+            channel.tx_select()
+            for body in bodies:
+                channel.publish(
+                    body, exchange=exchange, routing_key=routing_key, properties=properties, mandatory=True
+                )
+                count += 1
+            channel.tx_commit()
+            returned = len(channel.returned)
+        if returned:
+            raise Unroutable(
+                f"{returned} of {count} messages reached no queue",
+                f"bind a queue to exchange {exchange!r} for routing key {routing_key!r}",
+            )
+        return count

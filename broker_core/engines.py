@@ -1,0 +1,75 @@
+"""Opens the engine of an address: the embedded broker over its client, or Kafka.
+
+The code of the Kafka engine, and the packages that it needs, are imported when a url first begins with
+``kafka://``.
+Invariant: no text of an error shows the value of a setting; one may be a password.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from broker_core.admin import Admin
+from broker_core.client.admin import RemoteAdmin
+from broker_core.client.broker import connect as connect_client
+from broker_core.engine import Engine
+from broker_core.errors import OptionError
+
+KAFKA = "kafka://"
+SETTING = "kafka."  # the prefix of a setting's name
+
+
+def connect(
+    url: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Engine:
+    """Returns the engine of this process for an address: one, made once, connected when first used.
+
+    ``settings``: of the connections to Kafka, by their full names (``kafka.sasl.username``). Raises
+    OptionError.
+    """
+    check_settings(url, settings or {})
+    if url is not None and data is None and url.lower().startswith(KAFKA):
+        engine: Engine = _kafka("engine").connect(url, dict(settings or {}))
+        return engine
+    return connect_client(url=url, data=data)
+
+
+def connect_admin(
+    url: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Admin:
+    """Returns the operator's port of the same address. Raises OptionError."""
+    check_settings(url, settings or {})
+    if url is not None and data is None and url.lower().startswith(KAFKA):
+        admin: Admin = _kafka("admin").connect(url, dict(settings or {}))
+        return admin
+    return RemoteAdmin(connect_client(url=url, data=data))
+
+
+def check_settings(url: str | None, settings: Mapping[str, str]) -> None:
+    """Raises OptionError for settings of an address that is not Kafka's. Kafka's engine knows their names."""
+    if settings and not (url or "").lower().startswith(KAFKA):
+        raise OptionError(
+            f"option {min(settings)!r} is for connections to Kafka",
+            "leave it out, or give a url that begins with kafka://",
+        )
+
+
+def _kafka(part: str) -> Any:
+    name = f"broker_core.kafka.{part}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise OptionError(
+                f"the {part} of Kafka is not part of this version", "use txmq://host:port or data=DIR"
+            ) from None
+        raise OptionError(
+            f"url {KAFKA} needs the Python package {error.name!r}", "pip install 'txmq[kafka]'"
+        ) from None

@@ -1,0 +1,44 @@
+"""Which engine an address opens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_core import engines
+from broker_core.client.broker import BrokerClient
+from broker_core.errors import OptionError
+
+
+def test_one_engine_for_an_address_of_the_embedded_broker(tmp_path: Path) -> None:
+    found = engines.connect(data=tmp_path)
+    assert isinstance(found, BrokerClient)
+    assert engines.connect(data=tmp_path) is found
+    assert engines.connect(url="txmq://h:1") is not found
+
+
+def test_settings_are_refused_for_the_embedded_broker(tmp_path: Path) -> None:
+    for connect in (engines.connect, engines.connect_admin):
+        with pytest.raises(OptionError, match=r"'kafka\.acks' is for connections to Kafka"):
+            connect(data=tmp_path, settings={"kafka.acks": "all"})
+    with pytest.raises(OptionError, match="both options"):
+        engines.connect("kafka://h:9092", tmp_path)
+
+
+def test_what_kafka_needs_is_imported_when_it_is_used_and_named_when_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "import sys, broker_core.engines, connector.options; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True).stdout
+    assert "'broker_core.client.broker'" in loaded
+    assert "'kafka'" not in loaded and "'broker_core.kafka'" not in loaded
+    with pytest.raises(OptionError, match="nothing of Kafka is not part of this version"):
+        engines._kafka("nothing")
+    monkeypatch.setitem(sys.modules, "kafka", None)  # as if it were not installed
+    for name in [name for name in sys.modules if name.startswith(("kafka.", "broker_core.kafka"))]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(OptionError, match=r"needs the Python package .*txmq\[kafka\]"):
+        engines._kafka("library")

@@ -1,0 +1,57 @@
+"""The broker that a command is for: ``--url`` or ``--data``, and ``--settings``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from broker_core.admin import Admin
+from broker_core.client.broker import BrokerClient
+from broker_core.client.broker import connect as connect_client
+from broker_core.engine import Engine
+from broker_core.engines import connect, connect_admin
+from broker_core.errors import DataDirectoryInvalid, OptionError
+
+
+def client_at(options: argparse.Namespace) -> BrokerClient:
+    """The embedded broker, for what only it has."""
+    _require_directory(options)
+    return connect_client(url=options.url, data=options.data)
+
+
+def engine_at(options: argparse.Namespace) -> Engine:
+    _require_directory(options)
+    return connect(options.url, options.data, _settings(options))
+
+
+def admin_at(options: argparse.Namespace, *, create: bool = False) -> Admin:
+    if not create:
+        _require_directory(options)
+    return connect_admin(options.url, options.data, _settings(options))
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
+    """The lines NAME=VALUE of the file of ``--settings``; a line that begins with # is a comment."""
+    if options.settings is None:
+        return {}
+    try:
+        lines = Path(options.settings).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--settings is {options.settings!r}, which cannot be read: {error}") from error
+    settings = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            name, equals, value = line.partition("=")
+            if not equals:
+                raise OptionError(f"line {number} of {options.settings} is not NAME=VALUE")
+            settings[name.strip()] = value.strip()
+    return settings
+
+
+def _require_directory(options: argparse.Namespace) -> None:
+    if options.data is not None and not os.path.isdir(options.data):
+        raise DataDirectoryInvalid(
+            f"there is no data directory {options.data}",
+            "create it with `txmq serve` or `txmq declare`",
+        )
