@@ -245,8 +245,8 @@ class Engine(Protocol):
     features: Features
 
     def identity(self) -> str:
-        """Returns which data directory answers. A directory created again at the same place has a new
-        identity; a copy has the same.
+        """Returns whose data answers: of which data directory or cluster. One made again at the same place
+        has a new identity; a copy has the same.
         """
 
     # -- logs ------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class TxmqDataSource(DataSource):
     | `maxBytesPerTrigger` |  | stream reads | maximum bytes per micro-batch (`10m`); a transaction is not split |
     | `minOffsetsPerTrigger` |  | stream reads | wait for this many messages in all queues together |
     | `maxTriggerDelay` | `15m` | stream reads | maximum wait after the commit of the oldest message (`30s`) |
-    | `minPartitions` |  | reads | minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host |
+    | `minPartitions` |  | reads | minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host or the partitions |
     | `maxRecordsPerPartition` |  | reads | maximum messages per task |
     | `includeProperties` | `false` | reads | adds the column `properties` |
     | `failOnDataLoss` | `true` | stream reads | fail if messages of a claimed range no longer exist |

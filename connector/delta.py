@@ -144,7 +144,7 @@ def require_held(
     raise LineageConflict(
         f"Delta has skipped batch {batch['sequence']} of app {batch['app_id']!r}, "
         f"because table {table.name!r} holds another batch with this number: "
-        "an older copy of the broker's data directory was restored, "
+        "an older copy of the broker's data was restored, "
         "or two copies are in use (the broker keeps the rows)",
         UNAPPLIED,
     )
@@ -153,15 +153,15 @@ def require_held(
 def refuse_a_restarted_sequence(
     spark: SparkSession, table: Table, txn_app_id: str, app_id: str, decided: Callable[[], int]
 ) -> None:
-    """Raises LineageConflict if the table holds later batches of this data directory than ``decided()``."""
+    """Raises LineageConflict if the table holds later batches of this broker than ``decided()``."""
     stored = delta_log.stored_version(spark, table, txn_app_id) if table.exists else 0
     # ``decided`` is called after the table was read: another driver may decide meanwhile
     if stored and stored > (known := decided()):
         raise LineageConflict(
             f"Delta table {table.name!r} holds batch {stored} of app {app_id!r}, "
             f"and the broker has decided only {known}: "
-            "an older copy of the data directory was restored (nothing was consumed)",
-            "restore the newest data directory, or use a new app_id, which appends later batches again",
+            "an older copy of the broker's data was restored (nothing was consumed)",
+            "restore the newest data, or use a new app_id, which appends later batches again",
         )
 
 

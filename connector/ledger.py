@@ -199,8 +199,8 @@ class DeltaLedger:
             raise LineageConflict(
                 f"Delta has skipped batches of app {self._app_id!r}, "
                 f"because ledger {self._table!r} holds others with these numbers: "
-                "an older copy of the broker's data directory was restored, or two copies are in use",
-                "use the newest data directory, or another ledger table",
+                "an older copy of the broker's data was restored, or two copies are in use",
+                "use the newest data, or another ledger table",
             )
         failpoint.here("ledger.appended")
         self._engine.mark_mirrored(self._app_id, last.sequence)

@@ -213,7 +213,8 @@ OPTIONS: tuple[Option, ...] = (
            "maximum wait after the commit of the oldest message (`30s`)",
            needs="minOffsetsPerTrigger"),
     Option("minPartitions", None, _positive, READ,
-           "minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host"),
+           "minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host or the "
+           "partitions"),
     Option("maxRecordsPerPartition", None, _positive, READ, "maximum messages per task"),
     Option("includeProperties", "false", _boolean, READ, "adds the column `properties`"),
     Option("failOnDataLoss", "true", _boolean, ("stream read",),

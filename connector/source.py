@@ -65,9 +65,14 @@ def parallelism() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def task_count(rows: int, options: ReadOptions) -> int:
-    """At least 1, at most one per row. Does not depend on the number of queues."""
-    count = options.min_partitions or min(parallelism(), -(-rows // MIN_ROWS_PER_TASK))
+def task_count(found: Mapping[str, Available], options: ReadOptions) -> int:
+    """At least 1, at most one per row. Does not depend on the number of queues.
+
+    A queue of several logs is spread over a cluster, so its logs with rows count as cores.
+    """
+    rows = sum(one.rows for one in found.values())
+    logs = sum(one.rows > 0 for log, one in found.items() if log not in options.queues)
+    count = options.min_partitions or min(max(parallelism(), logs), -(-rows // MIN_ROWS_PER_TASK))
     if options.max_rows_per_partition is not None:
         count = max(count, -(-rows // options.max_rows_per_partition))
     return max(1, min(count, rows))
@@ -212,7 +217,7 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return [ClaimedSlice({}, ())]
         ranges = self._engine.resolve(self._options.app_id, first, last)
         found = self._engine.count(self._options.app_id, ranges)
-        tasks = task_count(sum(one.rows for one in found.values()), self._options)
+        tasks = task_count(found, self._options)
         # At least one task: rows that no task reads are not consumed (S4).
         return [ClaimedSlice(ranges, slices) for slices in split(found, tasks) or [()]]
 
@@ -262,7 +267,7 @@ class TxmqBatchReader(DataSourceReader):
         ending.check(logs, "endingOffsets")
         ends = {log: ending.offset(queue, log) for queue, named in logs.items() for log in named}
         found = {log: _cut(one, ends.get(log, LATEST)) for log, one in found.items()}
-        tasks = task_count(sum(one.rows for one in found.values()), self._options)
+        tasks = task_count(found, self._options)
         return [BrowsedSlice(slices) for slices in split(found, tasks)] or [BrowsedSlice(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.engine import Available
+from connector import source
 from connector.options import ReadOptions, read_options
 from connector.source import split, task_count
 
@@ -64,4 +65,15 @@ def options(**extra: str) -> ReadOptions:
     ],
 )
 def test_task_counts(rows: int, extra: dict[str, str], expected: int) -> None:
-    assert task_count(rows, options(**extra)) == expected
+    assert task_count({"q": Available(0, rows, rows, 0)}, options(**extra)) == expected
+
+
+def test_a_queue_of_many_partitions_gets_more_tasks_than_this_host_has_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source, "parallelism", lambda: 2)
+    full, none = Available(0, 1_000, 1_000, 0), Available(7, 7, 0, 0)
+    partitioned = {f"q/{number}": full if number < 12 else none for number in range(16)}
+    assert task_count(partitioned, options()) == 12
+    assert task_count({f"q/{number}": Available(0, 10, 10, 0) for number in range(16)}, options()) == 1
+    assert task_count({"q": Available(0, 12_000, 12_000, 0)}, options()) == 2
