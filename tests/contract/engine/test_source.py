@@ -1,4 +1,4 @@
-"""The micro-batch protocol, rules S1 to S6, on the embedded engine over a broker in memory.
+"""The micro-batch protocol, rules S1 to S6, on every engine.
 
 Each test is named after what it promises. Interleavings and crashes at every step are the model's
 (tests/model/).
@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.records import ReadRecord
-from broker_core.engine import START, Limit, Origin, ReadTicket, Vector
+from broker_core.engine import START, Limit, Origin, Vector
 from broker_core.errors import (
     DataLoss,
     LineageConflict,
     OptionError,
     PreconditionFailed,
     QueueNotFound,
-    ResourceLocked,
 )
-from broker_core.micro_batch import claim as claim_rules
-from tests.engine.bench import APP, Bench
+from tests.contract.engine.bench import APP
+from tests.contract.engine.bench import EngineBench as Bench
 
 # -- S1, S2: the claim record --------------------------------------------------------------------------------
 
@@ -72,6 +70,7 @@ def test_s2_a_start_that_is_no_end_of_a_claim_is_a_lineage_error(bench: Bench) -
         bench.claim({"in": 1})
 
 
+@pytest.mark.needs("deletes_acked")
 def test_s2_a_claim_acks_what_lies_below_its_start_first(bench: Bench) -> None:
     bench.produce(b"a")
     end = bench.claim()
@@ -130,31 +129,6 @@ def test_s2_resume_gives_the_new_checkpoint_claims_of_its_own(bench: Bench) -> N
     assert bench.ranges({"in": START}, second) == {"in": (1, 2)}
 
 
-def test_s2_a_claim_over_several_queues_is_cut_at_one_transaction(bench: Bench) -> None:
-    for number in range(3):
-        with bench.local.channel() as channel:
-            channel.tx_select()
-            channel.publish(b"%d" % number, routing_key="in")
-            channel.publish(b"%d" % number, routing_key="in2")
-            channel.tx_commit()
-    start: Vector = {"in": START, "in2": START}
-    assert bench.claim(start, limit=Limit(max_rows=5)) == {"in": 2, "in2": 2}
-
-
-def test_s2_a_transaction_is_split_only_when_it_alone_is_over_the_limit(bench: Bench) -> None:
-    bench.produce(b"a", b"b")
-    bench.produce(b"c", b"d", b"e")
-    assert bench.claim(limit=Limit(max_rows=4)) == {"in": 2}
-    assert bench.claim({"in": 2}, limit=Limit(max_rows=2)) == {"in": 4}
-    assert bench.claim({"in": 4}, limit=Limit(max_rows=2)) == {"in": 5}
-
-
-def test_s2_a_limit_of_bytes_takes_whole_transactions(bench: Bench) -> None:
-    bench.produce(b"x" * 100)
-    bench.produce(b"x" * 100)
-    assert bench.claim(limit=Limit(max_bytes=150)) == {"in": 1}
-
-
 def test_s2_a_claim_at_the_final_end_of_available_now_takes_nothing_with_any_limit(bench: Bench) -> None:
     """Its range is empty and lies inside a run."""
     for _ in range(3):
@@ -190,8 +164,7 @@ def test_s2_starting_offsets_past_the_end_or_of_another_queue_are_option_errors(
 
 def test_s2_a_starting_timestamp_is_the_first_message_committed_at_or_after_it(bench: Bench) -> None:
     bench.produce(b"a")
-    bench.now += 1_000_000
-    at = bench.now
+    at = bench.later()
     bench.produce(b"b", b"c")
     assert bench.ranges({"in": START}, bench.claim(origin=Origin(timestamp_us=at))) == {"in": (1, 3)}
 
@@ -210,9 +183,9 @@ def test_s3_a_range_resolves_after_it_was_settled_and_acked(bench: Bench) -> Non
     bench.produce(b"a")
     end = bench.claim()
     bench.run("q", 0, {"in": START}, end)
-    bench.engine.ack(APP, end)
+    bench.ack(end)
     assert bench.ranges({"in": START}, end) == {"in": (0, 1)}
-    assert bench.engine.count(APP, {"in": (0, 1)})["in"].end == 1
+    assert bench.count({"in": (0, 1)})["in"].end == 1
 
 
 def test_s3_a_range_that_was_never_claimed_is_a_lineage_error(bench: Bench) -> None:
@@ -226,6 +199,7 @@ def test_s3_the_range_from_a_start_to_itself_is_empty(bench: Bench) -> None:
     assert bench.ranges({"in": START}, {"in": START}) == {}
 
 
+@pytest.mark.needs("deletes_acked")
 def test_s4_a_read_gives_the_same_rows_until_the_source_acks(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     end = bench.claim()
@@ -234,71 +208,28 @@ def test_s4_a_read_gives_the_same_rows_until_the_source_acks(bench: Bench) -> No
     bench.run("q", 0, {"in": START}, end)  # settled, not acked
     bench.crash()
     assert bench.read("q", 0, ranges) == before == [b"a", b"b"]
-    bench.engine.ack(APP, end)
+    bench.ack(end)
     assert bench.read("q", 0, ranges) == before  # the last finished range stays for a replay
     bench.produce(b"c")
-    bench.engine.ack(APP, bench.claim(end))
+    bench.ack(bench.claim(end))
     with pytest.raises(DataLoss, match="gone"):
         bench.read("q", 0, ranges)
 
 
+@pytest.mark.needs("deletes_acked")
 def test_s4_fail_on_data_loss_false_reads_what_is_left(bench: Bench) -> None:
     bench.produce(b"a")
     end = bench.claim()
     bench.crash()  # so that b stands in another batch
     bench.produce(b"b")
-    bench.engine.ack(APP, bench.claim(end))
+    bench.ack(bench.claim(end))
     assert bench.read("q", 0, {"in": (0, 1)}, strict=False) == []
-
-
-def test_s4_what_was_settled_before_the_claim_is_skipped_on_every_replay_and_is_no_data_loss(
-    bench: Bench,
-) -> None:
-    bench.produce(b"a", b"b", b"c")
-    channel = bench.local.channel()
-    first, second = channel.get("in"), channel.get("in")
-    assert first is not None and second is not None
-    channel.ack(second.tag)
-    channel.reject(first.tag, requeue=True)
-    channel.close()
-    end = bench.claim()
-    ranges = bench.ranges({"in": START}, end)
-    assert bench.read("q", 0, ranges) == [b"a", b"c"]
-    assert bench.engine.count(APP, ranges)["in"].rows == 2
-    entry = bench.run("q", 0, {"in": START}, end)
-    assert entry.messages == 2
-    bench.crash()
-    assert bench.read("q", 0, ranges) == [b"a", b"c"]
-
-
-def test_s4_redelivered_is_frozen_by_the_claim(bench: Bench) -> None:
-    bench.produce(b"a")
-    channel = bench.local.channel()
-    channel.get("in")
-    channel.close()
-    bench.produce(b"b")
-    ranges = bench.ranges({"in": START}, bench.claim())
-    ticket = ReadTicket(APP, "q", 0, ranges, (("in", 0, 2),))
-
-    def flags() -> list[bool]:
-        return [
-            flag for found in bench.engine.read(ticket) for flag in found.column("redelivered").to_pylist()
-        ]
-
-    assert flags() == [True, False]
-    bench.crash()
-    assert flags() == [True, False]
 
 
 def test_s4_a_slice_reads_its_part_of_the_range_only(bench: Bench) -> None:
     bench.produce(*[b"%d" % number for number in range(10)])
     ranges = bench.ranges({"in": START}, bench.claim())
-    ticket = ReadTicket(APP, "q", 0, ranges, (("in", 3, 6),))
-    assert [body for found in bench.engine.read(ticket) for body in found.column("body").to_pylist()] == [
-        b"3",
-        b"4",
-        b"5",
-    ]
+    assert bench.read("q", 0, ranges, slices={"in": (3, 6)}) == [b"3", b"4", b"5"]
 
 
 def test_s4_no_read_no_consumption(bench: Bench) -> None:
@@ -334,7 +265,7 @@ def test_s4_a_read_without_a_query_is_not_recorded_and_consumes_nothing(bench: B
     assert bench.read("", -1, {"in": (0, 1)}) == [b"a"]
     opened = bench.engine.open_batch(APP, "", 0, "fail", consumes=False)
     assert bench.engine.commit_batch(APP, "", 0, opened.token, [], consumes=False).entry.ranges == {}
-    bench.engine.ack(APP, end)
+    bench.ack(end)
     assert bench.visible("in") == []
 
 
@@ -353,6 +284,7 @@ def test_a_decided_batch_refuses_to_read_what_it_did_not_consume(bench: Bench) -
 # -- S5, S6: deletion, ownership -----------------------------------------------------------------------------
 
 
+@pytest.mark.needs("deletes_acked")
 def test_s5_a_decided_batch_settles_but_only_the_ack_of_the_next_deletes(bench: Bench) -> None:
     bench.produce(b"a")
     end = bench.claim()
@@ -360,10 +292,10 @@ def test_s5_a_decided_batch_settles_but_only_the_ack_of_the_next_deletes(bench: 
     assert bench.visible("in") == []
     assert not bench.deleted(0)
     bench.crash()
-    bench.engine.ack(APP, end)
+    bench.ack(end)
     assert not bench.deleted(0)
     bench.produce(b"b")
-    bench.engine.ack(APP, bench.claim(end))
+    bench.ack(bench.claim(end))
     assert bench.deleted(0)
     assert not bench.deleted(1)
 
@@ -373,10 +305,9 @@ def test_s5_an_ack_twice_or_of_an_older_end_changes_nothing(bench: Bench) -> Non
     first = bench.claim()
     bench.produce(b"b")
     second = bench.claim(first)
-    bench.engine.ack(APP, second)
-    bench.engine.ack(APP, second)
-    bench.engine.ack(APP, first)
-    assert bench.local.state.topology.queue("in").progress.acked == 1
+    bench.ack(second)
+    bench.ack(second)
+    bench.ack(first)
     assert bench.visible("in") == []
 
 
@@ -384,75 +315,13 @@ def test_s5_an_ack_of_what_is_no_end_of_a_claim_is_a_lineage_error(bench: Bench)
     bench.produce(b"a", b"b")
     bench.claim()
     with pytest.raises(LineageConflict):
-        bench.engine.ack(APP, {"in": 1})
-
-
-def test_s6_an_owned_queue_refuses_other_consumers_apps_purge_and_delete(bench: Bench) -> None:
-    bench.produce(b"a")
-    bench.claim()
-    with bench.local.channel() as channel:
-        with pytest.raises(ResourceLocked, match=APP):
-            channel.get("in")
-    for word in ("queue_purge", "queue_delete"):
-        with bench.local.channel() as channel:
-            with pytest.raises(ResourceLocked, match=APP):
-                getattr(channel, word)("in")
-    with pytest.raises(ResourceLocked, match=f"txmq release {APP} in"):
-        bench.claim(app="another")
-    bench.crash()
-    with pytest.raises(ResourceLocked):
-        bench.claim(app="another")
-
-
-def test_s6_an_app_cannot_claim_while_a_channel_holds_deliveries(bench: Bench) -> None:
-    bench.produce(b"a")
-    channel = bench.local.channel()
-    assert channel.get("in") is not None
-    with pytest.raises(ResourceLocked, match="hold"):
-        bench.claim()
-    channel.close()
-    assert bench.claim() == {"in": 1}
-
-
-def test_s6_a_refused_claim_owns_none_of_its_queues(bench: Bench) -> None:
-    bench.produce(b"a", queue="in2")
-    channel = bench.local.channel()
-    assert channel.get("in2") is not None
-    with pytest.raises(ResourceLocked):
-        bench.claim({"in": START, "in2": START})
-    assert bench.local.state.topology.queue("in").owner == ""
-    channel.close()
-
-
-def test_s6_claimed_messages_do_not_expire_or_overflow(bench: Bench) -> None:
-    with bench.local.channel() as channel:
-        channel.queue_declare("short", arguments={"x-message-ttl": 1, "x-max-length": 2})
-    bench.produce(b"a", b"b", queue="short")
-    end = bench.claim({"short": START})
-    bench.now += 10_000_000
-    bench.local.upkeep.tick()
-    bench.produce(b"c", b"d", b"e", queue="short")
-    assert bench.read("q", 0, bench.ranges({"short": START}, end)) == [b"a", b"b"]
+        bench.ack({"in": 1})
 
 
 def test_s6_a_browser_is_always_allowed(bench: Bench) -> None:
     bench.produce(b"a")
     bench.claim()
     assert bench.visible("in") == [b"a"]
-
-
-def test_s6_a_released_queue_is_there_for_others_with_what_was_not_consumed(bench: Bench) -> None:
-    bench.produce(b"a")
-    end = bench.claim()
-    bench.run("q", 0, {"in": START}, end)
-    bench.produce(b"b")
-    bench.claim(end)
-    bench.engine.release(APP, "in")
-    with bench.local.channel() as channel:
-        delivery = channel.get("in", no_ack=True)
-        assert delivery is not None and (delivery.body, delivery.redelivered) == (b"b", True)
-    bench.produce(b"c")
-    assert bench.ranges({"in": START}, bench.claim(app="next"), "next") == {"in": (2, 3)}
 
 
 def test_s6_a_batch_that_has_read_a_queue_cannot_commit_after_its_release(bench: Bench) -> None:
@@ -468,24 +337,10 @@ def test_s6_a_batch_that_has_read_a_queue_cannot_commit_after_its_release(bench:
     assert bench.visible() == []
 
 
+@pytest.mark.needs("exclusive_claims")
 def test_s6_only_the_owner_is_released(bench: Bench) -> None:
     bench.claim()
     with pytest.raises(PreconditionFailed, match=APP):
         bench.engine.release("another", "in")
     with pytest.raises(QueueNotFound):
         bench.engine.release(APP, "nowhere")
-
-
-def test_s4_reads_are_forgotten_by_number_as_claims_are(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claim_rules, "KEPT_CLAIMS", 3)
-    at: Vector = {"in": START}
-    for batch in range(10):
-        bench.produce(b"%d" % batch)
-        end = bench.claim(at)
-        bench.run("q", batch, at, end)
-        at = end
-        bench.crash()
-    kept = [record for record in bench.store.reopened().load().records if isinstance(record, ReadRecord)]
-    assert sorted(record.batch_id for record in kept) == [7, 8, 9]

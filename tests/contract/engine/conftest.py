@@ -1,0 +1,25 @@
+"""One bench per test and engine. ``@pytest.mark.needs("deletes_acked")``: only engines with that feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.contract.engine.bench import EngineBench
+from tests.engine.bench import Bench
+
+BENCHES: dict[str, Callable[[], EngineBench]] = {"embedded": Bench}
+
+
+@pytest.fixture(params=list(BENCHES))
+def bench(request: pytest.FixtureRequest) -> Iterator[EngineBench]:
+    made = BENCHES[request.param]()
+    try:
+        for mark in request.node.iter_markers("needs"):
+            for feature in mark.args:
+                if not getattr(made.engine.features, feature):
+                    pytest.skip(f"the engine has no {feature}")
+        yield made
+    finally:
+        made.close()
