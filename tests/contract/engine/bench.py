@@ -91,6 +91,9 @@ class EngineBench(ABC):
             self.engine.claim(app, list(start or {"in": START}), asked, limit, origin, on_new)
         )
 
+    def wait(self, queues: Sequence[str], ends: Mapping[str, int]) -> bool:
+        return self.engine.wait(queues, self._by_log(ends), 0.0)
+
     def ranges(self, start: Vector, end: Vector, app: str = APP) -> Ranges:
         return self._by_queue(self.engine.resolve(app, self._by_log(start), self._by_log(end)))
 
@@ -154,7 +157,7 @@ class EngineBench(ABC):
         return self.engine.commit_batch(APP, query, batch, opened.token, branches).entry
 
     def visible(self, queue: str = "out") -> list[bytes]:
-        """The bodies that a batch read of the queue gets now."""
+        """The bodies that are published to the queue, and not consumed by the app."""
         log = self.log(queue)
         found = self.engine.available([log])[log]
         return [
