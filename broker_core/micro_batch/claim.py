@@ -55,7 +55,7 @@ class Claims:
         of its key. An entry of the ledger names a position only.
         """
         if isinstance(record, LedgerRecord):
-            self._raise_position(record.app_id, record.claim_position)
+            self.raise_position(record.app_id, record.claim_position)
         elif isinstance(record, ClaimRecord):
             if record not in self._by_start.get((record.app_id, record.start), ()):
                 self._add(record)
@@ -76,7 +76,7 @@ class Claims:
         else:
             self.reads.remove(record)
 
-    def _raise_position(self, app_id: str, position: int) -> None:
+    def raise_position(self, app_id: str, position: int) -> None:
         self._undo.item(self._positions, app_id)
         self._positions[app_id] = max(position, self._positions.get(app_id, 0))
 
@@ -89,7 +89,7 @@ class Claims:
         ):
             self._undo.growth(same)
             same.append(claim)
-        self._raise_position(app, claim.position)
+        self.raise_position(app, claim.position)
 
     def _remove_claim(self, claim: ClaimRecord) -> None:
         for same in (self._by_app[claim.app_id], self._by_logs[(claim.app_id, _logs(claim))]):
