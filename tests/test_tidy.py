@@ -42,7 +42,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.topology.Topology": (464, STATE),
     "broker_core.client.broker.BrokerClient": (314, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (396, "four rules (S1 to S4) over the same records"),
+    "broker_core.micro_batch.claim.Claims": (305, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (385, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
         323,

@@ -10,14 +10,16 @@ from broker_core.admin import Admin
 from broker_core.client.broker import BrokerClient
 from broker_core.client.broker import connect as connect_client
 from broker_core.engine import Engine
-from broker_core.engines import connect, connect_admin
+from broker_core.engines import check_settings, connect, connect_admin
 from broker_core.errors import DataDirectoryInvalid, OptionError
 
 
 def client_at(options: argparse.Namespace) -> BrokerClient:
     """The embedded broker, for what only it has."""
     _require_directory(options)
-    return connect_client(url=options.url, data=options.data)
+    client = connect_client(url=options.url, data=options.data)
+    check_settings(options.url, _settings(options))
+    return client
 
 
 def engine_at(options: argparse.Namespace) -> Engine:

@@ -3,7 +3,7 @@
 Pure, and the same for every engine: a port says what the logs are (``logs.py``), a sink takes the records
 (``sink.py``). Records that another process wrote are applied one by one.
 
-Not here: which batch has read which claim (``reads.py``).
+Not here: what a symbolic start means (``origins.py``), and which batch has read which claim (``reads.py``).
 Invariant: a claim never changes. The same start vector has the same end, whatever the limit, the new messages
 or the number of drivers that ask. What a claim's range reads is fixed with it (what was settled before, what
 may have been sent before).
@@ -11,9 +11,7 @@ may have been sent before).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from broker_core.broker.records import ClaimRecord, LedgerRecord, OriginRecord, ReadRecord
 from broker_core.broker.undo import Undo
@@ -21,6 +19,7 @@ from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Ve
 from broker_core.errors import LineageConflict, OptionError
 from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.logs import Logs
+from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads, age, other_ranges, require_not_released
 from broker_core.micro_batch.sink import Sink
 
@@ -43,7 +42,7 @@ class Claims:
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
         # (app, logs) -> as above: the claims of one source
         self._by_logs: dict[tuple[str, str], list[ClaimRecord]] = {}
-        self._origins: dict[tuple[str, str], OriginRecord] = {}  # (app, queues) -> origin
+        self.origins = Origins(self._undo)
         self.reads = Reads(self._undo)
         for record in sorted([*decided, *records], key=_age):
             self.apply(record)
@@ -60,8 +59,7 @@ class Claims:
             if record not in self._by_start.get((record.app_id, record.start), ()):
                 self._add(record)
         elif isinstance(record, OriginRecord):
-            self._undo.item(self._origins, (record.app_id, record.queues))
-            self._origins[(record.app_id, record.queues)] = record
+            self.origins.apply(record)
         else:
             self.reads.apply(record)
 
@@ -71,8 +69,7 @@ class Claims:
             if record in self._by_start.get((record.app_id, record.start), ()):
                 self._remove_claim(record)
         elif isinstance(record, OriginRecord):
-            if self._origins.get((record.app_id, record.queues)) == record:
-                self._remove_origin(record)
+            self.origins.remove(record)
         else:
             self.reads.remove(record)
 
@@ -104,12 +101,8 @@ class Claims:
         else:
             del self._by_start[key]
 
-    def _remove_origin(self, entry: OriginRecord) -> None:
-        self._undo.item(self._origins, (entry.app_id, entry.queues))
-        del self._origins[(entry.app_id, entry.queues)]
-
     def apps(self) -> set[str]:
-        return {app for app, _ in self._origins} | set(self._by_app)
+        return self.origins.apps() | set(self._by_app)
 
     def position(self, app_id: str) -> int:
         """Returns the position of the app's newest claim, even a released one; 0: none. Never decreases."""
@@ -151,10 +144,19 @@ class Claims:
         finished = self._require_end(app_id, start) if acked else None
         for log in every:
             logs.require_ownable(log, app_id)
-        lineage = self._lineage(app_id, names)
+        lineage = self.origins.lineage(app_id, names)
         origin_record: OriginRecord | None = None
         if symbolic:
-            origin_record = self._origin(logs, app_id, symbolic, origin, on_new_checkpoint, consumed, names)
+            origin_record = self.origins.meaning(
+                logs,
+                app_id,
+                symbolic,
+                origin,
+                on_new_checkpoint,
+                consumed,
+                names,
+                self.reads.last_query(app_id),
+            )
             begin |= {log: int(offset) for log, offset in origin_record.start.items()}
             lineage = origin_record.lineage
         begin = {log: logs.first(log) for log in every if log not in begin} | begin
@@ -169,7 +171,7 @@ class Claims:
         for log, first in begin.items():
             logs.own(log, app_id, first)
         if origin_record is not None:
-            self._keep_origin(sink, origin_record)
+            self.origins.keep(sink, origin_record)
         if acked:  # Spark has everything below a concrete start in its commit log
             self._ack(logs, sink, app_id, finished, acked)
         if known is None:
@@ -222,9 +224,6 @@ class Claims:
                 return claim
         return None
 
-    def _lineage(self, app_id: str, queues: Iterable[str]) -> int:
-        return max((entry.lineage for entry in self._sharing(app_id, queues)), default=1)
-
     def _require_end(self, app_id: str, start: Vector) -> ClaimRecord | None:
         """Returns the newest claim that ends at the offsets of ``start``. Raises LineageConflict.
 
@@ -243,87 +242,6 @@ class Claims:
             "it is the checkpoint of another app, of another broker, or older than the last "
             f"{KEPT_CLAIMS} batches. Use the checkpoint that belongs to the app, or a new one with "
             "onNewCheckpoint=resume"
-        )
-
-    # -- S1, S2: what a symbolic start means -----------------------------------------------------------------
-    def _origin(
-        self,
-        logs: Logs,
-        app_id: str,
-        queues: list[str],
-        origin: Origin,
-        on_new_checkpoint: OnNewCheckpoint,
-        consumed: Mapping[str, int],
-        names: Mapping[str, Sequence[str]],
-    ) -> OriginRecord:
-        """Returns the meaning of the symbolic start of ``queues``: the recorded origin, or a new one, which
-        is not recorded yet. ``names``: all queues of the reader, and their logs.
-        """
-        key = canonical(queues)
-        found = self._origins.get((app_id, key))
-        sharing = self._sharing(app_id, queues)  # others: earlier, the stream had other queues
-        if not sharing:
-            origin.check(names)
-            return OriginRecord(app_id, key, 1, dict(logs.offsets(queues, origin)), passed=False)
-        if (
-            found is not None
-            and sharing == [found]
-            and not found.passed
-            and not self._decided(found, consumed)
-        ):
-            return found
-        # a start that was passed is asked for again: another checkpoint
-        if on_new_checkpoint != "resume":
-            own = {log: consumed[log] for queue in queues for log in logs.of(queue) if log in consumed}
-            raise self._new_checkpoint(app_id, queues, own)
-        resumed: dict[str, int] = {}
-        fresh: list[str] = []  # queues that the app reads for the first time
-        for queue in queues:
-            # acked offsets may be behind the ledger: resuming there would publish twice
-            known = {
-                log: consumed[log] if log in consumed else logs.goes_on(log, app_id) for log in logs.of(queue)
-            }
-            if all(offset is None for offset in known.values()):
-                fresh.append(queue)
-            else:
-                resumed |= {
-                    log: logs.first(log) if offset is None else offset for log, offset in known.items()
-                }
-        if fresh:
-            origin.check(names)
-            resumed |= logs.offsets(fresh, origin)
-        lineage = 1 + max(entry.lineage for entry in sharing)
-        return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
-
-    def _sharing(self, app_id: str, queues: Iterable[str]) -> list[OriginRecord]:
-        """Returns the origins of sets of queues that share a queue with ``queues``."""
-        wanted = set(queues)
-        return [
-            entry
-            for (app, key), entry in self._origins.items()
-            if app == app_id and wanted.intersection(json.loads(key))
-        ]
-
-    def _keep_origin(self, sink: Sink, entry: OriginRecord) -> None:
-        if self._origins.get((entry.app_id, entry.queues)) == entry:
-            return
-        for other in self._sharing(entry.app_id, json.loads(entry.queues)):
-            if other.queues != entry.queues:
-                self._remove_origin(other)
-                sink.drop(OriginRecord, other.key)
-        self.apply(entry)
-        sink.put(entry)
-
-    def _decided(self, origin: OriginRecord, consumed: Mapping[str, int]) -> bool:
-        return any(consumed.get(log, -1) > int(offset) for log, offset in origin.start.items())
-
-    def _new_checkpoint(self, app_id: str, queues: list[str], consumed: Mapping[str, int]) -> LineageConflict:
-        where = canonical(consumed) if consumed else "what its source acknowledged"
-        return LineageConflict(
-            f"a new checkpoint starts under appId {app_id!r}, but this app has already read "
-            f"{', '.join(queues)} (query {self.reads.last_query(app_id) or 'unknown'}, consumed up to "
-            f"{where}). Go on with the old checkpoint, give the new pipeline an appId of its own, or set "
-            "onNewCheckpoint=resume to go on where the app's last committed batch ended"
         )
 
     # -- S3, S4, S5 ------------------------------------------------------------------------------------------
@@ -392,15 +310,7 @@ class Claims:
         That range is kept until the next ack: Spark runs the batch again if its newest commit log entry is
         lost.
         """
-        for (app, _), entry in list(self._origins.items()):
-            if (
-                app == app_id
-                and not entry.passed
-                and any(vector.get(log, 0) > int(first) for log, first in entry.start.items())
-            ):
-                passed = replace(entry, passed=True)
-                self.apply(passed)
-                sink.put(passed)
+        self.origins.pass_by(sink, app_id, vector, finished)
         for log, offset in vector.items():
             logs.ack(log, app_id, offset, int(finished.ranges[log][0]) if finished is not None else None)
 
@@ -412,9 +322,7 @@ class Claims:
         app still owns them.
         """
         others: set[str] = set()
-        for entry in self._sharing(app_id, [queue]):
-            self._remove_origin(entry)
-            sink.drop(OriginRecord, entry.key)
+        self.origins.release(sink, app_id, queue)
         gone = set(released)
         for claim in [claim for claim in self._by_app.get(app_id, ()) if gone & claim.ranges.keys()]:
             self._drop(sink, claim)

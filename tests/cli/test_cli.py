@@ -372,7 +372,8 @@ def test_settings_come_from_a_file_and_are_for_kafka(
 ) -> None:
     settings = tmp_path / "kafka.properties"
     settings.write_text("# only for us\n\nkafka.sasl.password = secret=1\n")
-    found = _fails(capsys, "queues", "--url", url, "--settings", str(settings))
-    assert "option 'kafka.sasl.password' is for connections to Kafka" in found and "secret" not in found
+    for command in ("queues", "apps", "transactions"):
+        found = _fails(capsys, command, "--url", url, "--settings", str(settings))
+        assert "option 'kafka.sasl.password' is for connections to Kafka" in found and "secret" not in found
     settings.write_text("kafka.sasl.password\n")
     assert "line 1 of" in _fails(capsys, "apps", "--url", url, "--settings", str(settings))

@@ -79,6 +79,29 @@ def test_s2_resuming_reads_a_log_from_its_beginning_if_it_was_added_meanwhile(
     assert found.ranges == {"orders/0": [3, 6], "orders/1": [0, 2], "pay/0": [8, 8]}
 
 
+@pytest.mark.parametrize("decided", [False, True])
+def test_s2_a_new_checkpoint_is_known_also_if_the_app_has_read_added_logs_only(
+    claims: Claims, written: Written, decided: bool
+) -> None:
+    """By what is decided, or by what the old checkpoint has gone past."""
+    logs = Partitions(orders=[3])
+    claim(claims, logs, written, {"orders": START}, origin=Origin("latest"))
+    logs.ends["orders"] = [3, 5]
+    end = claim(claims, logs, written, {"orders": START})
+    assert end == {"orders/0": 3, "orders/1": 5}
+    assert claim(claims, logs, written, {"orders": START}) == end, "the same checkpoint may ask again"
+    if not decided:
+        claim(claims, logs, written, end)
+    consumed = {"orders/0": 3, "orders/1": 5} if decided else {}
+    with pytest.raises(LineageConflict, match="already read orders"):
+        claim(claims, logs, written, {"orders": START}, consumed=consumed)
+    logs.ends["orders"] = [4, 6]
+    resumed = claim(claims, logs, written, {"orders": START}, consumed=consumed, resume=True)
+    found = claims.resolve(APP, {"orders": START}, resumed)
+    assert found is not None
+    assert found.ranges == {"orders/0": [3, 4], "orders/1": [5, 6]}
+
+
 def test_starting_offsets_may_name_a_log_or_a_queue_and_nothing_else(
     claims: Claims, written: Written
 ) -> None:

@@ -24,6 +24,7 @@ from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads
 from broker_core.node.engine import EmbeddedEngine
 from connector import delta, staging
@@ -477,13 +478,13 @@ def no_refusal(patch: Patch) -> None:
 
 
 def no_refusal_anywhere(patch: Patch) -> None:
-    origin = Claims._origin
+    meaning = Origins.meaning
 
-    def without(self: Claims, logs: Any, app: str, queues: Any, where: Any, _on_new: str, *rest: Any) -> Any:
-        return origin(self, logs, app, queues, where, "resume", *rest)
+    def without(self: Origins, logs: Any, app: str, queues: Any, where: Any, _on_new: str, *rest: Any) -> Any:
+        return meaning(self, logs, app, queues, where, "resume", *rest)
 
     patch.setattr(Ledger, "_refuse", lambda *_: None)
-    patch.setattr(Claims, "_origin", without)
+    patch.setattr(Origins, "meaning", without)
 
 
 def gaps_are_fine(patch: Patch) -> None:
