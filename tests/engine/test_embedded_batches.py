@@ -96,10 +96,10 @@ def test_c5_a_batch_that_is_skipped_frees_its_rows_and_says_where_they_went(benc
 
 
 def test_a_batch_write_that_was_rolled_back_cannot_be_committed(bench: Bench) -> None:
-    staged = bench.stage("t", b"x")
+    staged = bench.write("t", b"x")
     bench.engine.rollback_batch("t")
     with pytest.raises(TransactionState, match="rolled back"):
         bench.engine.commit_branches("t", [staged])
     with pytest.raises(BatchDecided):
-        bench.stage("t", b"late")
+        bench.write("t", b"late")
     assert bench.visible() == []

@@ -110,13 +110,13 @@ def test_c1_no_token_of_a_decided_or_dropped_attempt_takes_rows_again(bench: Ben
     branch = bench.stage(opened.token, b"1")
     bench.engine.commit_batch(APP, "q", 0, opened.token, [branch])
     with pytest.raises(errors.BatchDecided):
-        bench.stage(opened.token, b"late")
-    bench.stage("write", b"2")
+        bench.write(opened.token, b"late")
+    bench.write("write", b"2")
     bench.engine.rollback_batch("write")
     bench.crash()
     for token in (opened.token, "write"):
         with pytest.raises(errors.BatchDecided):
-            bench.stage(token, b"late")
+            bench.write(token, b"late")
     assert bench.visible("out") == [b"1"]
 
 

@@ -88,12 +88,12 @@ def test_a_batch_write_that_nobody_commits_is_dropped_a_day_after_its_last_part(
 ) -> None:
     bench = Bench()
     bench.now = 100 * DAY_US
-    old = bench.stage("old", b"1")
-    busy = bench.stage("busy", b"2")
+    old = bench.write("old", b"1")
+    busy = bench.write("busy", b"2")
     bench.now += DAY_US - HOUR_US
-    later = bench.stage("busy", b"3")
+    later = bench.write("busy", b"3")
     of_app = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False).token
-    bench.stage(of_app, b"4", query="q", batch=0, app=APP)
+    bench.stage(of_app, b"4")
     bench.crash()
     assert [(attempt.token, attempt.branches, attempt.rows) for attempt in bench.engine.attempts()] == [
         ("old", 1, 1), ("busy", 2, 2), (of_app, 1, 1),
@@ -105,7 +105,7 @@ def test_a_batch_write_that_nobody_commits_is_dropped_a_day_after_its_last_part(
     assert [attempt.token for attempt in bench.engine.attempts()] == ["busy", of_app]
     assert "batch write old staged nothing for 24 hours" in caplog.text
     with pytest.raises(errors.BatchDecided):
-        bench.stage("old", b"late")
+        bench.write("old", b"late")
     with pytest.raises(errors.TransactionState, match="rolled back"):
         bench.engine.commit_branches("old", [old])
     assert bench.engine.commit_branches("busy", [busy, later]) == 2
@@ -122,7 +122,7 @@ def test_a_batch_write_that_nobody_commits_is_dropped_a_day_after_its_last_part(
 def test_the_rows_of_an_abandoned_write_are_forgotten_and_the_upkeep_does_it() -> None:
     bench = Bench()
     bench.now = 100 * DAY_US
-    bench.stage("old", *[b"x" * 100] * 2000)
+    bench.write("old", *[b"x" * 100] * 2000)
     (part,) = bench.engine._branches.of_token("old")
     bench.now += 2 * DAY_US
     assert bench.engine.drop_abandoned in bench.local.upkeep.chores

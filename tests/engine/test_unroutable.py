@@ -20,7 +20,7 @@ def staged(bench: Bench, rows: int, target: Any = None) -> tuple[str, StagedBran
     token = bench.engine.open_batch(APP, "q", 0, "fail").token
     bench.read("q", 0, bench.ranges({"in": START}, end))
     bodies = [b"alert %d" % number for number in range(rows)]
-    return token, bench.stage(token, *bodies, query="q", batch=0, app=APP, target=target)
+    return token, bench.stage(token, *bodies, target=target)
 
 
 def gone(bench: Bench, how: str) -> None:
@@ -65,9 +65,7 @@ def test_c4_a_message_that_reaches_another_queue_still_is_published_there(bench:
         channel.queue_bind("out", "both", "#")
         channel.queue_bind("in2", "both", "all.#")
     token, branch = staged(bench, rows, {"exchange": "both", "routing_key": "all.x"})
-    lost = bench.stage(
-        token, b"only out", query="q", batch=0, app=APP, target={"exchange": "both", "routing_key": "some"}
-    )
+    lost = bench.stage(token, b"only out", target={"exchange": "both", "routing_key": "some"})
     gone(bench, "deleted")
     with pytest.raises(Unroutable, match=r"\] 1 messages .*exchange 'both' routing key 'some'\)"):
         bench.engine.commit_batch(APP, "q", 0, token, [branch, lost])
@@ -77,7 +75,7 @@ def test_c4_a_message_that_reaches_another_queue_still_is_published_there(bench:
 
 @SIZES
 def test_a_batch_write_fails_where_its_queue_goes_before_the_commit(bench: Bench, rows: int) -> None:
-    branch = bench.stage("token", *(b"%d" % number for number in range(rows)))
+    branch = bench.write("token", *(b"%d" % number for number in range(rows)))
     gone(bench, "declared again")
     with pytest.raises(Unroutable, match=rf"\] {rows} messages"):
         bench.engine.commit_branches("token", [branch])

@@ -229,7 +229,7 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     bench.stage(dropped.token, b"dropped", query="query", batch=3, app="app")
     exhaust(lambda: engine.rollback_batch(dropped.token))
     token = "a batch write"
-    branch = bench.stage(token, b"written")
+    branch = bench.write(token, b"written")
     exhaust(lambda: engine.commit_branches(token, [branch]))
     exhaust(lambda: engine.release("app", "in"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -69,7 +70,10 @@ class EngineBench(ABC):
         return log
 
     def _by_log(self, named: Mapping[str, T]) -> dict[str, T]:
-        return {self.log(name) if value != START else name: value for name, value in named.items()}
+        return {
+            self.log(name) if value != START and name in QUEUES else name: value
+            for name, value in named.items()
+        }
 
     def _by_queue(self, named: Mapping[str, T]) -> dict[str, T]:
         queue_of = {self.log(queue): queue for queue in QUEUES}
@@ -85,8 +89,10 @@ class EngineBench(ABC):
         on_new: Any = "fail",
     ) -> Vector:
         asked = self._by_log(start or {"in": START})
+        if origin.offsets is not None:
+            origin = replace(origin, offsets=self._by_log(origin.offsets))
         if limit.end is not None:
-            limit = Limit(**{**_fields(limit), "end": self._by_log(limit.end)})
+            limit = replace(limit, end=self._by_log(limit.end))
         return self._by_queue(
             self.engine.claim(app, list(start or {"in": START}), asked, limit, origin, on_new)
         )
@@ -126,13 +132,14 @@ class EngineBench(ABC):
         self,
         token: str,
         *bodies: bytes,
-        query: str = "",
-        batch: int = -1,
-        app: str = "",
+        query: str = "q",
+        batch: int = 0,
+        app: str = APP,
         kind: Any = "publish",
         target: Any = None,
         branch: str = "",
     ) -> StagedBranch:
+        """A task of a micro-batch."""
         header = BranchHeader(
             token,
             branch or uuid.uuid4().hex,
@@ -144,6 +151,10 @@ class EngineBench(ABC):
         )
         return self.engine.stage(header, [rows(bodies)])
 
+    def write(self, token: str, *bodies: bytes) -> StagedBranch:
+        """A task of a batch write, which has a token and no other identity."""
+        return self.stage(token, *bodies, query="", batch=-1, app="")
+
     def run(
         self, query: str, batch: int, start: Vector, end: Vector, *publish: bytes, on_new: Any = "fail"
     ) -> Any:
@@ -151,9 +162,7 @@ class EngineBench(ABC):
         opened = self.engine.open_batch(APP, query, batch, on_new)
         assert opened.entry is None
         self.read(query, batch, self.ranges(start, end))
-        branches = [
-            self.stage(opened.token, *publish, query=query, batch=batch, app=APP)
-        ] if publish else []  # fmt: skip
+        branches = [self.stage(opened.token, *publish, query=query, batch=batch)] if publish else []
         return self.engine.commit_batch(APP, query, batch, opened.token, branches).entry
 
     def visible(self, queue: str = "out") -> list[bytes]:
@@ -169,7 +178,3 @@ class EngineBench(ABC):
 
 def rows(bodies: Sequence[bytes]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary())})
-
-
-def _fields(limit: Limit) -> dict[str, Any]:
-    return {name: getattr(limit, name) for name in Limit.__slots__}

@@ -140,7 +140,7 @@ def test_s2_a_claim_at_the_final_end_of_available_now_takes_nothing_with_any_lim
         Limit(max_rows=0, max_bytes=0, end={"in": 0}),
     ):
         assert bench.claim({"in": 1}, limit=limit) == {"in": 1}
-    assert bench.claim({"in": 1}, limit=Limit(max_bytes=10)) == {"in": 3}
+    assert bench.claim({"in": 1}, limit=Limit(max_rows=2)) == {"in": 3}
 
 
 def test_s2_the_final_end_of_available_now_caps_a_claim(bench: Bench) -> None:
