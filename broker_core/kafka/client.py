@@ -13,7 +13,7 @@ from broker_core import errors
 from broker_core.kafka import port
 from broker_core.kafka.cluster import RECONNECT_S, Cluster
 from broker_core.kafka.code import BUSY, MOVED, UNCLEAR, Code, error_of
-from broker_core.kafka.patience import Time
+from broker_core.kafka.patience import Patience, Time
 from broker_core.kafka.port import Endpoint, Isolation, Log, Producer, Request, Unanswered, Wire
 
 TRANSACTION_VERSION = "transaction.version"
@@ -35,6 +35,10 @@ class Client:
 
     def close(self) -> None:
         self._cluster.close()
+
+    def patience(self) -> Patience:
+        """For what is asked again here because an answer was too early."""
+        return self._cluster.patience()
 
     # -- the cluster -----------------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ Invariant: one lock; a request is done whole or not at all, also where its answe
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 from typing import Any, Generic, TypeVar
@@ -30,8 +31,11 @@ A = TypeVar("A")
 CONFIGS = {
     "cleanup.policy": "delete",
     "max.message.bytes": "1048588",
+    "min.cleanable.dirty.ratio": "0.5",
+    "retention.bytes": "-1",
     "retention.ms": "604800000",
     "segment.bytes": "1073741824",
+    "segment.ms": "604800000",
 }
 REFUSED, LOST, UNANSWERED = (
     "refused",
@@ -78,6 +82,17 @@ class FakeKafka:
             found = self.log(log)
             assert found is not None
             found.leader, found.epoch, found.ends_unknown = node, found.epoch + 1, ends_unknown
+
+    @contextlib.contextmanager
+    def hidden(self, log: Log) -> Iterator[None]:
+        """A new leader that does not show in a fetch what was acknowledged before (KIP-207)."""
+        found = self.log(log)
+        assert found is not None
+        found.hidden = True
+        try:
+            yield
+        finally:
+            found.hidden = False
 
     def move_coordinator(self, key: str, node: int) -> None:
         self._moved[key] = node

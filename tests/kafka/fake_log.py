@@ -36,6 +36,7 @@ class FakeLog:
     start: int = 0
     end: int = 0
     ends_unknown: int = 0  # so many questions are answered OFFSET_NOT_AVAILABLE, as after an election
+    hidden: bool = False  # a fetch shows nothing behind the begin, as of a leader that has not caught up
     max_message_bytes: int = 1_048_588
     batches: list[tuple[Head, bytes]] = field(default_factory=list)
     open: dict[int, int] = field(default_factory=dict)  # first offset of the transaction of a producer id
@@ -112,7 +113,7 @@ class FakeLog:
     def fetch(self, offset: int, request: Fetch, room: int) -> Fetched:
         if not self.start <= offset <= self.end:
             return Fetched(Code.OFFSET_OUT_OF_RANGE, -1, -1, -1)
-        until = self.visible_end(request.isolation)
+        until = self.start if self.hidden else self.visible_end(request.isolation)
         found, size, upto = [], 0, offset
         for head, data in self.batches:
             if head.last_offset < offset or head.base_offset >= until:

@@ -1,0 +1,99 @@
+"""The names of topics: those of queues, those of txmq itself, and logs as text.
+
+Not here: what the topics hold (``topics.py``).
+Invariant: two apps never share a topic, also where Kafka takes ``.`` and ``_`` for equal; the topics of txmq
+begin with RESERVED, and no queue does.
+"""
+
+from __future__ import annotations
+
+import re
+
+from broker_core.errors import OptionError
+from broker_core.kafka.port import Log
+
+RESERVED = "_txmq"
+TOPOLOGY = f"{RESERVED}.topology"
+STAGE = f"{RESERVED}.stage"  # of batch writes, which belong to no app
+LONGEST = 249  # bytes of a topic's name
+
+_APP, _STAGE_OF = f"{RESERVED}.app.", f"{STAGE}."
+_VALID = re.compile(rf"[a-zA-Z0-9._-]{{1,{LONGEST}}}")
+_LOG = re.compile(r"([^/]+)/(0|[1-9][0-9]{0,8})")
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
+
+DECISIONS, JOURNAL = 0, 1  # the partitions of an app's topic
+
+
+def require_queue_name(name: str) -> str:
+    """Returns ``name``. Raises OptionError for a name that no queue on Kafka can have."""
+    if not _VALID.fullmatch(name) or name in (".", ".."):
+        raise OptionError(
+            f"queue {name!r} cannot be a topic of Kafka",
+            f"use 1 to {LONGEST} of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
+        )
+    if name.startswith(RESERVED):
+        raise OptionError(
+            f"queue {name!r} begins with {RESERVED!r}, as the topics of txmq do", "choose another name"
+        )
+    return name
+
+
+def parse_log(text: str) -> Log:
+    """Returns the log that ``str(log)`` wrote, such as ``orders/3``. Raises OptionError."""
+    found = _LOG.fullmatch(text)
+    if found is None:
+        raise OptionError(
+            f"{text!r} is no log of Kafka",
+            "write the queue, a slash and the number of the partition: orders/3",
+        )
+    return Log(found[1], int(found[2]))
+
+
+def app_topic(app_id: str) -> str:
+    """Returns the topic of an app's decisions and journal. Raises OptionError for an app id that is too
+    long.
+    """
+    return _of_app(_APP, app_id)
+
+
+def stage_topic(app_id: str) -> str:
+    """Returns the topic of an app's staged branches. Raises OptionError."""
+    return _of_app(_STAGE_OF, app_id)
+
+
+def app_of(topic: str) -> str | None:
+    """Returns the app whose topic this is; None for every other topic."""
+    escaped = topic.removeprefix(_APP)
+    if escaped == topic:
+        return None
+    try:
+        raw = re.sub(rb"_([0-9a-f]{2})", lambda found: bytes.fromhex(found[1].decode()), escaped.encode())
+        app_id = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    return app_id if _escaped(app_id) == escaped else None
+
+
+def producer_of(app_id: str) -> str:
+    """Returns the app's transactional id, and the group whose offsets show its lag."""
+    return f"txmq.{app_id}"
+
+
+def _of_app(prefix: str, app_id: str) -> str:
+    if not app_id:
+        raise OptionError("appId is empty", "name the app")
+    topic = prefix + _escaped(app_id)
+    if len(topic) > LONGEST:
+        raise OptionError(
+            f"appId {app_id!r} is too long for a topic of Kafka: {topic} has {len(topic)} bytes",
+            f"at most {LONGEST} fit",
+        )
+    return topic
+
+
+def _escaped(app_id: str) -> str:
+    """Letters, digits and ``-`` as they are, other bytes as ``_xx``: also the dot, because Kafka refuses two
+    topics that differ only in ``.`` and ``_``.
+    """
+    return "".join(chr(byte) if byte in _PLAIN else f"_{byte:02x}" for byte in app_id.encode())

@@ -1,0 +1,131 @@
+"""The topics of txmq: made on first use, and refused where their settings would lose data.
+
+Not here: names (``names.py``), and what the records mean.
+Invariant: a topic that :func:`ensure` returned keeps what is written to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from broker_core import errors
+from broker_core.kafka import names
+from broker_core.kafka.client import Client
+from broker_core.kafka.port import TopicMetadata
+
+POLICY, DELETE, COMPACT = "cleanup.policy", "delete", "compact"
+LARGEST = "max.message.bytes"
+STAGED_BYTES = 2 << 20  # of one staged record
+HOUR_MS, WEEK_MS = 3_600_000, 7 * 24 * 3_600_000
+
+Keeps = Callable[[str | None], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTopic:
+    """A topic as txmq makes it. ``keeps``: the settings without which data is lost, and which values do."""
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str]
+    keeps: Mapping[str, Keeps] = field(repr=False)
+    exactly: bool = True  # the number of partitions has a meaning
+
+
+def _is(wanted: str) -> Keeps:
+    return lambda value: value == wanted
+
+
+def _at_least(wanted: int) -> Keeps:
+    return lambda value: value is not None and int(value) >= wanted
+
+
+_COMPACTED = {POLICY: COMPACT, "segment.ms": str(HOUR_MS), "min.cleanable.dirty.ratio": "0.1"}
+_STAGED = {
+    POLICY: DELETE,
+    "retention.bytes": "-1",
+    "segment.bytes": str(128 << 20),
+    LARGEST: str(STAGED_BYTES),
+}
+
+
+def app(app_id: str) -> OwnTopic:
+    """Decisions and journal. Raises OptionError for an app id that no topic can be named after."""
+    return OwnTopic(names.app_topic(app_id), 2, _COMPACTED, {POLICY: _is(COMPACT)})
+
+
+def topology() -> OwnTopic:
+    return OwnTopic(names.TOPOLOGY, 1, _COMPACTED, {POLICY: _is(COMPACT)})
+
+
+def stage(app_id: str) -> OwnTopic:
+    """Staged branches, which are deleted by name and never by age. "" : of batch writes."""
+    keeps = {POLICY: _is(DELETE), "retention.bytes": _is("-1"), LARGEST: _at_least(STAGED_BYTES)}
+    if not app_id:
+        return OwnTopic(names.STAGE, 6, {**_STAGED, "retention.ms": str(WEEK_MS)}, keeps, exactly=False)
+    keeps |= {"retention.ms": _is("-1")}
+    return OwnTopic(names.stage_topic(app_id), 6, {**_STAGED, "retention.ms": "-1"}, keeps, exactly=False)
+
+
+def ensure(client: Client, topic: OwnTopic) -> TopicMetadata:
+    """Returns the topic, made where there is none. Raises AccessRefused, and PreconditionFailed where it is
+    another one than txmq makes.
+    """
+    try:
+        found = client.topic(topic.name)
+    except errors.QueueNotFound:
+        found = _create(client, topic)
+    if topic.exactly and len(found.partitions) != topic.partitions:
+        raise errors.PreconditionFailed(
+            f"topic {topic.name} of txmq has {len(found.partitions)} partitions, "
+            f"and needs {topic.partitions}",
+            "delete it if nothing of it is needed; txmq makes it again",
+        )
+    values = client.configs(topic.name, *topic.keeps)
+    wrong = {key: values.get(key) for key, keeps in topic.keeps.items() if not keeps(values.get(key))}
+    if wrong:
+        raise errors.PreconditionFailed(
+            f"topic {topic.name} of txmq has {_settings(wrong)}, with which its records would be lost",
+            f"set {_settings({key: topic.configs.get(key) for key in wrong})} with kafka-configs.sh",
+        )
+    return found
+
+
+def find(client: Client, topic: OwnTopic) -> TopicMetadata | None:
+    """Returns the topic as it is; None where there is none. For questions, which make nothing."""
+    try:
+        return client.topic(topic.name)
+    except errors.QueueNotFound:
+        return None
+
+
+def _create(client: Client, topic: OwnTopic) -> TopicMetadata:
+    try:
+        return client.create_topic(topic.name, topic.partitions, configs=topic.configs)
+    except errors.AccessRefused as refused:
+        settings = " ".join(f"--config {key}={value}" for key, value in topic.configs.items())
+        raise errors.AccessRefused(
+            refused.summary,
+            f"allow Create, or run: kafka-topics.sh --create --topic {topic.name} "
+            f"--partitions {topic.partitions} {settings}",
+        ) from None
+
+
+def require_queue(client: Client, name: str) -> TopicMetadata:
+    """Returns the topic of a queue. Raises QueueNotFound, and PreconditionFailed where compaction would
+    remove rows between two reads of one range.
+    """
+    found = client.topic(names.require_queue_name(name))
+    policy = client.configs(name, POLICY).get(POLICY)
+    if COMPACT in (policy or ""):
+        raise errors.PreconditionFailed(
+            f"queue {name!r} is a topic with {_settings({POLICY: policy})}: compaction removes rows, so a "
+            "batch that is run again could read others",
+            f"set {POLICY}={DELETE}, or read a topic that is not compacted",
+        )
+    return found
+
+
+def _settings(values: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
