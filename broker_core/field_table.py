@@ -26,7 +26,7 @@ _I8, _I16, _I32, _I64 = struct.Struct(">b"), struct.Struct(">h"), struct.Struct(
 _F32, _F64 = struct.Struct(">f"), struct.Struct(">d")
 _DECIMAL = struct.Struct(">Bi")  # digits after the point, unscaled value
 
-_NUMBERS: dict[int, struct.Struct] = {
+NUMBERS: dict[int, struct.Struct] = {
     ord("b"): _I8,
     ord("B"): U8,
     ord("s"): _I16,
@@ -134,7 +134,7 @@ class Reader:
 
     def value(self, depth: int) -> Any:
         kind: int = self.number(U8)
-        shape = _NUMBERS.get(kind)
+        shape = NUMBERS.get(kind)
         if shape is not None:
             return self.number(shape)
         read = _OTHERS.get(kind)
@@ -268,7 +268,7 @@ def expect_end(reader: Reader) -> None:
 
 # -- skipping ------------------------------------------------------------------------------------------------
 
-_SIZES = {kind: shape.size for kind, shape in _NUMBERS.items()} | {
+_SIZES = {kind: shape.size for kind, shape in NUMBERS.items()} | {
     ord("t"): 1,
     ord("D"): _DECIMAL.size,
     ord("T"): 8,

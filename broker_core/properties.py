@@ -297,6 +297,16 @@ def _rewritten(
     return U16.pack(flags) + b"".join(parts) if flags else b""
 
 
+def raw_headers(data: bytes) -> dict[str, bytes]:
+    """Returns the value of each header undecoded, its type in front. Raises RemoteProtocolError."""
+    return _raw_headers(_raw_properties(data).get("headers")) if data else {}
+
+
+def with_raw_headers(data: bytes, headers: Mapping[str, bytes]) -> bytes:
+    """Returns encoded properties with exactly these headers, as :func:`raw_headers` has them."""
+    return _rewritten(_raw_properties(data) if data else {}, dict(headers), {}, ())
+
+
 def encode_headers(headers: Mapping[str, Any]) -> bytes:
     """Encodes headers for :func:`append_headers`. Raises LocalProtocolError."""
     return encode_table(headers)[4:]
