@@ -42,6 +42,9 @@ class Client:
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
+    def cluster_id(self) -> str:
+        return self._cluster.metadata(()).cluster
+
     def transaction_version(self) -> int:
         """2: an epoch for each transaction (KIP-890); 1 or 0: AddPartitions comes first."""
         if self._levels is None:
@@ -52,9 +55,9 @@ class Client:
         """All that this user may see."""
         return self._cluster.metadata(None).topics
 
-    def topic(self, name: str) -> port.TopicMetadata:
-        """Its partitions, as they were at most REFRESH_S ago. Raises QueueNotFound."""
-        return self._cluster.topic(name)
+    def topic(self, name: str, *, fresh: bool = False) -> port.TopicMetadata:
+        """Its partitions, as they were at most REFRESH_S ago, or as they are now. Raises QueueNotFound."""
+        return self._cluster.refresh(name) if fresh else self._cluster.topic(name)
 
     def create_topic(
         self,

@@ -21,12 +21,14 @@ import pyarrow as pa
 from broker_core import errors
 from broker_core.broker.records import RECORDS, Record
 from broker_core.kafka.client import Client
+from broker_core.kafka.compression import Codec
 from broker_core.kafka.decode import decode
 from broker_core.kafka.encode import encode, encode_headers
 from broker_core.kafka.plain import NO_HEADERS, header_pairs
 from broker_core.kafka.port import Isolation, Log
 
 _KINDS: dict[str, type[Record]] = {kind.TABLE: kind for kind in RECORDS}
+LARGE = 64 << 10  # bytes of a batch
 _DECIMAL, _BYTES = "\0decimal", "\0bytes"  # what AMQP has and JSON has not
 
 
@@ -144,8 +146,9 @@ def _other_version(what: str) -> errors.KafkaError:
 
 def batch(entries: Sequence[Entry], timestamp: int, *, transactional: bool = False) -> bytes:
     """Returns one record batch of ``entries``, 1 or more; ``timestamp`` in milliseconds. All of it is
-    written, or nothing.
+    written, or nothing. A large one is compressed, so that it passes the limit of a topic.
     """
+    size = sum(len(entry.value or "") for entry in entries)
     has_headers = any(entry.headers for entry in entries)
     return encode(
         pa.array([None if entry.value is None else entry.value.encode() for entry in entries], pa.binary()),
@@ -154,6 +157,7 @@ def batch(entries: Sequence[Entry], timestamp: int, *, transactional: bool = Fal
         headers=pa.array([encode_headers(entry.headers) for entry in entries], pa.binary())
         if has_headers
         else None,
+        codec=Codec.LZ4 if size > LARGE else Codec.NONE,
         transactional=transactional,
     )
 

@@ -94,6 +94,7 @@ def _metadata(request: port.Metadata) -> Form:
                 )
                 for each in answer.topics
             },
+            answer.cluster_id or "",
         )
 
     fields = {

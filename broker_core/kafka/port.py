@@ -130,6 +130,7 @@ class MetadataAnswer:
     nodes: Mapping[int, Endpoint]
     controller: int
     topics: Mapping[str, TopicMetadata]
+    cluster: str = ""  # its id, which a cluster keeps for ever
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ from broker_core.kafka.client import Client
 from broker_core.kafka.port import TopicMetadata
 
 POLICY, DELETE, COMPACT = "cleanup.policy", "delete", "compact"
-LARGEST = "max.message.bytes"
+LARGEST, TOMBSTONES = "max.message.bytes", "delete.retention.ms"
 STAGED_BYTES = 2 << 20  # of one staged record
-HOUR_MS, WEEK_MS = 3_600_000, 7 * 24 * 3_600_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS  # a journal that was not read for so long is read anew
+WEEK_MS = 7 * DAY_MS
 
 Keeps = Callable[[str | None], bool]
 
@@ -41,7 +43,12 @@ def _at_least(wanted: int) -> Keeps:
     return lambda value: value is not None and int(value) >= wanted
 
 
-_COMPACTED = {POLICY: COMPACT, "segment.ms": str(HOUR_MS), "min.cleanable.dirty.ratio": "0.1"}
+_COMPACTED = {
+    POLICY: COMPACT,
+    "segment.ms": str(HOUR_MS),
+    "min.cleanable.dirty.ratio": "0.1",
+    TOMBSTONES: str(DAY_MS),
+}
 _STAGED = {
     POLICY: DELETE,
     "retention.bytes": "-1",
@@ -52,11 +59,13 @@ _STAGED = {
 
 def app(app_id: str) -> OwnTopic:
     """Decisions and journal. Raises OptionError for an app id that no topic can be named after."""
-    return OwnTopic(names.app_topic(app_id), 2, _COMPACTED, {POLICY: _is(COMPACT)})
+    return OwnTopic(
+        names.app_topic(app_id), 2, _COMPACTED, {POLICY: _is(COMPACT), TOMBSTONES: _at_least(DAY_MS)}
+    )
 
 
 def topology() -> OwnTopic:
-    return OwnTopic(names.TOPOLOGY, 1, _COMPACTED, {POLICY: _is(COMPACT)})
+    return OwnTopic(names.TOPOLOGY, 1, _COMPACTED, {POLICY: _is(COMPACT), TOMBSTONES: _at_least(DAY_MS)})
 
 
 def stage(app_id: str) -> OwnTopic:

@@ -30,6 +30,7 @@ A = TypeVar("A")
 
 CONFIGS = {
     "cleanup.policy": "delete",
+    "delete.retention.ms": "86400000",
     "max.message.bytes": "1048588",
     "min.cleanable.dirty.ratio": "0.5",
     "retention.bytes": "-1",
@@ -60,6 +61,7 @@ class FakeKafka:
         self, nodes: int = 3, transaction_version: int = 2, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.nodes = {number: Endpoint("fake", number) for number in range(1, nodes + 1)}
+        self.id = uuid.uuid4().hex
         self.down: set[int] = set()
         self.transaction_version = transaction_version
         self.marker_lag = 0  # requests between the decision of a transaction and its markers
@@ -93,6 +95,13 @@ class FakeKafka:
             yield
         finally:
             found.hidden = False
+
+    def compact(self, log: Log, upto: int | None = None) -> int:
+        """Cleans a log below ``upto``, or all but its last batch; returns how many records are gone."""
+        with self.changed:
+            found = self.log(log)
+            assert found is not None
+            return found.compact(upto)
 
     def move_coordinator(self, key: str, node: int) -> None:
         self._moved[key] = node
@@ -154,7 +163,7 @@ class FakeKafka:
 
         names = self.topics if request.topics is None else request.topics
         up = {number: endpoint for number, endpoint in self.nodes.items() if number not in self.down}
-        return port.MetadataAnswer(up, min(up), {name: described(name) for name in names})
+        return port.MetadataAnswer(up, min(up), {name: described(name) for name in names}, self.id)
 
     @_do.register
     def _(self, request: port.FindCoordinator, node: int) -> port.CoordinatorAnswer:

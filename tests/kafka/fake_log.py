@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from broker_core import errors
 from broker_core.kafka.code import Code
 from broker_core.kafka.compression import inflate
-from broker_core.kafka.plain import records
+from broker_core.kafka.plain import header_pairs, records
 from broker_core.kafka.port import (
     EARLIEST,
     LATEST,
@@ -25,7 +25,7 @@ from broker_core.kafka.port import (
     Producer,
 )
 from broker_core.kafka.record_batch import TRANSACTIONAL, Head, read_head
-from tests.kafka.batches import marker
+from tests.kafka.batches import Batch, Row, marker
 
 
 @dataclass
@@ -143,11 +143,41 @@ class FakeLog:
         if timestamp == LATEST:
             return OffsetAnswer(Code.NONE, until)
         for head, data in self.batches:
-            content = inflate(head.codec, memoryview(data)[head.body], 64 << 20)
-            for record in records(head, content, str(self.log)):
+            for record in records(head, _content(head, data), str(self.log)):
                 if self.start <= record.offset < until and record.timestamp >= timestamp:
                     return OffsetAnswer(Code.NONE, record.offset)
         return OffsetAnswer(Code.NONE, -1)
+
+    # -- cleaning --------------------------------------------------------------------------------------------
+
+    def compact(self, upto: int | None) -> int:
+        """Removes records of which a later one has the key. Tombstones stay, as long as a reader may need
+        them; batches keep their offsets.
+        """
+        active = self.batches[-1][0].base_offset if upto is None else upto
+        cleaned = [(head, data) for head, data in self.batches if head.last_offset < active]
+        found = {head: [*records(head, _content(head, data), str(self.log))] for head, data in cleaned}
+        last = {record.key: record.offset for each in found.values() for record in each}
+        gone = 0
+        kept: list[tuple[Head, bytes]] = []
+        for head, data in cleaned:
+            rest = [record for record in found[head] if record.offset == last[record.key]]
+            gone += head.records - len(rest)
+            if len(rest) == head.records:
+                kept.append((head, data))
+            elif rest:
+                rows = [
+                    Row(each.offset, each.timestamp, each.key, each.value, tuple(header_pairs(each.headers)))
+                    for each in rest
+                ]
+                made = Batch(
+                    rows, head.base_offset, head.last_offset, base_timestamp=head.base_timestamp
+                ).encoded()
+                again = read_head(memoryview(made), 0, str(self.log))
+                assert again is not None
+                kept.append((again, made))
+        self.batches = [*kept, *(each for each in self.batches if each[0].last_offset >= active)]
+        return gone
 
     def delete_before(self, offset: int) -> OffsetAnswer:
         if not 0 <= offset <= self.end:
@@ -155,3 +185,7 @@ class FakeLog:
         self.start = max(self.start, offset)
         self.batches = [each for each in self.batches if each[0].last_offset >= self.start]
         return OffsetAnswer(Code.NONE, self.start)
+
+
+def _content(head: Head, data: bytes) -> bytes | memoryview:
+    return inflate(head.codec, memoryview(data)[head.body], 64 << 20)
