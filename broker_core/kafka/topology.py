@@ -1,0 +1,162 @@
+"""Exchanges and bindings of a cluster: the rules of AMQP over one compacted topic.
+
+A queue is a topic, so it exists without a record here. Exchanges and bindings are records of
+``_txmq.topology``, and every process that publishes replays them.
+Not here: the rules (``broker/topology.py``, ``broker/exchange.py``, ``broker/routing.py``), encoding.
+Invariant: what is routed was routed by the bindings that were written when it was asked for (``refresh``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker_core import errors
+from broker_core.broker.block import Blocks
+from broker_core.broker.change import Change, Drop
+from broker_core.broker.exchange import EXCHANGE_TYPES
+from broker_core.broker.numbers import Numbers
+from broker_core.broker.queue import Queue
+from broker_core.broker.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord, Record
+from broker_core.broker.routing import Routed
+from broker_core.broker.topology import Topology as Rules
+from broker_core.kafka import entry, names, topics
+from broker_core.kafka.client import Client
+from broker_core.kafka.owner import now_ms
+from broker_core.kafka.port import LATEST, Log
+from broker_core.kafka.published import Target
+
+FRESH_S = 60.0  # how late a new max.message.bytes of a topic is seen
+_USUAL_LARGEST = 1_048_588  # Kafka's default of max.message.bytes, where this user may not ask
+
+
+class Topology:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._log = Log(names.TOPOLOGY, 0)
+        self._position = 0
+        self._records: dict[str, Record] = {}  # by key
+        self._rules = _rules(())
+        self._largest: dict[str, tuple[int, float]] = {}  # topic -> its limit, and when it was asked for
+
+    # -- routing ---------------------------------------------------------------------------------------------
+    def route(self, rows: pa.RecordBatch) -> Routed:
+        """Returns the rows of each queue id. Raises ExchangeNotFound, AccessRefused."""
+        exchanges = rows.column("exchange")
+        direct = pc.equal(exchanges, "")
+        if not pc.all(direct).as_py():
+            self.refresh()
+        wanted = rows.column("routing_key").filter(direct).unique().to_pylist()
+        self._know(name for name in wanted if name not in self._rules.queues)
+        return self._rules.route_block(rows)
+
+    def target(self, queue_id: int) -> Target:
+        """Returns the topic of a queue. Raises QueueNotFound if it was deleted."""
+        name = self._rules.queues_by_id[queue_id].name
+        try:
+            partitions = len(self._client.topic(name).partitions)
+            return Target(name, partitions, self._largest_of(name))
+        except errors.QueueNotFound:
+            self._rules = _rules(self._records.values())
+            raise
+
+    def _know(self, missing: Iterable[str]) -> None:
+        """Adds those names that are topics."""
+        found = [name for name in missing if not name.startswith(names.RESERVED)]
+        existing = self._client.topics() if found else {}
+        for name in found:
+            if name in existing:
+                _add_queue(self._rules, name)
+
+    def _largest_of(self, name: str) -> int:
+        known = self._largest.get(name)
+        if known is None or time.monotonic() - known[1] > FRESH_S:
+            try:
+                value = self._client.configs(name, topics.LARGEST).get(topics.LARGEST)
+            except errors.AccessRefused:
+                value = None
+            known = self._largest[name] = int(value or _USUAL_LARGEST), time.monotonic()
+        return known[0]
+
+    # -- records ---------------------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        """Takes in what other processes have declared."""
+        if topics.find(self._client, topics.topology()) is None:
+            return
+        end = self._client.offsets({self._log: LATEST})[self._log]
+        changed = False
+        for row in entry.replay(self._client, self._log, self._position, end):
+            changed = True
+            key = (row.key or b"").decode()
+            if row.value is None:
+                self._records.pop(key, None)
+            else:
+                self._records[key] = entry.parse(key, row.value)
+        self._position = end
+        if changed:
+            self._rules = _rules(self._records.values())
+
+    def change(self, work: Callable[[Rules, Change], object], *queues: str) -> None:
+        """Declares, binds, unbinds or deletes: ``work`` is a method of the rules. Raises what it raises, and
+        QueueNotFound if one of ``queues``, which it names, is no topic.
+
+        The last one of two that contradict each other holds.
+        """
+        topics.ensure(self._client, topics.topology())
+        self.refresh()
+        self._know(name for name in queues if name not in self._rules.queues)
+        change = Change()
+        try:
+            work(self._rules, change)
+            entries = [
+                entry.drop(each.kind, each.key) if isinstance(each, Drop) else entry.put(each)
+                for each in change.journal
+            ]
+            if entries:
+                self._client.produce({self._log: entry.batch(entries, now_ms())}, repeat=True)
+        finally:  # memory has what the topic has, also where the answer was lost
+            self._rules = _rules(self._records.values())
+        self.refresh()
+
+
+def _rules(records: Iterable[Record]) -> Rules:
+    """Returns exchanges and bindings as the records say. A binding to what is gone is left out."""
+    blocks = Blocks(_no_block, _no_block)
+    rules = Rules(blocks, Numbers(blocks.undo))
+    found = list(records)
+    for record in found:
+        if isinstance(record, ExchangeRecord) and record.type in EXCHANGE_TYPES:
+            rules.add_exchange(
+                EXCHANGE_TYPES[record.type](
+                    record.name,
+                    durable=record.durable,
+                    auto_delete=record.auto_delete,
+                    internal=record.internal,
+                    arguments=record.arguments,
+                )
+            )
+    for record in found:
+        if isinstance(record, BindingRecord):
+            source = rules.exchanges.get(record.exchange)
+            if source is not None:
+                source.bind(_add_queue(rules, record.queue), record.routing_key, record.arguments)
+        elif isinstance(record, ExchangeBindingRecord):
+            source, target = rules.exchanges.get(record.source), rules.exchanges.get(record.destination)
+            if source is not None and target is not None:
+                source.bind(target, record.routing_key, record.arguments)
+    return rules
+
+
+def _add_queue(rules: Rules, name: str) -> Queue:
+    queue = rules.queues.get(name)
+    if queue is None:
+        queue = Queue(len(rules.queues) + 1, name, Blocks(_no_block, _no_block))
+        rules.add_queue(queue)
+    return queue
+
+
+def _no_block(*_: object) -> pa.RecordBatch:
+    raise AssertionError("a queue on Kafka has no blocks")
