@@ -1,0 +1,222 @@
+"""Staging: the rows of a task as records of the stage topic: durable, invisible, ready to be published (C2).
+
+The value of a staged record is a whole record batch for one log, or an Arrow stream of rows that are applied
+later. So the driver publishes without reading a row.
+Not here: which branches count (``decide.py``), and reading them (``winners.py``).
+Invariant: nothing that is staged is read by a consumer of a queue, and a record that no receipt names has no
+effect. A batch is stamped with the time of now: time retention would delete one of 1970 within minutes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from broker_core.arrow.parts import branch_checksum, parts, signed
+from broker_core.broker.content import check_rows
+from broker_core.engine import BranchHeader, StagedBranch
+from broker_core.errors import TransactionTooLarge
+from broker_core.failpoint import here
+from broker_core.kafka import topics
+from broker_core.kafka.client import Client
+from broker_core.kafka.compression import Codec
+from broker_core.kafka.encode import encode, encode_headers
+from broker_core.kafka.owner import now_ms
+from broker_core.kafka.port import Log
+from broker_core.kafka.published import BATCH_BYTES, Publisher
+from broker_core.kafka.receipt import Place, Receipt, Span, joined, of
+from broker_core.kafka.topology import Topology
+
+ROOM = 8 << 10  # of a staged record batch, beside its values: heads, keys and headers
+LARGEST = topics.STAGED_BYTES - ROOM
+_HEADERS = 2 << 10  # of one staged record, with its key, at most
+
+# headers of a staged record
+TOKEN, APP, QUERY, BATCH, KIND = "token", "app", "query", "batch", "kind"
+TOPIC, PARTITION, ROWS, NUMBER = "topic", "partition", "rows", "number"
+
+
+class _Value(NamedTuple):
+    """The value of a staged record. ``log`` None: rows that are applied later."""
+
+    log: Log | None
+    rows: int
+    data: bytes
+
+
+def stage_app(header: BranchHeader) -> str:
+    """Returns the app whose stage topic holds the branch; "" for a batch write."""
+    return header.app_id if header.batch_id >= 0 else ""
+
+
+class Staging:
+    """``codec`` compresses what is published."""
+
+    def __init__(self, client: Client, topology: Topology, codec: Codec = Codec.NONE) -> None:
+        self._client = client
+        self._topology = topology
+        self._codec = codec
+        self._partitions: dict[str, int] = {}  # stage topics that exist with their settings
+
+    def ensure(self, app_id: str) -> str:
+        """Returns the stage topic, made where there is none."""
+        topic = topics.stage(app_id)
+        if topic.name not in self._partitions:
+            self._partitions[topic.name] = len(topics.ensure(self._client, topic).partitions)
+        return topic.name
+
+    def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
+        """Stages a branch. Raises OptionError for rows that Kafka cannot carry, TransactionTooLarge,
+        ExchangeNotFound, AccessRefused.
+        """
+        topic = self.ensure(stage_app(header))
+        log = Log(topic, header.partition % self._partitions[topic])
+        branch = _Branch(self._client, header, log)
+        for value in self._published(branch, rows) if header.kind == "publish" else _kept(header, rows):
+            branch.add(value)
+        branch.flush()
+        return branch.staged()
+
+    def _published(self, branch: _Branch, rows: Iterable[pa.RecordBatch]) -> Iterator[_Value]:
+        header = branch.header
+        # so that few tasks do not all begin with partition 0
+        turn = zlib.crc32(header.branch.encode())
+        publisher = Publisher(turn, staged_bytes=LARGEST, codec=self._codec)
+        for part in parts(rows, header):
+            check_rows(part)
+            routed = self._topology.route(part)
+            branch.rows += part.num_rows
+            branch.unroutable += routed.unroutable
+            branch.examples += routed.examples
+            for log, count, data in publisher.batches(part, routed, self._topology.target, now_ms()):
+                yield _Value(log, count, data)
+
+
+class _Branch:
+    """What is staged of one branch."""
+
+    def __init__(self, client: Client, header: BranchHeader, log: Log) -> None:
+        self.header = header
+        self.rows = 0
+        self.unroutable = 0
+        self.examples: list[tuple[str, str]] = []
+        self._client = client
+        self._log = log
+        self._waiting: list[_Value] = []
+        self._waiting_bytes = 0
+        self._checksums: list[int] = []
+        self._spans: list[Span] = []
+        self._logs: set[Log] = set()
+        self._size_bytes = 0
+
+    def add(self, value: _Value) -> None:
+        size = len(value.data) + _HEADERS
+        if self._waiting and self._waiting_bytes + size > LARGEST:
+            self.flush()
+        self._waiting.append(value)
+        self._waiting_bytes += size
+        if value.log is not None:
+            self._logs.add(value.log)
+        else:
+            self.rows += value.rows
+
+    def flush(self) -> None:
+        """Appends what waits as one record batch."""
+        if not self._waiting:
+            return
+        here("kafka.stage.append")
+        header, first = self.header, len(self._checksums)
+        blocks = [_headers(header, value, first + number) for number, value in enumerate(self._waiting)]
+        batch = encode(
+            pa.array([value.data for value in self._waiting], pa.binary()),
+            keys=pa.array([header.branch.encode()] * len(blocks), pa.binary()),
+            headers=pa.array(blocks, pa.binary()),
+            timestamp=now_ms(),
+        )
+        # sent again where the answer is lost: the copy that is not acknowledged is named by nothing
+        offset = self._client.produce({self._log: batch}, repeat=True)[self._log]
+        self._spans.append(Span(offset, offset + len(blocks) - 1))
+        self._checksums += [signed(xxhash.xxh3_64_intdigest(value.data)) for value in self._waiting]
+        self._size_bytes += sum(len(value.data) for value in self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+        here("kafka.stage.appended")
+
+    def staged(self) -> StagedBranch:
+        header = self.header
+        receipt = Receipt(
+            token=header.token,
+            identity=of(header),
+            kind=header.kind,
+            target={} if header.kind == "publish" else header.target,
+            place=Place(header.branch, self._log, joined(self._spans)),
+            records=len(self._checksums),
+            size_bytes=self._size_bytes,
+            reached=self.rows - self.unroutable if header.kind == "publish" else 0,
+            unroutable=self.unroutable,
+            examples=tuple(self.examples[:3]),
+            logs=tuple(sorted(self._logs)),
+        )
+        return StagedBranch(
+            header.branch,
+            header.partition,
+            header.attempt,
+            self.rows,
+            branch_checksum(self._checksums) if self._checksums else 0,
+            receipt=receipt.text() if self.rows else "",
+        )
+
+
+def _headers(header: BranchHeader, value: _Value, number: int) -> bytes:
+    pairs = {
+        TOKEN: header.token,
+        APP: header.app_id,
+        QUERY: header.query_id,
+        BATCH: str(header.batch_id),
+        KIND: header.kind,
+        ROWS: str(value.rows),
+        NUMBER: str(number),
+    }
+    if value.log is not None:
+        pairs |= {TOPIC: value.log.topic, PARTITION: str(value.log.partition)}
+    return encode_headers((name, text.encode()) for name, text in pairs.items())
+
+
+def _kept(header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> Iterator[_Value]:
+    """Yields rows that are applied later, as Arrow streams that fit into a staged record."""
+    waiting: list[pa.RecordBatch] = []
+    for part in parts(rows, header):
+        waiting.append(part)
+        while waiting:
+            piece = waiting.pop()
+            if piece.num_rows > 1 and piece.nbytes > 2 * BATCH_BYTES:
+                waiting += _halves(piece)
+                continue
+            data = _stream(piece)
+            if len(data) <= LARGEST:
+                yield _Value(None, piece.num_rows, data)
+            elif piece.num_rows > 1:
+                waiting += _halves(piece)
+            else:
+                raise TransactionTooLarge(
+                    f"a row of {len(data)} bytes for the stage topic of app {header.app_id!r}, which takes "
+                    f"at most {LARGEST} bytes in a row",
+                    "store it elsewhere, and append a reference",
+                )
+
+
+def _halves(piece: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Returns both halves, the first one last."""
+    middle = piece.num_rows // 2
+    return [piece.slice(middle), piece.slice(0, middle)]
+
+
+def _stream(rows: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_batch(rows)
+    return bytes(sink.getvalue())

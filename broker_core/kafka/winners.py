@@ -1,0 +1,139 @@
+"""Reading staged branches by the offsets in their names, piece by piece.
+
+Not here: staging (``staging.py``), and which branches are read.
+Invariant: a branch is whole, or MissingBranch is raised: every staged record is there with its crc, under the
+right key, with the right number, and the checksums of all of them are those of the receipt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+from broker_core import errors
+from broker_core.arrow.parts import branch_checksum, signed
+from broker_core.kafka.client import Client
+from broker_core.kafka.decode import Records, decode
+from broker_core.kafka.plain import NO_HEADERS, header_pairs
+from broker_core.kafka.port import Isolation, Log
+from broker_core.kafka.receipt import Named, Place, Span, missing
+from broker_core.kafka.staging import NUMBER, PARTITION, ROWS, TOKEN, TOPIC
+
+PIECE_BYTES = 16 << 20  # of one fetch
+
+
+class StagedRecord(NamedTuple):
+    branch: str
+    value: pa.Buffer
+    headers: Mapping[str, str]
+
+    @property
+    def rows(self) -> int:
+        return int(self.headers[ROWS])
+
+    @property
+    def log(self) -> Log:
+        """Where it is published."""
+        return Log(self.headers[TOPIC], int(self.headers[PARTITION]))
+
+
+def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]]:
+    """Yields the records of the places in pieces; those of one place in their order.
+
+    Records of other branches between them are left out. Raises DataLoss where some were deleted,
+    QueueNotFound.
+    """
+    wanted: dict[Log, list[Span]] = {}
+    for place in places:
+        wanted.setdefault(place.log, []).extend(place.spans)
+    for spans in wanted.values():
+        spans.sort(reverse=True)  # the next one last
+    positions = {log: spans[-1].first for log, spans in wanted.items() if spans}
+    patience = client.patience()
+    while positions:
+        fetched = client.fetch(positions, isolation=Isolation.READ_UNCOMMITTED, max_bytes=PIECE_BYTES)
+        found: list[StagedRecord] = []
+        moved = False
+        for log, answer in fetched.items():
+            spans, position = wanted[log], positions[log]
+            decoded = decode(answer.records, position, spans[0].last + 1, log=str(log))
+            moved |= decoded.position > position
+            for rows in _within(decoded.records, spans, decoded.position):
+                found += _staged(decoded.records, rows)
+            if spans:
+                positions[log] = max(decoded.position, spans[-1].first)
+            else:
+                del positions[log]
+        if found:
+            yield found
+        if moved:
+            patience.renew()
+        else:  # a leader that is new has not caught up yet
+            patience.wait(
+                errors.ConnectionFailed(f"{', '.join(map(str, positions))}: what was staged is not shown yet")
+            )
+
+
+def _within(records: Records, spans: list[Span], position: int) -> Iterator[slice]:
+    """Yields the rows of the spans that begin below ``position``, and takes those off that end there."""
+    while spans and spans[-1].first < position:
+        first, last = spans.pop()
+        start, stop = records.offsets.searchsorted([first, min(last + 1, position)])
+        yield slice(int(start), int(stop))
+        if last >= position:
+            spans.append(Span(position, last))
+            return
+
+
+def _staged(records: Records, rows: slice) -> Iterator[StagedRecord]:
+    for row in range(rows.start, rows.stop):
+        key = None if records.keys is None else records.keys[row].as_py()
+        block = NO_HEADERS if records.headers is None else records.headers[row].as_py()
+        headers = {name: (value or b"").decode() for name, value in header_pairs(block)}
+        yield StagedRecord((key or b"").decode(), records.values[row].as_buffer(), headers)
+
+
+class Check:
+    """Whether what was read of the named branches is what their tasks staged."""
+
+    def __init__(self, named: Iterable[Named]) -> None:
+        self._open = {each.branch.branch: each for each in named if each.receipt.records}
+        self._seen: dict[str, list[int]] = {branch: [] for branch in self._open}
+
+    def take(self, record: StagedRecord) -> None:
+        """Raises MissingBranch."""
+        named = self._open.get(record.branch)
+        if named is None:
+            raise errors.MissingBranch(
+                f"a staged record of branch {record.branch!r} stands where another one was staged. Nothing "
+                "was published; let Spark run the batch again"
+            )
+        seen = self._seen[record.branch]
+        if record.headers.get(TOKEN) != named.receipt.token or record.headers.get(NUMBER) != str(len(seen)):
+            raise missing(named.branch, f"is not what was staged: record {len(seen)} has {record.headers}")
+        seen.append(signed(xxhash.xxh3_64_intdigest(record.value)))
+        if len(seen) == named.receipt.records:
+            self._close(named)
+
+    def _close(self, named: Named) -> None:
+        name = named.branch.branch
+        if branch_checksum(self._seen[name]) != named.branch.checksum:
+            raise missing(named.branch, "is not what was staged: its checksum differs")
+        del self._open[name]
+
+    def finish(self) -> None:
+        """Raises MissingBranch for a branch that is not whole."""
+        for name, named in self._open.items():
+            raise missing(
+                named.branch, f"has {len(self._seen[name])} of {named.receipt.records} staged records"
+            )
+
+
+def rows_of(records: Iterable[StagedRecord]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of an append or after_commit branch."""
+    for record in records:
+        with pa.ipc.open_stream(record.value) as stream:
+            yield from stream
