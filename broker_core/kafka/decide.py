@@ -1,0 +1,329 @@
+"""Micro-batches of one app on Kafka: opened, decided, released (C1, C4).
+
+The steps are numbered as in the design: what is above the commit of the transaction can be discarded, what is
+below it can be repeated.
+Not here: the rules (``micro_batch/ledger.py``), when memory is believed (``owned.py``), staging
+(``staging.py``).
+Invariant: one transaction holds everything that a batch publishes and its ledger entry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from broker_core import errors
+from broker_core.broker.records import LedgerRecord
+from broker_core.engine import Committed, OnNewCheckpoint, Opened, StagedBranch
+from broker_core.failpoint import here
+from broker_core.kafka import winners
+from broker_core.kafka.cleaning import Cleaner
+from broker_core.kafka.client import Client
+from broker_core.kafka.decisions import Changes, Decisions
+from broker_core.kafka.facts import Facts
+from broker_core.kafka.owned import Owned
+from broker_core.kafka.owner import TIMEOUT_MS, Ready, Transaction
+from broker_core.kafka.port import EARLIEST, Isolation, Log
+from broker_core.kafka.receipt import Named, missing, parse, require
+from broker_core.micro_batch.ledger import public
+
+OnUnroutable = Literal["fail", "drop"]
+
+LONGEST_MS = 900_000  # Kafka's default of transaction.max.timeout.ms
+SLOWEST = 20_000  # bytes that are published in a millisecond, at least
+_EXAMPLES = 3
+
+
+class Decider:
+    """Opens and decides the batches of one app, one after another."""
+
+    def __init__(self, client: Client, decisions: Decisions, facts: Facts, *, cleaner: Cleaner) -> None:
+        self._client = client
+        self._decisions = decisions
+        self._ledger = decisions.ledger
+        self._facts = facts
+        self._cleaner = cleaner
+        self._app = decisions.app_id
+        self._owned = Owned(client, decisions)
+
+    # -- C1 --------------------------------------------------------------------------------------------------
+    def open(
+        self, query_id: str, batch_id: int, on_new: OnNewCheckpoint, token: str, *, consumes: bool
+    ) -> Opened:
+        """Opens a batch. Raises LineageConflict, BatchGap."""
+
+        def rule(changes: Changes) -> LedgerRecord | None:
+            return self._ledger.open(
+                changes,
+                self._app,
+                query_id,
+                batch_id,
+                on_new,
+                consumes=consumes,
+                claim_position=self._facts.position(),
+            )
+
+        def attempt() -> Opened:
+            lineage = Changes()
+
+            def ask() -> LedgerRecord | None:
+                nonlocal lineage
+                if not consumes:
+                    self._facts.refresh()
+                found, lineage = self._decisions.trial(rule)
+                return found
+
+            # 1. own the app; 2. decided? next? 3. again behind a fence, unless it is new
+            found = self._owned.judged(ask)
+            here("kafka.open.judged")
+            if found is not None:
+                return Opened(found.sequence, "", self._already(found).entry)
+            # 4. a new lineage has a transaction of its own
+            if lineage:
+                self._written(lineage)
+            here("kafka.open.opened")
+            return Opened(self._ledger.next_sequence(self._app), token)
+
+        return self._owned.patiently(attempt)
+
+    # -- C4 --------------------------------------------------------------------------------------------------
+    def commit(
+        self,
+        query_id: str,
+        batch_id: int,
+        token: str,
+        branches: Sequence[StagedBranch],
+        *,
+        on_unroutable: OnUnroutable,
+        consumes: bool,
+    ) -> Committed:
+        """Decides a batch. Raises LineageConflict, BatchGap, MissingBranch, Unroutable, TransactionTooLarge,
+        QueueNotFound.
+        """
+        batch = (self._app, query_id, batch_id)
+        staged = parse(branches)
+
+        def attempt() -> Committed:
+            ranges: dict[str, list[int]] = {}
+
+            def ask() -> LedgerRecord | None:
+                nonlocal ranges
+                ranges = self._refreshed().ranges_read(query_id, batch_id) if consumes and query_id else {}
+                entry = self._ledger.entry(*batch)
+                if entry is not None:
+                    _require_equal(entry, ranges)
+                    return entry
+                self._ledger.require_next(*batch)
+                self._ledger.require_ranges(self._app, ranges, query_id, batch_id, self._facts.settled)
+                return None
+
+            # 1. own the app, with an epoch whose transaction may last long enough
+            lasting_ms = timeout_ms(staged)
+            # 2. decided before? 3. order and ranges
+            entry = self._owned.judged(ask, lasting_ms)
+            here("kafka.decide.judged")
+            if entry is not None:
+                return self._already(entry)
+            # 4. what the receipts say, before anything is sent
+            won = require(staged, token, batch)
+            if on_unroutable == "fail":
+                require_routable(won)
+            self._decisions.learn(self._facts)
+            record = self._entry(query_id, batch_id, token, won, ranges)
+            _, changes = self._decisions.trial(lambda changes: self._ledger.decide(changes, record))
+            try:
+                self._publish(won, changes)
+            except errors.MissingBranch:
+                # the driver that overtook this one has decided the batch, and cleaned up behind it?
+                self._owned.fence(lasting_ms)
+                entry = ask()
+                if entry is None:
+                    raise
+                return self._already(entry)
+            # 9. free what no decision can name any more
+            self._cleaner.decided(
+                (each.receipt.place for each in won), self._ledger.unapplied(self._app), _bytes(won)
+            )
+            here("kafka.decide.cleaned")
+            return Committed(public(record), already=False)
+
+        return self._owned.patiently(attempt)
+
+    def _already(self, entry: LedgerRecord) -> Committed:
+        self._decisions.learn(self._refreshed())
+        return Committed(public(self._ledger.by_token(entry.token) or entry), already=True)
+
+    def _entry(
+        self, query_id: str, batch_id: int, token: str, won: Sequence[Named], ranges: dict[str, list[int]]
+    ) -> LedgerRecord:
+        to_apply: list[list[Any]] = [
+            [each.receipt.kind, dict(each.receipt.target), str(each.receipt.place), each.branch.rows]
+            for each in won
+            if each.receipt.kind != "publish"
+        ]
+        sequence = self._ledger.next_sequence(self._app)
+        return LedgerRecord(
+            app_id=self._app,
+            sequence=sequence,
+            query_id=query_id,
+            batch_id=batch_id,
+            token=token,
+            ranges=ranges,
+            messages=sum(end - start for start, end in ranges.values()),
+            published=sum(each.receipt.reached for each in won),
+            committed_at=time.time_ns() // 1000,
+            commit_sequence=sequence,
+            branches=to_apply,
+            claim_position=self._facts.position(),
+            applied=not to_apply,
+            mirrored=False,
+        )
+
+    def _publish(self, won: Sequence[Named], changes: Changes) -> None:
+        """Steps 5 to 8: one transaction of the winners and the ledger entry."""
+        decision = changes.encoded(self._owned.owner.now())
+        self._require_there([each for each in won if each.receipt.kind != "publish"])
+        published = [each for each in won if each.receipt.logs]
+        # 5. all logs join, where Kafka needs it
+        transaction = self._owned.owner.begin()
+        try:
+            transaction.join([log for each in published for log in each.receipt.logs] + [self._decisions.log])
+            here("kafka.decide.joined")
+            # 6. the winners
+            publish(self._client, transaction, published)
+            here("kafka.decide.published")
+            # 7. the decision, last
+            transaction.append({self._decisions.log: decision})
+            here("kafka.decide.entered")
+            # 8. the commit point
+            transaction.commit()
+        except (errors.ConnectionFailed, errors.TransactionState):
+            raise  # the next fence ends it, whatever has become of it
+        except Exception:
+            end_quietly(transaction)
+            raise
+        here("kafka.decide.committed")
+        self._take(changes)
+
+    def _require_there(self, kept: Sequence[Named]) -> None:
+        """Raises MissingBranch where rows that are applied later were deleted."""
+        logs = {each.receipt.place.log for each in kept if each.receipt.records}
+        begins = (
+            self._client.offsets(dict.fromkeys(logs, EARLIEST), Isolation.READ_UNCOMMITTED) if logs else {}
+        )
+        for each in kept:
+            place = each.receipt.place
+            if place.spans and place.spans[0].first < begins[place.log]:
+                raise missing(each.branch, "was deleted from the stage topic")
+
+    # -- S6 --------------------------------------------------------------------------------------------------
+    def release(self, queue: str, logs: Sequence[Log]) -> None:
+        """Releases a queue from its app: the running driver loses its epoch. Raises PreconditionFailed."""
+
+        def rule(changes: Changes) -> None:
+            last = self._ledger.last(self._app)
+            for log in logs:
+                self._ledger.release(changes, str(log), last.commit_sequence if last else 0)
+
+        def attempt() -> None:
+            self._owned.fence()
+            _, changes = self._decisions.trial(rule)
+            self._written(changes)
+
+        if queue not in self._refreshed().queues():
+            raise errors.PreconditionFailed(
+                f"queue {queue!r} is not claimed by app {self._app!r}; `txmq apps` lists the claims"
+            )
+        self._owned.patiently(attempt)
+        here("kafka.release.decided")
+        self._facts.release(queue)
+
+    def _written(self, changes: Changes) -> None:
+        self._owned.write(changes)
+        self._take(changes)
+
+    def _take(self, changes: Changes) -> None:
+        self._decisions.take(changes)
+        if changes.pruned:
+            self._facts.forget(changes.pruned)
+
+    def _refreshed(self) -> Facts:
+        self._facts.refresh()
+        return self._facts
+
+
+def publish(client: Client, transaction: Transaction, won: Iterable[Named]) -> None:
+    """Publishes staged batches: one for each log at a time, all leaders at once, at most a few pieces in
+    memory. Raises MissingBranch.
+    """
+    chosen = list(won)
+    check = winners.Check(chosen)
+    try:
+        for piece in winners.read(client, [each.receipt.place for each in chosen]):
+            waiting: dict[Log, deque[winners.StagedRecord]] = {}
+            for record in piece:
+                check.take(record)
+                waiting.setdefault(record.log, deque()).append(record)
+            while waiting:
+                turn = {log: queue.popleft() for log, queue in waiting.items()}
+                transaction.append({log: Ready(record.value, record.rows) for log, record in turn.items()})
+                waiting = {log: queue for log, queue in waiting.items() if queue}
+    except errors.DataLoss as error:
+        raise errors.MissingBranch(
+            f"staged rows were deleted ({error.summary}). Nothing was published; let Spark run the batch "
+            "again"
+        ) from None
+    check.finish()
+
+
+def end_quietly(transaction: Transaction) -> None:
+    """So that readers do not wait for the next fence; where it fails, they do."""
+    try:
+        transaction.abort()
+    except errors.TxmqError:
+        pass
+
+
+def _require_equal(entry: LedgerRecord, ranges: dict[str, list[int]]) -> None:
+    """Raises LineageConflict unless a decided batch has read again what it consumed (S4)."""
+    if ranges and {log: list(span) for log, span in entry.ranges.items()} != ranges:
+        raise errors.LineageConflict(
+            f"batch {entry.batch_id} of query {entry.query_id} is decided (consumed {entry.ranges}) and has "
+            f"now read {ranges}: an older or changed checkpoint of app {entry.app_id!r} was restored. Use "
+            "the newest checkpoint, or a new one with onNewCheckpoint=resume"
+        )
+
+
+def require_routable(won: Iterable[Named]) -> None:
+    count = 0
+    examples: list[tuple[str, str]] = []
+    for each in won:
+        count += each.receipt.unroutable
+        examples += each.receipt.examples
+    if count:
+        shown = ", ".join(
+            f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES]
+        )
+        raise errors.Unroutable(
+            f"{count} messages of the transaction reach no queue ({shown}); nothing was published. Bind a "
+            "queue, or set onUnroutable=drop"
+        )
+
+
+def _bytes(won: Iterable[Named]) -> int:
+    return sum(each.receipt.size_bytes for each in won)
+
+
+def timeout_ms(named: Iterable[Named]) -> int:
+    """Returns how long the transaction of these branches may be open. Raises TransactionTooLarge."""
+    size = _bytes(each for each in named if each.receipt.logs)
+    wanted = max(TIMEOUT_MS, 3 * size // SLOWEST)
+    if wanted > LONGEST_MS:
+        raise errors.TransactionTooLarge(
+            f"a micro-batch that publishes {size} bytes: a transaction of Kafka is open for at most "
+            f"{LONGEST_MS // 60_000} minutes, which may be too short",
+            "read fewer rows in a batch (maxOffsetsPerTrigger)",
+        )
+    return wanted

@@ -1,0 +1,231 @@
+"""Every single request of a micro-batch fails, is lost, or is the driver's last, and one driver overtakes
+another before each of them: what is published is there exactly once, with one ledger entry.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker_core import errors
+from broker_core.kafka import port
+from broker_core.kafka.code import Code
+from broker_core.kafka.port import Log, Request
+from tests.kafka.fake_kafka import LOST, REFUSED, UNANSWERED
+from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver
+
+BODIES = [b"%d" % number for number in range(6)]
+pytestmark = pytest.mark.slow
+
+ENOUGH = 400  # requests; a micro-batch has fewer
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture(params=[1, 2], ids=["tv1", "tv2"])
+def version(request: pytest.FixtureRequest) -> int:
+    found: int = request.param
+    return found
+
+
+def batch(driver: Driver, number: int, query: str = QUERY) -> None:
+    """A micro-batch that publishes to two queues, from two tasks, and appends."""
+    opened = driver.open(number, query)
+    if opened.already:
+        driver.commit(number, "", [], query)
+        return
+    tagged = [b"%d:%s" % (number, body) for body in BODIES]
+    branches = [
+        driver.stage(opened.token, tagged[:3], batch=number, query=query, partition=0),
+        driver.stage(
+            opened.token,
+            tagged[3:],
+            batch=number,
+            query=query,
+            partition=1,
+            target={"exchange": "", "routing_key": "paid"},
+        ),
+        driver.stage(
+            opened.token,
+            [b"row"],
+            batch=number,
+            query=query,
+            kind="append",
+            target={"table": "t"},
+            partition=2,
+        ),
+        driver.stage(opened.token, [], batch=number, query=query, partition=3),
+    ]
+    # a speculative attempt of the first task, which is not named
+    driver.stage(opened.token, tagged[:3], batch=number, query=query, partition=0)
+    driver.commit(number, opened.token, branches, query)
+
+
+def require_once(cluster: Cluster, *batches: int) -> None:
+    published = {number: [b"%d:%s" % (number, body) for body in BODIES] for number in batches}
+    assert sorted(cluster.bodies("orders")) == sorted(
+        body for each in published.values() for body in each[:3]
+    )
+    assert sorted(cluster.bodies("paid")) == sorted(body for each in published.values() for body in each[3:])
+    assert cluster.entries() == [(sequence, number) for sequence, number in enumerate(batches, 1)]
+    fresh = cluster.driver()
+    unapplied = fresh.sink.unapplied(APP)
+    assert [entry.batch_id for entry in unapplied] == list(batches)
+    for entry in unapplied:
+        (to_apply,) = entry.to_apply
+        found = [
+            row for rows in fresh.sink.read_branches(to_apply.branches) for row in rows["body"].to_pylist()
+        ]
+        assert found == [b"row"]
+
+
+def at(cluster: Cluster, number: int, act: Callable[[Request[Any]], str | Code | None]) -> Callable[[], int]:
+    """Acts before the request with this number. Returns how many there have been."""
+    count = 0
+
+    def fault(node: int, request: Request[Any]) -> str | Code | None:
+        nonlocal count
+        count += 1
+        return act(request) if count == number else None
+
+    cluster.kafka.fault = fault
+    return lambda: count
+
+
+def without_faults(cluster: Cluster) -> None:
+    cluster.kafka.fault = lambda node, request: None
+
+
+@pytest.mark.parametrize("fault", [REFUSED, LOST, UNANSWERED])
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "later"])
+def test_c4_whatever_request_fails_a_batch_is_decided_once(version: int, fault: str, warm: bool) -> None:
+    for number in range(1, ENOUGH):
+        cluster = Cluster(version)
+        driver = cluster.driver()
+        if warm:
+            batch(driver, 0)
+        count = at(cluster, number, lambda request: fault)
+        batch(driver, int(warm))
+        reached = count() >= number
+        without_faults(cluster)
+        batch(driver, int(warm) + 1)
+        require_once(cluster, *range(int(warm) + 2))
+        if not reached:
+            return
+    raise AssertionError("it never ended")
+
+
+def test_row_3_whatever_request_was_the_drivers_last_the_next_one_decides_once(version: int) -> None:
+    def kill(request: Request[Any]) -> None:
+        raise Killed
+
+    for number in range(1, ENOUGH):
+        cluster = Cluster(version)
+        count = at(cluster, number, kill)
+        try:
+            batch(cluster.driver(), 0)
+        except Killed:
+            pass
+        reached = count() >= number
+        without_faults(cluster)
+        successor = cluster.driver()
+        batch(successor, 0)
+        batch(successor, 1)
+        require_once(cluster, 0, 1)
+        if not reached:
+            return
+    raise AssertionError("it never ended")
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_row_11_a_driver_that_is_overtaken_before_any_request_sees_one_decision(
+    version: int, ahead: int
+) -> None:
+    """The other one decides the same batch, or also the next one, while this one is suspended."""
+    for number in range(1, ENOUGH):
+        cluster = Cluster(version)
+        suspended, other = cluster.driver(), cluster.driver()
+
+        count = at(cluster, number, lambda _: overtake(cluster, other, ahead))  # noqa: B023
+        batch(suspended, 0)
+        reached = count() >= number
+        without_faults(cluster)
+        if not reached:
+            return
+        batch(suspended, ahead)  # neither takes the other's decisions for a gap
+        batch(other, ahead)
+        batch(other, ahead + 1)
+        require_once(cluster, *range(ahead + 2))
+    raise AssertionError("it never ended")
+
+
+def overtake(cluster: Cluster, other: Driver, ahead: int) -> None:
+    fault, cluster.kafka.fault = cluster.kafka.fault, lambda node, request: None
+    for each in range(ahead):
+        batch(other, each)
+    cluster.kafka.fault = fault
+
+
+def test_two_drivers_in_turn_decide_every_batch_once(version: int) -> None:
+    cluster = Cluster(version)
+    drivers = [cluster.driver(), cluster.driver()]
+    for number in range(6):
+        batch(drivers[number % 2], number)
+        batch(drivers[(number + 1) % 2], number)
+    require_once(cluster, *range(6))
+
+
+@pytest.mark.parametrize(
+    "request_type",
+    [port.InitProducer, port.AddPartitions, port.Produce, port.EndTransaction, port.Fetch, port.ListOffsets],
+)
+def test_the_coordinator_and_every_leader_move_before_any_request_of_a_kind(
+    version: int, request_type: type[Request[Any]]
+) -> None:
+    cluster = Cluster(version)
+    driver, moves = cluster.driver(), 0
+
+    def move(node: int, request: Request[Any]) -> None:
+        nonlocal moves
+        if isinstance(request, request_type) and moves < 40:
+            moves += 1
+            cluster.kafka.move_coordinator(f"txmq.{APP}", 1 + moves % 3)
+            for name, topic in cluster.kafka.topics.items():
+                for log in topic.logs:
+                    cluster.kafka.move_leader(
+                        Log(name, log.log.partition), 1 + (moves + log.log.partition) % 3
+                    )
+
+    cluster.kafka.fault = move
+    for number in range(3):
+        batch(driver, number)
+    assert moves or (version == 2 and request_type is port.AddPartitions)
+    without_faults(cluster)
+    require_once(cluster, 0, 1, 2)
+
+
+def test_a_kafka_that_stays_away_is_a_connection_that_failed_and_the_replay_decides_once(
+    version: int,
+) -> None:
+    for number in range(1, ENOUGH):
+        cluster = Cluster(version)
+        driver = cluster.driver(reconnect_s=0.05)
+        requests = itertools.count(1)
+        cluster.kafka.fault = lambda *_: REFUSED if next(requests) >= number else None  # noqa: B023
+        try:
+            batch(driver, 0)
+            reached = False
+        except errors.ConnectionFailed:
+            reached = True
+        without_faults(cluster)
+        batch(driver, 0)
+        batch(driver, 1)
+        require_once(cluster, 0, 1)
+        if not reached:
+            return
+    raise AssertionError("it never ended")
