@@ -72,17 +72,22 @@ class Decisions:
         self.ledger = Ledger((), self._undo)
         self.app_id = app_id
 
-    def replay(self, *, fenced: bool = False) -> None:
-        """Takes in what is committed. ``fenced``: no transaction of the app is open, so up to the very end;
-        else what is behind an open transaction is left for later.
+    def replay(self, *, whole: bool = False) -> None:
+        """Takes in what is committed. ``whole``: also what stands behind an open transaction, for whose end
+        it waits; behind a fence there is none. Else that is left for later.
         """
-        isolation = Isolation.READ_UNCOMMITTED if fenced else Isolation.READ_COMMITTED
+        isolation = Isolation.READ_UNCOMMITTED if whole else Isolation.READ_COMMITTED
         end = self._client.offsets({self.log: LATEST}, isolation)[self.log]
         for row in entry.replay(self._client, self.log, self._position, end):
             key = (row.key or b"").decode()
             self._take(key, None if row.value is None else entry.parse(key, row.value))
         self._position = max(self._position, end)
         self._undo.begin()
+
+    def consumed(self) -> dict[str, int]:
+        """Returns by log where its last decided range ended."""
+        entries = (record for record in self._records.values() if isinstance(record, LedgerRecord))
+        return self.ledger.consumed({log for record in entries for log in record.ranges})
 
     def trial(self, ask: Callable[[Changes], T]) -> tuple[T, Changes]:
         """Returns what ``ask`` answers, and what would change by it; nothing has changed. Raises what it

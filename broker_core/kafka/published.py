@@ -97,7 +97,10 @@ class Publisher:
             before = int(ends[first - 1]) if first else 0
             fitting = int(np.searchsorted(ends, before + limit, side="right"))
             end = min(max(fitting, first + 1), first + MAX_ROWS, total)
-            data = columns.slice(first, end - first).encoded(self._codec, now_ms)
+            rows = columns.slice(first, end - first)
+            data = rows.encoded(self._codec, now_ms)
+            if len(data) > largest and self._codec is not Codec.NONE:
+                data = rows.encoded(Codec.NONE, now_ms)  # what does not shrink grows a little
             if len(data) > largest:
                 raise TransactionTooLarge(
                     f"a message of {len(data)} bytes for topic {log.topic}, which takes at most {largest} "

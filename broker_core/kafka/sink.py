@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -95,6 +95,17 @@ class Sink:
         """Returns the app; None if there is none. For questions, which make nothing."""
         known = app_id in self._apps or topics.find(self._client, topics.app(app_id)) is not None
         return self._app(app_id) if known else None
+
+    def consumed(self, app_id: str) -> Mapping[str, int]:
+        """Returns by log where the app's last decided range ended, for its source. Waits for an open
+        transaction of the app, at most until Kafka aborts it.
+        """
+        app = self._found(app_id)
+        if app is None:
+            return {}
+        with app.lock:
+            app.decisions.replay(whole=True)
+            return app.decisions.consumed()
 
     # -- C1, C2, C4 ------------------------------------------------------------------------------------------
     def open_batch(
@@ -241,7 +252,7 @@ class Sink:
                 sequence=last.sequence if last else 0,
                 query_id=last.query_id if last else "",
                 batch_id=last.batch_id if last else -1,
-                lag=facts.lag(ledger.consumed(self._logs(facts.queues()))),
+                lag=facts.lag(app.decisions.consumed()),
                 unapplied=unapplied,
                 unmirrored=unmirrored,
             )
@@ -283,8 +294,3 @@ class Sink:
     def _all_apps(self) -> list[str]:
         found = (names.app_of(topic) for topic in self._client.topics())
         return sorted(app_id for app_id in found if app_id is not None)
-
-    def _logs(self, queues: Iterable[str]) -> list[str]:
-        return [
-            str(Log(queue, number)) for queue in queues for number in self._client.topic(queue).partitions
-        ]

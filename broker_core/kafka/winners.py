@@ -16,10 +16,12 @@ import xxhash
 from broker_core import errors
 from broker_core.arrow.parts import branch_checksum, signed
 from broker_core.kafka.client import Client
-from broker_core.kafka.decode import Records, decode
-from broker_core.kafka.plain import NO_HEADERS, header_pairs
+from broker_core.kafka.compression import inflate
+from broker_core.kafka.decode import LIMIT
+from broker_core.kafka.plain import header_pairs, records
 from broker_core.kafka.port import Isolation, Log
 from broker_core.kafka.receipt import Named, Place, Span, missing
+from broker_core.kafka.record_batch import Head, read_head
 from broker_core.kafka.staging import NUMBER, PARTITION, ROWS, TOKEN, TOPIC
 
 PIECE_BYTES = 16 << 20  # of one fetch
@@ -27,7 +29,7 @@ PIECE_BYTES = 16 << 20  # of one fetch
 
 class StagedRecord(NamedTuple):
     branch: str
-    value: pa.Buffer
+    value: bytes
     headers: Mapping[str, str]
 
     @property
@@ -58,15 +60,14 @@ def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]
         found: list[StagedRecord] = []
         moved = False
         for log, answer in fetched.items():
-            spans, position = wanted[log], positions[log]
-            decoded = decode(answer.records, position, spans[0].last + 1, log=str(log))
-            moved |= decoded.position > position
-            for rows in _within(decoded.records, spans, decoded.position):
-                found += _staged(decoded.records, rows)
+            spans, before = wanted[log], positions.pop(log)
+            position = before
+            for head in _heads(answer.records, str(log)):
+                found += _within(head, answer.records, spans, log)
+                position = max(position, head.last_offset + 1)
+            moved |= position > before
             if spans:
-                positions[log] = max(decoded.position, spans[-1].first)
-            else:
-                del positions[log]
+                positions[log] = max(position, spans[-1].first)
         if found:
             yield found
         if moved:
@@ -77,23 +78,28 @@ def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]
             )
 
 
-def _within(records: Records, spans: list[Span], position: int) -> Iterator[slice]:
-    """Yields the rows of the spans that begin below ``position``, and takes those off that end there."""
-    while spans and spans[-1].first < position:
-        first, last = spans.pop()
-        start, stop = records.offsets.searchsorted([first, min(last + 1, position)])
-        yield slice(int(start), int(stop))
-        if last >= position:
-            spans.append(Span(position, last))
-            return
+def _heads(data: memoryview, log: str) -> Iterator[Head]:
+    at = 0
+    while (head := read_head(data, at, log)) is not None:
+        yield head
+        at = head.stop
 
 
-def _staged(records: Records, rows: slice) -> Iterator[StagedRecord]:
-    for row in range(rows.start, rows.stop):
-        key = None if records.keys is None else records.keys[row].as_py()
-        block = NO_HEADERS if records.headers is None else records.headers[row].as_py()
-        headers = {name: (value or b"").decode() for name, value in header_pairs(block)}
-        yield StagedRecord((key or b"").decode(), records.values[row].as_buffer(), headers)
+def _within(head: Head, data: memoryview, spans: list[Span], log: Log) -> Iterator[StagedRecord]:
+    """Yields the records of a batch that lie in the spans, and takes those off that end in it. Few and large,
+    so one at a time is the fast way.
+    """
+    if not spans or head.last_offset < spans[-1].first:
+        return
+    content = inflate(head.codec, data[head.body], LIMIT)
+    for record in records(head, content, str(log)):
+        while spans and spans[-1].last < record.offset:
+            spans.pop()
+        if spans and spans[-1].first <= record.offset:
+            headers = {name: (value or b"").decode() for name, value in header_pairs(record.headers)}
+            yield StagedRecord((record.key or b"").decode(), record.value or b"", headers)
+    while spans and spans[-1].last <= head.last_offset:
+        spans.pop()
 
 
 class Check:

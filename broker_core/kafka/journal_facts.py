@@ -1,0 +1,150 @@
+"""The facts of the sink in the journal of an app: which decided rows are applied, skipped and mirrored; and
+what the sink asks of claims and reads.
+
+Not here: the journal itself, and how claims are dropped (both given).
+Invariant: a key is written with one value only, so facts commute, whoever writes them and in which order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from broker_core.errors import DataLoss, QueueNotFound
+from broker_core.kafka.client import Client
+from broker_core.kafka.names import parse_log
+from broker_core.kafka.port import LATEST, Log
+from broker_core.micro_batch.claim import Claims
+
+T = TypeVar("T")
+
+APPLIED, MIRRORED, SKIPPED = "applied", "mirrored", "skipped"  # ["applied",3] and so on
+
+
+class Position(Protocol):
+    """How far an app has read a queue."""
+
+    @property
+    def topic_id(self) -> str: ...
+    @property
+    def acked(self) -> dict[str, Any]: ...
+
+
+class Journal(Protocol):
+    """Partition 1 of an app's topic (``journal.py``)."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+    @property
+    def positions(self) -> Mapping[str, Position]: ...
+    def catch_up(self) -> object: ...
+    def look(self, question: Callable[[Claims], T]) -> T: ...
+    def note(self, facts: Mapping[str, Any]) -> None: ...
+    def forget(self, keys: Sequence[str]) -> None: ...
+
+
+class JournalFacts:
+    """``Facts`` of one app. ``drop_claims``: of a queue."""
+
+    def __init__(
+        self, client: Client, app_id: str, journal: Journal, drop_claims: Callable[[str], None]
+    ) -> None:
+        self._client = client
+        self._app_id = app_id
+        self._journal = journal
+        self._drop_claims = drop_claims
+
+    def refresh(self) -> None:
+        self._journal.catch_up()
+
+    # -- claims and reads ------------------------------------------------------------------------------------
+    def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
+        ranges = self._journal.look(lambda claims: claims.ranges_read(query_id, batch_id))
+        for queue in sorted({parse_log(log).topic for log in ranges}):
+            self._require_same_topic(queue)
+        return ranges
+
+    def _require_same_topic(self, queue: str) -> None:
+        position = self._journal.positions.get(queue)
+        try:
+            found = self._client.topic(queue).id
+        except QueueNotFound:
+            found = None
+        if position is not None and found != UUID(position.topic_id):
+            raise DataLoss(
+                f"topic {queue} was deleted {'and made again ' if found else ''}since app {self._app_id!r} "
+                "claimed it: what the batch has read is gone, and offsets count other messages now",
+                f"run `txmq release {self._app_id} {queue}`, and start with a new checkpoint and "
+                "onNewCheckpoint=resume",
+            )
+
+    def settled(self, log: str, start: int, end: int) -> bool:
+        position = self._journal.positions.get(parse_log(log).topic)
+        return position is not None and int(position.acked.get(log, 0)) >= end
+
+    def position(self) -> int:
+        return self._journal.look(lambda claims: claims.position(self._app_id))
+
+    def queues(self) -> tuple[str, ...]:
+        return tuple(sorted(self._journal.positions))
+
+    def lag(self, consumed: Mapping[str, int]) -> int:
+        read: dict[Log, int] = {}
+        for position in self._journal.positions.values():
+            for log, acked in position.acked.items():
+                read[parse_log(log)] = max(int(acked), consumed.get(log, 0))
+        ends = self._client.offsets(dict.fromkeys(read, LATEST))
+        return sum(max(0, ends[log] - offset) for log, offset in read.items())
+
+    def release(self, queue: str) -> None:
+        self._drop_claims(queue)
+
+    # -- decided rows ----------------------------------------------------------------------------------------
+    def applied(self) -> Set[int]:
+        return {int(sequence) for sequence, *_ in self._of(APPLIED)}
+
+    def mirrored(self) -> int:
+        return max((int(sequence) for sequence, *_ in self._of(MIRRORED)), default=0)
+
+    def skipped(self) -> Mapping[int, Mapping[str, str]]:
+        found: dict[int, dict[str, str]] = {}
+        for sequence, branch, to in self._of(SKIPPED):
+            found.setdefault(int(sequence), {})[branch] = to
+        return found
+
+    def mark_applied(self, sequence: int) -> None:
+        self._note([_key(APPLIED, sequence)])
+
+    def mark_mirrored(self, sequence: int) -> None:
+        below = [_key(MIRRORED, known) for known, *_ in self._of(MIRRORED) if known < sequence]
+        self._note([_key(MIRRORED, sequence)])
+        self._journal.forget(below)
+
+    def skip(self, sequence: int, branches: Collection[str], to: str) -> None:
+        self._note([_key(SKIPPED, sequence, branch, to) for branch in sorted(branches)])
+
+    def forget(self, sequences: Collection[int]) -> None:
+        gone = set(sequences)
+        self._journal.forget(
+            [
+                _key(kind, *found)
+                for kind in (APPLIED, SKIPPED)
+                for found in self._of(kind)
+                if int(found[0]) in gone
+            ]
+        )
+
+    def _note(self, keys: Sequence[str]) -> None:
+        self._journal.note(dict.fromkeys(keys, True))
+        self._journal.catch_up()
+
+    def _of(self, kind: str) -> list[list[Any]]:
+        """Returns what the keys of a kind say behind it."""
+        prefix = f'["{kind}",'
+        return [json.loads(key)[1:] for key in self._journal.facts if key.startswith(prefix)]
+
+
+def _key(kind: str, *values: int | str) -> str:
+    return json.dumps([kind, *values], separators=(",", ":"))
