@@ -9,40 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from uuid import UUID
 
 from broker_core.errors import DataLoss, QueueNotFound
 from broker_core.kafka.client import Client
+from broker_core.kafka.journal import Journal
 from broker_core.kafka.names import parse_log
 from broker_core.kafka.port import LATEST, Log
-from broker_core.micro_batch.claim import Claims
-
-T = TypeVar("T")
 
 APPLIED, MIRRORED, SKIPPED = "applied", "mirrored", "skipped"  # ["applied",3] and so on
-
-
-class Position(Protocol):
-    """How far an app has read a queue."""
-
-    @property
-    def topic_id(self) -> str: ...
-    @property
-    def acked(self) -> dict[str, Any]: ...
-
-
-class Journal(Protocol):
-    """Partition 1 of an app's topic (``journal.py``)."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
-    @property
-    def positions(self) -> Mapping[str, Position]: ...
-    def catch_up(self) -> object: ...
-    def look(self, question: Callable[[Claims], T]) -> T: ...
-    def note(self, facts: Mapping[str, Any]) -> None: ...
-    def forget(self, keys: Sequence[str]) -> None: ...
 
 
 class JournalFacts:

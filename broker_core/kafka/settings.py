@@ -27,7 +27,6 @@ SCHEME, DEFAULT_PORT = "kafka://", 9092
 PREFIX = "kafka."
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SECRETS = frozenset({"sasl.password", "ssl.key.password"})
-TRANSACTION_MS = 60_000
 
 _ENDPOINT = re.compile(r"(?:\[([^\]/@]+)\]|([^:/@,\[\]?#]+))(?::([0-9]{1,5}))?")
 _TLS = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.key.password",
@@ -39,6 +38,7 @@ _ADVICE = {
     "sasl.jaas.config": "set kafka.sasl.username and kafka.sasl.password",
     "group.id": "txmq names the group after the appId",
     "transactional.id": "txmq names it after the appId",
+    "transaction.timeout.ms": "txmq sets it by the size of a batch",
     "isolation.level": "txmq reads what is committed",
     "acks": "txmq waits for all in-sync replicas",
     "ssl.truststore.location": "give the certificates as PEM, in kafka.ssl.ca.location",
@@ -53,7 +53,6 @@ class KafkaSettings:
     bootstrap: tuple[Endpoint, ...]
     connection: connection.Settings = field(repr=False)
     reconnect_s: float = RECONNECT_S
-    transaction_ms: int = TRANSACTION_MS
     codec: Codec = Codec.NONE
 
 
@@ -77,7 +76,6 @@ def parse_settings(url: str, settings: Mapping[str, Any] | None = None) -> Kafka
             request_s=take.milliseconds("request.timeout.ms", 40_000) / 1000,
         ),
         reconnect_s=take.milliseconds("default.api.timeout.ms", int(RECONNECT_S * 1000)) / 1000,
-        transaction_ms=take.milliseconds("transaction.timeout.ms", TRANSACTION_MS),
         codec=Codec[take.choice("compression.type", [codec.name for codec in Codec], Codec.NONE.name)],
     )
     take.end()

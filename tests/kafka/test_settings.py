@@ -63,7 +63,6 @@ def test_settings_have_the_names_of_kafka() -> None:
             "kafka.sasl.mechanisms": "scram-sha-256",
             "kafka.request.timeout.ms": "5000",
             "kafka.default.api.timeout.ms": "70000",
-            "kafka.transaction.timeout.ms": 9000,
             "compression.type": "lz4",
         },
     )
@@ -73,7 +72,7 @@ def test_settings_have_the_names_of_kafka() -> None:
         "alice",
         "secret",
     )
-    assert (found.connection.request_s, found.reconnect_s, found.transaction_ms) == (5.0, 70.0, 9000)
+    assert (found.connection.request_s, found.reconnect_s) == (5.0, 70.0)
     assert found.codec is Codec.LZ4
     tls = parse_settings(URL, {"kafka.security.protocol": "ssl"}).connection.tls
     assert tls is not None and tls.check_hostname and tls.verify_mode is ssl.CERT_REQUIRED

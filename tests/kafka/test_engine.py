@@ -1,0 +1,261 @@
+"""The engine as the connector uses it: whole micro-batches from queue to queue, over one FakeKafka."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker_core import errors
+from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
+from broker_core.kafka import port
+from broker_core.kafka.engine import KafkaEngine, connect
+from tests.kafka.fake_kafka import UNANSWERED, FakeKafka
+from tests.kafka.source_bench import APP, SourceBench
+
+URL = "kafka://fake:1,fake:2,fake:3"
+FROM, TO = "orders", "done"
+
+
+class Bench(SourceBench):
+    def __init__(self) -> None:
+        super().__init__()
+        self.client.create_topic(TO, 2)
+
+    def engine(self) -> Engine:
+        """Of another process."""
+        return KafkaEngine(URL, None, lambda settings: self.kafka.wire())
+
+    def bodies(self, queue: str) -> list[bytes]:
+        engine = self.engine()
+        slices = [(log, 0, found.end) for log, found in engine.available(engine.logs([queue])).items()]
+        return sorted(body for rows in engine.browse(slices) for body in rows.column("body").to_pylist())
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def header(token: str, batch: int, task: int = 0) -> BranchHeader:
+    return BranchHeader(
+        token, os.urandom(16).hex(), "publish", {"exchange": "", "routing_key": TO}, APP, "q", batch, task
+    )
+
+
+def micro_batch(
+    driver: Engine,
+    task: Engine,
+    batch: int,
+    start: Vector,
+    offsets: dict[int, Vector] | None = None,
+    *,
+    limit: Limit | None = None,
+) -> Vector:
+    """One as Spark runs it: claim, read, stage, decide. Returns its end. ``offsets`` is Spark's offset log: a
+    batch that stands there is not claimed again.
+    """
+    offsets = {} if offsets is None else offsets
+    if batch not in offsets:
+        end = driver.claim(APP, [FROM], start, limit or Limit(), Origin(), "fail")
+        if end == start:
+            return end
+        offsets.setdefault(batch, end)
+    end = offsets[batch]
+    opened = driver.open_batch(APP, "q", batch, "fail")
+    ranges = driver.resolve(APP, start, end)
+    slices = tuple((log, first, last) for log, (first, last) in ranges.items())
+    if opened.already:
+        driver.commit_batch(APP, "q", batch, "", [])
+        return end
+    read = list(task.read(ReadTicket(APP, "q", batch, ranges, slices)))
+    rows = [pa.record_batch({"body": found.column("body")}) for found in read]
+    branch = task.stage(header(opened.token, batch), rows)
+    committed = driver.commit_batch(APP, "q", batch, opened.token, [branch])
+    assert committed.entry.ranges == ranges
+    return end
+
+
+def test_every_row_goes_through_once(bench: Bench) -> None:
+    driver, task = bench.engine(), bench.engine()
+    start: Vector = {FROM: START}
+    for batch in range(4):
+        bench.send(batch % 2, *(b"%d-%d" % (batch, row) for row in range(10)))
+        start = micro_batch(driver, task, batch, start)
+    assert bench.bodies(TO) == bench.bodies(FROM) and len(bench.bodies(TO)) == 40
+    info = bench.engine().app(APP)
+    assert info is not None and (info.queues, info.sequence, info.batch_id, info.lag) == ((FROM,), 4, 3, 0)
+    assert [each.app_id for each in bench.engine().apps()] == [APP]
+
+
+@pytest.mark.parametrize("kind", [port.Produce, port.EndTransaction, port.Fetch])
+@pytest.mark.parametrize("at", range(6))
+def test_a_driver_that_lost_an_answer_and_its_successor_decide_once(
+    bench: Bench, kind: type[port.Request[Any]], at: int
+) -> None:
+    bench.send(0, b"a", b"b")
+    bench.send(1, b"c")
+    bench.failing([*[None] * at, UNANSWERED], kind)
+    offsets: dict[int, Vector] = {}
+    end = micro_batch(bench.engine(), bench.engine(), 0, {FROM: START}, offsets)
+    micro_batch(bench.engine(), bench.engine(), 0, {FROM: START}, offsets)  # Spark runs it again
+    assert bench.bodies(TO) == [b"a", b"b", b"c"]
+    bench.send(0, b"d")
+    micro_batch(bench.engine(), bench.engine(), 1, end)
+    assert bench.bodies(TO) == [b"a", b"b", b"c", b"d"]
+
+
+def test_two_drivers_of_one_checkpoint_decide_each_batch_once(bench: Bench) -> None:
+    """Each runs its batches as fast as it can; what one has decided the other is told."""
+    failed: list[BaseException] = []
+    offsets: dict[int, Vector] = {}
+
+    def drive(engine: Engine) -> None:
+        start: Vector = {FROM: START}
+        batch = 0
+        while batch < 6:
+            try:
+                end = micro_batch(engine, engine, batch, start, offsets, limit=Limit(max_rows=5))
+            except errors.TransactionError as error:  # the other came between: Spark runs the batch again
+                if batch not in offsets:
+                    failed.append(error)
+                    return
+                continue
+            except BaseException as error:
+                failed.append(error)
+                return
+            batch, start = (batch + 1, end) if end != start else (batch, start)
+
+    for row in range(30):
+        bench.send(row % 2, b"%02d" % row)
+    threads = [threading.Thread(target=drive, args=(bench.engine(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert bench.bodies(TO) == bench.bodies(FROM)
+
+
+def test_a_new_checkpoint_resumes_where_the_ledger_ends(bench: Bench) -> None:
+    driver = bench.engine()
+    bench.send(0, b"a")
+    micro_batch(driver, driver, 0, {FROM: START})
+    bench.send(0, b"b")
+    with pytest.raises(errors.LineageConflict, match="a new checkpoint starts"):
+        bench.engine().claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
+    engine = bench.engine()
+    end = engine.claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "resume")
+    assert engine.resolve(APP, {FROM: START}, end)["orders/0"] == (1, 2)
+
+
+def test_a_topic_that_was_made_again_is_not_decided(bench: Bench) -> None:
+    bench.send(0, b"a")
+    driver = bench.engine()
+    end = driver.claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
+    opened = driver.open_batch(APP, "q", 0, "fail")
+    ranges = driver.resolve(APP, {FROM: START}, end)
+    slices = tuple((log, first, last) for log, (first, last) in ranges.items())
+    rows = [
+        pa.record_batch({"body": each.column("body")})
+        for each in driver.read(ReadTicket(APP, "q", 0, ranges, slices))
+    ]
+    branch = driver.stage(header(opened.token, 0), rows)
+    bench.client.delete_topic(FROM)
+    bench.client.create_topic(FROM, 2)
+    with pytest.raises(errors.DataLoss):
+        bench.engine().commit_batch(APP, "q", 0, opened.token, [branch])
+    assert bench.bodies(TO) == []
+
+
+def test_a_released_queue_is_claimed_anew_and_its_ledger_does_not_bind(bench: Bench) -> None:
+    driver = bench.engine()
+    bench.send(0, b"a")
+    end = micro_batch(driver, driver, 0, {FROM: START})
+    bench.engine().release(APP, FROM)
+    bench.send(0, b"b")
+    with pytest.raises(errors.LineageConflict):
+        driver.claim(APP, [FROM], end, Limit(), Origin(), "fail")
+    with pytest.raises(errors.PreconditionFailed):
+        bench.engine().release("other", FROM)
+    engine = bench.engine()
+    end = engine.claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
+    assert engine.resolve(APP, {FROM: START}, end)["orders/0"] == (0, 2)
+
+
+# -- what an engine is ---------------------------------------------------------------------------------------
+
+
+def test_nothing_connects_before_the_first_call() -> None:
+    engine = connect(
+        "kafka://127.0.0.1:1", {"kafka.request.timeout.ms": "100", "kafka.default.api.timeout.ms": "50"}
+    )
+    assert (
+        connect(
+            "kafka://127.0.0.1:1", {"kafka.default.api.timeout.ms": "50", "kafka.request.timeout.ms": "100"}
+        )
+        is engine
+    )
+    again = pickle.loads(pickle.dumps(engine))
+    assert repr(again) == repr(engine)
+    with pytest.raises(errors.ConnectionFailed):
+        again.logs([FROM])
+    engine.close()
+    with pytest.raises(errors.ConnectionFailed, match="closed"):
+        engine.logs([FROM])
+    assert connect("kafka://127.0.0.1:1") is not engine
+
+
+def test_no_repr_shows_a_password() -> None:
+    engine = KafkaEngine(
+        "kafka://one",
+        {
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.username": "u",
+            "kafka.sasl.password": "secret",
+        },
+    )
+    assert "secret" not in repr(engine) and "***" in repr(engine)
+
+
+def test_wrong_arguments_are_refused_before_anything_is_asked(bench: Bench) -> None:
+    engine: Any = bench.engine()
+    for ask in (
+        lambda: engine.logs("orders"),
+        lambda: engine.claim(APP, [FROM], {FROM: "now"}, Limit(), Origin(), "fail"),
+    ):
+        with pytest.raises(errors.OptionError, match="argument"):
+            ask()
+
+
+def test_engines_of_one_cluster_have_one_identity(bench: Bench) -> None:
+    assert (
+        bench.engine().identity()
+        == bench.engine().identity()
+        != KafkaEngine(URL, None, lambda _: FakeKafka().wire()).identity()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_a_memory_of_its_own(bench: Bench) -> None:
+    bench.send(0, b"a")
+    engine = bench.engine()
+    end = engine.claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
+    source = engine._here().source  # type: ignore[attr-defined]
+    with source.journal(APP)._lock:  # held by a thread that the child does not have
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = (
+                    0
+                    if engine.resolve(APP, {FROM: START}, end) == {"orders/0": (0, 1), "orders/1": (0, 0)}
+                    else 2
+                )
+            finally:
+                os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
