@@ -100,10 +100,7 @@ class Client:
 
     def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
         """The topic's settings. Raises QueueNotFound, AccessRefused."""
-        answer = self._cluster.anywhere(port.DescribeTopic(name, keys or None))
-        if answer.code:
-            raise error_of(answer.code, f"topic {name}", answer.message)
-        return answer.values
+        return self._cluster.about(f"topic {name}", port.DescribeTopic(name, keys or None)).values
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -152,7 +149,12 @@ class Client:
         TransactionTooLarge, and TransactionState where another process has a later epoch.
         """
         answers = self._cluster.lead(
-            batches, lambda part: port.Produce(part, transactional_id, implicit, timeout_ms), repeat=repeat
+            batches,
+            lambda part: port.Produce(part, transactional_id, implicit, timeout_ms),
+            repeat=repeat,
+            # a leader that loses its place while it waits for replicas says that it is none, and the next one
+            # may have the batch; only sequences, of a transaction, make it stand there once
+            moved=transactional_id is not None,
         )
         return {log: answer.offset for log, answer in answers.items()}
 

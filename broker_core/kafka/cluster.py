@@ -99,6 +99,18 @@ class Cluster:
                     error = failed
             patience.wait(error)
 
+    def about(self, thing: str, request: Request[C]) -> C:
+        """The answer of any node, when its code is NONE. Raises the error of a final code."""
+        patience = self.patience()
+        while True:
+            answer = self.anywhere(request, patience)
+            if answer.code is Code.NONE:
+                return answer
+            error = error_of(answer.code, thing, getattr(answer, "message", None))
+            if answer.code not in MOVED | BUSY | UNCLEAR:
+                raise error
+            patience.wait(error)
+
     def controller(self, request: Request[A], patience: Patience) -> A:
         """Raises Unanswered."""
         while True:
@@ -117,10 +129,11 @@ class Cluster:
         make: Callable[[dict[Log, V]], Request[dict[Log, C]]],
         *,
         repeat: bool,
+        moved: bool = True,
         lane: str = "",
     ) -> dict[Log, C]:
         """The answers of the leaders, which are asked at once. Raises the error of the first log whose code
-        is final.
+        is final. ``moved`` False: a node that is no leader any more may have done it while it was.
         """
         todo, done = dict(asked), {}
         patience = self.patience()
@@ -142,7 +155,7 @@ class Cluster:
                         del todo[log]
                         patience.renew()
                     else:
-                        error = self._refused(log, answer, repeat)
+                        error = self._refused(log, answer, repeat, moved)
             if not todo:
                 return done
             patience.wait(error or errors.ConnectionFailed(f"{', '.join(map(str, todo))}: no leader"))
@@ -175,15 +188,15 @@ class Cluster:
                 answered.append((logs, failed))
         return answered
 
-    def _refused(self, log: Log, answer: Coded, repeat: bool) -> errors.TxmqError:
+    def _refused(self, log: Log, answer: Coded, repeat: bool, moved: bool) -> errors.TxmqError:
         """The error of an answer that another try may better; raises it where none does."""
         error = error_of(answer.code, f"log {log}", getattr(answer, "message", None))
-        if answer.code in UNCLEAR and not repeat:
-            raise Unanswered(error.message)
         if answer.code in MOVED or answer.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
             self._forget([log])  # whether the topic exists is what the metadata say
         elif answer.code not in BUSY | UNCLEAR:
             raise error
+        if not repeat and answer.code in (UNCLEAR if moved else UNCLEAR | MOVED):
+            raise Unanswered(error.message)
         return error
 
     def _leader(self, log: Log) -> Endpoint | None:

@@ -16,7 +16,7 @@ from broker_core import errors
 from broker_core.kafka import port
 from broker_core.kafka.client import Client
 from broker_core.kafka.cluster import REFRESH_S
-from broker_core.kafka.code import UNCLEAR, Code
+from broker_core.kafka.code import MOVED, UNCLEAR, Code
 from broker_core.kafka.decode import decode
 from broker_core.kafka.encode import encode, stamp
 from broker_core.kafka.patience import Time
@@ -147,7 +147,7 @@ def test_only_what_was_refused_is_asked_again(cluster: Cluster) -> None:
     logs = [Log(LOG.topic, number) for number in range(3)]
     cluster.client.topic(LOG.topic)
     cluster.kafka.move_leader(logs[1], cluster.log(logs[0]).leader)
-    assert cluster.client.produce({log: batch(b"x") for log in logs}) == dict.fromkeys(logs, 0)
+    assert cluster.client.produce({log: batch(b"x") for log in logs}, repeat=True) == dict.fromkeys(logs, 0)
     assert [cluster.log(log).end for log in logs] == [1, 1, 1]
 
 
@@ -397,3 +397,29 @@ def test_whatever_fails_an_acknowledged_append_stands_once(seed: int) -> None:
         standing.update(decode(fetched.records, 0, EVERYTHING, log=str(log)).records.values.to_pylist())
     assert not acknowledged - standing and not standing - acknowledged - unclear
     assert len(acknowledged) > 60 and unclear
+
+
+@pytest.mark.parametrize("code", sorted(MOVED))
+def test_a_leader_that_lost_its_place_may_have_appended(cluster: Cluster, code: Code) -> None:
+    """It waits for replicas, an election comes, and it answers that it is no leader: the new one may have the
+    batch. A batch without sequences is not sent again, unless twice is as good as once.
+    """
+    cluster.failing([code], port.Produce)
+    with pytest.raises(Unanswered):
+        cluster.client.produce({LOG: batch(b"a")})
+    assert cluster.log().end == 1
+    cluster.failing([code], port.Produce)
+    assert cluster.client.produce({LOG: batch(b"a")}, repeat=True) == {LOG: 2}
+    producer = cluster.client.fence("t")
+    cluster.failing([code], port.Produce)
+    once = transactional(producer, b"x")
+    assert cluster.client.produce({LOG: once}, transactional_id="t", implicit=True) == {LOG: 3}
+    assert cluster.log().end == 4
+
+
+def test_settings_are_asked_for_again_while_a_node_is_busy(cluster: Cluster) -> None:
+    cluster.failing([Code.REQUEST_TIMED_OUT, Code.THROTTLING_QUOTA_EXCEEDED, LOST], port.DescribeTopic)
+    assert cluster.client.configs(LOG.topic, "cleanup.policy") == {"cleanup.policy": "delete"}
+    cluster.failing([Code.TOPIC_AUTHORIZATION_FAILED], port.DescribeTopic)
+    with pytest.raises(errors.AccessRefused, match="topic orders"):
+        cluster.client.configs(LOG.topic)
