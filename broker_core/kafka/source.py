@@ -170,7 +170,8 @@ class Source:
         """1. The first fetch; 2. the fact that this batch reads these ranges; 3. the rows."""
         slices = [Slice(parse_log(log), first, last) for log, first, last in ticket.slices]
         journal = self.journal(ticket.app_id)
-        ids = self._claimed_ids(journal, {parse_log(log).topic for log in ticket.ranges})
+        logs = [*(parse_log(log) for log in ticket.ranges), *(each.log for each in slices)]
+        ids = self._claimed_ids(journal, {log.topic for log in logs})
         with Reader(self._client, slices, ids, fail_on_data_loss=ticket.fail_on_data_loss) as reader:
             if ticket.query_id:
                 journal.note_read(ticket.query_id, ticket.batch_id, ticket.ranges)

@@ -45,7 +45,7 @@ class SourceBench:
 
     def send(self, partition: int, *bodies: bytes | None, queue: str = QUEUE, timestamp: int = 1) -> int:
         batch = encode(pa.array(bodies, pa.binary()), timestamp=timestamp)
-        return self.client.produce({Log(queue, partition): batch})[Log(queue, partition)]
+        return self.client.produce({Log(queue, partition): batch}, repeat=True)[Log(queue, partition)]
 
     def send_with(
         self, partition: int, body: bytes | None, key: bytes | None, *headers: tuple[str, bytes | None]
