@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from broker_core import errors
@@ -192,10 +192,14 @@ class Decider:
             transaction.join([log for each in published for log in each.receipt.logs] + [self._decisions.log])
             here("kafka.decide.joined")
             # 6. the winners
-            publish(self._client, transaction, published)
+            last: dict[Log, Ready] = {}
+            for batches in rounds(self._client, published):
+                if last:
+                    transaction.append(last)
+                last = batches
             here("kafka.decide.published")
-            # 7. the decision, last
-            transaction.append({self._decisions.log: decision})
+            # 7. the decision, with the last of them
+            transaction.append({**last, self._decisions.log: decision})
             here("kafka.decide.entered")
             # 8. the commit point
             transaction.commit()
@@ -254,21 +258,23 @@ class Decider:
         return self._facts
 
 
-def publish(client: Client, transaction: Transaction, won: Iterable[Named]) -> None:
-    """Publishes staged batches: one for each log at a time, all leaders at once, at most a few pieces in
-    memory. Raises MissingBranch.
+def rounds(client: Client, won: Iterable[Named]) -> Iterator[dict[Log, Ready]]:
+    """Yields staged batches, one for each log at a time: Kafka refuses two in a request. At most a few pieces
+    are in memory. Raises MissingBranch, before the last round is yielded where a branch is not whole.
     """
     chosen = list(won)
     check = winners.Check(chosen)
+    held: dict[Log, Ready] = {}
     try:
         for piece in winners.read(client, [each.receipt.place for each in chosen]):
-            waiting: dict[Log, deque[winners.StagedRecord]] = {}
+            waiting: dict[Log, deque[Ready]] = {}
             for record in piece:
                 check.take(record)
-                waiting.setdefault(record.log, deque()).append(record)
+                waiting.setdefault(record.log, deque()).append(Ready(record.value, record.rows))
             while waiting:
-                turn = {log: queue.popleft() for log, queue in waiting.items()}
-                transaction.append({log: Ready(record.value, record.rows) for log, record in turn.items()})
+                if held:
+                    yield held
+                held = {log: queue.popleft() for log, queue in waiting.items()}
                 waiting = {log: queue for log, queue in waiting.items() if queue}
     except errors.DataLoss as error:
         raise errors.MissingBranch(
@@ -276,6 +282,8 @@ def publish(client: Client, transaction: Transaction, won: Iterable[Named]) -> N
             "again"
         ) from None
     check.finish()
+    if held:
+        yield held
 
 
 def end_quietly(transaction: Transaction) -> None:

@@ -43,7 +43,7 @@ class _App:
 
     def __init__(self, client: Client, app_id: str, facts: Facts, clean_every_bytes: int) -> None:
         self.app_id = app_id
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         self.facts = facts
         self.decisions = Decisions(client, app_id)
         self.cleaner = Cleaner(client, names.stage_topic(app_id), clean_every_bytes)

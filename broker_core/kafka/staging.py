@@ -83,8 +83,8 @@ class Staging:
 
     def _published(self, branch: _Branch, rows: Iterable[pa.RecordBatch]) -> Iterator[_Value]:
         header = branch.header
-        # so that few tasks do not all begin with partition 0
-        turn = zlib.crc32(header.branch.encode())
+        # tasks of one batch begin with different partitions, and those of another batch with others
+        turn = zlib.crc32(header.token.encode()) + header.partition
         publisher = Publisher(turn, staged_bytes=LARGEST, codec=self._codec)
         for part in parts(rows, header):
             check_rows(part)

@@ -14,7 +14,7 @@ from broker_core import errors
 from broker_core.engine import StagedBranch
 from broker_core.failpoint import here
 from broker_core.kafka.client import Client
-from broker_core.kafka.decide import OnUnroutable, end_quietly, publish, require_routable, timeout_ms
+from broker_core.kafka.decide import OnUnroutable, end_quietly, require_routable, rounds, timeout_ms
 from broker_core.kafka.owner import EPOCH_PER_TRANSACTION, Owner
 from broker_core.kafka.receipt import Named, parse, require
 
@@ -74,7 +74,8 @@ def _publish(client: Client, token: str, named: Sequence[Named]) -> None:
     transaction = owner.begin()
     try:
         transaction.join([log for each in named for log in each.receipt.logs])
-        publish(client, transaction, named)
+        for batches in rounds(client, named):
+            transaction.append(batches)
         here("kafka.write.published")
         transaction.commit()
     except (errors.ConnectionFailed, errors.TransactionState):
