@@ -38,11 +38,8 @@ CONFIGS = {
     "segment.bytes": "1073741824",
     "segment.ms": "604800000",
 }
-REFUSED, LOST, UNANSWERED = (
-    "refused",
-    "lost",
-    "unanswered",
-)  # not sent; sent and not done; done, and its answer lost
+# not sent; sent and not done; done, and its answer lost; as the last one, but done later
+REFUSED, LOST, UNANSWERED, LATE = "refused", "lost", "unanswered", "late"
 
 
 @dataclass
@@ -54,7 +51,7 @@ class FakeTopic:
 
 class FakeKafka:
     """``fault`` is called before each request with its node. It may change the cluster, or answer REFUSED,
-    LOST, UNANSWERED, or a code with which the request is answered although it is done.
+    LOST, UNANSWERED, LATE, or a code with which the request is answered although it is done.
     """
 
     def __init__(
@@ -69,6 +66,7 @@ class FakeKafka:
         self.topics: dict[str, FakeTopic] = {}
         self.transactions = FakeTransactions(now)
         self.groups: dict[str, dict[Log, int]] = {}
+        self.late: list[tuple[int, Request[Any]]] = []  # in the network
         self.changed = threading.Condition(threading.RLock())
         self._moved: dict[str, int] = {}  # coordinators that are not where their key puts them
         self._markers_due: int | None = None
@@ -105,6 +103,12 @@ class FakeKafka:
 
     def move_coordinator(self, key: str, node: int) -> None:
         self._moved[key] = node
+
+    def deliver_late(self) -> None:
+        """What was sent long ago arrives now; its sender is told nothing."""
+        late, self.late = self.late, []
+        for node, request in late:
+            self.do(node, request)
 
     def write_markers(self) -> None:
         with self.changed:
@@ -377,7 +381,9 @@ class FakeWire:
         fault = self._kafka.fault(node.port, request)
         if fault == REFUSED or node.port in self._kafka.down or node.port not in self._kafka.nodes:
             raise errors.ConnectionFailed(f"cannot connect to {node}")
-        if fault == LOST:
+        if fault == LATE:
+            self._kafka.late.append((node.port, request))
+        if fault in (LOST, LATE):
             return FakePending(node, None)
         if isinstance(request, port.Fetch) and request.max_wait_ms:
             return FakePending(node, lambda: self._wait(node.port, request))
