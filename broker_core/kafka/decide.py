@@ -222,6 +222,10 @@ class Decider:
             if place.spans and place.spans[0].first < begins[place.log]:
                 raise missing(each.branch, "was deleted from the stage topic")
 
+    def fence(self) -> None:
+        """Ends an open transaction of the app, and takes in what is decided."""
+        self._owned.patiently(self._owned.fence)
+
     # -- S6 --------------------------------------------------------------------------------------------------
     def release(self, queue: str, logs: Sequence[Log]) -> None:
         """Releases a queue from its app: the running driver loses its epoch. Raises PreconditionFailed."""

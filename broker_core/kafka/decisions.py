@@ -72,11 +72,15 @@ class Decisions:
         self.ledger = Ledger((), self._undo)
         self.app_id = app_id
 
-    def replay(self, *, whole: bool = False) -> None:
-        """Takes in what is committed. ``whole``: also what stands behind an open transaction, for whose end
-        it waits; behind a fence there is none. Else that is left for later.
+    def has_open(self) -> bool:
+        """Returns whether more stands in the log than was replayed, which an open transaction holds back."""
+        return self._client.offsets({self.log: LATEST}, Isolation.READ_UNCOMMITTED)[self.log] > self._position
+
+    def replay(self, *, fenced: bool = False) -> None:
+        """Takes in what is committed. ``fenced``: no transaction is open, so up to the very end; else what
+        stands behind an open one is left for later.
         """
-        isolation = Isolation.READ_UNCOMMITTED if whole else Isolation.READ_COMMITTED
+        isolation = Isolation.READ_UNCOMMITTED if fenced else Isolation.READ_COMMITTED
         end = self._client.offsets({self.log: LATEST}, isolation)[self.log]
         for row in entry.replay(self._client, self.log, self._position, end):
             key = (row.key or b"").decode()

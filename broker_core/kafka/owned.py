@@ -31,7 +31,7 @@ class Owned:
     def fence(self, lasting_ms: int = TIMEOUT_MS) -> None:
         """Takes the app over, for transactions of at most ``lasting_ms``."""
         self.owner.fence(lasting_ms)
-        self._decisions.replay(whole=True)
+        self._decisions.replay(fenced=True)
         here("kafka.owned.replayed")
 
     def judged(

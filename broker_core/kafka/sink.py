@@ -97,14 +97,18 @@ class Sink:
         return self._app(app_id) if known else None
 
     def consumed(self, app_id: str) -> Mapping[str, int]:
-        """Returns by log where the app's last decided range ended, for its source. Waits for an open
-        transaction of the app, at most until Kafka aborts it.
+        """Returns by log where the app's last decided range ended, for its source.
+
+        A transaction that is open is of a driver that decides or has died: a fence settles it at once, and a
+        driver that lives decides again.
         """
         app = self._found(app_id)
         if app is None:
             return {}
         with app.lock:
-            app.decisions.replay(whole=True)
+            app.decisions.replay()
+            if app.decisions.has_open():
+                app.decider.fence()
             return app.decisions.consumed()
 
     # -- C1, C2, C4 ------------------------------------------------------------------------------------------

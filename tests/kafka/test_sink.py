@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core import errors
+from broker_core import errors, failpoint
 from broker_core.engine import BranchHeader, StagedBranch
 from broker_core.kafka import decide, decisions, names, port
 from broker_core.kafka.port import EARLIEST, Isolation, Log, Request
@@ -362,6 +362,35 @@ def test_c4_many_pieces_are_published_in_the_order_of_each_task(
     for each in bodies:
         task = each[0][:2]
         assert [body for body in found if body.startswith(task)] == each
+
+
+def test_s2_where_the_next_range_begins_is_known_at_once_behind_a_driver_that_died_deciding(
+    cluster: Cluster,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(_: str) -> None:
+        raise Killed
+
+    assert cluster.driver().sink.consumed(APP) == {}
+    first, fences = cluster.driver(), watched(cluster, port.InitProducer)
+    cluster.journal.reads[(QUERY, 0)] = {"input/0": [0, 7]}
+    first.run(0, [b"a", b"b"])
+    fences.clear()
+    assert cluster.driver(reconnect_s=1).sink.consumed(APP) == {"input/0": 7} and fences == []
+    cluster.journal.reads[(QUERY, 1)] = {"input/0": [7, 9]}
+    failpoint.arm("kafka.decide.entered", kill)
+    try:
+        with pytest.raises(Killed):
+            first.run(1, [b"c", b"d"])
+    finally:
+        failpoint.disarm()
+    assert not nothing_open(cluster)
+    assert cluster.driver(reconnect_s=1).sink.consumed(APP) == {"input/0": 7} and nothing_open(cluster)
+    assert first.run(1, [b"c", b"d"]).entry.ranges == {"input/0": (7, 9)}
+    assert cluster.driver(reconnect_s=1).sink.consumed(APP) == {"input/0": 9}
+    assert sorted(cluster.bodies()) == [b"a", b"b", b"c", b"d"]
 
 
 # -- rollback ------------------------------------------------------------------------------------------------
