@@ -9,6 +9,7 @@ effect. A batch is stamped with the time of now: time retention would delete one
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -60,6 +61,7 @@ class Staging:
         self._client = client
         self._topology = topology
         self._codec = codec
+        self._lock = threading.Lock()
         self._partitions: dict[str, int] = {}  # stage topics that exist with their settings
 
     def ensure(self, app_id: str) -> str:
@@ -88,11 +90,13 @@ class Staging:
         publisher = Publisher(turn, staged_bytes=LARGEST, codec=self._codec)
         for part in parts(rows, header):
             check_rows(part)
-            routed = self._topology.route(part)
+            with self._lock:  # one topology for all threads
+                routed = self._topology.route(part)
+                batches = list(publisher.batches(part, routed, self._topology.target, now_ms()))
             branch.rows += part.num_rows
             branch.unroutable += routed.unroutable
             branch.examples += routed.examples
-            for log, count, data in publisher.batches(part, routed, self._topology.target, now_ms()):
+            for log, count, data in batches:
                 yield _Value(log, count, data)
 
 
