@@ -226,7 +226,8 @@ class Sink:
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
         app = self._app(app_id)
         with app.lock:
-            if app.refreshed().unmirrored(app_id, 1):
+            waiting = app.refreshed().unmirrored(app_id, 1)
+            if waiting and waiting[0].sequence <= sequence:
                 app.facts.mark_mirrored(sequence)
                 app.decisions.learn(app.facts)
 
