@@ -100,9 +100,18 @@ class Named(NamedTuple):
 
 
 def parse(branches: Iterable[StagedBranch]) -> list[Named]:
-    """Returns the branches that have rows. Raises OptionError, MissingBranch for one without a receipt."""
+    """Returns the branches that have rows. Raises OptionError, MissingBranch for one without a receipt or
+    that is named twice, also an empty one.
+    """
     found = []
+    seen: set[str] = set()
     for branch in branches:
+        if branch.branch in seen:
+            raise MissingBranch(
+                f"branch {branch.branch} is named twice in one commit, which would publish its rows twice. "
+                "Nothing was done; name the branch of each task once"
+            )
+        seen.add(branch.branch)
         if branch.receipt:
             found.append(Named(branch, Receipt.parse(branch.receipt)))
         elif branch.rows:  # an empty task stages nothing
@@ -113,17 +122,10 @@ def parse(branches: Iterable[StagedBranch]) -> list[Named]:
 def require(staged: Sequence[Named], token: str, identity: tuple[str, str, int] | None) -> Sequence[Named]:
     """Returns ``staged``. ``identity`` None: of a batch write.
 
-    Raises MissingBranch for a branch that is named twice or was staged under another token, LineageConflict
-    for one of another batch.
+    Raises MissingBranch for a branch that was staged under another token, LineageConflict for one of another
+    batch.
     """
-    seen: set[str] = set()
     for branch, receipt in staged:
-        if branch.branch in seen:
-            raise MissingBranch(
-                f"branch {branch.branch} is named twice in one commit, which would publish its rows twice. "
-                "Nothing was done; name the branch of each task once"
-            )
-        seen.add(branch.branch)
         if identity is not None and receipt.token == token and receipt.identity != identity:
             app, query, batch = receipt.identity
             raise LineageConflict(

@@ -8,8 +8,9 @@ import pytest
 
 from tests.contract.engine.bench import EngineBench
 from tests.engine.bench import Bench
+from tests.kafka.engine_bench import KafkaBench
 
-BENCHES: dict[str, Callable[[], EngineBench]] = {"embedded": Bench}
+BENCHES: dict[str, Callable[[], EngineBench]] = {"embedded": Bench, "kafka": KafkaBench}
 
 
 @pytest.fixture(params=list(BENCHES))
