@@ -154,6 +154,10 @@ def error_of(code: Code, what: str, message: str | None = None) -> errors.TxmqEr
         return errors.TransactionState(
             said, "another process took this transactional id over, or the transaction was too old"
         )
+    if code is Code.INVALID_TRANSACTION_TIMEOUT:
+        return errors.KafkaError(
+            said, "raise transaction.max.timeout.ms of the brokers, or read fewer rows in a batch"
+        )
     if code is Code.INVALID_TIMESTAMP:
         return errors.KafkaError(
             said, "the clock of this machine is ahead of Kafka's, or message.timestamp.*.max.ms is too small"

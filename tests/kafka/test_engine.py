@@ -104,6 +104,7 @@ def test_a_driver_that_lost_an_answer_and_its_successor_decide_once(
     end = micro_batch(bench.engine(), bench.engine(), 0, {FROM: START}, offsets)
     micro_batch(bench.engine(), bench.engine(), 0, {FROM: START}, offsets)  # Spark runs it again
     assert bench.bodies(TO) == [b"a", b"b", b"c"]
+    bench.failing([])  # the test's own producer would send a row twice
     bench.send(0, b"d")
     micro_batch(bench.engine(), bench.engine(), 1, end)
     assert bench.bodies(TO) == [b"a", b"b", b"c", b"d"]

@@ -197,7 +197,7 @@ _messages = st.tuples(
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(_messages, min_size=1, max_size=60),
-    st.integers(120, 600),
+    st.integers(250, 800),
     st.integers(0, 9),
     st.sampled_from(Codec),
 )
