@@ -82,7 +82,7 @@ class Reader:
             self.history.version,
             claims.position(APP),
             [dataclasses.astuple(each) for found in claims._by_app.values() for each in found],
-            dict(claims._origins),
+            dict(claims.origins._by_queues),
             sorted(
                 canonical(fields_of(each))
                 for batch in claims.reads._by_batch.values()
