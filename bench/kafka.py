@@ -15,7 +15,7 @@ from pathlib import Path
 import txmq
 from bench.broker import fanout, fill, serving
 from bench.kafka_codec import codec_figures
-from bench.kafka_server import kafka, spark_kafka_jars
+from bench.kafka_server import cluster, spark_kafka_jars
 from bench.report import Figure, against, emit, table
 from bench.session import session
 from bench.streams import rate, ready, run
@@ -30,7 +30,7 @@ def compare(folder: Path) -> list[Figure]:
     jars = ",".join(spark_kafka_jars())
     queues = [f"orders-{number}" for number in range(REPETITIONS + 1)]
     with (
-        kafka(folder) as bootstrap,
+        cluster(folder) as kafka,
         serving(folder / "data") as served,
         session("bench-kafka", {**txmq.recommended_conf(), "spark.jars": jars}) as spark,
     ):
@@ -41,12 +41,16 @@ def compare(folder: Path) -> list[Figure]:
                 channel.queue_declare("sink")
         bodies = spark.range(ROWS).selectExpr("lpad(cast(id AS string), 100, 'x') AS value")
         bodies.write.format("kafka").options(
-            **{"kafka.bootstrap.servers": bootstrap, "topic": "orders"}
+            **{"kafka.bootstrap.servers": kafka.bootstrap, "topic": "orders"}
         ).save()
         ours_read, theirs_read, ours_written, theirs_written = [], [], [], []
         for number, queue in enumerate(queues):
             source = spark.readStream.format("kafka").options(
-                **{"kafka.bootstrap.servers": bootstrap, "subscribe": "orders", "startingOffsets": "earliest"}
+                **{
+                    "kafka.bootstrap.servers": kafka.bootstrap,
+                    "subscribe": "orders",
+                    "startingOffsets": "earliest",
+                }
             )
             theirs_read.append(rate(run(source.load().writeStream.format("noop"), folder, ROWS)))
             mine = spark.readStream.format("txmq").options(
@@ -59,7 +63,7 @@ def compare(folder: Path) -> list[Figure]:
             theirs_written.append(
                 rate(
                     run(
-                        sink.options(**{"kafka.bootstrap.servers": bootstrap, "topic": "sink"}),
+                        sink.options(**{"kafka.bootstrap.servers": kafka.bootstrap, "topic": "sink"}),
                         folder,
                         SINK_ROWS,
                     )

@@ -1,7 +1,7 @@
-"""Starts Kafka for a benchmark: jars by Maven coordinates with Spark's Ivy, one KRaft node on loopback.
+"""Starts Kafka on loopback for benchmarks, tests and the demo: one KRaft node or several, jars by Ivy.
 
 Not here: measurements. Needs only a JDK.
-Invariant: the server and its files end with the context.
+Invariant: every node ends with the context.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -30,6 +31,14 @@ SPARK_KAFKA = (
 )
 START_S = 240.0
 PLAIN = "PLAIN"  # the listener without TLS and login
+QUIET = {
+    "rootLogger.level": "error",
+    "rootLogger.appenderRef.out.ref": "out",
+    "appender.out.type": "Console",
+    "appender.out.name": "out",
+    "appender.out.layout.type": "PatternLayout",
+    "appender.out.layout.pattern": "%d %p %m%n",
+}
 RESOLVE = """
 import sys
 from pyspark.sql import SparkSession
@@ -87,98 +96,133 @@ def free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def _properties(
-    folder: Path, doors: Mapping[str, tuple[str, int]], controller: int, more: Mapping[str, str]
-) -> Path:
-    protocols = {name: protocol for name, (protocol, _) in doors.items()} | {"CONTROLLER": "PLAINTEXT"}
-    open_to = ",".join(f"{name}://127.0.0.1:{port}" for name, (_, port) in doors.items())
-    settings = {
-        "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listeners": f"{open_to},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": open_to,
-        "inter.broker.listener.name": PLAIN,
-        "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": ",".join(
-            f"{name}:{protocol}" for name, protocol in protocols.items()
-        ),
-        "log.dirs": str(folder / "kafka"),
-        "num.partitions": "2",
-        "offsets.topic.replication.factor": "1",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
-        "group.initial.rebalance.delay.ms": "0",
-        **more,
-    }
-    path = folder / "server.properties"
+def _lines(path: Path, settings: Mapping[str, str]) -> Path:
     path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     return path
 
 
-@contextlib.contextmanager
-def kafka(folder: Path) -> Iterator[str]:
-    """Run Kafka; the bootstrap address. Topics are created with two partitions at the first use."""
-    with node(folder) as ports:
-        yield f"127.0.0.1:{ports[PLAIN]}"
+class Node:
+    """One process of Kafka, broker and controller, which may be killed and started again over its files."""
+
+    def __init__(self, folder: Path, command: Sequence[str], ports: Mapping[str, int]) -> None:
+        self.ports = dict(ports)  # by the names of its listeners
+        self.log = folder / "kafka.log"
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Does not wait until it answers (``wait``)."""
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self._command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        """Waits until the node accepts connections. Raises SystemExit if it ends, or after START_S."""
+        deadline = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.ports[PLAIN]), 1).close()
+                return
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"Kafka did not start:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    nodes: tuple[Node, ...]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{node.ports[PLAIN]}" for node in self.nodes)
 
 
 @contextlib.contextmanager
-def node(
+def cluster(
     folder: Path,
+    count: int = 1,
     *,
     doors: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
     users: Sequence[str] = (),
-) -> Iterator[dict[str, int]]:
-    """Run Kafka on loopback; its ports by the names of its listeners.
+    heap: str = "1g",
+) -> Iterator[Cluster]:
+    """Runs ``count`` nodes on loopback, with every internal topic on up to three of them.
 
-    ``doors``: more listeners than PLAIN, with their security protocols. ``settings``: lines of
+    ``doors``: more listeners than PLAIN, with their security protocols. ``settings``: more lines of
     server.properties. ``users``: SCRAM credentials, as kafka-storage takes them.
     """
     classpath = _server_classpath()
+    quiet = _lines(folder / "log4j2.properties", QUIET)
+    java = ["java", f"-Xmx{heap}", f"-Dlog4j2.configurationFile={quiet}", "-cp", classpath]
     protocols = {PLAIN: "PLAINTEXT", **(doors or {})}
-    controller, *free = free_ports(1 + len(protocols))
-    ports = dict(zip(protocols, free))
-    properties = _properties(
-        folder, {name: (protocols[name], ports[name]) for name in protocols}, controller, settings or {}
-    )
-    quiet = folder / "log4j2.properties"
-    quiet.write_text(
-        "rootLogger.level=error\nrootLogger.appenderRef.out.ref=out\nappender.out.type=Console\nappender.out.name=out\n"
-    )
-    quiet.write_text(
-        quiet.read_text() + "appender.out.layout.type=PatternLayout\nappender.out.layout.pattern=%d %p %m%n\n"
-    )
-    java = ["java", "-Xmx1g", f"-Dlog4j2.configurationFile={quiet}", "-cp", classpath]
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    free = free_ports(count * (1 + len(protocols)))
+    controllers = [free.pop() for _ in range(count)]
+    voters = ",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(controllers, 1))
+    identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
     credentials = [word for user in users for word in ("--add-scram", user)]
-    formatted = subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties), *credentials],
-        capture_output=True,
-        text=True,
-    )
-    if formatted.returncode:
-        raise SystemExit(f"Kafka's storage cannot be formatted:\n{formatted.stdout}{formatted.stderr}")
-    log = folder / "kafka.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*java, "kafka.Kafka", str(properties)], stdout=out, stderr=subprocess.STDOUT
+    nodes = []
+    for number, controller in enumerate(controllers, 1):
+        mine = folder / f"node-{number}"
+        mine.mkdir()
+        ports = {name: free.pop() for name in protocols}
+        open_to = ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
+        replicas = str(min(count, 3))
+        properties = _lines(
+            mine / "server.properties",
+            {
+                "process.roles": "broker,controller",
+                "node.id": str(number),
+                "controller.quorum.voters": voters,
+                "listeners": f"{open_to},CONTROLLER://127.0.0.1:{controller}",
+                "advertised.listeners": open_to,
+                "inter.broker.listener.name": PLAIN,
+                "controller.listener.names": "CONTROLLER",
+                "listener.security.protocol.map": ",".join(
+                    f"{name}:{protocol}"
+                    for name, protocol in {**protocols, "CONTROLLER": "PLAINTEXT"}.items()
+                ),
+                "log.dirs": str(mine / "logs"),
+                "num.partitions": "2",
+                "default.replication.factor": replicas,
+                "min.insync.replicas": str(min(count, 2)),
+                "offsets.topic.replication.factor": replicas,
+                "transaction.state.log.replication.factor": replicas,
+                "transaction.state.log.min.isr": str(min(count, 2)),
+                "group.initial.rebalance.delay.ms": "0",
+                **(settings or {}),
+            },
         )
+        formatted = subprocess.run(
+            [*java, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(properties), *credentials],
+            capture_output=True,
+            text=True,
+        )
+        if formatted.returncode:
+            raise SystemExit(f"Kafka's storage cannot be formatted:\n{formatted.stdout}{formatted.stderr}")
+        nodes.append(Node(mine, [*java, "kafka.Kafka", str(properties)], ports))
     try:
-        deadline = time.monotonic() + START_S
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", ports[PLAIN]), 1).close()
-                break
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"Kafka did not start:\n{log.read_text()[-3000:]}")
-            time.sleep(0.2)
-        yield ports
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            node.wait()
+        yield Cluster(tuple(nodes))
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        for node in nodes:
+            node.stop()

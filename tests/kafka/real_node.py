@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kafka_server import PLAIN, node
+from bench.kafka_server import PLAIN, cluster
 from broker_core.kafka.port import Endpoint
 
 USER, PASSWORD = "alice", "wonderland"
@@ -76,14 +76,13 @@ def real_node(folder: Path) -> Iterator[RealNode]:
     users = [f"SCRAM-SHA-{bits}=[name={USER},password={PASSWORD}]" for bits in (256, 512)]
     with contextlib.ExitStack() as stack:
         try:
-            ports = stack.enter_context(
-                node(folder, doors={"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}, settings=settings, users=users)
-            )
+            doors = {"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}
+            kafka = stack.enter_context(cluster(folder, doors=doors, settings=settings, users=users))
         except SystemExit as error:
             if "cannot resolve" not in str(error):
                 raise
             pytest.skip(f"a real Kafka needs its jars from Maven: {str(error).splitlines()[0]}")
-        endpoints = {name: Endpoint("127.0.0.1", port) for name, port in ports.items()}
+        endpoints = {name: Endpoint("127.0.0.1", port) for name, port in kafka.nodes[0].ports.items()}
         yield RealNode(
             endpoints[PLAIN],
             endpoints["SASL"],
