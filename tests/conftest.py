@@ -125,6 +125,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Kafka of this process, one node; tests make topics of their own."""
+    from tests.kafka.real_node import real_cluster
+
+    with real_cluster(tmp_path_factory.mktemp("kafka"), heap="512m") as started:
+        yield f"kafka://{started.bootstrap}"
+
+
 def _leftovers() -> list[psutil.Process]:
     """Processes of this run that are brokers, or that nobody of this run will end."""
     mine = {process.pid for process in psutil.Process().children(recursive=True)} | {os.getpid()}

@@ -13,10 +13,11 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.kafka_server import PLAIN, cluster
+from bench.kafka_server import PLAIN, Cluster, cluster
 from broker_core.kafka.port import Endpoint
 
 USER, PASSWORD = "alice", "wonderland"
@@ -42,9 +43,24 @@ class RealNode:
 
 
 @contextlib.contextmanager
+def real_cluster(folder: Path, count: int = 1, **more: Any) -> Iterator[Cluster]:
+    """As ``bench.kafka_server.cluster``; skips the test without a JDK or the jars."""
+    if shutil.which("java") is None:
+        pytest.skip("a real Kafka needs a JDK, and there is no java")
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(cluster(folder, count, **more))
+        except SystemExit as error:
+            if "cannot resolve" not in str(error):
+                raise
+            pytest.skip(f"a real Kafka needs its jars from Maven: {str(error).splitlines()[0]}")
+        yield started
+
+
+@contextlib.contextmanager
 def real_node(folder: Path) -> Iterator[RealNode]:
-    if shutil.which("java") is None or shutil.which("keytool") is None:
-        pytest.skip("a real Kafka needs a JDK, and there is no java or keytool")
+    if shutil.which("keytool") is None:
+        pytest.skip("a real Kafka needs a JDK, and there is no keytool")
     store, certificate = folder / "keys.p12", folder / "certificate.pem"
     key = ["-alias", "node", "-keystore", str(store), "-storetype", "PKCS12", "-storepass", _STORE]
     _keytool(
@@ -74,15 +90,9 @@ def real_node(folder: Path) -> Iterator[RealNode]:
         "listener.name.tls.ssl.key.password": _STORE,
     }
     users = [f"SCRAM-SHA-{bits}=[name={USER},password={PASSWORD}]" for bits in (256, 512)]
-    with contextlib.ExitStack() as stack:
-        try:
-            doors = {"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}
-            kafka = stack.enter_context(cluster(folder, doors=doors, settings=settings, users=users))
-        except SystemExit as error:
-            if "cannot resolve" not in str(error):
-                raise
-            pytest.skip(f"a real Kafka needs its jars from Maven: {str(error).splitlines()[0]}")
-        endpoints = {name: Endpoint("127.0.0.1", port) for name, port in kafka.nodes[0].ports.items()}
+    doors = {"SASL": "SASL_PLAINTEXT", "TLS": "SSL"}
+    with real_cluster(folder, doors=doors, settings=settings, users=users) as started:
+        endpoints = {name: Endpoint("127.0.0.1", port) for name, port in started.nodes[0].ports.items()}
         yield RealNode(
             endpoints[PLAIN],
             endpoints["SASL"],
