@@ -1,4 +1,5 @@
 # make demo    real flights, exactly once, while drivers and the broker are killed
+# make demo-kafka            the same on a Kafka cluster of three nodes, one of which is killed at a time
 # make test    ruff, mypy --strict, import contracts and all tests
 # make soak ROUNDS=200      loops of kills, as long as you like
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
@@ -20,10 +21,13 @@ ARGS ?=
 export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: demo test soak bench bench-kafka lint lock
+.PHONY: demo demo-kafka test soak bench bench-kafka lint lock
 
 demo: .venv/ready
 	$(BIN)/python examples/flights.py $(ARGS)
+
+demo-kafka: .venv/ready
+	$(BIN)/python examples/flights_kafka.py $(ARGS)
 
 test: lint
 	@echo "== pytest"

@@ -32,10 +32,10 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 QUEUES = ("EWR", "JFK", "LGA")
 COLUMNS = (
@@ -212,10 +212,11 @@ def job_1(url: str, folder: Path) -> None:
         )
         tx.append(rows, str(folder / "lake" / "flights"), partitionBy="origin")
         late = rows.where(f"dep_delay > {LATE_MIN}")
-        tx.publish(
-            late.select(F.to_json(F.struct("*")).alias("body"), F.col("carrier").alias("routing_key")),
-            exchange="alerts",
-        )
+        body, carrier = F.to_json(F.struct("*")).alias("body"), F.col("carrier").alias("routing_key")
+        if url.startswith("kafka:"):  # no exchanges: the topic
+            tx.publish(late.select(body), queue="alerts")
+        else:
+            tx.publish(late.select(body, carrier), exchange="alerts")
 
     each = transactional(flights, url=url, app_id="flights", ledger=str(folder / "lake" / "ledger"))
     query = (
@@ -416,25 +417,100 @@ class Plan:
         return names
 
 
-class Demo:
-    def __init__(self, folder: Path, seed: int, rate: float) -> None:
-        self.folder, self.seed = folder, seed
+class Embedded:
+    """The broker of the demo: one process, which is killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
         self.url = f"txmq://127.0.0.1:{free_port()}"
-        me = [sys.executable, os.path.abspath(__file__)]
+        listen = self.url.removeprefix("txmq://")
+        serve = ["serve", "--data", str(folder / "data"), "--listen", listen, "--amqp", "none"]
+        self._part = Part("broker", [sys.executable, "-m", "txmq", *serve], folder / "broker.log")
+        self._client: Any = None
+
+    @property
+    def kills(self) -> int:
+        return self._part.kills
+
+    @property
+    def log(self) -> Path:
+        return self._part.log
+
+    def start(self) -> None:
+        """Returns when it accepts connections and has the queues."""
+        self._part.start()
+        deadline = time.monotonic() + STILL_S
+        host, port = self.url.removeprefix("txmq://").split(":")
+        while time.monotonic() < deadline:
+            self._part.keep()
+            try:
+                socket.create_connection((host, int(port)), 1).close()
+                topology(self.url)
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise SystemExit(f"the broker does not start:\n{tail(self.log)}")
+
+    def kill(self) -> None:
+        self._part.kill()
+
+    def keep(self) -> None:
+        self._part.keep()
+
+    def state(self) -> State | None:
+        """None while it is down."""
+        from txmq import BrokerClient, TxmqError
+
+        try:
+            if self._client is None:
+                self._client = BrokerClient(self.url, reconnect_s=0.5, connect_s=0.5)
+            queues = self._client.queues()  # before the apps: consumed messages are decided there
+            apps = self._client.apps()
+        except TxmqError as error:
+            if not error.retriable:
+                raise
+            return None
+        return State(
+            depth={queue.name: queue.messages for queue in queues},
+            total={queue.name: queue.next_offset for queue in queues},
+            batches={app.app_id: app.sequence for app in apps},
+            unapplied=sum(app.unapplied for app in apps),
+        )
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._part.signal_group(signal.SIGTERM)
+        self._part.finish(10)
+
+
+class Broker(Protocol):
+    """What the demo needs of an engine: ``Embedded`` here, a Kafka cluster in ``flights_kafka.py``."""
+
+    url: str
+
+    @property
+    def kills(self) -> int: ...
+
+    @property
+    def log(self) -> Path: ...
+
+    def start(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def keep(self) -> None: ...
+
+    def state(self) -> State | None: ...
+
+    def close(self) -> None: ...
+
+
+class Demo:
+    def __init__(self, folder: Path, seed: int, rate: float, broker: Broker, script: str) -> None:
+        """``script`` runs each part as a process of its own."""
+        self.folder, self.seed, self.broker, self.url = folder, seed, broker, broker.url
+        me = [sys.executable, os.path.abspath(script)]
         where = ["--url", self.url, "--dir", str(folder)]
-        serve = [
-            sys.executable,
-            "-m",
-            "txmq",
-            "serve",
-            "--data",
-            str(folder / "data"),
-            "--listen",
-            self.url.removeprefix("txmq://"),
-            "--amqp",
-            "none",
-        ]
-        self.broker = Part("broker", serve, folder / "broker.log")
         self.jobs = {
             name: Part(name, [*me, name.replace(" ", "_"), *where], folder / f"{name.replace(' ', '-')}.log")
             for name in ("job 1", "job 2")
@@ -454,31 +530,15 @@ class Demo:
         self.log: list[str] = []
         self.started = self.finished = self.moved = 0.0
         self.decided: dict[str, tuple[int, int]] = {}  # job -> its start, and the batches of its app by then
-        self._client: Any = None
 
     @property
     def parts(self) -> list[Part]:
-        return [*self.producers, *self.jobs.values(), self.broker]
+        return [*self.producers, *self.jobs.values()]
 
     def observe(self) -> None:
         """Query the broker; while it is down, the last answer is kept."""
-        from txmq import BrokerClient, TxmqError
-
         before = self.state
-        try:
-            if self._client is None:
-                self._client = BrokerClient(self.url, reconnect_s=0.5, connect_s=0.5)
-            queues = self._client.queues()  # before the apps: consumed messages are decided there
-            apps = self._client.apps()
-            self.state = State(
-                depth={queue.name: queue.messages for queue in queues},
-                total={queue.name: queue.next_offset for queue in queues},
-                batches={app.app_id: app.sequence for app in apps},
-                unapplied=sum(app.unapplied for app in apps),
-            )
-        except TxmqError as error:
-            if not error.retriable:
-                raise
+        self.state = self.broker.state() or before
         if self.state != before:
             self.moved = time.monotonic()
         for name, part in self.jobs.items():
@@ -496,40 +556,25 @@ class Demo:
         to_come = sum(KILLS.values()) - self.broker.kills - sum(part.kills for part in self.jobs.values())
         return [*found, *([f"{to_come} kills to come"] if to_come else [])] or ["the queues to be empty"]
 
-    def wait_for_broker(self) -> None:
-        deadline = time.monotonic() + STILL_S
-        host, port = self.url.removeprefix("txmq://").split(":")
-        while time.monotonic() < deadline:
-            self.broker.keep()
-            try:
-                socket.create_connection((host, int(port)), 1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise SystemExit(f"the broker does not start:\n{tail(self.broker.log)}")
-
     def run(self, show: Callable[[Demo], None]) -> None:
         self.broker.start()
-        self.wait_for_broker()
-        topology(self.url)
-        for part in [*self.producers, *self.jobs.values()]:
+        for part in self.parts:
             part.start()
         self.started = self.moved = time.monotonic()
         while True:
             self.observe()
             for name in self.plan.due(self.state, time.monotonic()):
-                part = self.broker if name == "broker" else self.jobs[name]
+                part: Part | Broker = self.broker if name == "broker" else self.jobs[name]
                 part.kill()
                 self.note(f"SIGKILL {name} ({part.kills} of {KILLS[name]})")
-            for part in self.parts:
+            for part in [*self.parts, self.broker]:
                 part.keep()
             show(self)
             if self.complete():
                 break
             if time.monotonic() - self.moved > STILL_S:
-                logs = "\n".join(
-                    f"--- {part.name}\n{tail(part.log)}" for part in [*self.jobs.values(), self.broker]
-                )
+                files = [*(part.log for part in self.jobs.values()), self.broker.log]
+                logs = "\n".join(f"--- {path.name}\n{tail(path)}" for path in files)
                 raise SystemExit(f"nothing has moved for {STILL_S:.0f} s: {self.state}\n{logs}")
             time.sleep(0.25)
         self.finished = time.monotonic()
@@ -555,11 +600,8 @@ class Demo:
         self.log.append(f"{time.monotonic() - self.started:5.1f} s  {text}")
 
     def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
         for part in self.parts:
-            part.signal_group(signal.SIGTERM if part is self.broker else signal.SIGKILL)
-        for part in self.parts:
+            part.signal_group(signal.SIGKILL)
             part.finish(10)
 
 
@@ -700,7 +742,12 @@ def report(demo: Demo, rows: list[tuple[str, Any, Any]]) -> bool:
     return all(found == expected for _, found, expected in rows)
 
 
-def main() -> int:
+def main(
+    produce: Callable[[str, int, float], None] = produce,
+    broker: Callable[[Path], Broker] = Embedded,
+    script: str = __file__,
+) -> int:
+    """Runs the part that the command line names, or all of them. Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", nargs="?", default="all", choices=["all", "produce", "job_1", "job_2"])
     parser.add_argument("--url", default="")
@@ -719,27 +766,29 @@ def main() -> int:
     elif options.part == "job_2":
         job_2(options.url, options.dir)
     else:
-        return supervise(options)
+        return supervise(options, broker, script)
     return 0
 
 
-def supervise(options: argparse.Namespace) -> int:
+def supervise(options: argparse.Namespace, broker: Callable[[Path], Broker], script: str) -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"seed {seed} (repeat with --seed {seed})", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     folder = Path(tempfile.mkdtemp(prefix="txmq-flights-"))
-    demo = Demo(folder, seed, options.rate)
-    try:
+    ending = ExitStack()
+    if options.keep:
+        ending.callback(print, f"kept: {folder}")
+    else:
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+    with ending:
+        started = broker(folder)
+        ending.callback(started.close)
+        demo = Demo(folder, seed, options.rate, started, script)
+        ending.callback(demo.close)
         run_shown(demo)
         with stderr_into(folder / "examine.log"):
             found = examine(demo)
         good = report(demo, found)
-    finally:
-        demo.close()
-        if options.keep:
-            print(f"kept: {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
     return 0 if good else 1
 
 

@@ -26,8 +26,11 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_as_a_plain_script(
-    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if notebook.stem == "on_kafka":
+        url: str = request.getfixturevalue("kafka_url")
+        monkeypatch.setenv("KAFKA", url.removeprefix("kafka://"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = run_to_end([sys.executable, str(notebook)], tmp_path, cwd=tmp_path)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
