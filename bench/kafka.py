@@ -1,82 +1,275 @@
 """``make bench-kafka``: Spark's Kafka source and sink and those of txmq, in one session, with the same rows.
 
-Both: 100-byte bodies, two partitions or tasks, a stream to the noop sink and a stream of ready rows to the
-sink; medians of addBatch, warm, in turns. Kafka runs with its defaults: unlike txmq, it does not fsync before
-it answers. Spark's Kafka sink is at least once, that of txmq exactly once. Before them, the codec of record
-batches alone (``kafka_codec.py``).
+txmq is measured twice: on the same Kafka (``kafka_...``), and on its embedded broker
+(``..._beside_kafka``). Bodies have 100 bytes, topics two partitions; medians of warm repetitions in turns.
+Kafka runs with its defaults: unlike the embedded broker, it does not fsync before it answers. Spark's Kafka
+sink is at least once, that of txmq exactly once. Before them, the codec of record batches alone
+(``kafka_codec.py``).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import statistics
 import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.admin import KafkaAdminClient, NewTopic
+from pyspark.sql import DataFrame, SparkSession
 
 import txmq
 from bench.broker import fanout, fill, serving
 from bench.kafka_codec import codec_figures
 from bench.kafka_server import cluster, spark_kafka_jars
-from bench.report import Figure, against, emit, table
+from bench.report import Figure, against, emit, note, table
 from bench.session import session
 from bench.streams import rate, ready, run
-from txmq import BrokerClient
+from broker_core.engine import BranchHeader
+from broker_core.engines import connect
+from txmq import BrokerClient, transactional
 
 ROWS = 4_000_000
 SINK_ROWS = 2_000_000
-REPETITIONS = 3
+FOREACH_ROWS = 400_000
+REPETITIONS = 5
+DECIDED_ROWS, DECIDED = 1_000, 100
+CHAINED = 40
 
 
-def compare(folder: Path) -> list[Figure]:
-    jars = ",".join(spark_kafka_jars())
+@dataclass(frozen=True)
+class Rig:
+    spark: SparkSession
+    bootstrap: str
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.bootstrap}"
+
+    def topics(self, *names: str) -> None:
+        admin = KafkaAdminClient(bootstrap_servers=self.bootstrap)
+        admin.create_topics([NewTopic(name, 2, 1) for name in names])
+        admin.close()
+
+    def fill(self, topic: str, rows: int, compression: str = "none") -> None:
+        self.topics(topic)
+        bodies = self.spark.range(rows).selectExpr(
+            "CAST(lpad(CAST(id AS STRING), 100, 'x') AS BINARY) AS value"
+        )
+        writer = bodies.write.format("kafka").option("kafka.bootstrap.servers", self.bootstrap)
+        writer.option("topic", topic).option("kafka.compression.type", compression).save()
+
+    def theirs(self, topic: str, **options: object) -> DataFrame:
+        reader = self.spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.bootstrap)
+        return reader.options(subscribe=topic, startingOffsets="earliest", **options).load()  # type: ignore[arg-type]
+
+    def ours(self, topic: str, app: str, **options: object) -> DataFrame:
+        reader = self.spark.readStream.format("txmq").options(url=self.url, queue=topic, appId=app)
+        return reader.options(**options).load()  # type: ignore[arg-type]
+
+    def to_theirs(self, rows: DataFrame, topic: str) -> Any:
+        writer = rows.withColumnRenamed("body", "value").writeStream.format("kafka")
+        return writer.options(**{"kafka.bootstrap.servers": self.bootstrap, "topic": topic})
+
+    def to_ours(self, rows: DataFrame, topic: str, app: str) -> Any:
+        return rows.writeStream.format("txmq").options(url=self.url, queue=topic, appId=app)
+
+
+def source_rows(rig: Rig) -> Iterator[Figure]:
+    for name, compression in (("kafka_source_rows", "none"), ("kafka_source_rows_lz4", "lz4")):
+        topic = f"orders-{compression}"
+        rig.fill(topic, ROWS, compression)
+        ours, theirs = [], []
+        for number in range(REPETITIONS + 1):
+            theirs.append(rate(run(rig.theirs(topic).writeStream.format("noop"), rig.folder, ROWS)))
+            mine = rig.ours(topic, f"{name}-{number}", minPartitions=2)
+            ours.append(rate(run(mine.writeStream.format("noop"), rig.folder, ROWS)))
+        yield against(name, ours[1:], theirs[1:], "rows/s")
+
+
+def sink_rows(rig: Rig) -> Iterator[Figure]:
+    rig.topics("sink")
+    ours, theirs = [], []
+    for number in range(REPETITIONS + 1):
+        rows = ready(rig.spark, SINK_ROWS, SINK_ROWS, 2).select("body")
+        theirs.append(rate(run(rig.to_theirs(rows, "sink"), rig.folder, SINK_ROWS)))
+        ours.append(rate(run(rig.to_ours(rows, "sink", f"write-{number}"), rig.folder, SINK_ROWS)))
+    yield against("kafka_sink_rows", ours[1:], theirs[1:], "rows/s")
+
+
+def decide(rig: Rig) -> Iterator[Figure]:
+    """The decision alone: 1,000 staged rows become visible, with their entry of the ledger."""
+    rig.topics("decided")
+    engine = connect(rig.url)
+    rows = pa.record_batch({"body": pa.array([b"x" * 100] * DECIDED_ROWS, pa.binary())})
+    times = []
+    try:
+        for batch in range(DECIDED):
+            opened = engine.open_batch("decide", "query", batch, "fail")
+            target = {"exchange": "", "routing_key": "decided"}
+            header = BranchHeader(opened.token, uuid.uuid4().hex, "publish", target, "decide", "query", batch)
+            staged = engine.stage(header, [rows])
+            began = time.perf_counter()
+            engine.commit_batch("decide", "query", batch, opened.token, [staged])
+            times.append((time.perf_counter() - began) * 1000)
+    finally:
+        engine.close()
+    yield Figure("kafka_decide_ms", round(statistics.median(times[DECIDED // 5 :]), 2), "ms")
+
+
+def chain(rig: Rig) -> Iterator[Figure]:
+    """From the send of a message to its arrival at a reader of committed records, through one stream."""
+    names = [f"{name}-{side}" for name in ("chain-in", "chain-out") for side in ("ours", "theirs")]
+    rig.topics(*names)
+
+    def streams(side: str) -> Any:
+        if side == "ours":
+            rows = rig.ours("chain-in-ours", "chain").select("body")
+            return rig.to_ours(rows, "chain-out-ours", "chain")
+        rows = rig.theirs("chain-in-theirs").selectExpr("value AS body")
+        return rig.to_theirs(rows, "chain-out-theirs")
+
+    found = {side: _latencies(rig, side, streams(side)) for side in ("theirs", "ours")}
+    for name, percent in (("kafka_chain_p50_ms", 0.5), ("kafka_chain_p95_ms", 0.95)):
+        ours, theirs = (
+            sorted(found[side])[int(percent * len(found[side]))] * 1000 for side in ("ours", "theirs")
+        )
+        yield Figure(name, round(ours, 1), "ms", round(theirs, 1), round(ours / theirs, 3))
+
+
+def _latencies(rig: Rig, side: str, writer: Any) -> list[float]:
+    sent: dict[bytes, float] = {}
+    found: list[float] = []
+    arrived = threading.Semaphore(0)
+    consumer = KafkaConsumer(
+        f"chain-out-{side}",
+        bootstrap_servers=rig.bootstrap,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+    )
+    ended = threading.Event()
+
+    def receive() -> None:
+        while not ended.is_set():
+            for records in consumer.poll(200).values():
+                now = time.perf_counter()
+                for record in records:
+                    found.append(now - sent[record.value])
+                    arrived.release()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    query = writer.option("checkpointLocation", str(rig.folder / f"chain-{side}")).start()
+    producer = KafkaProducer(bootstrap_servers=rig.bootstrap, acks="all")
+    try:
+        for number in range(CHAINED):
+            body = b"%d" % number
+            sent[body] = time.perf_counter()
+            producer.send(f"chain-in-{side}", body).get()
+            if not arrived.acquire(timeout=120):
+                raise query.exception() or TimeoutError(f"message {number} does not arrive ({side})")
+            time.sleep(0.05 * (number % 4))  # so that messages do not march with the triggers
+    finally:
+        query.stop()
+        ended.set()
+        thread.join()
+        consumer.close()
+        producer.close()
+    return found[CHAINED // 4 :]
+
+
+def foreach_batch(rig: Rig) -> Iterator[Figure]:
+    """A topic to a Delta table and to another topic: exactly once, beside a plain append and Spark's sink."""
+    rig.fill("foreach-in", FOREACH_ROWS)
+    rig.topics("foreach-out")
+
+    def plain(lake: str) -> Callable[[DataFrame, int], None]:
+        def both(batch: DataFrame, _batch_id: int) -> None:
+            batch.persist()
+            batch.select("value").write.format("delta").mode("append").save(lake)
+            writer = batch.select("value").write.format("kafka")
+            writer.options(**{"kafka.bootstrap.servers": rig.bootstrap, "topic": "foreach-out"}).save()
+            batch.unpersist()
+
+        return both
+
+    def exactly_once(lake: str, app: str) -> Any:
+        def both(batch: DataFrame, tx: Any) -> None:
+            tx.append(batch.select("body"), lake)
+            tx.publish(batch.select("body"), queue="foreach-out")
+
+        return transactional(both, url=rig.url, app_id=app, persist=True)
+
+    ours, theirs = [], []
+    limit = FOREACH_ROWS // 4
+    for number in range(REPETITIONS + 1):
+        lake = str(rig.folder / f"lake-{number}")
+        reference = rig.theirs("foreach-in", maxOffsetsPerTrigger=limit)
+        writer = reference.writeStream.foreachBatch(plain(f"{lake}-theirs"))
+        theirs.append(rate(run(writer, rig.folder, FOREACH_ROWS)))
+        app = f"foreach-{number}"
+        mine = rig.ours("foreach-in", app, maxOffsetsPerTrigger=limit, minPartitions=2)
+        writer = mine.writeStream.foreachBatch(exactly_once(f"{lake}-ours", app))
+        ours.append(rate(run(writer, rig.folder, FOREACH_ROWS)))
+    yield against("kafka_foreach_batch_rows", ours[1:], theirs[1:], "rows/s")
+
+
+def embedded(rig: Rig) -> Iterator[Figure]:
+    """The embedded broker beside Spark's Kafka source and sink."""
     queues = [f"orders-{number}" for number in range(REPETITIONS + 1)]
-    with (
-        cluster(folder) as kafka,
-        serving(folder / "data") as served,
-        session("bench-kafka", {**txmq.recommended_conf(), "spark.jars": jars}) as spark,
-    ):
+    with serving(rig.folder / "data") as served:
         with BrokerClient(served.url) as client:
             fanout(client, "orders", queues)
             fill(client, "orders", "", ROWS)
             with client.channel() as channel:
                 channel.queue_declare("sink")
-        bodies = spark.range(ROWS).selectExpr("lpad(cast(id AS string), 100, 'x') AS value")
-        bodies.write.format("kafka").options(
-            **{"kafka.bootstrap.servers": kafka.bootstrap, "topic": "orders"}
-        ).save()
+        rig.fill("orders", ROWS)
+        rig.topics("sink-beside")
         ours_read, theirs_read, ours_written, theirs_written = [], [], [], []
         for number, queue in enumerate(queues):
-            source = spark.readStream.format("kafka").options(
-                **{
-                    "kafka.bootstrap.servers": kafka.bootstrap,
-                    "subscribe": "orders",
-                    "startingOffsets": "earliest",
-                }
-            )
-            theirs_read.append(rate(run(source.load().writeStream.format("noop"), folder, ROWS)))
-            mine = spark.readStream.format("txmq").options(
+            theirs_read.append(rate(run(rig.theirs("orders").writeStream.format("noop"), rig.folder, ROWS)))
+            mine = rig.spark.readStream.format("txmq").options(
                 url=served.url, queue=queue, appId=f"read-{number}"
             )
-            ours_read.append(rate(run(mine.load().writeStream.format("noop"), folder, ROWS)))
-
-            rows = ready(spark, SINK_ROWS, SINK_ROWS, 2).select("body")
-            sink = rows.withColumnRenamed("body", "value").writeStream.format("kafka")
-            theirs_written.append(
-                rate(
-                    run(
-                        sink.options(**{"kafka.bootstrap.servers": kafka.bootstrap, "topic": "sink"}),
-                        folder,
-                        SINK_ROWS,
-                    )
-                )
-            )
+            ours_read.append(rate(run(mine.load().writeStream.format("noop"), rig.folder, ROWS)))
+            rows = ready(rig.spark, SINK_ROWS, SINK_ROWS, 2).select("body")
+            theirs_written.append(rate(run(rig.to_theirs(rows, "sink-beside"), rig.folder, SINK_ROWS)))
             target = rows.writeStream.format("txmq").options(
                 url=served.url, queue="sink", appId=f"write-{number}"
             )
-            ours_written.append(rate(run(target, folder, SINK_ROWS)))
-    return [
-        against("source_rows_kafka", ours_read[1:], theirs_read[1:], "rows/s"),
-        against("sink_rows_kafka", ours_written[1:], theirs_written[1:], "rows/s"),
-    ]
+            ours_written.append(rate(run(target, rig.folder, SINK_ROWS)))
+    yield against("source_rows_beside_kafka", ours_read[1:], theirs_read[1:], "rows/s")
+    yield against("sink_rows_beside_kafka", ours_written[1:], theirs_written[1:], "rows/s")
+
+
+MEASURES: Mapping[str, Callable[[Rig], Iterator[Figure]]] = {
+    "source_rows": source_rows,
+    "sink_rows": sink_rows,
+    "decide": decide,
+    "chain": chain,
+    "foreach_batch": foreach_batch,
+    "embedded": embedded,
+}
+
+
+@contextlib.contextmanager
+def rigged(parent: Path | None) -> Iterator[Rig]:
+    jars = ",".join(spark_kafka_jars())
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=parent)))
+        kafka = stack.enter_context(cluster(folder))
+        settings = {**txmq.recommended_conf(), "spark.jars": jars}
+        spark = stack.enter_context(session("bench-kafka", settings))
+        yield Rig(spark, kafka.bootstrap, folder)
 
 
 def main() -> None:
@@ -85,19 +278,21 @@ def main() -> None:
         description="Compare with Spark's Kafka source and sink, in one session.",
     )
     parser.add_argument("--dir", type=Path, help="measure the disk that holds this directory")
-    parser.add_argument("--codec", action="store_true", help="only the figures that need no Kafka")
+    parser.add_argument("--only", action="append", choices=["codec", *MEASURES], help="may be repeated")
     options = parser.parse_args()
-    figures = codec_figures()
-    if not options.codec:
-        figures += against_spark(options.dir)
+    wanted = options.only or ["codec", *MEASURES]
+    figures = codec_figures() if "codec" in wanted else []
     for figure in figures:
         emit(figure)
+    with contextlib.ExitStack() as stack:
+        rig = stack.enter_context(rigged(options.dir)) if set(wanted) & set(MEASURES) else None
+        for name in wanted:
+            if rig is not None and name in MEASURES:
+                note(name)
+                for figure in MEASURES[name](rig):
+                    emit(figure)
+                    figures.append(figure)
     print("\n" + table(figures, {}))
-
-
-def against_spark(parent: Path | None) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=parent) as folder:
-        return compare(Path(folder))
 
 
 if __name__ == "__main__":

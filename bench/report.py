@@ -55,6 +55,13 @@ GOALS = {
     "longest_silence_ms": Goal("value", 100, 50, less_is_better=True),
     "kafka_decode": Goal("value", 2_500_000, 4_000_000),
     "kafka_encode": Goal("value", 3_000_000, 5_000_000),
+    "kafka_source_rows": Goal("ratio", 1, 2),
+    "kafka_source_rows_lz4": Goal("ratio", 1, 2),
+    "kafka_sink_rows": Goal("ratio", 1, 2),
+    "kafka_decide_ms": Goal("value", 15, 4, less_is_better=True),
+    "kafka_chain_p50_ms": Goal("ratio", 1.3, 1, less_is_better=True),
+    "kafka_chain_p95_ms": Goal("ratio", 1.3, 1, less_is_better=True),
+    "kafka_foreach_batch_rows": Goal("ratio", 1, 1.2),
     "tx_open_100k": Goal("ratio", 0.7, 0.9),
 }
 
