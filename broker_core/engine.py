@@ -244,9 +244,9 @@ class Features:
 class Engine(Protocol):
     features: Features
 
-    def identity(self) -> str:
-        """Returns whose data answers: of which data directory or cluster. One made again at the same place
-        has a new identity; a copy has the same.
+    def identity(self, app_id: str = "") -> str:
+        """Returns whose data answers: of which data directory or cluster; with ``app_id``, whose ledger of
+        that app. What is made again at the same place has a new identity; a copy has the same.
         """
 
     # -- logs ------------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class BatchTransaction:
         schema = nullable(rows.schema)
         columns = [] if found.exists else columns  # an existing table has its own
         # stored with the decision, so that a repeated append has the same txnAppId
-        txn = txn_app_id(self.app_id, self._owner.engine.identity(), found.location)
+        txn = txn_app_id(self.app_id, self._owner.engine.identity(self.app_id), found.location)
         target = {
             "options": chosen,
             "partition_by": columns,

@@ -127,7 +127,7 @@ class DeltaLedger:
 
     def _started(self, spark: SparkSession, entries: list[LedgerEntry]) -> list[LedgerEntry]:
         """The rest of ``entries``, without those that an earlier process wrote and did not mark."""
-        txn_app_id = f"txmq-ledger:{self._app_id}@{self._engine.identity()}"
+        txn_app_id = f"txmq-ledger:{self._app_id}@{self._engine.identity(self._app_id)}"
 
         def decided() -> int:
             last = self._engine.last_entry(self._app_id)

@@ -128,7 +128,7 @@ class BrokerClient:
         )
         return contract.decode(contract.answer_type(method), answer)
 
-    def identity(self) -> str:
+    def identity(self, app_id: str = "") -> str:
         found: str = self._call("identity")
         return found
 

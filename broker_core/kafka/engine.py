@@ -161,9 +161,10 @@ class KafkaEngine:
     def _sink(self) -> Sink:
         return self._here().sink
 
-    def identity(self) -> str:
-        """Returns which cluster answers."""
-        return self._here().client.cluster_id()
+    def identity(self, app_id: str = "") -> str:
+        """Returns which cluster answers; with ``app_id``, also which topic holds the app's ledger."""
+        cluster = self._here().client.cluster_id()
+        return f"{cluster}/{self._sink.ledger_id(app_id)}" if app_id else cluster
 
     # -- logs ------------------------------------------------------------------------------------------------
 

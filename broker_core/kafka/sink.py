@@ -96,6 +96,10 @@ class Sink:
         known = app_id in self._apps or topics.find(self._client, topics.app(app_id)) is not None
         return self._app(app_id) if known else None
 
+    def ledger_id(self, app_id: str) -> str:
+        """Returns the id of the topic that holds the app's ledger; one that is made again has another."""
+        return self._client.topic(self._app(app_id).decisions.log.topic).id.hex
+
     def consumed(self, app_id: str) -> Mapping[str, int]:
         """Returns by log where the app's last decided range ended, for its source.
 

@@ -87,8 +87,8 @@ class EmbeddedEngine:
         self._reader = Reader(local)
         local.upkeep.chores.append(self.drop_abandoned)
 
-    def identity(self) -> str:
-        return self._identity
+    def identity(self, app_id: str = "") -> str:
+        return self._identity  # the ledgers of all apps are in the data directory
 
     # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from broker_core import errors
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, Vector
-from broker_core.kafka import port
+from broker_core.kafka import names, port
 from broker_core.kafka.engine import KafkaEngine, connect
 from tests.kafka.fake_kafka import UNANSWERED, FakeKafka
 from tests.kafka.source_bench import APP, SourceBench
@@ -239,6 +239,13 @@ def test_engines_of_one_cluster_have_one_identity(bench: Bench) -> None:
         == bench.engine().identity()
         != KafkaEngine(URL, None, lambda _: FakeKafka().wire()).identity()
     )
+
+
+def test_a_ledger_that_is_made_again_has_a_new_identity_so_that_delta_skips_nothing(bench: Bench) -> None:
+    before = bench.engine().identity(APP)
+    assert bench.engine().identity(APP) == before != bench.engine().identity("other")
+    bench.client.delete_topic(names.app_topic(APP))
+    assert bench.engine().identity(APP) not in (before, bench.engine().identity())
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
