@@ -22,6 +22,10 @@ from broker_core.client.broker import BrokerClient
 TIMEOUT_S = 600.0
 
 
+class NotReady(AssertionError):
+    """The broker ended before it served."""
+
+
 class AmqpServed:
     """A broker on ``directory``. ``failpoints`` are of the next start only; ``args`` are of every start."""
 
@@ -59,7 +63,7 @@ class AmqpServed:
         ready = self._process.stdout.readline().split()
         if len(ready) != 3 or ready[0] != "ready":
             self.kill()
-            raise AssertionError(
+            raise NotReady(
                 f"the broker did not say `ready txmq://HOST:PORT amqp://HOST:PORT` but {' '.join(ready)!r}"
             )
         self.flight_port, self.port = urlsplit(ready[1]).port or 0, urlsplit(ready[2]).port or 0

@@ -136,7 +136,7 @@ class _Constants:
     def __init__(self) -> None:
         self._logs: dict[str, pa.Array] = {}
         self._flags: dict[bool, pa.Array] = {}
-        self._partitions: pa.Array = _repeat(pa.scalar(0, pa.int32()), 1)
+        self._partitions: pa.Array | None = None
         self._time: tuple[int, pa.Array] | None = None  # of the last commit that was read
 
     def queues(self, log: str, size: int) -> pa.Array:
@@ -151,7 +151,7 @@ class _Constants:
     def partitions(self, size: int) -> pa.Array:
         """Returns zeros: a queue has no partitions."""
         column = self._partitions
-        if len(column) < size:
+        if column is None or len(column) < size:
             column = self._partitions = _repeat(pa.scalar(0, pa.int32()), size)
         return column.slice(0, size)
 

@@ -377,3 +377,9 @@ def test_settings_come_from_a_file_and_are_for_kafka(
         assert "option 'kafka.sasl.password' is for connections to Kafka" in found and "secret" not in found
     settings.write_text("kafka.sasl.password\n")
     assert "line 1 of" in _fails(capsys, "apps", "--url", url, "--settings", str(settings))
+
+
+def test_a_command_starts_without_pandas_which_would_double_its_time() -> None:
+    loaded = "import sys, txmq.cli; print([name for name in ('pandas', 'pyspark', 'kafka') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
