@@ -39,6 +39,7 @@ from broker_core.kafka.port import Wire
 from broker_core.kafka.settings import KafkaSettings, parse_settings, shown
 from broker_core.kafka.sink import Sink
 from broker_core.kafka.source import Source
+from broker_core.kafka.topology import Topology
 from broker_core.kafka.wire import SocketWire
 
 OnUnroutable = Literal["fail", "drop"]
@@ -152,6 +153,16 @@ class KafkaEngine:
 
         sink = Sink(client, facts, codec=self._settings.codec)
         return _Parts(os.getpid(), client, source, sink)
+
+    @property
+    def client(self) -> Client:
+        """The client of this process, for the operator's port (``admin.py``)."""
+        return self._here().client
+
+    @property
+    def topology(self) -> Topology:
+        """Exchanges and bindings, for the operator's port."""
+        return self._sink.topology
 
     @property
     def _source(self) -> Source:

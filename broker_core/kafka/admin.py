@@ -1,0 +1,162 @@
+"""The operator's port on Kafka: topics as queues, exchanges and bindings, and messages by hand.
+
+Not here: what is routed (``topology.py``), how a batch write is committed (``writes.py``).
+Invariant: no argument is ignored. What Kafka does not have is refused, with the name of what it has instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from broker_core import errors
+from broker_core.admin import QueueInfo
+from broker_core.broker.change import Change
+from broker_core.broker.topology import Topology as Rules
+from broker_core.engine import BranchHeader
+from broker_core.kafka import engine, names, topics
+from broker_core.kafka.engine import KafkaEngine
+from broker_core.kafka.port import EARLIEST, LATEST, Log
+
+PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
+_INTERNAL = "__"  # how Kafka's own topics begin
+_INSTEAD = {
+    "x-message-ttl": "retention.ms of the topic",
+    "x-expires": "nothing: delete the topic",
+    "x-max-length": "retention.bytes of the topic",
+    "x-max-length-bytes": "retention.bytes of the topic",
+    "x-overflow": "nothing: retention deletes the oldest messages",
+    "x-dead-letter-exchange": "nothing: publish rejected rows to a topic of their own",
+    "x-dead-letter-routing-key": "nothing: publish rejected rows to a topic of their own",
+    "x-delivery-limit": "nothing: a micro-batch is repeated until it is decided",
+    "x-max-priority": "nothing: use a topic for each priority",
+}
+_MOST = 10_000  # partitions
+
+
+def connect(url: str, settings: Mapping[str, Any] | None = None) -> KafkaAdmin:
+    """Raises OptionError."""
+    return KafkaAdmin(engine.connect(url, settings))
+
+
+class KafkaAdmin:
+    """Implements :class:`broker_core.admin.Admin`."""
+
+    def __init__(self, engine: KafkaEngine) -> None:
+        self._engine = engine
+
+    def queues(self) -> list[QueueInfo]:
+        client = self._engine.client
+        logs = {
+            name: [Log(name, number) for number in found.partitions]
+            for name, found in sorted(client.topics().items())
+            if not name.startswith((names.RESERVED, _INTERNAL)) and not found.code
+        }
+        every = [log for found in logs.values() for log in found]
+        begins, ends = (client.offsets(dict.fromkeys(every, at)) for at in (EARLIEST, LATEST))
+        return [
+            QueueInfo(
+                name,
+                messages=sum(ends[log] - begins[log] for log in found),
+                unacknowledged=0,
+                next_offset=sum(ends[log] for log in found),
+                consumers=0,
+                owner="",
+                durable=True,
+                arguments={PARTITIONS: len(found)},
+                logs=len(found),
+            )
+            for name, found in logs.items()
+        ]
+
+    # -- topics ----------------------------------------------------------------------------------------------
+    def declare_queue(
+        self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """Makes a topic, of ``x-partitions`` and ``x-replication`` (default: the cluster's)."""
+        names.require_queue_name(name)
+        given = dict(arguments or {})
+        partitions, replication = (_number(name, given, key) for key in (PARTITIONS, REPLICATION))
+        if not durable:
+            raise errors.PreconditionFailed(f"queue {name!r}: a topic of Kafka is always durable")
+        for key in given:
+            raise errors.PreconditionFailed(
+                f"queue {name!r} has the argument {key!r}, which Kafka does not have",
+                f"use {_INSTEAD[key]}" if key in _INSTEAD else f"use {PARTITIONS} and {REPLICATION}",
+            )
+        client = self._engine.client
+        existing = client.topics().get(name)
+        if existing is None:
+            client.create_topic(name, partitions or -1, replication=replication or -1)
+        elif partitions not in (0, len(existing.partitions)):
+            raise errors.PreconditionFailed(
+                f"queue {name!r} has {len(existing.partitions)} partitions, and {partitions} were asked for",
+                "partitions are added with kafka-topics.sh --alter",
+            )
+        topics.require_queue(client, name)
+
+    def delete_queue(self, name: str) -> None:
+        names.require_queue_name(name)
+
+        def unbind(rules: Rules, change: Change) -> None:
+            for exchange in list(rules.exchanges.values()):
+                for binding in list(exchange.bindings.values()):
+                    if binding.destination.name == name and name in rules.queues:
+                        rules.unbind(change, name, exchange.name, binding.routing_key, binding.arguments)
+
+        with contextlib.suppress(errors.QueueNotFound):
+            self._engine.client.delete_topic(name)
+        if topics.find(self._engine.client, topics.topology()) is not None:
+            self._engine.topology.change(unbind)
+
+    # -- exchanges -------------------------------------------------------------------------------------------
+    def declare_exchange(self, name: str, type: str) -> None:
+        self._engine.topology.change(lambda rules, change: rules.declare_exchange(change, name, type))
+
+    def delete_exchange(self, name: str) -> None:
+        self._engine.topology.change(lambda rules, change: rules.delete_exchange(change, name))
+
+    def bind(
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        given = dict(arguments or {})
+        self._engine.topology.change(
+            lambda rules, change: rules.bind(change, queue, exchange, routing_key, given), queue
+        )
+
+    def unbind(
+        self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        given = dict(arguments or {})
+        self._engine.topology.change(
+            lambda rules, change: rules.unbind(change, queue, exchange, routing_key, given)
+        )
+
+    # -- messages --------------------------------------------------------------------------------------------
+    def publish(
+        self, bodies: Iterable[bytes], exchange: str = "", routing_key: str = "", properties: bytes = b""
+    ) -> int:
+        token = uuid.uuid4().hex
+        chosen = list(bodies)
+        columns = {
+            "body": pa.array(chosen, pa.binary()),
+            "properties": pa.array([properties] * len(chosen), pa.binary()),
+        }
+        target = {"exchange": exchange, "routing_key": routing_key}
+        header = BranchHeader(token, uuid.uuid4().hex, "publish", target)
+        staged = self._engine.stage(header, [pa.record_batch(columns)])
+        return self._engine.commit_branches(token, [staged])
+
+
+def _number(queue: str, given: dict[str, Any], key: str) -> int:
+    """Takes an argument; 0: it was not given. Raises PreconditionFailed."""
+    value = given.pop(key, 0)
+    if value and (not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MOST):
+        raise errors.PreconditionFailed(
+            f"queue {queue!r} has {key}={value!r}", f"give a number from 1 to {_MOST}"
+        )
+    return int(value)
