@@ -10,6 +10,7 @@ in time, is never used again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import ssl
 import struct
@@ -31,6 +32,7 @@ from broker_core.kafka.sasl import Challenge, Exchange, Login, authenticate, han
 A = TypeVar("A")
 
 LARGEST_ANSWER = 512 << 20  # bytes; a length above it is no Kafka, such as the first bytes of TLS or HTTP
+NODES_SHARE = 0.75  # of the time for an answer: a node that waits for others gives up before we do
 SMALL = 32 << 10  # bytes that a socket's buffers take while the node does not read
 REAUTHENTICATE = 0.85  # of the lifetime of a session, as the Java client
 SOONEST_S = (
@@ -46,7 +48,7 @@ class Settings:
     tls: ssl.SSLContext | None = None
     login: Login | None = None
     connect_s: float = 10.0
-    request_s: float = 40.0  # for an answer, beyond what the request itself lets the node wait
+    request_s: float = 40.0  # for an answer, beyond what a fetch lets the node wait for rows
 
 
 class _Sent(Generic[A]):
@@ -110,8 +112,8 @@ class Connection:
 
     def send(self, request: port.Request[A]) -> port.Pending[A]:
         """Raises ConnectionFailed: the request was not sent whole, so the node did not do it."""
-        message = Message(form_of(request), self._versions, self.node)
-        waits_s = max(getattr(request, "max_wait_ms", 0), getattr(request, "timeout_ms", 0)) / 1000
+        message = Message(form_of(_in_time(request, self._settings)), self._versions, self.node)
+        waits_s = getattr(request, "max_wait_ms", 0) / 1000
         with self._sending:
             if self._clock() >= self._expires:
                 self._drain()  # between the steps nothing else may be answered (KIP-368)
@@ -268,3 +270,13 @@ class Connection:
         self.broken = True
         with contextlib.suppress(OSError):
             socket.close(self._socket.detach())
+
+
+def _in_time(request: port.Request[A], settings: Settings) -> port.Request[A]:
+    """Returns the request with a time for the node that ends before ours."""
+    most_ms = int(1000 * NODES_SHARE * settings.request_s)
+    if getattr(request, "timeout_ms", 0) <= most_ms:
+        return request
+    any_request: Any = request
+    shorter: port.Request[A] = dataclasses.replace(any_request, timeout_ms=most_ms)
+    return shorter

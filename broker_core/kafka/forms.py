@@ -266,7 +266,7 @@ def _delete_records(request: port.DeleteRecords) -> Form:
 def _init_producer(request: port.InitProducer) -> Form:
     fields = {
         "transactional_id": request.transactional_id,
-        "transaction_timeout_ms": request.timeout_ms,
+        "transaction_timeout_ms": request.transaction_ms,
         "producer_id": -1,
         "producer_epoch": -1,
     }

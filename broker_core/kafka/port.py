@@ -233,7 +233,7 @@ class InitProducer(Request["ProducerAnswer"]):
     """
 
     transactional_id: str | None
-    timeout_ms: int = 60_000
+    transaction_ms: int = 60_000  # how long a transaction may be open
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,7 @@ class FakeKafka:
             return port.ProducerAnswer(Code.NONE, self.transactions.new_id())
         if self.coordinator(request.transactional_id) != node:
             return port.ProducerAnswer(Code.NOT_COORDINATOR, Producer(-1, -1))
-        return port.ProducerAnswer(*self.transactions.init(request.transactional_id, request.timeout_ms))
+        return port.ProducerAnswer(*self.transactions.init(request.transactional_id, request.transaction_ms))
 
     @_do.register
     def _(self, request: port.AddPartitions, node: int) -> dict[Log, Code]:

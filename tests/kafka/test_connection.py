@@ -25,6 +25,8 @@ from broker_core.kafka.wire import SocketWire
 GUARD_S = 120.0
 # what ApiVersions says: Metadata, Produce, FindCoordinator, SaslHandshake, SaslAuthenticate
 VERSIONS = {3: (0, 12), 0: (0, 12), 10: (0, 3), 17: (0, 1), 36: (0, 2), 18: (0, 3)}
+# and Fetch, DeleteRecords, InitProducerId
+VERSIONS |= {1: (0, 13), 21: (0, 2), 22: (0, 4)}
 
 
 def features(versions: dict[int, tuple[int, int]] = VERSIONS, code: int = 0) -> bytes:
@@ -193,6 +195,37 @@ def test_a_node_that_is_silent_breaks_the_connection_in_time() -> None:
         assert connection.broken
         with pytest.raises(errors.ConnectionFailed, match="is closed"):
             connection.send(ASK)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected_s"),
+    [
+        (ASK, 2.0),
+        (port.InitProducer("t", transaction_ms=900_000), 2.0),
+        (port.Produce({Log("orders", 0): b"batch"}), 2.0),
+        (port.DeleteRecords({Log("orders", 0): 1}), 2.0),
+        (port.Fetch({Log("orders", 0): 1}, max_wait_ms=500), 2.5),
+    ],
+)
+def test_no_request_but_one_that_waits_for_rows_gives_a_silent_node_more_time(
+    request_: port.Request[Any], expected_s: float
+) -> None:
+    """A node that waits for its replicas gives up before we do."""
+
+    def script(peer: Peer) -> None:
+        peer.open()
+        asked.append(peer.request()[2])
+        arrived.set()
+        peer.until_closed()
+
+    asked: list[bytes] = []
+    arrived = threading.Event()
+    with serving(script) as node, connected(node, Settings(request_s=2.0)) as connection:
+        pending: Any = connection.send(request_)
+        assert pending.timeout_s == expected_s
+        if isinstance(request_, port.Produce | port.DeleteRecords):
+            assert arrived.wait(GUARD_S)
+            assert struct.pack(">i", 1500) in asked[0]
 
 
 def test_an_answer_that_was_waited_for_late_is_not_late() -> None:

@@ -302,7 +302,7 @@ def test_c4_the_transaction_of_a_large_batch_may_last_longer(
     fences = watched(cluster, port.InitProducer)
     monkeypatch.setattr(decide, "SLOWEST", 1)
     driver.commit(1, token, [branch])
-    assert [request.timeout_ms for request in fences] == [3 * size] and size > 30_000
+    assert [request.transaction_ms for request in fences] == [3 * size] and size > 30_000
     monkeypatch.setattr(decide, "SLOWEST", 0.01)
     token = driver.open(2).token
     with pytest.raises(errors.TransactionTooLarge, match="at most 15 minutes"):
