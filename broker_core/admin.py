@@ -6,9 +6,11 @@ transactions, channels: ``client/broker.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+NOBODY = "User:NAME"  # stands for a user where none is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,29 @@ class QueueInfo:
     logs: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """One line of ``txmq setup``."""
+
+    part: str  # topics, or the role that needs a right: driver, executor, operator
+    state: str  # of a topic: missing, there, wrong, unknown; of a right: needed, optional
+    command: str  # for a shell
+    why: str = ""
+
+    @property
+    def due(self) -> bool:
+        """Whether it is to be run."""
+        return self.state not in ("there", "optional")
+
+
 class Admin(Protocol):
+    def prepare(
+        self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]
+    ) -> list[Preparation]:
+        """Returns what is to be done before these apps read and publish to these queues, and whether it is.
+        Makes nothing. Raises OptionError.
+        """
+
     def queues(self) -> list[QueueInfo]:
         """Returns every queue, by name."""
 

@@ -16,6 +16,7 @@ from datetime import timezone
 from typing import Any
 
 from broker_core.address import DEFAULT_AMQP, DEFAULT_PORT, NO_AMQP
+from broker_core.admin import NOBODY
 from broker_core.engine import Engine
 from broker_core.errors import (
     OptionError,
@@ -25,7 +26,7 @@ from broker_core.errors import (
 )
 from broker_core.properties import Properties
 from txmq.address import admin_at, client_at, engine_at
-from txmq.output import Row, done, print_json, show
+from txmq.output import Row, done, print_json, script, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_decisions(commands)
     _add_topology(commands)
     _add_messages(commands)
+    _add_setup(commands)
     verify = _command(commands, "verify", _verify, "check a data directory and change nothing")
     verify.add_argument("directory", metavar="DIR")
     salvage = _command(commands, "salvage", _salvage, "copy the intact data to a new data directory")
@@ -211,6 +213,24 @@ def _add_messages(commands: Any) -> None:
         default=None,
         help="from this offset on; default: the oldest message not settled",
     )
+
+
+def _add_setup(commands: Any) -> None:
+    setup = _command(
+        commands, "setup", _setup, "print the topics and rights to prepare on Kafka", address=True
+    )
+    setup.add_argument(
+        "--principal", metavar="USER", default=NOBODY, help="whose rights; default %(default)s"
+    )
+    for option, of in (
+        ("app", "an appId"),
+        ("queue", "a queue that is read and published to"),
+        ("source", "a queue that is only read"),
+        ("target", "a queue that is only published to"),
+    ):
+        setup.add_argument(
+            f"--{option}", metavar=option.upper(), action="append", default=[], help=f"{of}; may be repeated"
+        )
 
 
 def _above_zero(text: str) -> float:
@@ -408,6 +428,15 @@ def _shown(row: Row, *, as_json: bool) -> Row:
         text = {"base64": base64.b64encode(body).decode()} if as_json else repr(body)
     row["timestamp"] = row["timestamp"].astimezone(timezone.utc).isoformat()
     return {**row, "properties": given, "body": text}
+
+
+def _setup(options: argparse.Namespace) -> int:
+    sources, targets = ([*options.queue, *more] for more in (options.source, options.target))
+    prepared = admin_at(options).prepare(options.principal, options.app, sources, targets)
+    if options.json:
+        return show(options, map(dataclasses.asdict, prepared))
+    print("\n".join(script(prepared)))
+    return 0
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -6,7 +6,10 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import Any
+
+from broker_core.admin import NOBODY, Preparation
 
 Row = dict[str, Any]
 
@@ -28,6 +31,24 @@ def done(options: argparse.Namespace, text: str, **result: Any) -> int:
     else:
         print(text)
     return 0
+
+
+def script(prepared: Sequence[Preparation]) -> list[str]:
+    """Lines for a shell: what is there or optional is a comment."""
+    if not prepared:
+        return ["# nothing to prepare: the embedded broker makes what it needs"]
+    lines = [
+        "# kafka-*.sh are Kafka's tools; give them --command-config FILE where the cluster wants a login"
+    ]
+    if any(NOBODY in each.command for each in prepared):
+        lines.append(f"# put the user of the role in place of {NOBODY}")
+    for part, group in groupby(prepared, lambda each: each.part):
+        lines += ["", f"# {part}" if part == "topics" else f"# rights of the {part}"]
+        for each in group:
+            said = f"# {each.state}: {each.why}".removesuffix(": ")
+            lines.append(said)
+            lines.append(each.command if each.due else f"#   {each.command}")
+    return lines
 
 
 def print_json(value: Any) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from broker_core.admin import QueueInfo
+from broker_core.admin import Preparation, QueueInfo
 from broker_core.client.broker import BrokerClient
 from broker_core.errors import Unroutable
 
@@ -15,6 +15,12 @@ class RemoteAdmin:
 
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
+
+    def prepare(
+        self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]
+    ) -> list[Preparation]:
+        """Nothing: the embedded broker makes what it needs, and its users have no rights of their own."""
+        return []
 
     def queues(self) -> list[QueueInfo]:
         return self._client.queues()

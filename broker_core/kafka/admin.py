@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from broker_core import errors
-from broker_core.admin import QueueInfo
+from broker_core.admin import Preparation, QueueInfo
 from broker_core.broker.change import Change
 from broker_core.broker.topology import Topology as Rules
 from broker_core.engine import BranchHeader
-from broker_core.kafka import engine, names, topics
+from broker_core.kafka import engine, names, setup, topics
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.port import EARLIEST, LATEST, Log
 
@@ -48,6 +48,12 @@ class KafkaAdmin:
 
     def __init__(self, engine: KafkaEngine) -> None:
         self._engine = engine
+
+    def prepare(
+        self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]
+    ) -> list[Preparation]:
+        engine = self._engine
+        return setup.prepare(engine.client, engine.bootstrap, principal, apps, sources, targets)
 
     def queues(self) -> list[QueueInfo]:
         client = self._engine.client

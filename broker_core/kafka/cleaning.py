@@ -8,6 +8,7 @@ stands before them belongs to attempts that can never be decided.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from broker_core import errors
@@ -15,6 +16,8 @@ from broker_core.broker.records import LedgerRecord
 from broker_core.kafka.client import Client
 from broker_core.kafka.port import Log
 from broker_core.kafka.receipt import Place
+
+log = logging.getLogger(__name__)
 
 EVERY_BYTES = 64 << 20  # of staged rows; Kafka frees whole segments anyway, of 128 MiB
 
@@ -28,6 +31,13 @@ class Cleaner:
         self._every_bytes = every_bytes
         self._bytes = every_bytes  # decided and not cleaned; so a driver begins with cleaning
         self._ends: dict[Log, int] = {}  # below: no winner of a later batch
+        self._may = False  # delete, as far as is known
+
+    def require_right(self) -> None:
+        """Raises AccessRefused where this user may not free staged rows: they would fill the disks."""
+        if not self._may:
+            self._client.delete_records({Log(self._topic, 0): 0})  # nothing stands there
+            self._may = True
 
     def decided(self, won: Iterable[Place], unapplied: Iterable[LedgerRecord], size_bytes: int) -> None:
         """After a decision: its winners are published, or in ``unapplied``, which are all that are not
@@ -60,7 +70,10 @@ class Cleaner:
         try:
             if before:
                 self._client.delete_records(before)
-        except (errors.ConnectionFailed, errors.KafkaError, errors.AccessRefused, errors.ChannelError):
+        except errors.AccessRefused as refused:
+            log.warning("staged rows are not freed: %s", refused)
+            return
+        except (errors.ConnectionFailed, errors.KafkaError, errors.ChannelError):
             return
         except errors.DataLoss:
             pass  # the topic begins behind it already

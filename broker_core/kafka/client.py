@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 
 from broker_core import errors
-from broker_core.kafka import port
+from broker_core.kafka import port, rights
 from broker_core.kafka.cluster import RECONNECT_S, Cluster
-from broker_core.kafka.code import BUSY, MOVED, UNCLEAR, Code, error_of
+from broker_core.kafka.code import BUSY, MOVED, UNCLEAR, Code
 from broker_core.kafka.patience import Patience, Time
 from broker_core.kafka.port import Endpoint, Isolation, Log, Producer, Request, Unanswered, Wire
 
@@ -54,6 +54,16 @@ class Client:
     def topics(self) -> Mapping[str, port.TopicMetadata]:
         """All that this user may see."""
         return self._cluster.metadata(None).topics
+
+    def existing(self, names: Collection[str]) -> set[str]:
+        """Which of these are topics. Raises AccessRefused for one that this user may not see."""
+        request = port.Metadata(tuple(names))
+        found = self._cluster.metadata(request.topics).topics if names else {}
+        for name, each in found.items():
+            if each.code is Code.TOPIC_AUTHORIZATION_FAILED:
+                raise rights.error(request, each.code, f"topic {name}", topic=name)
+        absent = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION}
+        return {name for name, each in found.items() if each.code not in absent}
 
     def topic(self, name: str, *, fresh: bool = False) -> port.TopicMetadata:
         """Its partitions, as they were at most REFRESH_S ago, or as they are now. Raises QueueNotFound."""
@@ -100,7 +110,7 @@ class Client:
 
     def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
         """The topic's settings. Raises QueueNotFound, AccessRefused."""
-        return self._cluster.about(f"topic {name}", port.DescribeTopic(name, keys or None)).values
+        return self._cluster.about(name, port.DescribeTopic(name, keys or None)).values
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -178,23 +188,15 @@ class Client:
         """A new epoch; every earlier one can write no more, and its open transaction is aborted."""
         request = port.InitProducer(transactional_id, timeout_ms)
         return self._cluster.coordinate(
-            transactional_id, request, lambda answer: answer.code, repeat=True
+            transactional_id, request, lambda answer: (answer.code, None), repeat=True
         ).producer
 
     def add_partitions(self, transactional_id: str, producer: Producer, logs: Sequence[Log]) -> None:
         """Lets logs join the transaction, all or none. Once is as good as twice. Raises TransactionState,
         AccessRefused.
         """
-
-        def worst(codes: dict[Log, Code]) -> Code:
-            return max(
-                codes.values(),
-                key=lambda code: (code is not Code.NONE, code is not Code.OPERATION_NOT_ATTEMPTED),
-            )
-
-        self._cluster.coordinate(
-            transactional_id, port.AddPartitions(transactional_id, producer, tuple(logs)), worst, repeat=True
-        )
+        request = port.AddPartitions(transactional_id, producer, tuple(logs))
+        self._cluster.coordinate(transactional_id, request, _worst, repeat=True)
 
     def end_transaction(
         self, transactional_id: str, producer: Producer, *, commit: bool, bump: bool
@@ -204,15 +206,15 @@ class Client:
         """
         request = port.EndTransaction(transactional_id, producer, commit, bump)
         return self._cluster.coordinate(
-            transactional_id, request, lambda answer: answer.code, repeat=False
+            transactional_id, request, lambda answer: (answer.code, None), repeat=False
         ).producer
 
     def transaction(self, transactional_id: str) -> port.TransactionAnswer | None:
         """What the coordinator knows; None: nothing."""
         request = port.DescribeTransaction(transactional_id)
 
-        def code(answer: port.TransactionAnswer) -> Code:
-            return Code.NONE if answer.code is Code.TRANSACTIONAL_ID_NOT_FOUND else answer.code
+        def code(answer: port.TransactionAnswer) -> tuple[Code, None]:
+            return Code.NONE if answer.code is Code.TRANSACTIONAL_ID_NOT_FOUND else answer.code, None
 
         answer = self._cluster.coordinate(transactional_id, request, code, repeat=True)
         return answer if answer.code is Code.NONE else None
@@ -221,13 +223,7 @@ class Client:
 
     def commit_offsets(self, group: str, offsets: Mapping[Log, int]) -> None:
         """The group's position, for tools that show lag. Once is as good as twice."""
-        self._cluster.coordinate(
-            group,
-            port.CommitOffsets(group, offsets),
-            lambda codes: max(codes.values()),
-            repeat=True,
-            group=True,
-        )
+        self._cluster.coordinate(group, port.CommitOffsets(group, offsets), _worst, repeat=True, group=True)
 
     def group_offsets(self, group: str, logs: Sequence[Log]) -> dict[Log, int]:
         """Committed positions; -1: none."""
@@ -235,7 +231,7 @@ class Client:
         answers = self._cluster.coordinate(
             group,
             request,
-            lambda found: max(answer.code for answer in found.values()),
+            lambda found: _worst({log: answer.code for log, answer in found.items()}),
             repeat=True,
             group=True,
         )
@@ -263,9 +259,20 @@ class Client:
             else:
                 if outcome.code in accepted:
                     return
-                error = error_of(outcome.code, f"topic {name}", outcome.message)
+                error = rights.error(
+                    request, outcome.code, f"topic {name}", topic=name, message=outcome.message
+                )
                 if outcome.code in UNCLEAR:
                     accepted |= {*done}
                 elif outcome.code not in MOVED | BUSY:
                     raise error
             patience.wait(error)
+
+
+def _worst(codes: Mapping[Log, Code]) -> tuple[Code, Log | None]:
+    """Returns the code that says most of an answer about several logs, and whose it is."""
+    log, code = max(
+        codes.items(),
+        key=lambda each: (each[1] is not Code.NONE, each[1] is not Code.OPERATION_NOT_ATTEMPTED),
+    )
+    return code, log

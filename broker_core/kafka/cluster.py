@@ -10,11 +10,11 @@ request.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from broker_core import errors
-from broker_core.kafka import port
-from broker_core.kafka.code import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code, error_of
+from broker_core.kafka import port, rights
+from broker_core.kafka.code import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code
 from broker_core.kafka.patience import Patience, Time
 from broker_core.kafka.port import Endpoint, Log, Request, Unanswered, Wire
 
@@ -69,7 +69,7 @@ class Cluster:
                 self._topics[name] = found, self._time.now()
                 return found
             self._topics.pop(name, None)
-            error = error_of(found.code, f"topic {name}")
+            error = rights.error(port.Metadata((name,)), found.code, f"topic {name}", topic=name)
             if found.code not in MOVED:
                 raise error
             patience.wait(error)
@@ -99,14 +99,15 @@ class Cluster:
                     error = failed
             patience.wait(error)
 
-    def about(self, thing: str, request: Request[C]) -> C:
-        """The answer of any node, when its code is NONE. Raises the error of a final code."""
+    def about(self, topic: str, request: Request[C]) -> C:
+        """The answer of any node about a topic, when its code is NONE. Raises the error of a final code."""
         patience = self.patience()
         while True:
             answer = self.anywhere(request, patience)
             if answer.code is Code.NONE:
                 return answer
-            error = error_of(answer.code, thing, getattr(answer, "message", None))
+            message = getattr(answer, "message", None)
+            error = rights.error(request, answer.code, f"topic {topic}", topic=topic, message=message)
             if answer.code not in MOVED | BUSY | UNCLEAR:
                 raise error
             patience.wait(error)
@@ -139,7 +140,7 @@ class Cluster:
         patience = self.patience()
         while True:
             error: errors.TxmqError | None = None
-            for part, answers in self._ask_leaders(todo, make, lane):
+            for part, request, answers in self._ask_leaders(todo, make, lane):
                 if isinstance(answers, errors.ConnectionFailed):
                     if isinstance(answers, Unanswered) and not repeat:
                         raise answers
@@ -155,42 +156,47 @@ class Cluster:
                         del todo[log]
                         patience.renew()
                     else:
-                        error = self._refused(log, answer, repeat, moved)
+                        error = self._refused(log, request, answer, repeat, moved)
             if not todo:
                 return done
             patience.wait(error or errors.ConnectionFailed(f"{', '.join(map(str, todo))}: no leader"))
 
     def _ask_leaders(
         self, todo: dict[Log, V], make: Callable[[dict[Log, V]], Request[dict[Log, C]]], lane: str
-    ) -> list[tuple[list[Log], dict[Log, C] | errors.ConnectionFailed]]:
-        """By leader: its logs and their answers, or why there are none. All requests are sent before the
-        first answer is read.
+    ) -> list[tuple[list[Log], Request[dict[Log, C]], dict[Log, C] | errors.ConnectionFailed]]:
+        """By leader: its logs, the request and their answers, or why there are none. All requests are sent
+        before the first answer is read.
         """
         parts: dict[Endpoint, dict[Log, V]] = {}
         for log, value in todo.items():
             leader = self._leader(log)
             if leader is not None:
                 parts.setdefault(leader, {})[log] = value
-        sent: list[tuple[list[Log], port.Pending[dict[Log, C]] | errors.ConnectionFailed]] = []
+        sent: list[
+            tuple[list[Log], Request[dict[Log, C]], port.Pending[dict[Log, C]] | errors.ConnectionFailed]
+        ] = []
         for node, part in parts.items():
+            request = make(part)
             try:
-                sent.append((list(part), self._wire.send(node, make(part), lane)))
+                sent.append((list(part), request, self._wire.send(node, request, lane)))
             except errors.ConnectionFailed as failed:
-                sent.append((list(part), failed))
+                sent.append((list(part), request, failed))
         # every answer is read, also behind one that failed: the next user of a connection must not find it
-        answered: list[tuple[list[Log], dict[Log, C] | errors.ConnectionFailed]] = []
-        for logs, pending in sent:
+        answered: list[tuple[list[Log], Request[dict[Log, C]], dict[Log, C] | errors.ConnectionFailed]] = []
+        for logs, request, pending in sent:
             try:
-                answered.append(
-                    (logs, pending if isinstance(pending, errors.ConnectionFailed) else pending.answer())
-                )
+                found = pending if isinstance(pending, errors.ConnectionFailed) else pending.answer()
+                answered.append((logs, request, found))
             except errors.ConnectionFailed as failed:
-                answered.append((logs, failed))
+                answered.append((logs, request, failed))
         return answered
 
-    def _refused(self, log: Log, answer: Coded, repeat: bool, moved: bool) -> errors.TxmqError:
+    def _refused(
+        self, log: Log, request: Request[Any], answer: Coded, repeat: bool, moved: bool
+    ) -> errors.TxmqError:
         """The error of an answer that another try may better; raises it where none does."""
-        error = error_of(answer.code, f"log {log}", getattr(answer, "message", None))
+        message = getattr(answer, "message", None)
+        error = rights.error(request, answer.code, f"log {log}", topic=log.topic, message=message)
         if answer.code in MOVED or answer.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
             self._forget([log])  # whether the topic exists is what the metadata say
         elif answer.code not in BUSY | UNCLEAR:
@@ -224,13 +230,13 @@ class Cluster:
         self,
         key: str,
         request: Request[A],
-        code_of: Callable[[A], Code],
+        code_of: Callable[[A], tuple[Code, Log | None]],
         *,
         repeat: bool,
         group: bool = False,
     ) -> A:
-        """The answer of the key's coordinator. Raises Unanswered without ``repeat``, and the error of a final
-        code.
+        """The answer of the key's coordinator. ``code_of``: its code, and the log that it is about, if any.
+        Raises Unanswered without ``repeat``, and the error of a final code.
         """
         name = f"group {key}" if group else f"transactional id {key}"
         patience = self.patience()
@@ -244,10 +250,11 @@ class Cluster:
                     raise
                 patience.wait(failed)
                 continue
-            code = code_of(answer)
+            code, log = code_of(answer)
             if code is Code.NONE:
                 return answer
-            error = error_of(code, name)
+            what = name if log is None else f"log {log} ({name})"
+            error = rights.error(request, code, what, topic="" if log is None else log.topic)
             if code in UNCLEAR and not repeat:
                 raise Unanswered(error.message)
             if code in COORDINATOR_MOVED:
@@ -258,11 +265,12 @@ class Cluster:
 
     def _find_coordinator(self, key: str, group: bool, name: str, patience: Patience) -> Endpoint:
         while True:
-            answer = self.anywhere(port.FindCoordinator(key, group), patience)
+            request = port.FindCoordinator(key, group)
+            answer = self.anywhere(request, patience)
             if answer.node is not None:
                 self._coordinators[name] = answer.node
                 return answer.node
-            error = error_of(answer.code, name)
+            error = rights.error(request, answer.code, name)
             # the first question of a cluster makes the topic of transactions: until then there is no
             # coordinator
             if answer.code not in COORDINATOR_MOVED | BUSY | UNCLEAR:

@@ -1,6 +1,7 @@
 """The error codes of Kafka's answers, and what each means to a caller.
 
-Not here: what a client does about them (``client.py``). Source: Kafka protocol guide, "Error Codes".
+Not here: what a client does about them (``client.py``), refusals of rights (``rights.py``). Source: Kafka
+protocol guide, "Error Codes".
 Invariant: every number is a member; one that this list lacks, of a newer broker, keeps its number and is not
 retriable.
 """
@@ -110,12 +111,6 @@ UNCLEAR = frozenset(
     {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND, Code.UNKNOWN_SERVER_ERROR}
 )
 
-_REFUSED = {
-    Code.TOPIC_AUTHORIZATION_FAILED: "topic",
-    Code.GROUP_AUTHORIZATION_FAILED: "group",
-    Code.CLUSTER_AUTHORIZATION_FAILED: "cluster",
-    Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
-}
 _FENCED = frozenset(
     {
         Code.PRODUCER_FENCED,
@@ -134,8 +129,6 @@ def error_of(code: Code, what: str, message: str | None = None) -> errors.TxmqEr
     said = f"{what}: Kafka answers {code.name}" + (f" ({' '.join(message.split())[:300]})" if message else "")
     if code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID):
         return errors.QueueNotFound(said, "create the topic, or correct its name")
-    if code in _REFUSED:
-        return errors.AccessRefused(said, f"give this user the ACL for the {_REFUSED[code]}")
     if code in (Code.SASL_AUTHENTICATION_FAILED, Code.UNSUPPORTED_SASL_MECHANISM):
         return errors.AccessRefused(said, "correct the mechanism, the user and the password")
     if code is Code.OFFSET_OUT_OF_RANGE:

@@ -160,6 +160,11 @@ class KafkaEngine:
         return self._here().client
 
     @property
+    def bootstrap(self) -> str:
+        """The nodes of the url, as Kafka's tools take them."""
+        return ",".join(map(str, self._settings.bootstrap))
+
+    @property
     def topology(self) -> Topology:
         """Exchanges and bindings, for the operator's port."""
         return self._sink.topology

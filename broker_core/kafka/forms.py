@@ -383,6 +383,10 @@ def _log_sizes(request: port.LogSizes) -> Form:
     topics = [topic(topic=name, partitions=numbers) for name, numbers in _partitions(request.logs).items()]
 
     def read(answer: Any) -> dict[Log, port.SizeAnswer]:
+        # a user who may not ask is told about no directory; of version 2, in no other way
+        refused = Code(answer.error_code) if answer.results else Code.CLUSTER_AUTHORIZATION_FAILED
+        if refused:
+            return dict.fromkeys(request.logs, port.SizeAnswer(refused, 0))
         found = dict.fromkeys(request.logs, port.SizeAnswer(Code.UNKNOWN_TOPIC_OR_PARTITION, 0))
         for directory in answer.results:
             code = Code(directory.error_code)

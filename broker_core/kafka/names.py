@@ -13,11 +13,14 @@ from broker_core.errors import OptionError
 from broker_core.kafka.port import Log
 
 RESERVED = "_txmq"
-TOPOLOGY = f"{RESERVED}.topology"
-STAGE = f"{RESERVED}.stage"  # of batch writes, which belong to no app
+OURS = f"{RESERVED}."
+TOPOLOGY = f"{OURS}topology"
+STAGE = f"{OURS}stage"  # of batch writes, which belong to no app
+IDS = "txmq."  # how transactional ids and groups begin
+WRITES = f"{IDS}write."  # and transactional ids of batch writes
 LONGEST = 249  # bytes of a topic's name
 
-_APP, _STAGE_OF = f"{RESERVED}.app.", f"{STAGE}."
+_APP, _STAGE_OF = f"{OURS}app.", f"{STAGE}."
 _VALID = re.compile(rf"[a-zA-Z0-9._-]{{1,{LONGEST}}}")
 _LOG = re.compile(r"([^/]+)/(0|[1-9][0-9]{0,8})")
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
@@ -25,18 +28,22 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 DECISIONS, JOURNAL = 0, 1  # the partitions of an app's topic
 
 
+def is_queue_name(name: str) -> bool:
+    return bool(_VALID.fullmatch(name)) and name not in (".", "..") and not name.startswith(RESERVED)
+
+
 def require_queue_name(name: str) -> str:
     """Returns ``name``. Raises OptionError for a name that no queue on Kafka can have."""
-    if not _VALID.fullmatch(name) or name in (".", ".."):
-        raise OptionError(
-            f"queue {name!r} cannot be a topic of Kafka",
-            f"use 1 to {LONGEST} of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
-        )
+    if is_queue_name(name):
+        return name
     if name.startswith(RESERVED):
         raise OptionError(
             f"queue {name!r} begins with {RESERVED!r}, as the topics of txmq do", "choose another name"
         )
-    return name
+    raise OptionError(
+        f"queue {name!r} cannot be a topic of Kafka",
+        f"use 1 to {LONGEST} of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
+    )
 
 
 def parse_log(text: str) -> Log:
@@ -77,7 +84,12 @@ def app_of(topic: str) -> str | None:
 
 def producer_of(app_id: str) -> str:
     """Returns the app's transactional id, and the group whose offsets show its lag."""
-    return f"txmq.{app_id}"
+    return IDS + app_id
+
+
+def write_id(token: str) -> str:
+    """Returns the transactional id of a batch write."""
+    return WRITES + token
 
 
 def _of_app(prefix: str, app_id: str) -> str:

@@ -129,6 +129,7 @@ class Sink:
         app = self._app(app_id)
         self._staging.ensure(app_id)
         with app.lock:
+            app.cleaner.require_right()
             return app.decider.open(
                 query_id, batch_id, on_new_checkpoint, token or uuid.uuid4().hex, consumes=consumes
             )
@@ -166,11 +167,17 @@ class Sink:
                 "nothing else"
             )
         # a token does not name its app; the ones that this process works for come first
-        for app_id in dict.fromkeys((*self._apps, *self._all_apps())):
-            app = self._app(app_id)
-            with app.lock:
-                app.decisions.replay()
-                entry = app.ledger.by_token(token)
+        mine = tuple(self._apps)
+        for app_id in dict.fromkeys((*mine, *self._all_apps())):
+            try:
+                app = self._app(app_id)
+                with app.lock:
+                    app.decisions.replay()
+                    entry = app.ledger.by_token(token)
+            except errors.AccessRefused:
+                if app_id in mine:
+                    raise
+                continue  # an app of others, which this user may see but not read
             if entry is not None:
                 raise errors.BatchDecided(
                     f"batch {entry.batch_id} of app {entry.app_id!r} is committed and cannot be rolled back; "

@@ -6,6 +6,7 @@ Invariant: a topic that :func:`ensure` returned keeps what is written to it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -26,13 +27,34 @@ Keeps = Callable[[str | None], bool]
 
 @dataclass(frozen=True, slots=True)
 class OwnTopic:
-    """A topic as txmq makes it. ``keeps``: the settings without which data is lost, and which values do."""
+    """A topic as txmq makes it, -1 partitions: as the cluster does. ``keeps``: the settings without which
+    data is lost, and which values do.
+    """
 
     name: str
     partitions: int
     configs: Mapping[str, str]
     keeps: Mapping[str, Keeps] = field(repr=False)
     exactly: bool = True  # the number of partitions has a meaning
+
+    def command(self, *more: str) -> str:
+        """Returns the line for a shell that makes it. ``more``: arguments such as the address."""
+        configs = [word for key, value in self.configs.items() for word in ("--config", f"{key}={value}")]
+        shape = ["--topic", self.name]
+        if self.partitions > 0:
+            shape += ["--partitions", str(self.partitions)]
+        return shlex.join(["kafka-topics.sh", *more, "--create", *shape, *configs])
+
+    def wrong(self, client: Client) -> dict[str, str | None]:
+        """Returns the settings with which records would be lost. Raises QueueNotFound, AccessRefused."""
+        values = client.configs(self.name, *self.keeps)
+        return {key: values.get(key) for key, keeps in self.keeps.items() if not keeps(values.get(key))}
+
+    def correction(self, wrong: Mapping[str, str | None], *more: str) -> str:
+        """Returns the line for a shell that sets what is wrong."""
+        values = ",".join(f"{key}={self.configs[key]}" for key in wrong)
+        entity = ["--entity-type", "topics", "--entity-name", self.name]
+        return shlex.join(["kafka-configs.sh", *more, "--alter", *entity, "--add-config", values])
 
 
 def _is(wanted: str) -> Keeps:
@@ -77,6 +99,12 @@ def stage(app_id: str) -> OwnTopic:
     return OwnTopic(names.stage_topic(app_id), 6, {**_STAGED, "retention.ms": "-1"}, keeps, exactly=False)
 
 
+def queue(name: str) -> OwnTopic:
+    """A topic of users. Raises OptionError for a name that no queue on Kafka can have."""
+    keeps = {POLICY: lambda value: COMPACT not in (value or "")}
+    return OwnTopic(names.require_queue_name(name), -1, {POLICY: DELETE}, keeps, exactly=False)
+
+
 def ensure(client: Client, topic: OwnTopic) -> TopicMetadata:
     """Returns the topic, made where there is none. Raises AccessRefused, and PreconditionFailed where it is
     another one than txmq makes.
@@ -91,12 +119,11 @@ def ensure(client: Client, topic: OwnTopic) -> TopicMetadata:
             f"and needs {topic.partitions}",
             "delete it if nothing of it is needed; txmq makes it again",
         )
-    values = client.configs(topic.name, *topic.keeps)
-    wrong = {key: values.get(key) for key, keeps in topic.keeps.items() if not keeps(values.get(key))}
+    wrong = topic.wrong(client)
     if wrong:
         raise errors.PreconditionFailed(
             f"topic {topic.name} of txmq has {_settings(wrong)}, with which its records would be lost",
-            f"set {_settings({key: topic.configs.get(key) for key in wrong})} with kafka-configs.sh",
+            f"set {_settings({key: topic.configs[key] for key in wrong})}: {topic.correction(wrong)}",
         )
     return found
 
@@ -113,23 +140,19 @@ def _create(client: Client, topic: OwnTopic) -> TopicMetadata:
     try:
         return client.create_topic(topic.name, topic.partitions, configs=topic.configs)
     except errors.AccessRefused as refused:
-        settings = " ".join(f"--config {key}={value}" for key, value in topic.configs.items())
-        raise errors.AccessRefused(
-            refused.summary,
-            f"allow Create, or run: kafka-topics.sh --create --topic {topic.name} "
-            f"--partitions {topic.partitions} {settings}",
-        ) from None
+        raise errors.AccessRefused(refused.summary, f"allow Create, or run: {topic.command()}") from None
 
 
 def require_queue(client: Client, name: str) -> TopicMetadata:
     """Returns the topic of a queue. Raises QueueNotFound, and PreconditionFailed where compaction would
     remove rows between two reads of one range.
     """
-    found = client.topic(names.require_queue_name(name))
-    policy = client.configs(name, POLICY).get(POLICY)
-    if COMPACT in (policy or ""):
+    topic = queue(name)
+    found = client.topic(topic.name)
+    wrong = topic.wrong(client)
+    if wrong:
         raise errors.PreconditionFailed(
-            f"queue {name!r} is a topic with {_settings({POLICY: policy})}: compaction removes rows, so a "
+            f"queue {name!r} is a topic with {_settings(wrong)}: compaction removes rows, so a "
             "batch that is run again could read others",
             f"set {POLICY}={DELETE}, or read a topic that is not compacted",
         )

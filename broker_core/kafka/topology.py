@@ -64,12 +64,11 @@ class Topology:
             raise
 
     def _know(self, missing: Iterable[str]) -> None:
-        """Adds those names that are topics."""
-        found = [name for name in missing if not name.startswith(names.RESERVED)]
-        existing = self._client.topics() if found else {}
-        for name in found:
-            if name in existing:
-                _add_queue(self._rules, name)
+        """Adds those names that are topics. Raises AccessRefused for one that this user may not see: it is
+        not known to be no queue.
+        """
+        for name in sorted(self._client.existing({name for name in missing if names.is_queue_name(name)})):
+            _add_queue(self._rules, name)
 
     def _largest_of(self, name: str) -> int:
         known = self._largest.get(name)

@@ -15,6 +15,7 @@ from broker_core.engine import StagedBranch
 from broker_core.failpoint import here
 from broker_core.kafka.client import Client
 from broker_core.kafka.decide import OnUnroutable, end_quietly, require_routable, rounds, timeout_ms
+from broker_core.kafka.names import write_id
 from broker_core.kafka.owner import EPOCH_PER_TRANSACTION, Owner
 from broker_core.kafka.receipt import Named, parse, require
 
@@ -23,7 +24,7 @@ COMMITTED, ENDING, OPEN = "CompleteCommit", ("PrepareCommit", "PrepareAbort"), "
 
 def is_committed(client: Client, token: str) -> bool:
     """Returns whether this is the token of a batch write that was committed."""
-    found = client.transaction(_id(token))
+    found = client.transaction(write_id(token))
     return found is not None and found.state in ("PrepareCommit", COMMITTED)
 
 
@@ -52,13 +53,13 @@ def _settled(client: Client, token: str) -> bool:
     """Returns whether the write is committed; else nothing of it is open. Raises TransactionState where that
     is not clear yet.
     """
-    found = client.transaction(_id(token))
+    found = client.transaction(write_id(token))
     if found is None:
         return False
     if found.state == OPEN:
         # of a call that lost an answer: whether it is committed is decided by this request and by its own
         client.end_transaction(
-            _id(token),
+            write_id(token),
             found.producer,
             commit=False,
             bump=client.transaction_version() >= EPOCH_PER_TRANSACTION,
@@ -69,7 +70,7 @@ def _settled(client: Client, token: str) -> bool:
 
 
 def _publish(client: Client, token: str, named: Sequence[Named]) -> None:
-    owner = Owner(client, _id(token))
+    owner = Owner(client, write_id(token))
     owner.fence(timeout_ms(named))
     transaction = owner.begin()
     try:
@@ -84,7 +85,3 @@ def _publish(client: Client, token: str, named: Sequence[Named]) -> None:
         end_quietly(transaction)
         raise
     here("kafka.write.committed")
-
-
-def _id(token: str) -> str:
-    return f"txmq.write.{token}"

@@ -411,6 +411,8 @@ def _coded(answer: Any, code: Code) -> Any:
     """The answer with a code in place of each of its own."""
     if isinstance(answer, dict):
         return {key: _coded(value, code) for key, value in answer.items()}
+    if isinstance(answer, port.MetadataAnswer):
+        return replace(answer, topics=_coded(answer.topics, code))
     return code if isinstance(answer, Code) else replace(answer, code=code)
 
 

@@ -42,10 +42,6 @@ def test_a_code_asks_for_one_kind_of_repetition() -> None:
     [
         (Code.UNKNOWN_TOPIC_OR_PARTITION, errors.QueueNotFound, "create the topic"),
         (Code.UNKNOWN_TOPIC_ID, errors.QueueNotFound, "create the topic"),
-        (Code.TOPIC_AUTHORIZATION_FAILED, errors.AccessRefused, "ACL for the topic"),
-        (Code.GROUP_AUTHORIZATION_FAILED, errors.AccessRefused, "ACL for the group"),
-        (Code.CLUSTER_AUTHORIZATION_FAILED, errors.AccessRefused, "ACL for the cluster"),
-        (Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, errors.AccessRefused, "ACL for the transactional id"),
         (Code.SASL_AUTHENTICATION_FAILED, errors.AccessRefused, "the password"),
         (Code.OFFSET_OUT_OF_RANGE, errors.DataLoss, "retention"),
         (Code.MESSAGE_TOO_LARGE, errors.TransactionTooLarge, "max.message.bytes"),
