@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,17 @@ import pytest
 from kafka import KafkaProducer
 
 from broker_core import errors
-from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
+from broker_core.engine import START, BranchHeader, LedgerEntry, Limit, Origin, ReadTicket, Vector
 from broker_core.kafka import history, names
 from broker_core.kafka.client import Client
 from broker_core.kafka.connection import Settings
-from broker_core.kafka.encode import encode
+from broker_core.kafka.encode import encode, stamp
 from broker_core.kafka.engine import KafkaEngine
+from broker_core.kafka.patience import Time
 from broker_core.kafka.port import EARLIEST, LATEST, Log
+from broker_core.kafka.sasl import Login
 from broker_core.kafka.wire import SocketWire
+from broker_core.message import READ_SCHEMA
 from broker_core.micro_batch import claim as claims_module
 from broker_core.properties import Properties
 from tests.kafka.real_node import PASSWORD, USER, RealNode, real_node
@@ -88,9 +92,39 @@ class Bench:
         first: Vector = {queue: START}
         return engine.claim(self.app, [queue], start or first, limit or Limit(), Origin(), "fail")
 
-    def read(self, engine: KafkaEngine, ranges: Any, batch: int = 0) -> pa.Table:
+    def read(self, engine: KafkaEngine, ranges: Any, batch: int = 0, *, fail: bool = True) -> pa.Table:
         slices = tuple((log, first, last) for log, (first, last) in ranges.items())
-        return pa.Table.from_batches(engine.read(ReadTicket(self.app, "q", batch, ranges, slices)))
+        ticket = ReadTicket(self.app, "q", batch, ranges, slices, fail)
+        return pa.Table.from_batches(engine.read(ticket), READ_SCHEMA)
+
+
+class Pipeline:
+    """Micro-batches of one driver and one task from queue to queue."""
+
+    def __init__(self, bench: Bench, source: str, target: str) -> None:
+        self.bench, self.source, self.target = bench, source, target
+        self.driver, self.task = bench.engine(), bench.engine()
+        self.start: Vector = {source: START}
+        self.batch = 0
+
+    def run(
+        self, *, fail_on_data_loss: bool = True, staged: Callable[[], object] = lambda: None
+    ) -> LedgerEntry:
+        """One micro-batch. ``staged`` is called before it is decided."""
+        bench, driver, batch = self.bench, self.driver, self.batch
+        end = bench.claim(driver, self.source, self.start)
+        opened = driver.open_batch(bench.app, "q", batch, "fail")
+        ranges = driver.resolve(bench.app, self.start, end)
+        rows = bench.read(self.task, ranges, batch, fail=fail_on_data_loss).select(["body"]).to_batches()
+        target = {"exchange": "", "routing_key": self.target}
+        name = os.urandom(16).hex()
+        header = BranchHeader(opened.token, name, "publish", target, bench.app, "q", batch)
+        branch = self.task.stage(header, rows)
+        staged()
+        committed = driver.commit_batch(bench.app, "q", batch, opened.token, [branch])
+        assert committed.entry.ranges == ranges
+        self.start, self.batch = end, batch + 1
+        return committed.entry
 
 
 @pytest.fixture
@@ -110,27 +144,11 @@ def eventually(holds: Any) -> None:
 
 
 def test_every_row_goes_through_once(bench: Bench) -> None:
-    source, target = bench.queue(), bench.queue()
-    driver, task = bench.engine(), bench.engine()
-    start: Vector = {source: START}
+    pipeline = Pipeline(bench, bench.queue(), bench.queue())
+    source, target = pipeline.source, pipeline.target
     for batch in range(5):
         bench.send(source, batch % 2, *(b"%d-%d" % (batch, row) for row in range(100)))
-        end = bench.claim(driver, source, start)
-        opened = driver.open_batch(bench.app, "q", batch, "fail")
-        ranges = driver.resolve(bench.app, start, end)
-        rows = bench.read(task, ranges, batch).select(["body"]).combine_chunks().to_batches()
-        header = BranchHeader(
-            opened.token,
-            os.urandom(16).hex(),
-            "publish",
-            {"exchange": "", "routing_key": target},
-            bench.app,
-            "q",
-            batch,
-        )
-        committed = driver.commit_batch(bench.app, "q", batch, opened.token, [task.stage(header, rows)])
-        assert committed.entry.ranges == ranges and committed.entry.published == 100
-        start = end
+        assert pipeline.run().published == 100
     eventually(lambda: len(bench.bodies(target)) == 500)
     assert bench.bodies(target) == bench.bodies(source)
     info = bench.engine().app(bench.app)
@@ -187,6 +205,90 @@ def test_retention_and_a_topic_made_again(bench: Bench) -> None:
         bench.read(engine, ranges, 1)
     with pytest.raises(errors.DataLoss, match="deleted"):
         bench.claim(bench.engine(), queue, end)
+
+
+def test_rows_that_retention_deletes_under_a_claim_are_left_out_where_that_is_allowed(bench: Bench) -> None:
+    pipeline = Pipeline(bench, bench.queue(1), bench.queue(1))
+    bench.send(pipeline.source, 0, b"a", b"b", b"c")
+    end = bench.claim(pipeline.driver, pipeline.source)
+    bench.client.delete_records({Log(pipeline.source, 0): 2})
+    with pytest.raises(errors.DataLoss, match=r"offset 0 of .* is lost: Kafka has 2 to 3"):
+        pipeline.run()
+    assert pipeline.run(fail_on_data_loss=False).published == 1 and pipeline.start == end
+    bench.send(pipeline.source, 0, b"d")
+    pipeline.run()
+    eventually(lambda: bench.bodies(pipeline.target) == [b"c", b"d"])
+
+
+def test_a_topic_that_is_made_again_before_its_batch_is_decided_is_data_loss(bench: Bench) -> None:
+    pipeline = Pipeline(bench, bench.queue(1), bench.queue(1))
+    bench.send(pipeline.source, 0, b"a")
+
+    def make_again() -> None:
+        bench.client.delete_topic(pipeline.source)
+        eventually(lambda: pipeline.source not in bench.client.topics())
+        bench.client.create_topic(pipeline.source, 1, replication=1)
+        bench.send(pipeline.source, 0, b"another")
+        pipeline.driver.client._cluster.forget(pipeline.source)  # as half a minute later
+
+    with pytest.raises(errors.DataLoss, match="was deleted and made again"):
+        pipeline.run(staged=make_again)
+    assert bench.bodies(pipeline.target) == [] and bench.engine().last_entry(bench.app) is None
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
+def test_a_foreign_transaction_that_stays_open_holds_the_stream_until_it_ends(
+    bench: Bench, commit: bool
+) -> None:
+    pipeline = Pipeline(bench, bench.queue(2), bench.queue(2))
+    source, driver, foreign = pipeline.source, pipeline.driver, f"foreign-{bench.app}"
+    bench.send(source, 0, b"before")
+    producer = bench.client.fence(foreign)
+    rows = bytearray(encode(pa.array([b"foreign"], pa.binary()), timestamp=1, transactional=True))
+    stamp(rows, producer_id=producer.id, epoch=producer.epoch, sequence=0, timestamp=1)
+    bench.client.produce({Log(source, 0): rows}, transactional_id=foreign, implicit=True)
+    bench.send(source, 0, b"behind")
+    bench.send(source, 1, b"beside")
+    assert pipeline.run().published == 2
+    ends = {log: int(at) for log, at in pipeline.start.items()}
+    assert ends == {f"{source}/0": 1, f"{source}/1": 1}
+    # nothing more may be read, and whoever waits sleeps until it ends
+    assert bench.claim(driver, source, pipeline.start) == pipeline.start
+    assert not driver.wait([source], ends, 0.2)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(driver.wait, [source], ends, WAIT_S)
+        bench.client.end_transaction(foreign, producer, commit=commit, bump=True)
+        assert waiting.result(WAIT_S)
+    pipeline.run()
+    expected = sorted([b"before", b"beside", b"behind", *([b"foreign"] if commit else [])])
+    eventually(lambda: len(bench.bodies(pipeline.target)) >= len(expected))
+    assert bench.bodies(pipeline.target) == expected
+    assert bench.claim(driver, source, pipeline.start) == pipeline.start
+
+
+def test_partitions_that_are_added_between_two_batches_are_read_from_their_beginning(bench: Bench) -> None:
+    pipeline = Pipeline(bench, bench.queue(1), bench.queue(1))
+    bench.send(pipeline.source, 0, b"a")
+    pipeline.run()
+    bench.client.grow_topic(pipeline.source, 3)
+    eventually(lambda: len(bench.engine().logs([pipeline.source])) == 3)
+    for number in range(3):
+        bench.send(pipeline.source, number, b"%d" % number)
+    pipeline.driver.client._cluster.forget(pipeline.source)  # as half a minute later
+    assert pipeline.run().published == 3
+    eventually(lambda: bench.bodies(pipeline.target) == [b"0", b"1", b"2", b"a"])
+
+
+def test_a_wrong_password_is_refused_at_once(bench: Bench) -> None:
+    def sleep(_: float) -> None:
+        raise AssertionError("it is asked again")
+
+    settings = Settings(login=Login("SCRAM-SHA-512", USER, "wrong"))
+    client = Client(SocketWire(settings), [bench.node.sasl], time=Time(sleep=sleep))
+    for ask in (client.topics, lambda: client.topic("orders"), lambda: client.fence("t")):
+        with pytest.raises(errors.AccessRefused, match="correct the mechanism, the user and the password"):
+            ask()
+    client.close()
 
 
 def test_wait_and_growth(bench: Bench) -> None:

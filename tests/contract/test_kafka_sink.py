@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
-from broker_core import errors
+from broker_core import errors, failpoint
 from broker_core.broker.change import Change
 from broker_core.broker.topology import Topology as Rules
 from broker_core.engine import BranchHeader, StagedBranch
@@ -191,8 +191,6 @@ def test_a_transaction_that_a_driver_leaves_open_is_aborted_by_the_next_one(benc
     class Killed(BaseException):
         pass
 
-    from broker_core import failpoint
-
     def kill(_: str) -> None:
         raise Killed
 
@@ -214,6 +212,35 @@ def test_a_transaction_that_a_driver_leaves_open_is_aborted_by_the_next_one(benc
             second.commit_batch(bench.app, QUERY, number, opened.token, [again])
         first = second
     assert sorted(bench.consumed(4)) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("point", ["kafka.decide.published", "kafka.decide.entered"])
+def test_a_transaction_that_kafka_aborts_for_its_age_is_decided_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Between its first round of rows and its last, or before its end."""
+    fence = Client.fence
+    monkeypatch.setattr(Client, "fence", lambda client, id, timeout_ms=0: fence(client, id, 300))
+    sink, observer, transactional_id = bench.sink(), bench.client(), f"txmq.{bench.app}"
+
+    def wait(_: str) -> None:
+        """Every other batch ends with CompleteCommit."""
+        eventually(lambda: getattr(observer.transaction(transactional_id), "state", "") == "CompleteAbort")
+
+    for batch in range(3):
+        token = sink.open_batch(bench.app, QUERY, batch, "fail").token
+        # rows of two tasks for one partition are sent one behind the other
+        staged = [
+            bench.stage(sink, token, batch, [b"%d:%d" % (batch, task)], task) for task in (0, PARTITIONS)
+        ]
+        failpoint.arm(point, wait)
+        try:
+            assert not sink.commit_batch(bench.app, QUERY, batch, token, staged).already
+        finally:
+            failpoint.disarm()
+    expected = sorted(b"%d:%d" % (batch, task) for batch in range(3) for task in (0, PARTITIONS))
+    assert sorted(bench.consumed(len(expected))) == expected
+    assert bench.sink().open_batch(bench.app, QUERY, 2, "fail").already
 
 
 def test_rows_for_a_table_wait_in_the_stage_topic_until_they_are_applied(bench: Bench) -> None:
