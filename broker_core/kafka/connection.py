@@ -31,6 +31,7 @@ from broker_core.kafka.sasl import Challenge, Exchange, Login, authenticate, han
 
 A = TypeVar("A")
 
+REQUEST_S = 15.0
 LARGEST_ANSWER = 512 << 20  # bytes; a length above it is no Kafka, such as the first bytes of TLS or HTTP
 NODES_SHARE = 0.75  # of the time for an answer: a node that waits for others gives up before we do
 SMALL = 32 << 10  # bytes that a socket's buffers take while the node does not read
@@ -43,12 +44,16 @@ _LENGTH = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to connect. ``tls``: a context; None: plaintext. Times in seconds."""
+    """How to connect. ``tls``: a context; None: plaintext. Times in seconds.
+
+    A cluster gives up a silent node after 9 s (``broker.session.timeout.ms``). So long a node may have to
+    wait for another one, and soon after that another leader can be asked.
+    """
 
     tls: ssl.SSLContext | None = None
     login: Login | None = None
     connect_s: float = 10.0
-    request_s: float = 40.0  # for an answer, beyond what a fetch lets the node wait for rows
+    request_s: float = REQUEST_S  # of silence before an answer, beyond what a fetch waits for rows
 
 
 class _Sent(Generic[A]):
@@ -132,8 +137,10 @@ class Connection:
         with self._state:
             self._waiting.append(pending)  # before it is sent: another thread may receive its answer at once
         try:
-            self._socket.settimeout(timeout_s)
-            self._socket.sendall(frame)
+            unsent = memoryview(frame)
+            while unsent:  # sendall would have one time for all of it
+                self._socket.settimeout(timeout_s)
+                unsent = unsent[self._socket.send(unsent) :]
         except OSError as error:
             failure = self._fail(error)
             raise errors.ConnectionFailed(failure.message) from None
@@ -146,7 +153,7 @@ class Connection:
                 with self._state:
                     oldest = self._waiting[0] if self._waiting else pending
                 try:
-                    frame = self._receive(self._clock() + oldest.timeout_s)
+                    frame = self._receive(oldest.timeout_s)
                 except (OSError, EOFError, errors.RemoteProtocolError) as error:
                     if not self.broken:
                         self._fail(error)
@@ -170,24 +177,22 @@ class Connection:
         if newest is not None:
             self.receive_until(newest)
 
-    def _receive(self, deadline: float) -> memoryview:
-        head = self._exactly(_LENGTH.size, deadline)
+    def _receive(self, silent_s: float) -> memoryview:
+        head = self._exactly(_LENGTH.size, silent_s)
         (length,) = _LENGTH.unpack(head)
         if not 4 <= length <= LARGEST_ANSWER:
             raise errors.RemoteProtocolError(
                 f"{self.node} answers with bytes that are no Kafka ({bytes(head)!r})",
                 "check the port, and whether it needs TLS",
             )
-        return self._exactly(length, deadline)
+        return self._exactly(length, silent_s)
 
-    def _exactly(self, size: int, deadline: float) -> memoryview:
+    def _exactly(self, size: int, silent_s: float) -> memoryview:
+        """A node that sends is not silent, however long it takes."""
         buffer = memoryview(bytearray(size))
         received = 0
         while received < size:
-            left_s = deadline - self._clock()
-            if left_s <= 0:
-                raise TimeoutError
-            self._socket.settimeout(left_s)
+            self._socket.settimeout(silent_s)
             count = self._socket.recv_into(buffer[received:])
             if not count:
                 raise EOFError(f"{self.node} closed the connection")

@@ -73,7 +73,7 @@ def parse_settings(url: str, settings: Mapping[str, Any] | None = None) -> Kafka
             tls,
             login,
             connect_s=take.milliseconds("socket.connection.setup.timeout.ms", 10_000) / 1000,
-            request_s=take.milliseconds("request.timeout.ms", 40_000) / 1000,
+            request_s=take.milliseconds("request.timeout.ms", int(connection.REQUEST_S * 1000)) / 1000,
         ),
         reconnect_s=take.milliseconds("default.api.timeout.ms", int(RECONNECT_S * 1000)) / 1000,
         codec=Codec[take.choice("compression.type", [codec.name for codec in Codec], Codec.NONE.name)],

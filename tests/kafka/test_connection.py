@@ -228,6 +228,45 @@ def test_no_request_but_one_that_waits_for_rows_gives_a_silent_node_more_time(
             assert struct.pack(">i", 1500) in asked[0]
 
 
+class Slow:
+    """A socket over which every piece takes ten seconds."""
+
+    def __init__(self, connected: socket.socket, now: list[float]) -> None:
+        self._socket, self._now = connected, now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self._now[0] += 10
+        return self._socket.recv_into(buffer[:2])
+
+    def send(self, data: memoryview) -> int:
+        self._now[0] += 10
+        return self._socket.send(data[:5000])
+
+    def sendall(self, data: bytes) -> None:
+        raise AssertionError("it has one time for all of it")
+
+
+def test_a_slow_network_is_no_silent_node() -> None:
+    def script(peer: Peer) -> None:
+        peer.open()
+        _, correlation, frame = peer.request()
+        assert len(frame) > 100_000
+        peer.answer(correlation, b"\0\x01" + struct.pack(">ib", 0, 0))
+        peer.until_closed()
+
+    now = [0.0]
+    with serving(script) as node:
+        connection = Connection(node.endpoint, Settings(request_s=15.0), clock=lambda: now[0])
+        slow: Any = Slow(connection._socket, now)
+        connection._socket = slow
+        assert connection.send(port.Produce({Log("t", 0): bytes(100_000)})).answer() == {}
+        assert now[0] > 200
+        connection.close()
+
+
 def test_an_answer_that_was_waited_for_late_is_not_late() -> None:
     """The time for an answer runs while somebody waits for it, not while the caller does something else."""
     arrived = threading.Event()

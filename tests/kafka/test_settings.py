@@ -9,6 +9,7 @@ import pytest
 
 from broker_core.errors import OptionError
 from broker_core.kafka.compression import Codec
+from broker_core.kafka.connection import NODES_SHARE
 from broker_core.kafka.port import Endpoint
 from broker_core.kafka.settings import parse_settings, parse_url, shown
 
@@ -56,6 +57,9 @@ def test_a_login_in_the_url_is_refused_and_not_shown() -> None:
 def test_settings_have_the_names_of_kafka() -> None:
     plain = parse_settings(URL)
     assert (plain.connection.tls, plain.connection.login, plain.codec) == (None, None, Codec.NONE)
+    # a node that is silent leaves time for another one, and may wait for one that Kafka gives up after 9 s
+    assert 2 * plain.connection.request_s <= plain.reconnect_s
+    assert NODES_SHARE * plain.connection.request_s > 9
     found = parse_settings(
         URL,
         {
