@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from broker_core import errors
 from broker_core.kafka import port, rights
 from broker_core.kafka.code import BUSY, COORDINATOR_MOVED, MOVED, UNCLEAR, Code
+from broker_core.kafka.nodes import Nodes
 from broker_core.kafka.patience import Patience, Time
 from broker_core.kafka.port import Endpoint, Log, Request, Unanswered, Wire
 
@@ -37,16 +38,14 @@ class Cluster:
     """Over a wire, from ``bootstrap`` endpoints on. Nothing is sent before the first question."""
 
     def __init__(self, wire: Wire, bootstrap: Sequence[Endpoint], reconnect_s: float, time: Time) -> None:
-        self._wire = wire
-        self._bootstrap = tuple(bootstrap)
+        self._nodes = Nodes(wire, bootstrap)
         self._reconnect_s = reconnect_s
         self._time = time
-        self._nodes: Mapping[int, Endpoint] = {}
         self._topics: dict[str, tuple[port.TopicMetadata, float]] = {}  # and when it was asked for
         self._coordinators: dict[str, Endpoint] = {}
 
     def close(self) -> None:
-        self._wire.close()
+        self._nodes.close()
 
     def patience(self) -> Patience:
         return Patience(self._reconnect_s, self._time)
@@ -78,7 +77,7 @@ class Cluster:
         self, topics: tuple[str, ...] | None, patience: Patience | None = None
     ) -> port.MetadataAnswer:
         answer = self.anywhere(port.Metadata(topics), patience)
-        self._nodes = answer.nodes
+        self._nodes.known = answer.nodes
         return answer
 
     def forget(self, name: str) -> None:
@@ -92,9 +91,9 @@ class Cluster:
         patience = patience or self.patience()
         while True:
             error = errors.ConnectionFailed("no node of Kafka is known")
-            for node in dict.fromkeys((*self._nodes.values(), *self._bootstrap)):
+            for node in self._nodes.in_order():
                 try:
-                    return self._wire.send(node, request).answer()
+                    return self._nodes.ask(node, request)
                 except errors.ConnectionFailed as failed:
                     error = failed
             patience.wait(error)
@@ -118,11 +117,11 @@ class Cluster:
             cluster = self.metadata((), patience)
             node = cluster.nodes.get(cluster.controller) or next(iter(cluster.nodes.values()))
             try:
-                pending = self._wire.send(node, request)
+                pending = self._nodes.send(node, request)
             except errors.ConnectionFailed as error:
                 patience.wait(error)
                 continue
-            return pending.answer()
+            return self._nodes.answer(node, pending)
 
     def lead(
         self,
@@ -142,9 +141,9 @@ class Cluster:
             error: errors.TxmqError | None = None
             for part, request, answers in self._ask_leaders(todo, make, lane):
                 if isinstance(answers, errors.ConnectionFailed):
+                    self._forget(part)
                     if isinstance(answers, Unanswered) and not repeat:
                         raise answers
-                    self._forget(part)
                     error = answers
                     continue
                 for log in part:
@@ -172,20 +171,23 @@ class Cluster:
             leader = self._leader(log)
             if leader is not None:
                 parts.setdefault(leader, {})[log] = value
-        sent: list[
-            tuple[list[Log], Request[dict[Log, C]], port.Pending[dict[Log, C]] | errors.ConnectionFailed]
-        ] = []
-        for node, part in parts.items():
-            request = make(part)
+        asked = {node: (list(part), make(part)) for node, part in parts.items()}
+        sent: dict[Endpoint, port.Pending[dict[Log, C]] | errors.ConnectionFailed] = {}
+        for node, (_, request) in asked.items():
             try:
-                sent.append((list(part), request, self._wire.send(node, request, lane)))
+                sent[node] = self._nodes.send(node, request, lane)
             except errors.ConnectionFailed as failed:
-                sent.append((list(part), request, failed))
+                sent[node] = failed
         # every answer is read, also behind one that failed: the next user of a connection must not find it
         answered: list[tuple[list[Log], Request[dict[Log, C]], dict[Log, C] | errors.ConnectionFailed]] = []
-        for logs, request, pending in sent:
+        for node, (logs, request) in asked.items():
+            pending = sent[node]
             try:
-                found = pending if isinstance(pending, errors.ConnectionFailed) else pending.answer()
+                found = (
+                    pending
+                    if isinstance(pending, errors.ConnectionFailed)
+                    else self._nodes.answer(node, pending)
+                )
                 answered.append((logs, request, found))
             except errors.ConnectionFailed as failed:
                 answered.append((logs, request, failed))
@@ -217,7 +219,7 @@ class Cluster:
                     f"log {log}: topic {log.topic} has {len(found.partitions)} partitions",
                     "correct the number",
                 )
-        node = self._nodes.get(partition.leader)
+        node = self._nodes.known.get(partition.leader)
         if node is None:
             self._forget([log])
         return node
@@ -243,7 +245,7 @@ class Cluster:
         while True:
             node = self._coordinators.get(name) or self._find_coordinator(key, group, name, patience)
             try:
-                answer = self._wire.send(node, request).answer()
+                answer = self._nodes.ask(node, request)
             except errors.ConnectionFailed as failed:
                 self._coordinators.pop(name, None)
                 if isinstance(failed, Unanswered) and not repeat:

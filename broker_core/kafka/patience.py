@@ -1,6 +1,7 @@
 """How long a client asks again, and how long it waits between.
 
-Invariant: ``reconnect_s`` after the last progress it gives up, with the error that it saw last.
+Invariant: ``reconnect_s`` after the last progress it gives up, with the error that it saw last, but never
+after one try: a node that is silent may have taken all the time, and another node may answer.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Patience:
         clients do not ask in step.
         """
         left_s = self._deadline - self._time.now()
-        if left_s <= 0:
+        if left_s <= 0 and self._pauses:
             raise error
         pause_s = PAUSES_S[min(self._pauses, len(PAUSES_S) - 1)] * random.uniform(0.5, 1.5)
         self._pauses += 1
-        self._time.sleep(min(pause_s, left_s))
+        self._time.sleep(min(pause_s, max(0.0, left_s)))
