@@ -10,6 +10,7 @@ import base64
 import contextlib
 import glob
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -134,9 +135,19 @@ class Node:
             self._process.kill()
             self._process.wait()
 
+    def freeze(self) -> None:
+        """Stops its time, as a pause of its machine does."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         if self._process is None or self._process.poll() is not None:
             return
+        self.thaw()
         self._process.terminate()
         try:
             self._process.wait(20)
