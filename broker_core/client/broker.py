@@ -53,16 +53,21 @@ _clients: dict[tuple[int, Address], BrokerClient] = {}
 _clients_lock = threading.Lock()
 
 
-def connect(*, url: str | None = None, data: str | os.PathLike[str] | None = None) -> BrokerClient:
-    """The client of this process for an address: one, made once, connected when first used. Raises
-    OptionError.
+def connect(
+    *, url: str | None = None, data: str | os.PathLike[str] | None = None, reached: bool = False
+) -> BrokerClient:
+    """The client of this process for an address: one, made once, connected when first used.
+
+    ``reached``: another process has reached this broker, so this one waits for it as after a lost connection.
+    Raises OptionError.
     """
     address = parse_address(url, data)
     key = (os.getpid(), address)
     with _clients_lock:
         client = _clients.get(key)
         if client is None or client.closed:
-            client = _clients[key] = BrokerClient(url, data=data)
+            connect_s = RECONNECT_S if reached else CONNECT_S
+            client = _clients[key] = BrokerClient(url, data=data, connect_s=connect_s)
         return client
 
 
