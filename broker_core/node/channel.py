@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 from broker_core.broker.arguments import check_text
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.commit import Committed
 from broker_core.broker.content import check_properties
+from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.checks import check_call, checked_calls
 from broker_core.errors import AccessRefused, OptionError, StoreFailed, TxmqError
@@ -210,13 +212,26 @@ class LocalChannel:
         channel = self._channel
         channel.check_open()
         self._committer.check()
-        while True:
+
+        def take(state: BrokerState) -> tuple[Delivery | None, Queue | None]:
+            found = state.topology.usable(queue, channel.connection)
+            late = state.expiry.head_expired(found, self._clock())
+            return (None, found) if late else (channel.get(found), None)
+
+        def take_or_expire(state: BrokerState, change: Change, now: int) -> tuple[Delivery | None, bool]:
+            delivery, late = take(state)
+            if late is not None:
+                state.expiry.expire(change, now, [late])
+            return delivery, late is None
+
+        try:
             with self._look as state:
-                found = state.topology.usable(queue, channel.connection)
-                if not state.expiry.head_expired(found, self._clock()):
-                    delivery = channel.get(found)
-                    break
-            self._broker.run(lambda state, change, now, due=found: state.expiry.expire(change, now, [due]))  # type: ignore[misc]
+                delivery, late = take(state)
+            over = late is None
+        except NotLoaded:
+            over = False
+        while not over:
+            delivery, over = self._run(take_or_expire)
         if delivery is not None and no_ack:
             self._settle_at_once(delivery.tag)
         return delivery

@@ -95,11 +95,23 @@ class Sessions:
         self._ended = True
         sessions = list(self.by_number.values())
         self.by_number.clear()
+        left = len(sessions)
+
+        def delete() -> None:
+            self._server.commits.submit(
+                self._delete_exclusive, lambda _answer, _error: then() if then is not None else None
+            )
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                delete()
+
         for session in sessions:
-            session.end(why)
-        self._server.commits.submit(
-            self._delete_exclusive, lambda _answer, _error: then() if then is not None else None
-        )
+            session.end(why, ended)
+        if not sessions:
+            delete()
 
     def _delete_exclusive(self, state: BrokerState, change: Change, _now: int) -> None:
         for queue in state.topology.exclusive_queues(self._connection):
