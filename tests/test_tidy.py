@@ -48,8 +48,8 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         323,
         "open, stage, decide and apply over the same records",
     ),
-    "broker_core.node.channel.LocalChannel": (396, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (380, ENTRY),
+    "broker_core.node.channel.LocalChannel": (404, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (378, ENTRY),
     "broker_core.server.amqp.connection.Connection": (264, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,

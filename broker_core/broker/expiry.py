@@ -20,7 +20,7 @@ from broker_core.broker.dead_letter import Reason
 from broker_core.broker.dying import Dying, leave, ranges
 from broker_core.broker.messages import Messages
 from broker_core.broker.overflow import Overflow
-from broker_core.broker.queue import Queue
+from broker_core.broker.queue import Queue, Run
 from broker_core.broker.topology import Topology
 from broker_core.errors import StoreError
 
@@ -83,13 +83,16 @@ class Expiry:
         starts at commit. The last answer is kept: it never changes, and the next block may be on disk.
         """
         known = queue.marks.deadline
-        if known is None or known[0] != offset:
-            known = queue.marks.deadline = (offset, self._deadline(queue, offset))
-        return known[1]
-
-    def _deadline(self, queue: Queue, offset: int) -> int | None:
-        ttl_ms = queue.arguments.ttl_ms
+        if known is not None and known[0] == offset:
+            return known[1]
         run, number = queue.log.locate(offset)
+        deadline = self._deadline(queue, run, number)
+        if run.block.inbox is None:
+            queue.marks.deadline = (offset, deadline)
+        return deadline
+
+    def _deadline(self, queue: Queue, run: Run, number: int) -> int | None:
+        ttl_ms = queue.arguments.ttl_ms
         own_ms: int | None = None
         if self._blocks.may_expire(run.block):
             own_ms = own_time_to_live_ms(self._blocks.row(run.block.block_id, number).properties)

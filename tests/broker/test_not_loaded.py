@@ -25,9 +25,9 @@ from broker_core.node.local import LocalBroker
 from broker_core.properties import Properties
 from broker_core.server.commit_queue import CommitQueue
 from tests.broker.conftest import Clock
+from tests.progress import GUARD_S
 from tests.reading import SlowDisk
 
-WAIT_S = 600.0
 DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
 
@@ -117,7 +117,7 @@ def test_while_one_caller_waits_for_the_disk_all_others_go_on(
         "overflow": lambda: publish(broker, "short", b"4"),
     }[how]
     thread, answers = in_thread(operation)
-    assert store.entered.wait(WAIT_S)
+    assert store.entered.wait(GUARD_S)
     publish(broker, "memory", b"a", b"b")
     assert drained(broker, "memory") == [b"a", b"b"]
     assert not answers
@@ -202,7 +202,7 @@ def test_a_block_that_is_forgotten_while_it_is_loaded_does_no_harm(
     on_disk(broker, "disk", b"1", b"2")
     store.stop()
     thread, answers = in_thread(lambda: drained(broker, "disk"))
-    assert store.entered.wait(WAIT_S)
+    assert store.entered.wait(GUARD_S)
     with broker.channel() as channel:
         assert channel.queue_purge("disk") == 2
     broker.upkeep.tick()
@@ -295,13 +295,13 @@ def test_works_of_one_origin_stay_in_order_and_those_of_others_go_on(
 
         def hold(_name: str) -> None:
             held.set()
-            go_on.wait(WAIT_S)
+            go_on.wait(GUARD_S)
 
         thread: threading.Thread | None = None
         if led:
             failpoint.arm("committer.planned", hold)
             thread, _ = in_thread(lambda: broker.run(noting([], "thread")))
-            await loop.run_in_executor(None, held.wait, WAIT_S)
+            await loop.run_in_executor(None, held.wait, GUARD_S)
         store.stop()
 
         def ask(work: Callable[..., str], origin: object) -> None:
@@ -314,7 +314,7 @@ def test_works_of_one_origin_stay_in_order_and_those_of_others_go_on(
         ask(rejecting(broker, log, "a3", "disk"), "a")
         ask(noting(log, "a4"), "a")
         go_on.set()
-        await loop.run_in_executor(None, store.entered.wait, WAIT_S)
+        await loop.run_in_executor(None, store.entered.wait, GUARD_S)
         ask(noting(log, "a5"), "a")
         ask(noting(log, "b2"), "b")
         await until(lambda: "b2" in answers)
@@ -342,7 +342,7 @@ def test_when_the_disk_fails_everybody_behind_a_work_that_waits_is_answered(
         for name in ("a1", "a2", "a3"):
             work = rejecting(broker, [], name, "disk") if name == "a1" else noting([], name)
             commits.submit(work, lambda answer, error: answers.append(error or answer), "a")
-        await asyncio.get_running_loop().run_in_executor(None, store.entered.wait, WAIT_S)
+        await asyncio.get_running_loop().run_in_executor(None, store.entered.wait, GUARD_S)
         broker.committer.stop(StoreFailed("the disk failed"))
         store.gate.set()
         await until(lambda: commits.idle)

@@ -10,10 +10,10 @@ from pamqp import commands
 from broker_core.errors import CorruptSegment
 from tests.amqp_in_process import Served, ended, serving
 from tests.amqp_peer import Peer, peer
+from tests.progress import GUARD_S
 from tests.reading import SlowDisk
 
 Q, B = commands.Queue, commands.Basic
-WAIT_S = 600.0
 DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
 
@@ -67,7 +67,7 @@ def test_a_consumer_gets_all_messages_of_a_slow_disk_in_order_while_others_are_s
             client.call(1, B.Qos(prefetch_count=prefetch), B.QosOk)
         disk.stop()
         client.call(1, B.Consume(queue="disk", no_ack=no_ack), B.ConsumeOk)
-        assert disk.entered.wait(WAIT_S)
+        assert disk.entered.wait(GUARD_S)
         for number in range(5):
             client.publish(2, "", "memory", b"%d" % number)
             assert delivered(client, 2, 1) == [b"%d" % number]
@@ -86,7 +86,7 @@ def test_a_get_waits_for_the_disk_before_the_commands_behind_it(disk: SlowDisk, 
     with peer(served.url, 1, 2) as client:
         disk.stop()
         client.send(1, B.Get(queue="disk", no_ack=True), B.Get(queue="disk"), Q.Purge(queue="disk"))
-        assert disk.entered.wait(WAIT_S)
+        assert disk.entered.wait(GUARD_S)
         client.call(2, Q.Declare(queue="other"), Q.DeclareOk)
         disk.gate.set()
         for body in BODIES[:2]:
@@ -104,7 +104,7 @@ def test_rejects_that_wait_for_the_disk_are_dead_lettered_in_order(disk: SlowDis
         disk.stop()
         client.send(1, *(B.Reject(tag, requeue=False) for tag in range(1, len(BODIES) + 1)))
         client.send(1, Q.Declare(queue="after"))
-        assert disk.entered.wait(WAIT_S)
+        assert disk.entered.wait(GUARD_S)
         client.call(2, Q.Declare(queue="other"), Q.DeclareOk)
         disk.gate.set()
         client.expect(Q.DeclareOk, 1)
@@ -117,7 +117,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_its_messages(disk: SlowDisk,
         disk.stop()
         client.call(1, B.Consume(queue="disk"), B.ConsumeOk)
         client.send(2, B.Get(queue="disk", no_ack=True))
-        assert disk.entered.wait(WAIT_S)
+        assert disk.entered.wait(GUARD_S)
     disk.gate.set()
     ended(served)
     with peer(served.url, 1) as client:
