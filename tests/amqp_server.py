@@ -18,8 +18,7 @@ import psutil
 
 from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
-
-TIMEOUT_S = 600.0
+from tests.progress import GUARD_S
 
 
 class NotReady(AssertionError):
@@ -86,7 +85,7 @@ class AmqpServed:
         assert self._process is not None
         process, self._process = self._process, None
         try:
-            code = process.wait(TIMEOUT_S)
+            code = process.wait(GUARD_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

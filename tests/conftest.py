@@ -1,5 +1,5 @@
-"""What every test shares: the seed, the soak switch, the Spark session, and the check that no process
-outlives the run.
+"""What every test shares: the seed, the soak switch, the Spark session, the guard against reads under a lock,
+and the check that no process outlives the run.
 
 Not here: brokers or data; each folder brings its own. A process has one Spark context, and a second fixture
 that starts a session would get the same one, and stop it under the tests of the first: so it is here, once,
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+from tests import reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,6 +98,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and "seed" in getattr(item, "fixturenames", ()):
         report.sections.append(("seed", f"repeat with --seed {item.config.getoption('--seed')}"))
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def watched() -> Iterator[None]:
+    """No broker of this process reads the disk under the lock of its state (``reading.py``)."""
+    with pytest.MonkeyPatch.context() as patch:
+        reading.guard(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_read_under_a_lock(watched: None) -> Iterator[None]:
+    yield
+    found, reading.found[:] = list(reading.found), []
+    assert not found
 
 
 @pytest.fixture

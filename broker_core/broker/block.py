@@ -1,13 +1,14 @@
 """Blocks of messages and their life: the open block of small commits, stored blocks, and memory-only ones.
 
-Not here: the bytes of stored blocks, which the injected ``read`` returns. A block id below 0 is memory-only.
+Not here: the bytes of stored blocks, which the injected ``read`` returns if they are in memory (``NotLoaded``
+otherwise). A block id below 0 is memory-only.
 Invariant: a block with no pin that gets no more rows is reported exactly once, in ``Change.forgets`` (stored
 ones) or by leaving ``by_id`` (memory-only). A pin is a run of a queue, or a staged part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,41 @@ OPEN_BYTES = 4 * 1024 * 1024
 EXPIRATION = 1  # in the first byte of the property flags
 
 
+class NotLoaded(BaseException):
+    """Stored blocks that an operation needs and that are not in memory.
+
+    It is not an error: the caller undoes the operation, loads the blocks without the lock of the state, and
+    tries again. ``part``: what the operation needs of a block. ``prepare``: learns from the blocks, under the
+    lock, what the operation needs instead of them. It is called until it raises no NotLoaded.
+    """
+
+    def __init__(
+        self,
+        block_ids: Sequence[int],
+        *,
+        prepare: Callable[[], object] | None = None,
+        part: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+    ) -> None:
+        super().__init__(block_ids)
+        self.block_ids = block_ids
+        self.prepare = prepare
+        self.part = part
+
+
+def together(missing: Sequence[NotLoaded]) -> NotLoaded:
+    """Returns what asks for the blocks of all, or for those of one that has to ``prepare`` first."""
+    for one in missing:
+        if one.prepare is not None:
+            return one
+    block_ids: Iterable[int] = dict.fromkeys(block_id for one in missing for block_id in one.block_ids)
+    return NotLoaded(list(block_ids), part=missing[0].part)
+
+
 class Block:
-    __slots__ = ("_undo", "block_id", "closed", "expiring", "inbox", "pins", "rows", "saved", "size_bytes")
+    __slots__ = (
+        "_undo", "block_id", "body_sizes", "closed", "expiring",
+        "inbox", "pins", "rows", "saved", "size_bytes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,6 +79,8 @@ class Block:
         self.pins = 0
         # some message has its own expiration; None: not known
         self.expiring: bool | None = None if inbox is None else False
+        # of a stored block, row by row; None: nobody has asked
+        self.body_sizes: npt.NDArray[np.int32] | None = None
         self.closed = closed  # it gets no more rows
 
     def add(self, row: InboxRow) -> None:
@@ -70,7 +106,8 @@ class Block:
 class Blocks:
     """All blocks that the catalog names or memory holds. ``undo`` is that of the whole state.
 
-    ``read(block_id)`` returns a stored block, ``new_block_id()`` an id that nothing durable uses.
+    ``read(block_id)`` returns a stored block or raises NotLoaded. ``new_block_id()`` returns an id that
+    nothing durable uses.
     """
 
     def __init__(self, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
@@ -285,10 +322,16 @@ class Blocks:
             )
         )
 
-    def body_sizes(self, block_id: int) -> npt.NDArray[np.int64]:
-        """Returns the body sizes of a stored block, row by row."""
+    def body_sizes(self, block_id: int) -> npt.NDArray[np.int32]:
+        """Returns the body sizes of a stored block, row by row. A known block is read once for that."""
+        block = self.by_id.get(block_id)
+        if block is not None and block.body_sizes is not None:
+            return block.body_sizes
         lengths = pc.binary_length(self._read(block_id).column("body"))
-        return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+        sizes = np.array(lengths.to_numpy(zero_copy_only=False), np.int32)
+        if block is not None:
+            block.body_sizes = sizes
+        return sizes
 
     def row(self, block_id: int, row: int) -> InboxRow:
         """Returns one message of a block. ``sequence`` 0: it is in the run (a block of one commit)."""

@@ -62,9 +62,9 @@ class Stored(Protocol):
 
 
 class MicroBatches:
-    """``read`` returns the rows of a block."""
+    """``read`` returns the rows of a block, ``read_stamps`` at least their commit sequences and times."""
 
-    def __init__(self, state: BrokerState, read: ReadBlock) -> None:
+    def __init__(self, state: BrokerState, read: ReadBlock, read_stamps: ReadBlock) -> None:
         take = state.loaded.take
         ledger = take(LedgerRecord)
         self.claims = Claims([*take(ClaimRecord), *take(OriginRecord), *take(ReadRecord)], ledger, state.undo)
@@ -72,10 +72,11 @@ class MicroBatches:
         self.branches = Branches([*take(AttemptRecord), *take(PartRecord)], state.undo)
         self._state = state
         self._read = read
+        self._read_stamps = read_stamps
 
     def logs(self, change: Change, now_us: int) -> QueueLogs:
         """Returns the queues as the claims see them, for one change."""
-        return QueueLogs(self._state, change, self._read, now_us)
+        return QueueLogs(self._state, change, self._read_stamps, now_us)
 
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(

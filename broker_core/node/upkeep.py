@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from broker_core import failpoint
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
@@ -235,5 +236,5 @@ class Upkeep:
 def _head(queue: Queue) -> int | None:
     try:
         return queue.ready.head(queue.log.visible_end)
-    except StoreError:
+    except (StoreError, NotLoaded):
         return None

@@ -415,6 +415,9 @@ class DurableStore:
             return block
         raise DataLoss(f"block {block_id} moved again and again while it was read; read it again")
 
+    def peek(self, block_id: int) -> pa.RecordBatch | None:
+        return self._cache.get(block_id)
+
     def _find(self, block_id: int) -> Place | None:
         """Finds also a block that is appended and not named yet, which the commit that names it may have to
         read.

@@ -201,6 +201,12 @@ class MemoryStore:
             block = self._staged.get(block_id) if block is None else block
             return block if block is not None else merged_block(self._inbox_rows(block_id))
 
+    def peek(self, block_id: int) -> pa.RecordBatch | None:
+        try:
+            return self.read(block_id)
+        except DataLoss:
+            return None
+
     def locate(self, block_id: int) -> Location | None:
         return None
 

@@ -121,6 +121,11 @@ class Store(Protocol):
         until the store is closed. Raises CorruptSegment; DataLoss if the catalog does not name the block.
         """
 
+    def peek(self, block_id: int) -> pa.RecordBatch | None:
+        """Returns a block if it is in memory; reads nothing from the disk. None also for an unknown block.
+        Thread-safe.
+        """
+
     def locate(self, block_id: int) -> Location | None:
         """Returns the place of a block for a reader on this host; None for an inbox block or a store without
         files.

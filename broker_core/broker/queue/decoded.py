@@ -56,6 +56,11 @@ class Decoded:
             self._rows = []
         return found
 
+    def clear(self) -> None:
+        """Drops everything: other entries may get the same offsets."""
+        self.selected = None
+        self._rows = []
+
     def forget(self, run: Run) -> None:
         """Drops the row numbers of a run that leaves the log."""
         if self.selected is not None and self.selected[0] is run:

@@ -48,7 +48,7 @@ class Log:
 
     def _put_back(self, next_offset: int, front: int) -> None:
         self.next_offset, self._front = next_offset, front
-        self._decoded.selected = None
+        self._decoded.clear()
 
     # -- growing ---------------------------------------------------------------------------------------------
     def append(

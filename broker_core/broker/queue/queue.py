@@ -30,12 +30,14 @@ REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 class Marks:
     """Flags that only cause an additional check, and are not undone."""
 
-    __slots__ = ("hasty", "offered", "timed", "used_at_us")
+    __slots__ = ("deadline", "hasty", "offered", "timed", "used_at_us")
 
     def __init__(self, ttl_ms: int | None) -> None:
         self.timed = ttl_ms is not None  # some message received since the start may expire
         self.hasty = ttl_ms == 0  # a message that no consumer takes at once has expired
         self.offered = 0  # entries below were visible when dispatch last looked at the consumers
+        # of the entry that was last at the head: its offset, and when it expires (None: never)
+        self.deadline: tuple[int, int | None] | None = None
         self.used_at_us = 0  # last declared, consumed or got from (x-expires)
 
 
