@@ -282,13 +282,8 @@ class MicroBatches:
 
     def _settled(self, log: str, start: int, end: int) -> bool:
         """Returns whether everything between two offsets is settled."""
-        return (
-            sum(
-                last - first
-                for first, last in self._state.topology.queue(log).progress.settled_within(start, end)
-            )
-            == end - start
-        )
+        settled = self._state.topology.queue(log).progress.settled_within(start, end)
+        return sum(last - first for first, last in settled) == end - start
 
     def _consumed(self, ranges: Mapping[str, Sequence[int]]) -> tuple[list[Consumed], int]:
         """Returns ranges of the ledger as offsets of queues, and how many messages they settle."""
