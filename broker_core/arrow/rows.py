@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker_core.ids import BlockId
 from broker_core.message import READ_SCHEMA, TIMESTAMP, Location
 
 Interval = tuple[int, int]  # offsets, end-exclusive
@@ -35,7 +36,7 @@ class Piece:
     log: str
     first: int
     count: int
-    block_id: int
+    block_id: BlockId
     row: int
     bitmap: bytes
     sequence: int

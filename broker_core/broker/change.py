@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from broker_core.broker.records import Record
+from broker_core.ids import BlockId
 
 
 class InboxRow(NamedTuple):
     """A message of a small commit, for the open block. (block_id, row) is its permanent place there."""
 
-    block_id: int
+    block_id: BlockId
     row: int
     sequence: int
     committed_at: int
@@ -44,10 +45,10 @@ class Change:
     sequence: int
     rows: list[InboxRow]
     journal: list[Record | Drop]
-    names: list[int]  # appended blocks that exist from this commit on
-    seals: list[int]  # open blocks that move from the inbox into their segment
-    moves: list[int]  # blocks that a rewrite has put into another segment
-    forgets: list[int]  # blocks that no queue needs
+    names: list[BlockId]  # appended blocks that exist from this commit on
+    seals: list[BlockId]  # open blocks that move from the inbox into their segment
+    moves: list[BlockId]  # blocks that a rewrite has put into another segment
+    forgets: list[BlockId]  # blocks that no queue needs
     tidy: bool  # unneeded segments are removed even if there is nothing to write
     encoded: object
 
@@ -56,10 +57,10 @@ class Change:
         sequence: int = 0,
         rows: list[InboxRow] | None = None,
         journal: list[Record | Drop] | None = None,
-        names: list[int] | None = None,
-        seals: list[int] | None = None,
-        moves: list[int] | None = None,
-        forgets: list[int] | None = None,
+        names: list[BlockId] | None = None,
+        seals: list[BlockId] | None = None,
+        moves: list[BlockId] | None = None,
+        forgets: list[BlockId] | None = None,
         tidy: bool = False,
     ) -> None:
         self.sequence = sequence

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import InboxRow
 from broker_core.broker.exchange import EXCHANGE_TYPES
@@ -43,6 +44,7 @@ from broker_core.broker.records import (
 from broker_core.broker.repair import Info, repair
 from broker_core.broker.topology import Topology
 from broker_core.errors import CorruptCatalog
+from broker_core.ids import BlockId
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,
@@ -62,9 +64,7 @@ class Image(Protocol):
     def blocks(self) -> Sequence[Info]: ...
 
 
-def load(
-    image: Image, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]
-) -> BrokerState:
+def load(image: Image, *, new_block_id: Callable[[], BlockId], read: ReadBlock) -> BrokerState:
     """Loads the state. ``repair`` corrects what it can derive. Raises CorruptCatalog for records that make no
     sense.
     """
@@ -81,7 +81,7 @@ def load(
     return state
 
 
-def _load(state: BrokerState, image: Image, new_block_id: Callable[[], int]) -> None:
+def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId]) -> None:
     found = state.loaded.repaired = repair(image.records, image.inbox, image.blocks)
     state.numbers.restore(image.sequence, image.records)
     by_class: dict[type[Record], list[Any]] = {}
@@ -138,7 +138,7 @@ def _load_queues(
     state: BrokerState,
     by_class: Mapping[type[Record], list[Any]],
     image: Image,
-    new_block_id: Callable[[], int],
+    new_block_id: Callable[[], BlockId],
 ) -> None:
     holes: dict[int, list[HoleRecord]] = {}
     for hole in by_class.get(HoleRecord, ()):
@@ -184,7 +184,7 @@ def _load_queues(
         queue.loaded(clean=image.clean)
 
 
-def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], int]) -> RunRecord:
+def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], BlockId]) -> RunRecord:
     """Returns ``run``, or, if its rows are lost, a run over a missing block: its offsets are kept, and
     reading them raises.
     """

@@ -28,6 +28,7 @@ from broker_core.broker.queue import Queue, Run
 from broker_core.broker.topology import Topology
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.errors import RemoteProtocolError
+from broker_core.ids import NO_BLOCK
 from broker_core.message import Message
 from broker_core.properties import delivery_mode
 
@@ -170,7 +171,7 @@ class Messages:
         for queue in full:
             if queue.arguments.overflow == "reject-publish-dlx":
                 row = InboxRow(
-                    0,
+                    NO_BLOCK,
                     0,
                     change.sequence,
                     now,

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from broker_core.ids import BlockId
+
 Vector = dict[str, int | str]
 Ranges = dict[str, list[int]]  # log -> [start, end]
 
@@ -125,7 +127,7 @@ class RunRecord(Record):
     queue_id: int
     first: int
     count: int
-    block_id: int
+    block_id: BlockId
     row: int
     bitmap: bytes
     sequence: int
@@ -221,7 +223,7 @@ class PartRecord(Record):
     rows: int
     size_bytes: int
     checksum: int
-    block_id: int
+    block_id: BlockId
     inline: bytes
     routes: dict[str, Any]
     unroutable: int

@@ -34,6 +34,7 @@ from broker_core.broker.records import (
     RunRecord,
 )
 from broker_core.broker.topology import PREDECLARED
+from broker_core.ids import BlockId
 
 R = TypeVar("R", bound=Record)
 
@@ -45,7 +46,7 @@ class Info(Protocol):
     """The attributes of a stored block that the domain uses (``store.port.BlockInfo``)."""
 
     @property
-    def block_id(self) -> int: ...
+    def block_id(self) -> BlockId: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -63,9 +64,9 @@ class Repaired:
     # by (queue_id, first): why its rows cannot be read
     lost_runs: dict[tuple[int, int], str] = field(default_factory=dict)
     # missing blocks that something names: rows, and the reason
-    lost_blocks: dict[int, tuple[int, str]] = field(default_factory=dict)
+    lost_blocks: dict[BlockId, tuple[int, str]] = field(default_factory=dict)
     # (queue_id, block_id, row): two messages have one offset
-    unread: set[tuple[int, int, int]] = field(default_factory=set)
+    unread: set[tuple[int, BlockId, int]] = field(default_factory=set)
 
 
 class _Log:
@@ -362,7 +363,7 @@ class _Repair:
                             block_id, rows, f"{where}: its {rows} messages are not in block {block_id}"
                         )
 
-    def _lost_block(self, block_id: int, rows: int, text: str) -> None:
+    def _lost_block(self, block_id: BlockId, rows: int, text: str) -> None:
         self.found.problems.append(text)
         if block_id not in self.rows:
             self.found.lost_blocks.setdefault(block_id, (rows, text))

@@ -28,6 +28,7 @@ from broker_core.broker.routing import Selection, route_rows, selected_rows
 from broker_core.broker.spilled import Share, Spilled
 from broker_core.broker.topology import Topology
 from broker_core.broker.transaction import Buried, Staged
+from broker_core.ids import BlockId
 from broker_core.message import Message
 
 
@@ -53,7 +54,7 @@ class Stored:
     def enqueue_block(
         self,
         change: Change,
-        block_id: int,
+        block_id: BlockId,
         rows: int,
         size_bytes: int,
         routes: Mapping[int, tuple[int, int, bytes]],

@@ -25,6 +25,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.records import PreparedRecord
 from broker_core.broker.spilled import Spilled, restore
 from broker_core.errors import TransactionState, TransactionTooLarge
+from broker_core.ids import BlockId
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
 Outcome = Literal["ack", "reject", "requeue"]  # reject: dead-letter, or drop
@@ -64,7 +65,7 @@ class Buried(NamedTuple):
 
     queue: Queue
     exchange: str
-    block_id: int
+    block_id: BlockId
     rows: int
     size_bytes: int
     keys: pa.RecordBatch  # routing_key and properties of each
@@ -77,7 +78,7 @@ class Staged(NamedTuple):
     They are block ``block_id``, or, if that is 0, a few rows in ``inline``.
     """
 
-    block_id: int
+    block_id: BlockId
     rows: int
     size_bytes: int
     routes: Mapping[int, tuple[int, int, bytes]]
@@ -194,7 +195,7 @@ class Transaction:
         return self.unspilled_bytes + _PUBLISH_BYTES * len(self.publishes)
 
     @property
-    def appended(self) -> list[int]:
+    def appended(self) -> list[BlockId]:
         """Returns the blocks that belong to nothing after a rollback."""
         return [*(spilled.block_id for spilled in self.spilled), *(buried.block_id for buried in self.buried)]
 

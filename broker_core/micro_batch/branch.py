@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.arrow.parts import branch_checksum
+from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import AttemptRecord, PartRecord
@@ -27,7 +28,6 @@ from broker_core.broker.transaction import Staged, StagedTransaction
 from broker_core.broker.undo import Undo
 from broker_core.engine import StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
-from broker_core.micro_batch.extent import ReadBlock
 
 _EXAMPLES = 3
 # a batch write whose tasks staged nothing for so long, and that was not committed, has lost its driver

@@ -41,6 +41,7 @@ from broker_core.broker.records import (
 )
 from broker_core.broker.repair import repair
 from broker_core.errors import DataDirectoryInvalid, StoreError
+from broker_core.ids import BlockId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog, log_path
 from broker_core.store.codec import encode_change
@@ -130,10 +131,10 @@ class _Salvage:
         self.remains = remains
         self.report = SalvageReport(str(source), str(target))
         self.queues: dict[int, str] = {}
-        self.kept: dict[int, int] = {}  # intact blocks: rows
-        self.lost_blocks: dict[int, tuple[Place | None, str]] = {}
+        self.kept: dict[BlockId, int] = {}  # intact blocks: rows
+        self.lost_blocks: dict[BlockId, tuple[Place | None, str]] = {}
         # which rows of lost blocks are intact
-        self.partial: dict[int, npt.NDArray[np.bool_]] = {}
+        self.partial: dict[BlockId, npt.NDArray[np.bool_]] = {}
         self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
         self.lost_offsets: dict[int, IntervalSet] = {}  # by queue id
         self.doubtful = Doubtful()
@@ -184,7 +185,7 @@ class _Salvage:
         except NOT_READABLE:
             return None
 
-    def _block(self, block_id: int, place: Place) -> pa.RecordBatch:
+    def _block(self, block_id: BlockId, place: Place) -> pa.RecordBatch:
         path = segment_path(self.source, place.segment)
         buffer = read_buffer(path, block_id, place)
         if place.segment not in self.schemas:  # its row is lost; the file has the same schema
@@ -230,7 +231,7 @@ class _Salvage:
             self._unaccounted(kept, inbox, by_queue)
         return self._follow(kept), _numbered(row for row in inbox if self._is_read(row, found.unread))
 
-    def _is_read(self, row: InboxRow, unread: set[tuple[int, int, int]]) -> bool:
+    def _is_read(self, row: InboxRow, unread: set[tuple[int, BlockId, int]]) -> bool:
         return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
 
     def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
@@ -402,7 +403,7 @@ class _Salvage:
         """Writes the catalog last: a directory without one is not a data directory."""
         (self.target / "segments").mkdir(parents=True, exist_ok=True)
         segments = Segments(self.target, 1)
-        places: dict[int, Place] = {}
+        places: dict[BlockId, Place] = {}
         for block_id in sorted([*self.kept, *self.partial]):
             place = self.remains.blocks[block_id]
             partly = self._partly(place) if block_id in self.partial else None
@@ -433,7 +434,7 @@ class _Salvage:
         self,
         catalog: Catalog,
         segments: Segments,
-        places: dict[int, Place],
+        places: dict[BlockId, Place],
         records: Sequence[Record],
         inbox: Sequence[InboxRow],
     ) -> None:
@@ -508,7 +509,7 @@ def _named(rows: Sequence[InboxRow]) -> str:
 
 def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
     """Renumbers rows of open blocks after a loss: only their own routes name them."""
-    lengths: dict[int, int] = {}
+    lengths: dict[BlockId, int] = {}
     numbered: list[InboxRow] = []
     for row in rows:
         number = lengths.get(row.block_id, 0)

@@ -17,6 +17,7 @@ from broker_core.broker.queue.decoded import Decoded
 from broker_core.broker.queue.run import Run
 from broker_core.broker.records import RunRecord
 from broker_core.errors import DataLoss
+from broker_core.ids import BlockId
 
 _FIRST_RUNS_KEPT = 1024  # dropped runs at the front of the list before they are removed from it
 
@@ -52,7 +53,7 @@ class Log:
 
     # -- growing ---------------------------------------------------------------------------------------------
     def append(
-        self, count: int, block_id: int, row: int, bitmap: bytes, sequence: int, committed_at: int
+        self, count: int, block_id: BlockId, row: int, bitmap: bytes, sequence: int, committed_at: int
     ) -> int:
         """Appends ``count`` entries, visible after the commit, and returns their first offset. Adjacent rows
         of an open block extend the last run.
@@ -172,7 +173,7 @@ class Log:
             if run.block.block_id < 0 and run.first < end and run.end > start
         ]
 
-    def runs_in(self, block_ids: Container[int]) -> list[Run]:
+    def runs_in(self, block_ids: Container[BlockId]) -> list[Run]:
         return [run for run in self._runs[self._front :] if run.block.block_id in block_ids]
 
     def locate(self, offset: int) -> tuple[Run, int]:
@@ -271,7 +272,7 @@ class Log:
         found = [run for run in self._runs[self._front :] if run.first < end and run.end > start]
         return [self._recorded(run) for run in found if run.block.inbox is None and not run.recorded]
 
-    def record_runs(self, block_id: int) -> list[RunRecord]:
+    def record_runs(self, block_id: BlockId) -> list[RunRecord]:
         """Returns the records of the runs of an open block that is sealed. Their time is the latest of the
         block; each row has its own.
         """

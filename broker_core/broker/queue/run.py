@@ -14,6 +14,7 @@ import numpy.typing as npt
 from broker_core.broker.block import Block
 from broker_core.broker.records import RunRecord
 from broker_core.errors import CorruptCatalog
+from broker_core.ids import BlockId
 
 
 class Run:
@@ -63,7 +64,7 @@ class Run:
         return self.first + self.count
 
     @property
-    def block_id(self) -> int:
+    def block_id(self) -> BlockId:
         return self.block.block_id
 
     @property
