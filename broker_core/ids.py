@@ -9,5 +9,7 @@ from __future__ import annotations
 from typing import NewType
 
 BlockId = NewType("BlockId", int)  # below 0: of a block in memory only
+QueueId = NewType("QueueId", int)
 
 NO_BLOCK = BlockId(0)  # of rows that are not in a block
+NO_QUEUE = QueueId(0)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core.ids import BlockId
+from broker_core.ids import NO_QUEUE, BlockId, QueueId
 from broker_core.message import READ_SCHEMA, TIMESTAMP, Location
 
 Interval = tuple[int, int]  # offsets, end-exclusive
@@ -45,7 +45,7 @@ class Piece:
     redelivered: tuple[Interval, ...] = ()
     location: Location | None = None
     before: int = 0
-    queue_id: int = 0  # of the log: a queue that is declared again under the same name has another
+    queue_id: QueueId = NO_QUEUE  # of the log: a queue that is declared again under the same name has another
 
 
 @dataclass(frozen=True, slots=True)

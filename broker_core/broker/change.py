@@ -6,11 +6,13 @@ Invariant: the journal is in the order of events, and the last entry of a key ho
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from broker_core.broker.records import Record
-from broker_core.ids import BlockId
+from broker_core.ids import BlockId, QueueId
 
 
 class InboxRow(NamedTuple):
@@ -25,6 +27,14 @@ class InboxRow(NamedTuple):
     properties: bytes
     body: bytes
     routes: bytes  # pairs of little-endian int64: queue_id, offset
+
+
+ROUTE = struct.Struct("<qq")
+
+
+def routes_of(row: InboxRow) -> Iterator[tuple[QueueId, int]]:
+    """Returns queue ids and offsets. Bytes after the last whole pair are left out."""
+    return ROUTE.iter_unpack(row.routes[: len(row.routes) // ROUTE.size * ROUTE.size])
 
 
 class Drop(NamedTuple):

@@ -14,9 +14,8 @@ import pyarrow as pa
 
 from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import InboxRow
+from broker_core.broker.change import ROUTE, InboxRow, routes_of
 from broker_core.broker.exchange import EXCHANGE_TYPES
-from broker_core.broker.messages import ROUTE
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
     AttemptRecord,
@@ -44,7 +43,7 @@ from broker_core.broker.records import (
 from broker_core.broker.repair import Info, repair
 from broker_core.broker.topology import Topology
 from broker_core.errors import CorruptCatalog
-from broker_core.ids import BlockId
+from broker_core.ids import BlockId, QueueId
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,
@@ -140,7 +139,7 @@ def _load_queues(
     image: Image,
     new_block_id: Callable[[], BlockId],
 ) -> None:
-    holes: dict[int, list[HoleRecord]] = {}
+    holes: dict[QueueId, list[HoleRecord]] = {}
     for hole in by_class.get(HoleRecord, ()):
         holes.setdefault(hole.queue_id, []).append(hole)
     for progress in by_class.get(ProgressRecord, ()):
@@ -148,7 +147,7 @@ def _load_queues(
             state.topology.queues_by_id[progress.queue_id].restore_progress(
                 progress, holes.get(progress.queue_id, [])
             )
-    deliveries: dict[int, list[DeliveryRecord]] = {}
+    deliveries: dict[QueueId, list[DeliveryRecord]] = {}
     for delivery in by_class.get(DeliveryRecord, ()):
         deliveries.setdefault(delivery.queue_id, []).append(delivery)
     for queue_id, found in deliveries.items():
@@ -201,7 +200,7 @@ def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], Blo
 
 def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[InboxRow]) -> None:
     unread = state.loaded.repaired.unread
-    entries: dict[int, list[tuple[int, InboxRow | RunRecord]]] = {}
+    entries: dict[QueueId, list[tuple[int, InboxRow | RunRecord]]] = {}
     for run in runs:
         entries.setdefault(run.queue_id, []).append((run.first, run))
     for row in inbox:
@@ -211,7 +210,7 @@ def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[In
         block.add(row)
         if len(row.routes) % ROUTE.size:
             continue  # reported by ``repair``
-        for queue_id, offset in ROUTE.iter_unpack(row.routes):
+        for queue_id, offset in routes_of(row):
             if not unread or (queue_id, row.block_id, row.row) not in unread:
                 entries.setdefault(queue_id, []).append((offset, row))
     for queue_id, found in entries.items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from broker_core.ids import BlockId
+from broker_core.ids import BlockId, QueueId
 
 Vector = dict[str, int | str]
 Ranges = dict[str, list[int]]  # log -> [start, end]
@@ -48,7 +48,7 @@ class ExchangeRecord(Record):
 @dataclass(frozen=True, slots=True)
 class QueueRecord(Record):
     TABLE, KEY = "queue", ("queue_id",)
-    queue_id: int  # never used again, so a run can never point to a later queue of the same name
+    queue_id: QueueId  # never used again, so a run can never point to a later queue of the same name
     name: str
     durable: bool
     exclusive: bool
@@ -83,7 +83,7 @@ class ProgressRecord(Record):
     """
 
     TABLE, KEY = "progress", ("queue_id",)
-    queue_id: int
+    queue_id: QueueId
     owner: str  # app_id that holds the claim, "" for none (S6)
     floor: int
     # an owned queue keeps what its source has not acked, and its last range, for Spark's replay
@@ -97,7 +97,7 @@ class HoleRecord(Record):
     """Offsets settled out of order, above the floor."""
 
     TABLE, KEY = "hole", ("queue_id", "start")
-    queue_id: int
+    queue_id: QueueId
     start: int
     end: int
 
@@ -109,7 +109,7 @@ class DeliveryRecord(Record):
     """
 
     TABLE, KEY = "delivery", ("queue_id", "offset")
-    queue_id: int
+    queue_id: QueueId
     offset: int
     count: int
 
@@ -124,7 +124,7 @@ class RunRecord(Record):
     """
 
     TABLE, KEY = "run", ("queue_id", "first")
-    queue_id: int
+    queue_id: QueueId
     first: int
     count: int
     block_id: BlockId

@@ -23,9 +23,10 @@ from broker_core.broker.exchange import Queues
 from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import PreparedRecord
+from broker_core.broker.routing import Selection
 from broker_core.broker.spilled import Spilled, restore
 from broker_core.errors import TransactionState, TransactionTooLarge
-from broker_core.ids import BlockId
+from broker_core.ids import BlockId, QueueId
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
 Outcome = Literal["ack", "reject", "requeue"]  # reject: dead-letter, or drop
@@ -72,16 +73,15 @@ class Buried(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Messages that Spark's tasks have staged, and their routes at that time: queue id -> (row, count,
-    bitmap).
+    """Messages that Spark's tasks have staged, and which of them each queue gets, as of that time.
 
-    They are block ``block_id``, or, if that is 0, a few rows in ``inline``.
+    They are block ``block_id``, or, if that is NO_BLOCK, a few rows in ``inline``.
     """
 
     block_id: BlockId
     rows: int
     size_bytes: int
-    routes: Mapping[int, tuple[int, int, bytes]]
+    routes: Mapping[QueueId, Selection]
     inline: pa.RecordBatch | None = None
 
 
@@ -252,7 +252,7 @@ class Transaction:
         )
 
     @classmethod
-    def restore(cls, record: PreparedRecord, queues: Mapping[int, Queue]) -> Transaction:
+    def restore(cls, record: PreparedRecord, queues: Mapping[QueueId, Queue]) -> Transaction:
         """Restores a prepared transaction after a restart. Deleted queues are left out; ``gone`` counts the
         messages and settlements lost by that.
         """
@@ -307,7 +307,7 @@ class StagedTransaction(Transaction):
         self.consumed: list[Consumed] = []
         self.decided = False
 
-    def stage(self, staged: Staged, queues: Mapping[int, Queue]) -> None:
+    def stage(self, staged: Staged, queues: Mapping[QueueId, Queue]) -> None:
         """Publishes what was staged. Queues deleted since then are left out."""
         self.staged.append(staged)
         for queue_id, (_row, count, _bitmap) in staged.routes.items():

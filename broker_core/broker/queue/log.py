@@ -17,7 +17,7 @@ from broker_core.broker.queue.decoded import Decoded
 from broker_core.broker.queue.run import Run
 from broker_core.broker.records import RunRecord
 from broker_core.errors import DataLoss
-from broker_core.ids import BlockId
+from broker_core.ids import BlockId, QueueId
 
 _FIRST_RUNS_KEPT = 1024  # dropped runs at the front of the list before they are removed from it
 
@@ -29,7 +29,7 @@ class Log:
         "next_offset", "visible_end",
     )  # fmt: skip
 
-    def __init__(self, queue_id: int, name: str, blocks: Blocks) -> None:
+    def __init__(self, queue_id: QueueId, name: str, blocks: Blocks) -> None:
         self._undo = blocks.undo
         self._saved = 0  # ``Undo.work`` when the numbers were last saved
         self._queue_id = queue_id

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from broker_core.broker.block import Block
 from broker_core.broker.records import RunRecord
 from broker_core.errors import CorruptCatalog
-from broker_core.ids import BlockId
+from broker_core.ids import BlockId, QueueId
 
 
 class Run:
@@ -108,7 +108,7 @@ class Run:
             clipped.row += ahead
         return clipped
 
-    def record(self, queue_id: int) -> RunRecord:
+    def record(self, queue_id: QueueId) -> RunRecord:
         """Returns the record for the catalog. Raises ValueError if the bitmap contradicts ``count``."""
         if self.bitmap and int.from_bytes(self.bitmap, "little").bit_count() != self.count:
             raise ValueError(
