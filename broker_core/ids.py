@@ -1,7 +1,8 @@
-"""Ids: whole numbers that are given once, compared and looked up, and never calculated with.
+"""Whole numbers that are given once and then only compared: the ids of blocks and queues, and the sequence
+numbers of commits.
 
-mypy refuses an id of one kind where another kind is expected. A number becomes an id only where it is given
-(a counter) or read (the catalog, JSON).
+mypy refuses one kind where another is expected. A number becomes one of them only where it is given (a
+counter) or read (the catalog, JSON). Not here: numbers that code calculates with, such as offsets and rows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import NewType
 
 BlockId = NewType("BlockId", int)  # below 0: of a block in memory only
 QueueId = NewType("QueueId", int)
+CommitSequence = NewType("CommitSequence", int)
 
 NO_BLOCK = BlockId(0)  # of rows that are not in a block
 NO_QUEUE = QueueId(0)
+NO_SEQUENCE = CommitSequence(0)  # of a change that publishes nothing; of rows that have their own

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core.ids import NO_QUEUE, BlockId, QueueId
+from broker_core.ids import NO_QUEUE, BlockId, CommitSequence, QueueId
 from broker_core.message import READ_SCHEMA, TIMESTAMP, Location
 
 Interval = tuple[int, int]  # offsets, end-exclusive
@@ -29,8 +29,8 @@ class Piece:
 
     The rows are ``row .. row+count``, or, if ``bitmap`` is not empty, its set bits (bit i of byte i//8, least
     significant first, counted from row ``row``). ``before`` of these selected rows precede ``first`` (a slice
-    that begins inside a run). ``sequence`` 0: each row of the block has its own commit time. ``location``
-    None: no file holds the block yet.
+    that begins inside a run). ``sequence`` NO_SEQUENCE: each row of the block has its own commit time.
+    ``location`` None: no file holds the block yet.
     """
 
     log: str
@@ -39,7 +39,7 @@ class Piece:
     block_id: BlockId
     row: int
     bitmap: bytes
-    sequence: int
+    sequence: CommitSequence
     committed_at: int  # microseconds since the epoch
     skipped: tuple[Interval, ...] = ()  # offsets settled before the claim: not delivered
     redelivered: tuple[Interval, ...] = ()

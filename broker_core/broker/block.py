@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.undo import Undo
 from broker_core.errors import CorruptCatalog
-from broker_core.ids import BlockId
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 
 ReadBlock = Callable[[BlockId], pa.RecordBatch]
+RowNumbers = range | npt.NDArray[np.int64]  # of a block, rising
 
 OPEN_ROWS = 16_384
 OPEN_BYTES = 4 * 1024 * 1024
@@ -302,15 +303,15 @@ class Blocks:
         )
 
     def decode(
-        self, block_id: BlockId, rows: range | npt.NDArray[np.int64], sequence: int, committed_at: int
+        self, block_id: BlockId, rows: RowNumbers, sequence: CommitSequence, committed_at: int
     ) -> list[InboxRow]:
-        """Returns rows of a stored block. ``sequence`` and ``committed_at`` are the run's; sequence 0: they
-        are in the block.
+        """Returns rows of a stored block. ``sequence`` and ``committed_at`` are the run's; NO_SEQUENCE:
+        they are in the block.
         """
         stored = self._read(block_id)
         part = stored.slice(rows.start, len(rows)) if isinstance(rows, range) else stored.take(pa.array(rows))
         count = part.num_rows
-        sequences: list[int] = (
+        sequences: list[CommitSequence] = (
             part.column("commit_sequence").to_pylist() if not sequence else [sequence] * count
         )
         times: list[int] = part.column("committed_at").to_pylist() if not sequence else [committed_at] * count
@@ -337,7 +338,7 @@ class Blocks:
         return sizes
 
     def row(self, block_id: BlockId, row: int) -> InboxRow:
-        """Returns one message of a block. ``sequence`` 0: it is in the run (a block of one commit)."""
+        """Returns one message of a block. NO_SEQUENCE: its sequence is in the run (a block of one commit)."""
         inbox = self.by_id[block_id].inbox
         if inbox is not None:
             return inbox[row]
@@ -347,7 +348,7 @@ class Blocks:
         return InboxRow(
             block_id,
             row,
-            values.get("commit_sequence", 0),
+            values.get("commit_sequence", NO_SEQUENCE),
             values.get("committed_at", 0),
             values["exchange"],
             values["routing_key"],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from broker_core.broker.records import Record
-from broker_core.ids import BlockId, QueueId
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 
 
 class InboxRow(NamedTuple):
@@ -20,7 +20,7 @@ class InboxRow(NamedTuple):
 
     block_id: BlockId
     row: int
-    sequence: int
+    sequence: CommitSequence
     committed_at: int
     exchange: str
     routing_key: str
@@ -46,13 +46,13 @@ class Drop(NamedTuple):
 
 @dataclass(slots=True, init=False)
 class Change:
-    """What one commit writes. ``sequence`` 0: no commit sequence number is used (bookkeeping only).
+    """What one commit writes. ``sequence`` NO_SEQUENCE: it is only bookkeeping.
 
     ``journal``: records that are put, and drops, in order. An appended block that nothing will name goes to
     ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
     """
 
-    sequence: int
+    sequence: CommitSequence
     rows: list[InboxRow]
     journal: list[Record | Drop]
     names: list[BlockId]  # appended blocks that exist from this commit on
@@ -64,7 +64,7 @@ class Change:
 
     def __init__(  # written by hand: each work makes one, in half the time of the generated one
         self,
-        sequence: int = 0,
+        sequence: CommitSequence = NO_SEQUENCE,
         rows: list[InboxRow] | None = None,
         journal: list[Record | Drop] | None = None,
         names: list[BlockId] | None = None,

@@ -43,7 +43,7 @@ from broker_core.broker.records import (
 from broker_core.broker.repair import Info, repair
 from broker_core.broker.topology import Topology
 from broker_core.errors import CorruptCatalog
-from broker_core.ids import BlockId, QueueId
+from broker_core.ids import BlockId, CommitSequence, QueueId
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,
@@ -56,7 +56,7 @@ class Image(Protocol):
 
     records: list[Record]
     inbox: list[InboxRow]
-    sequence: int
+    sequence: CommitSequence
     clean: bool
 
     @property

@@ -27,7 +27,7 @@ from broker_core.broker.queue import Queue, Run
 from broker_core.broker.topology import Topology
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.errors import RemoteProtocolError
-from broker_core.ids import NO_BLOCK
+from broker_core.ids import NO_BLOCK, NO_SEQUENCE
 from broker_core.message import Message
 from broker_core.properties import delivery_mode
 
@@ -204,7 +204,7 @@ class Messages:
                     pieces[-1].extend(entry.row)
                 else:
                     self._blocks.pin(block.block_id)
-                    pieces.append(Run(run.first + ahead, 1, block, entry.row, b"", 0, 0))
+                    pieces.append(Run(run.first + ahead, 1, block, entry.row, b"", NO_SEQUENCE, 0))
             queue.log.replace_run(run, pieces)
 
     def fetch(self, queue: Queue, offset: int) -> InboxRow:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from broker_core.ids import BlockId, QueueId
+from broker_core.ids import BlockId, CommitSequence, QueueId
 
 Vector = dict[str, int | str]
 Ranges = dict[str, list[int]]  # log -> [start, end]
@@ -119,8 +119,8 @@ class RunRecord(Record):
     """``count`` offsets of a queue from ``first`` on name rows of one block, in the same order.
 
     ``bitmap`` empty: the rows ``row .. row+count``. Otherwise its set bits (bit i of byte i//8, least
-    significant first, counted from row ``row``) are the rows. ``sequence`` 0: each row of the block has its
-    own commit sequence and time.
+    significant first, counted from row ``row``) are the rows. ``sequence`` NO_SEQUENCE: each row of the
+    block has its own commit sequence and time.
     """
 
     TABLE, KEY = "run", ("queue_id", "first")
@@ -130,7 +130,7 @@ class RunRecord(Record):
     block_id: BlockId
     row: int
     bitmap: bytes
-    sequence: int
+    sequence: CommitSequence
     committed_at: int
 
 
@@ -244,7 +244,7 @@ class LedgerRecord(Record):
     messages: int  # consumed
     published: int
     committed_at: int
-    commit_sequence: int
+    commit_sequence: CommitSequence
     branches: list[Any]  # [kind, target, branch, rows] to be applied
     claim_position: int  # the app's newest claim at the decision
     applied: bool
@@ -259,7 +259,7 @@ class ReleaseRecord(Record):
 
     TABLE, KEY = "released", ("queue",)
     queue: str
-    commit_sequence: int
+    commit_sequence: CommitSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker_core.broker.block import RowNumbers
 from broker_core.broker.exchange import Exchange
 from broker_core.errors import AccessRefused, ExchangeNotFound
 from broker_core.ids import QueueId
@@ -39,7 +40,7 @@ class Routed(NamedTuple):
     examples: list[tuple[str, str]]
 
 
-def selected_rows(selection: Selection) -> range | npt.NDArray[np.int64]:
+def selected_rows(selection: Selection) -> RowNumbers:
     """Returns row numbers, in order."""
     row, rows, bitmap = selection
     if not bitmap:

@@ -55,7 +55,7 @@ from broker_core.errors import (
     QueueNotFound,
     ResourceLocked,
 )
-from broker_core.ids import QueueId
+from broker_core.ids import CommitSequence, QueueId
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 PREDECLARED = {
@@ -302,7 +302,7 @@ class Topology:
         # reused
         change.sequence = change.sequence or self._numbers.next_sequence()
         queue_id = QueueId(max(change.sequence, self._last_queue_id + 1))
-        self._numbers.sequence = change.sequence = max(queue_id, change.sequence)
+        self._numbers.sequence = change.sequence = CommitSequence(queue_id)
         # an exclusive queue ends with its connection, so a restart does not restore it
         durable = durable and not exclusive
         queue = Queue(

@@ -21,7 +21,7 @@ from broker_core import failpoint
 from broker_core.arrow.part_file import PartFile
 from broker_core.broker.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
-from broker_core.ids import BlockId
+from broker_core.ids import BlockId, CommitSequence
 from broker_core.store import catalog as catalog_file
 from broker_core.store.cache import BlockCache
 from broker_core.store.catalog import Catalog
@@ -96,7 +96,7 @@ class DurableStore:
         meta = self._catalog.meta()
         rows = self._catalog.segments()
         self._places = self._catalog.blocks()
-        self._clean, self._sequence = bool(meta.clean), meta.sequence
+        self._clean, self._sequence = bool(meta.clean), CommitSequence(meta.sequence)
         self._next_block_id = max([meta.next_block_id, *(block_id + 1 for block_id in self._places)])
         failpoint.here("store.recovery.replayed")
         # 3. files that no row names are removed; their numbers are not reused
@@ -277,7 +277,7 @@ class DurableStore:
         return idle
 
     def _execute(
-        self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, known: int
+        self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, known: CommitSequence
     ) -> list[int]:
         catalog, segments = self._catalog, self._segments
         catalog.put_inbox(rows)

@@ -20,7 +20,7 @@ from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import Record
 from broker_core.errors import DataLoss, StoreFailed
-from broker_core.ids import BlockId
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.store.codec import (
     Value,
     blank_bodies,
@@ -42,7 +42,7 @@ class _Kept:
     records: dict[type[Record], Rows] = field(default_factory=dict)
     inbox: dict[BlockId, list[InboxRow]] = field(default_factory=dict)
     blocks: dict[BlockId, pa.RecordBatch] = field(default_factory=dict)
-    sequence: int = 0
+    sequence: CommitSequence = NO_SEQUENCE
     last_block_id: int = 0
     clean: bool = True
 

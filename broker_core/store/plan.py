@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from broker_core.broker.change import Change, InboxRow
-from broker_core.ids import BlockId
+from broker_core.ids import NO_SEQUENCE, BlockId
 from broker_core.store.inbox import MAX_ROWS
 from broker_core.store.segment import Place
 
@@ -32,7 +32,7 @@ class Plan:
         self.put: dict[BlockId, Place] = {}
         self.sealed: list[BlockId] = []
         self.forgotten: list[BlockId] = []
-        self.sequence = self.carried = 0  # the latest of the changes, and of the rows
+        self.sequence = self.carried = NO_SEQUENCE  # the latest of the changes, and of the rows
         self.only_messages = True
         for change in changes:
             if change.sequence > self.sequence:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import Record
-from broker_core.ids import BlockId
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.message import Location as Location
 
 
@@ -57,7 +57,7 @@ class StoreImage:
     records: list[Record] = field(default_factory=list)
     inbox: list[InboxRow] = field(default_factory=list)  # in (block_id, row) order
     blocks: list[BlockInfo] = field(default_factory=list)
-    sequence: int = 0  # last commit sequence number used
+    sequence: CommitSequence = NO_SEQUENCE  # last commit sequence number used
     clean: bool = True  # the last owner closed the store
 
 

@@ -17,7 +17,7 @@ from broker_core.broker.queue.decoded import Decoded
 from broker_core.broker.queue.run import Run
 from broker_core.broker.records import RunRecord
 from broker_core.errors import DataLoss
-from broker_core.ids import BlockId, QueueId
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 
 _FIRST_RUNS_KEPT = 1024  # dropped runs at the front of the list before they are removed from it
 
@@ -53,7 +53,13 @@ class Log:
 
     # -- growing ---------------------------------------------------------------------------------------------
     def append(
-        self, count: int, block_id: BlockId, row: int, bitmap: bytes, sequence: int, committed_at: int
+        self,
+        count: int,
+        block_id: BlockId,
+        row: int,
+        bitmap: bytes,
+        sequence: CommitSequence,
+        committed_at: int,
     ) -> int:
         """Appends ``count`` entries, visible after the commit, and returns their first offset. Adjacent rows
         of an open block extend the last run.
@@ -88,7 +94,7 @@ class Log:
                     self.next_offset = offset + 1
                     return offset
         self._blocks.pin(block.block_id)
-        self._add_run(Run(offset, 1, block, row, b"", 0, 0))
+        self._add_run(Run(offset, 1, block, row, b"", NO_SEQUENCE, 0))
         self.next_offset = offset + 1
         return offset
 
@@ -133,15 +139,8 @@ class Log:
         self.next_offset = max(next_offset, self.next_offset)
 
     def _restore(self, run: RunRecord) -> None:
-        restored = Run(
-            run.first,
-            run.count,
-            self._blocks.pin(run.block_id),
-            run.row,
-            run.bitmap,
-            run.sequence,
-            run.committed_at,
-        )
+        block = self._blocks.pin(run.block_id)
+        restored = Run(run.first, run.count, block, run.row, run.bitmap, run.sequence, run.committed_at)
         restored.recorded = True
         self._add_run(restored)
         self.next_offset = restored.end
