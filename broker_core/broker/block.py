@@ -18,6 +18,10 @@ import pyarrow.compute as pc
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.undo import Undo
 from broker_core.errors import CorruptCatalog
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
+
+ReadBlock = Callable[[BlockId], pa.RecordBatch]
+RowNumbers = range | npt.NDArray[np.int64]  # of a block, rising
 
 OPEN_ROWS = 16_384
 OPEN_BYTES = 4 * 1024 * 1024
@@ -34,7 +38,7 @@ class NotLoaded(BaseException):
 
     def __init__(
         self,
-        block_ids: Sequence[int],
+        block_ids: Sequence[BlockId],
         *,
         prepare: Callable[[], object] | None = None,
         part: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
@@ -50,7 +54,7 @@ def together(missing: Sequence[NotLoaded]) -> NotLoaded:
     for one in missing:
         if one.prepare is not None:
             return one
-    block_ids: Iterable[int] = dict.fromkeys(block_id for one in missing for block_id in one.block_ids)
+    block_ids: Iterable[BlockId] = dict.fromkeys(block_id for one in missing for block_id in one.block_ids)
     return NotLoaded(list(block_ids), part=missing[0].part)
 
 
@@ -62,7 +66,7 @@ class Block:
 
     def __init__(
         self,
-        block_id: int,
+        block_id: BlockId,
         rows: int = 0,
         size_bytes: int = 0,
         inbox: list[InboxRow] | None = None,
@@ -110,28 +114,28 @@ class Blocks:
     nothing durable uses.
     """
 
-    def __init__(self, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
+    def __init__(self, new_block_id: Callable[[], BlockId], read: ReadBlock) -> None:
         self.undo = Undo()
-        self.by_id: dict[int, Block] = {}
-        self.full: list[int] = []  # closed open blocks that wait for their seal
-        self.lost: dict[int, str] = {}  # missing blocks that something names: the reason
+        self.by_id: dict[BlockId, Block] = {}
+        self.full: list[BlockId] = []  # closed open blocks that wait for their seal
+        self.lost: dict[BlockId, str] = {}  # missing blocks that something names: the reason
         self._new_block_id = new_block_id
         self._stored = read
         self._open: Block | None = None
         self._transient: Block | None = None
         self._next_transient = -1
-        self._dead: list[int] = []
+        self._dead: list[BlockId] = []
 
-    def _read(self, block_id: int) -> pa.RecordBatch:
+    def _read(self, block_id: BlockId) -> pa.RecordBatch:
         self.require(block_id)
         return self._stored(block_id)
 
-    def require(self, block_id: int) -> None:
+    def require(self, block_id: BlockId) -> None:
         """Raises CorruptCatalog for a missing block."""
         if block_id in self.lost:
             raise CorruptCatalog(self.lost[block_id])
 
-    def lose(self, block_id: int, rows: int, why: str) -> Block:
+    def lose(self, block_id: BlockId, rows: int, why: str) -> Block:
         """While loading: registers a block with a contradiction in the catalog. It can be pinned and dropped,
         not read.
         """
@@ -174,7 +178,7 @@ class Blocks:
     def open_pins(self) -> int:
         return self._open.pins if self._open is not None else 0
 
-    def rows(self, block_id: int) -> int:
+    def rows(self, block_id: BlockId) -> int:
         block = self.by_id.get(block_id)
         return block.rows if block is not None else 0
 
@@ -187,14 +191,14 @@ class Blocks:
                 block.closed = True
                 if block.pins == 0:
                     self._drop(block)
-            block = Block(self._next_transient, inbox=[], closed=False, undo=self.undo)
+            block = Block(BlockId(self._next_transient), inbox=[], closed=False, undo=self.undo)
             self._next_transient -= 1
             self.undo.attribute(self, "_transient")
             self.undo.item(self.by_id, block.block_id)
             self._transient = self.by_id[block.block_id] = block
         return block
 
-    def name(self, block_id: int, rows: int, size_bytes: int) -> Block:
+    def name(self, block_id: BlockId, rows: int, size_bytes: int) -> Block:
         """Adds a stored block that exists from this commit on."""
         block = self.by_id.get(block_id)
         if block is None:
@@ -207,13 +211,13 @@ class Blocks:
             block.rows, block.size_bytes = rows, size_bytes
         return block
 
-    def pin(self, block_id: int) -> Block:
+    def pin(self, block_id: BlockId) -> Block:
         block = self.by_id[block_id]
         self.undo.append((setattr, block, "pins", block.pins))
         block.pins += 1
         return block
 
-    def unpin(self, block_id: int) -> None:
+    def unpin(self, block_id: BlockId) -> None:
         block = self.by_id[block_id]
         self.undo.append((setattr, block, "pins", block.pins))
         block.pins -= 1
@@ -224,17 +228,17 @@ class Blocks:
                 self.undo.growth(self._dead)
                 self._dead.append(block_id)
 
-    def hold(self, block_id: int, rows: int, size_bytes: int) -> None:
+    def hold(self, block_id: BlockId, rows: int, size_bytes: int) -> None:
         """Pins a block that a staged part needs."""
         self.name(block_id, rows, size_bytes)
         self.pin(block_id)
 
-    def unhold(self, change: Change, block_id: int) -> None:
+    def unhold(self, change: Change, block_id: BlockId) -> None:
         """Unpins a block that a staged part needed."""
         self.unpin(block_id)
         self.record(change)
 
-    def moved(self, change: Change, block_id: int) -> bool:
+    def moved(self, change: Change, block_id: BlockId) -> bool:
         """Records that a rewritten block is in another segment; False if nothing needs it."""
         if block_id not in self.by_id:
             change.forgets.append(block_id)
@@ -249,7 +253,7 @@ class Blocks:
         self.by_id.pop(block.block_id, None)
         block.inbox = []
 
-    def reopen(self, block_id: int) -> Block:
+    def reopen(self, block_id: BlockId) -> Block:
         """While loading: adds a block whose rows are in the inbox. It gets no more rows and waits for its
         seal.
         """
@@ -266,7 +270,7 @@ class Blocks:
             block.expiring = any(flag and flag[0] & EXPIRATION for flag in flags.unique().to_pylist())
         return block.expiring
 
-    def sealed(self, block_id: int) -> None:
+    def sealed(self, block_id: BlockId) -> None:
         """Drops the rows of a block that is in a segment now from memory. It may have been forgotten since
         its seal was committed.
         """
@@ -299,15 +303,15 @@ class Blocks:
         )
 
     def decode(
-        self, block_id: int, rows: range | npt.NDArray[np.int64], sequence: int, committed_at: int
+        self, block_id: BlockId, rows: RowNumbers, sequence: CommitSequence, committed_at: int
     ) -> list[InboxRow]:
-        """Returns rows of a stored block. ``sequence`` and ``committed_at`` are the run's; sequence 0: they
-        are in the block.
+        """Returns rows of a stored block. ``sequence`` and ``committed_at`` are the run's; NO_SEQUENCE:
+        they are in the block.
         """
         stored = self._read(block_id)
         part = stored.slice(rows.start, len(rows)) if isinstance(rows, range) else stored.take(pa.array(rows))
         count = part.num_rows
-        sequences: list[int] = (
+        sequences: list[CommitSequence] = (
             part.column("commit_sequence").to_pylist() if not sequence else [sequence] * count
         )
         times: list[int] = part.column("committed_at").to_pylist() if not sequence else [committed_at] * count
@@ -322,7 +326,7 @@ class Blocks:
             )
         )
 
-    def body_sizes(self, block_id: int) -> npt.NDArray[np.int32]:
+    def body_sizes(self, block_id: BlockId) -> npt.NDArray[np.int32]:
         """Returns the body sizes of a stored block, row by row. A known block is read once for that."""
         block = self.by_id.get(block_id)
         if block is not None and block.body_sizes is not None:
@@ -333,8 +337,8 @@ class Blocks:
             block.body_sizes = sizes
         return sizes
 
-    def row(self, block_id: int, row: int) -> InboxRow:
-        """Returns one message of a block. ``sequence`` 0: it is in the run (a block of one commit)."""
+    def row(self, block_id: BlockId, row: int) -> InboxRow:
+        """Returns one message of a block. NO_SEQUENCE: its sequence is in the run (a block of one commit)."""
         inbox = self.by_id[block_id].inbox
         if inbox is not None:
             return inbox[row]
@@ -344,7 +348,7 @@ class Blocks:
         return InboxRow(
             block_id,
             row,
-            values.get("commit_sequence", 0),
+            values.get("commit_sequence", NO_SEQUENCE),
             values.get("committed_at", 0),
             values["exchange"],
             values["routing_key"],

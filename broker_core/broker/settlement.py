@@ -19,6 +19,7 @@ from broker_core.broker.overflow import Overflow
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle
 from broker_core.errors import StoreError
+from broker_core.ids import BlockId
 
 
 class Settlement:
@@ -32,7 +33,7 @@ class Settlement:
         """Checks, before anything is changed, that messages to be dead-lettered can be read. Raises
         CorruptSegment, DataLoss, and NotLoaded for all of their blocks together.
         """
-        read: set[int] = set()
+        read: set[BlockId] = set()
         missing: list[NotLoaded] = []
         for queue, offset, outcome in settles:
             if (

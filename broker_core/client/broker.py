@@ -48,6 +48,7 @@ from broker_core.engine import (
     Vector,
 )
 from broker_core.flight import contract
+from broker_core.ids import NO_BLOCK, BlockId
 
 _clients: dict[tuple[int, Address], BrokerClient] = {}
 _clients_lock = threading.Lock()
@@ -196,7 +197,7 @@ class BrokerClient:
     def _read_mapped(self, ticket: ReadTicket, plan: ReadPlan, directory: str) -> Iterator[pa.RecordBatch]:
         files = SegmentFiles(directory)
         # the batch of the last piece: small runs share one
-        held: tuple[int, pa.RecordBatch | None] = (0, None)
+        held: tuple[BlockId, pa.RecordBatch | None] = (NO_BLOCK, None)
         served: list[tuple[str, int, int]] = []
         for piece in plan.pieces:
             if piece.location is not None and (held[0] != piece.block_id or held[1] is None):

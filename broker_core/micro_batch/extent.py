@@ -6,19 +6,17 @@ Invariant: a range ends between two transactions, unless one transaction alone i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from broker_core.broker.block import NotLoaded, together
+from broker_core.broker.block import NotLoaded, ReadBlock, together
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.engine import EARLIEST, LATEST, Limit, Origin
 from broker_core.errors import OptionError
-
-ReadBlock = Callable[[int], pa.RecordBatch]
 
 
 def offsets(

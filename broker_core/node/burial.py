@@ -24,6 +24,7 @@ from broker_core.broker.dying import messages_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Buried, Settle, Transaction, to_rows
 from broker_core.errors import CorruptSegment, DataLoss
+from broker_core.ids import BlockId
 from broker_core.message import Message
 from broker_core.node.committer import Committer
 from broker_core.store.port import BlockInfo
@@ -61,7 +62,7 @@ class Burial:
         transaction.buried += self.buried
 
     @property
-    def appended(self) -> list[int]:
+    def appended(self) -> list[BlockId]:
         return [buried.block_id for buried in self.buried]
 
 

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
+from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
@@ -33,6 +34,7 @@ from broker_core.broker.queue import Run
 from broker_core.broker.spilled import TRANSIENT, spill
 from broker_core.broker.transaction import Limits, Transaction, to_rows
 from broker_core.errors import StoreError, StoreFailed
+from broker_core.ids import BlockId
 from broker_core.node.burial import Burial, bury, forget
 from broker_core.node.clock import SteadyClock, now_us
 from broker_core.node.committer import Committer, Look, Work
@@ -213,20 +215,20 @@ class Node:
     def discard_burial(self, burial: Burial) -> None:
         forget(burial, self.committer)
 
-    def discard(self, block_ids: list[int]) -> None:
+    def discard(self, block_ids: list[BlockId]) -> None:
         """Forgets the bytes of a rolled-back transaction that are in a segment."""
         if block_ids:
             self.run(lambda _state, change, _now: change.forgets.extend(block_ids))
 
-    def read_block(self, block_id: int) -> pa.RecordBatch:
+    def read_block(self, block_id: BlockId) -> pa.RecordBatch:
         """Returns a whole block, from the disk too: not within a work. Raises CorruptSegment, DataLoss."""
         return self._block(block_id, self._store.read)
 
-    def loaded_block(self, block_id: int, part: Part | None = None) -> pa.RecordBatch:
+    def loaded_block(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
         """Like ``read_block``, within a work. Raises NotLoaded for a block, or a ``part``, on the disk."""
         return self._block(block_id, partial(self.committer.shelf.get, part=part))
 
-    def _block(self, block_id: int, stored: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
+    def _block(self, block_id: BlockId, stored: ReadBlock) -> pa.RecordBatch:
         self.state.blocks.require(block_id)
         block = self.state.blocks.by_id.get(block_id)
         inbox = block.inbox if block is not None else None
@@ -238,7 +240,7 @@ class Node:
         rows = run.rows()
         return block.slice(rows.start, len(rows)) if isinstance(rows, range) else block.take(pa.array(rows))
 
-    def locate(self, block_id: int) -> Location | None:
+    def locate(self, block_id: BlockId) -> Location | None:
         """Returns where a reader on this host finds a block; None if it must be read through the broker.
         Raises CorruptCatalog.
         """

@@ -21,11 +21,12 @@ import pyarrow as pa
 
 from broker_core import failpoint
 from broker_core.broker.block import NotLoaded
+from broker_core.ids import BlockId
 from broker_core.store.port import Store
 
 Part = Callable[[pa.RecordBatch], pa.RecordBatch]
 # what was loaded for one caller: blocks or parts of them, or why they cannot be read
-Loaded = dict[tuple[int, Part | None], "pa.RecordBatch | Exception"]
+Loaded = dict[tuple[BlockId, Part | None], "pa.RecordBatch | Exception"]
 NOTHING: Loaded = {}
 
 
@@ -38,7 +39,7 @@ class Shelf:
         self._store = store
         self.loaded = NOTHING
 
-    def get(self, block_id: int, part: Part | None = None) -> pa.RecordBatch:
+    def get(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
         """Returns a block, or the ``part`` of it that is needed, under the lock. Raises NotLoaded, and what
         loading it raised.
         """

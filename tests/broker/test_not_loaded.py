@@ -245,7 +245,7 @@ def test_a_claim_of_many_sealed_blocks_asks_for_them_together(store: SlowDisk, b
         seal(broker)
     before = store.reads
     engine = EmbeddedEngine(broker)
-    end = engine.claim("app", {"memory": START}, Limit(max_rows=21), Origin(), "fail")
+    end = engine.claim("app", ["memory"], {"memory": START}, Limit(max_rows=21), Origin(), "fail")
     assert end == {"memory": 21}
     assert store.reads - before <= 12
 

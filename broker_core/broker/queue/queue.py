@@ -23,6 +23,7 @@ from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.ring import Consumers
 from broker_core.broker.queue.room import Room
 from broker_core.broker.records import DeliveryRecord, HoleRecord, ProgressRecord
+from broker_core.ids import QueueId
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
@@ -44,7 +45,7 @@ class Marks:
 class Queue:
     def __init__(
         self,
-        queue_id: int,
+        queue_id: QueueId,
         name: str,
         blocks: Blocks,
         *,
