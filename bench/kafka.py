@@ -107,9 +107,21 @@ def sink_rows(rig: Rig) -> Iterator[Figure]:
 
 
 def decide(rig: Rig) -> Iterator[Figure]:
-    """The decision alone: 1,000 staged rows become visible, with their entry of the ledger."""
+    """The decision alone: 1,000 staged rows become visible, with their entry of the ledger. ``tv1``: on a
+    node with transaction.version 1, as Kafka before 4.0 has.
+    """
     rig.topics("decided")
-    engine = connect(rig.url)
+    yield Figure("kafka_decide_ms", _decided_ms(rig.url), "ms")
+    folder = rig.folder / "tv1"
+    folder.mkdir()
+    with cluster(folder, features=["transaction.version=1"]) as old:
+        older = Rig(rig.spark, old.bootstrap, folder)
+        older.topics("decided")
+        yield Figure("kafka_decide_tv1_ms", _decided_ms(older.url), "ms")
+
+
+def _decided_ms(url: str) -> float:
+    engine = connect(url)
     rows = pa.record_batch({"body": pa.array([b"x" * 100] * DECIDED_ROWS, pa.binary())})
     times = []
     try:
@@ -123,7 +135,7 @@ def decide(rig: Rig) -> Iterator[Figure]:
             times.append((time.perf_counter() - began) * 1000)
     finally:
         engine.close()
-    yield Figure("kafka_decide_ms", round(statistics.median(times[DECIDED // 5 :]), 2), "ms")
+    return round(statistics.median(times[DECIDED // 5 :]), 2)
 
 
 def chain(rig: Rig) -> Iterator[Figure]:

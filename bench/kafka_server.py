@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pyspark
 
+from bench.ports import free_ports
+
 KAFKA = "org.apache.kafka:kafka_2.13:4.3.1"
 TOKEN_PROVIDER = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
 TOKEN_PROVIDER_VERSION = "4.1.0-preview1"  # the version that the source names was never published
@@ -30,7 +32,7 @@ SPARK_KAFKA = (
     "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.13.1",
 )
-START_S = 240.0
+START_S = 900.0  # on a machine that is busy with other work
 PLAIN = "PLAIN"  # the listener without TLS and login
 QUIET = {
     "rootLogger.level": "error",
@@ -87,14 +89,6 @@ def _server_classpath() -> str:
         for path in glob.glob(str(spark / f"{name}.jar"))
     ]
     return os.pathsep.join([path for path in own if "slf4j-api" not in path] + borrowed)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _lines(path: Path, settings: Mapping[str, str]) -> Path:
@@ -172,12 +166,13 @@ def cluster(
     doors: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
     users: Sequence[str] = (),
+    features: Sequence[str] = (),
     heap: str = "1g",
 ) -> Iterator[Cluster]:
     """Runs ``count`` nodes on loopback, with every internal topic on up to three of them.
 
     ``doors``: more listeners than PLAIN, with their security protocols. ``settings``: more lines of
-    server.properties. ``users``: SCRAM credentials, as kafka-storage takes them.
+    server.properties. ``users``: SCRAM credentials, ``features``: levels, both as kafka-storage takes them.
     """
     classpath = _server_classpath()
     quiet = _lines(folder / "log4j2.properties", QUIET)
@@ -187,7 +182,8 @@ def cluster(
     controllers = [free.pop() for _ in range(count)]
     voters = ",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(controllers, 1))
     identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
-    credentials = [word for user in users for word in ("--add-scram", user)]
+    chosen = [word for user in users for word in ("--add-scram", user)]
+    chosen += [word for feature in features for word in ("--feature", feature)]
     nodes = []
     for number, controller in enumerate(controllers, 1):
         mine = folder / f"node-{number}"
@@ -221,7 +217,7 @@ def cluster(
             },
         )
         formatted = subprocess.run(
-            [*java, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(properties), *credentials],
+            [*java, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(properties), *chosen],
             capture_output=True,
             text=True,
         )

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.kafka_server import free_ports
+from bench.ports import free_ports
 from bench.report import Skipped
 
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the wrapper in /usr/sbin needs root

@@ -87,7 +87,7 @@ def source_rows(folder: Path) -> list[Figure]:
                 .options(url=served.url, queue=queue, appId=f"bench-{queue}", minPartitions=2)
                 .load()
             )
-            assert len(source.columns) == 7
+            assert len(source.columns) == 8
             found.append(rate(run(source.writeStream.format("noop"), folder, SOURCE_ROWS)))
         return [against("source_rows", found[1:], references[1:], "rows/s")]
 

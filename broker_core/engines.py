@@ -26,17 +26,19 @@ def connect(
     url: str | None = None,
     data: str | os.PathLike[str] | None = None,
     settings: Mapping[str, str] | None = None,
+    *,
+    reached: bool = False,
 ) -> Engine:
     """Returns the engine of this process for an address: one, made once, connected when first used.
 
-    ``settings``: of the connections to Kafka, by their full names (``kafka.sasl.username``). Raises
-    OptionError.
+    ``settings``: of the connections to Kafka, by their full names (``kafka.sasl.username``). ``reached``: as
+    :func:`broker_core.client.broker.connect`. Raises OptionError.
     """
     check_settings(url, settings or {})
     if url is not None and data is None and url.lower().startswith(KAFKA):
         engine: Engine = _kafka("engine").connect(url, dict(settings or {}))
         return engine
-    return connect_client(url=url, data=data)
+    return connect_client(url=url, data=data, reached=reached)
 
 
 def connect_admin(

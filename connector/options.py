@@ -357,8 +357,14 @@ class Address:
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def engine(self) -> Engine:
-        """The connection of this process, which is opened at the first use."""
-        return connect(url=self.url, data=self.data, settings=self.settings)
+        """The connection of this process, which is opened at the first use.
+
+        A task waits for a broker that starts again as long as its driver does, also in a new worker process.
+        """
+        from pyspark import TaskContext
+
+        reached = TaskContext.get() is not None
+        return connect(url=self.url, data=self.data, settings=self.settings, reached=reached)
 
 
 def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> Address:

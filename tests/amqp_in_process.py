@@ -19,8 +19,8 @@ from tests.amqp_peer import Peer
 class Served:
     """An AMQP server in this process, over a broker that keeps nothing."""
 
-    def __init__(self, *handlers: Handler) -> None:
-        self.broker = LocalBroker(MemoryStore())
+    def __init__(self, *handlers: Handler, store: MemoryStore | None = None) -> None:
+        self.broker = LocalBroker(store or MemoryStore())
         self.server = AmqpServer(self.broker, ["127.0.0.1:0"], handlers=handlers)
         self.server.start()
 
@@ -38,8 +38,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(*handlers: Handler) -> Iterator[Served]:
-    with contextlib.closing(Served(*handlers)) as served:
+def serving(*handlers: Handler, store: MemoryStore | None = None) -> Iterator[Served]:
+    with contextlib.closing(Served(*handlers, store=store)) as served:
         yield served
 
 

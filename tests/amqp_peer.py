@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from pamqp import base, body, commands, constants, exceptions, header, heartbeat
 from pamqp import frame as codec
 
-TIMEOUT_S = 600.0
+from tests.progress import GUARD_S
+
 HEADER = b"AMQP\x00\x00\x09\x01"
 AnyFrame = base.Frame | body.ContentBody | header.ContentHeader | header.ProtocolHeader | heartbeat.Heartbeat
 Method = TypeVar("Method", bound=base.Frame)
@@ -84,7 +85,7 @@ class Closed(Exception):
 class Peer:
     """One socket to the broker at ``url``; ``timeout_s`` is how long it waits for a frame."""
 
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, timeout_s: float = GUARD_S) -> None:
         parts = urlsplit(url)
         self.user, self.password = parts.username or "guest", parts.password or "guest"
         self.host, self.port, self.timeout_s = parts.hostname or "127.0.0.1", parts.port or 5672, timeout_s

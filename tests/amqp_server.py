@@ -13,13 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 
+from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
-
-TIMEOUT_S = 600.0
+from tests.progress import GUARD_S
 
 
 class NotReady(AssertionError):
@@ -31,7 +30,8 @@ class AmqpServed:
 
     def __init__(self, directory: Path, *args: str) -> None:
         self.directory, self.args = directory, args
-        self.host, self.port, self.flight_port = "127.0.0.1", 0, 0
+        self.host = "127.0.0.1"
+        self.port, self.flight_port = free_ports(2)
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -66,7 +66,6 @@ class AmqpServed:
             raise NotReady(
                 f"the broker did not say `ready txmq://HOST:PORT amqp://HOST:PORT` but {' '.join(ready)!r}"
             )
-        self.flight_port, self.port = urlsplit(ready[1]).port or 0, urlsplit(ready[2]).port or 0
         return self
 
     def kill(self) -> int:
@@ -86,7 +85,7 @@ class AmqpServed:
         assert self._process is not None
         process, self._process = self._process, None
         try:
-            code = process.wait(TIMEOUT_S)
+            code = process.wait(GUARD_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -1,5 +1,5 @@
-"""What every test shares: the seed, the soak switch, the Spark session, and the check that no process
-outlives the run.
+"""What every test shares: the seed, the soak switch, the Spark session, the guard against reads under a lock,
+and the check that no process outlives the run.
 
 Not here: brokers or data; each folder brings its own. A process has one Spark context, and a second fixture
 that starts a session would get the same one, and stop it under the tests of the first: so it is here, once,
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+from tests import reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +49,8 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("TXMQ_TEST_RUN", uuid.uuid4().hex)
+# A JVM of a test lives for seconds: what an optimizing compiler costs never pays.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,6 +98,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and "seed" in getattr(item, "fixturenames", ()):
         report.sections.append(("seed", f"repeat with --seed {item.config.getoption('--seed')}"))
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def watched() -> Iterator[None]:
+    """No broker of this process reads the disk under the lock of its state (``reading.py``)."""
+    with pytest.MonkeyPatch.context() as patch:
+        reading.guard(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_read_under_a_lock(watched: None) -> Iterator[None]:
+    yield
+    found, reading.found[:] = list(reading.found), []
+    assert not found
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.decoder": (527, "a state machine whose states share the position in the bytes"),
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.broker.topology": (557, STATE),
-    "broker_core.store.salvage": (548, "one pass over a damaged directory"),
+    "broker_core.store.salvage": (542, "one pass over a damaged directory"),
     "connector.foreach_batch": (576, "the steps C1 to C6 stand in their order"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
@@ -45,14 +45,14 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.micro_batch.claim.Claims": (305, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (385, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
-        323,
+        319,
         "open, stage, decide and apply over the same records",
     ),
-    "broker_core.node.channel.LocalChannel": (387, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (379, ENTRY),
+    "broker_core.node.channel.LocalChannel": (404, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (378, ENTRY),
     "broker_core.server.amqp.connection.Connection": (264, ENTRY),
     "broker_core.store.durable.DurableStore": (
-        447,
+        450,
         "the commit, its recovery and its parts are one order of steps",
     ),
     "broker_core.store.salvage._Salvage": (350, "one pass over a damaged directory"),

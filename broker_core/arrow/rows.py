@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker_core.ids import NO_QUEUE, BlockId, CommitSequence, QueueId
 from broker_core.message import READ_SCHEMA, TIMESTAMP, Location
 
 Interval = tuple[int, int]  # offsets, end-exclusive
@@ -28,23 +29,23 @@ class Piece:
 
     The rows are ``row .. row+count``, or, if ``bitmap`` is not empty, its set bits (bit i of byte i//8, least
     significant first, counted from row ``row``). ``before`` of these selected rows precede ``first`` (a slice
-    that begins inside a run). ``sequence`` 0: each row of the block has its own commit time. ``location``
-    None: no file holds the block yet.
+    that begins inside a run). ``sequence`` NO_SEQUENCE: each row of the block has its own commit time.
+    ``location`` None: no file holds the block yet.
     """
 
     log: str
     first: int
     count: int
-    block_id: int
+    block_id: BlockId
     row: int
     bitmap: bytes
-    sequence: int
+    sequence: CommitSequence
     committed_at: int  # microseconds since the epoch
     skipped: tuple[Interval, ...] = ()  # offsets settled before the claim: not delivered
     redelivered: tuple[Interval, ...] = ()
     location: Location | None = None
     before: int = 0
-    queue_id: int = 0  # of the log: a queue that is declared again under the same name has another
+    queue_id: QueueId = NO_QUEUE  # of the log: a queue that is declared again under the same name has another
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ to the client and are kept as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from broker_core.errors import OptionError, PreconditionFailed
+from broker_core.errors import AccessRefused, OptionError, PreconditionFailed
 from broker_core.field_table import Timestamp
 
 MAX_TEXT_BYTES = 255
@@ -55,6 +55,12 @@ ALLOWED = (
 )
 EXCHANGE_ARGUMENTS = ("alternate-exchange",)
 _SIGNED_32 = range(-(1 << 31), 1 << 31)
+
+
+def check_reserved(name: str, known: Container[str]) -> None:
+    """Checks the name of a queue that a client declares. Raises AccessRefused for a new ``amq.`` name."""
+    if name.startswith("amq.") and name not in known:
+        raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
 
 
 def check_text(kind: str, text: object) -> None:

@@ -1,13 +1,14 @@
 """Blocks of messages and their life: the open block of small commits, stored blocks, and memory-only ones.
 
-Not here: the bytes of stored blocks, which the injected ``read`` returns. A block id below 0 is memory-only.
+Not here: the bytes of stored blocks, which the injected ``read`` returns if they are in memory (``NotLoaded``
+otherwise). A block id below 0 is memory-only.
 Invariant: a block with no pin that gets no more rows is reported exactly once, in ``Change.forgets`` (stored
 ones) or by leaving ``by_id`` (memory-only). A pin is a run of a queue, or a staged part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +18,55 @@ import pyarrow.compute as pc
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.undo import Undo
 from broker_core.errors import CorruptCatalog
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
+
+ReadBlock = Callable[[BlockId], pa.RecordBatch]
+RowNumbers = range | npt.NDArray[np.int64]  # of a block, rising
 
 OPEN_ROWS = 16_384
 OPEN_BYTES = 4 * 1024 * 1024
 EXPIRATION = 1  # in the first byte of the property flags
 
 
-class Block:
-    __slots__ = ("_undo", "block_id", "closed", "expiring", "inbox", "pins", "rows", "saved", "size_bytes")
+class NotLoaded(BaseException):
+    """Stored blocks that an operation needs and that are not in memory.
+
+    It is not an error: the caller undoes the operation, loads the blocks without the lock of the state, and
+    tries again. ``part``: what the operation needs of a block. ``prepare``: learns from the blocks, under the
+    lock, what the operation needs instead of them. It is called until it raises no NotLoaded.
+    """
 
     def __init__(
         self,
-        block_id: int,
+        block_ids: Sequence[BlockId],
+        *,
+        prepare: Callable[[], object] | None = None,
+        part: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+    ) -> None:
+        super().__init__(block_ids)
+        self.block_ids = block_ids
+        self.prepare = prepare
+        self.part = part
+
+
+def together(missing: Sequence[NotLoaded]) -> NotLoaded:
+    """Returns what asks for the blocks of all, or for those of one that has to ``prepare`` first."""
+    for one in missing:
+        if one.prepare is not None:
+            return one
+    block_ids: Iterable[BlockId] = dict.fromkeys(block_id for one in missing for block_id in one.block_ids)
+    return NotLoaded(list(block_ids), part=missing[0].part)
+
+
+class Block:
+    __slots__ = (
+        "_undo", "block_id", "body_sizes", "closed", "expiring",
+        "inbox", "pins", "rows", "saved", "size_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        block_id: BlockId,
         rows: int = 0,
         size_bytes: int = 0,
         inbox: list[InboxRow] | None = None,
@@ -45,6 +83,8 @@ class Block:
         self.pins = 0
         # some message has its own expiration; None: not known
         self.expiring: bool | None = None if inbox is None else False
+        # of a stored block, row by row; None: nobody has asked
+        self.body_sizes: npt.NDArray[np.int32] | None = None
         self.closed = closed  # it gets no more rows
 
     def add(self, row: InboxRow) -> None:
@@ -70,31 +110,32 @@ class Block:
 class Blocks:
     """All blocks that the catalog names or memory holds. ``undo`` is that of the whole state.
 
-    ``read(block_id)`` returns a stored block, ``new_block_id()`` an id that nothing durable uses.
+    ``read(block_id)`` returns a stored block or raises NotLoaded. ``new_block_id()`` returns an id that
+    nothing durable uses.
     """
 
-    def __init__(self, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
+    def __init__(self, new_block_id: Callable[[], BlockId], read: ReadBlock) -> None:
         self.undo = Undo()
-        self.by_id: dict[int, Block] = {}
-        self.full: list[int] = []  # closed open blocks that wait for their seal
-        self.lost: dict[int, str] = {}  # missing blocks that something names: the reason
+        self.by_id: dict[BlockId, Block] = {}
+        self.full: list[BlockId] = []  # closed open blocks that wait for their seal
+        self.lost: dict[BlockId, str] = {}  # missing blocks that something names: the reason
         self._new_block_id = new_block_id
         self._stored = read
         self._open: Block | None = None
         self._transient: Block | None = None
         self._next_transient = -1
-        self._dead: list[int] = []
+        self._dead: list[BlockId] = []
 
-    def _read(self, block_id: int) -> pa.RecordBatch:
+    def _read(self, block_id: BlockId) -> pa.RecordBatch:
         self.require(block_id)
         return self._stored(block_id)
 
-    def require(self, block_id: int) -> None:
+    def require(self, block_id: BlockId) -> None:
         """Raises CorruptCatalog for a missing block."""
         if block_id in self.lost:
             raise CorruptCatalog(self.lost[block_id])
 
-    def lose(self, block_id: int, rows: int, why: str) -> Block:
+    def lose(self, block_id: BlockId, rows: int, why: str) -> Block:
         """While loading: registers a block with a contradiction in the catalog. It can be pinned and dropped,
         not read.
         """
@@ -137,7 +178,7 @@ class Blocks:
     def open_pins(self) -> int:
         return self._open.pins if self._open is not None else 0
 
-    def rows(self, block_id: int) -> int:
+    def rows(self, block_id: BlockId) -> int:
         block = self.by_id.get(block_id)
         return block.rows if block is not None else 0
 
@@ -150,14 +191,14 @@ class Blocks:
                 block.closed = True
                 if block.pins == 0:
                     self._drop(block)
-            block = Block(self._next_transient, inbox=[], closed=False, undo=self.undo)
+            block = Block(BlockId(self._next_transient), inbox=[], closed=False, undo=self.undo)
             self._next_transient -= 1
             self.undo.attribute(self, "_transient")
             self.undo.item(self.by_id, block.block_id)
             self._transient = self.by_id[block.block_id] = block
         return block
 
-    def name(self, block_id: int, rows: int, size_bytes: int) -> Block:
+    def name(self, block_id: BlockId, rows: int, size_bytes: int) -> Block:
         """Adds a stored block that exists from this commit on."""
         block = self.by_id.get(block_id)
         if block is None:
@@ -170,13 +211,13 @@ class Blocks:
             block.rows, block.size_bytes = rows, size_bytes
         return block
 
-    def pin(self, block_id: int) -> Block:
+    def pin(self, block_id: BlockId) -> Block:
         block = self.by_id[block_id]
         self.undo.append((setattr, block, "pins", block.pins))
         block.pins += 1
         return block
 
-    def unpin(self, block_id: int) -> None:
+    def unpin(self, block_id: BlockId) -> None:
         block = self.by_id[block_id]
         self.undo.append((setattr, block, "pins", block.pins))
         block.pins -= 1
@@ -187,17 +228,17 @@ class Blocks:
                 self.undo.growth(self._dead)
                 self._dead.append(block_id)
 
-    def hold(self, block_id: int, rows: int, size_bytes: int) -> None:
+    def hold(self, block_id: BlockId, rows: int, size_bytes: int) -> None:
         """Pins a block that a staged part needs."""
         self.name(block_id, rows, size_bytes)
         self.pin(block_id)
 
-    def unhold(self, change: Change, block_id: int) -> None:
+    def unhold(self, change: Change, block_id: BlockId) -> None:
         """Unpins a block that a staged part needed."""
         self.unpin(block_id)
         self.record(change)
 
-    def moved(self, change: Change, block_id: int) -> bool:
+    def moved(self, change: Change, block_id: BlockId) -> bool:
         """Records that a rewritten block is in another segment; False if nothing needs it."""
         if block_id not in self.by_id:
             change.forgets.append(block_id)
@@ -212,7 +253,7 @@ class Blocks:
         self.by_id.pop(block.block_id, None)
         block.inbox = []
 
-    def reopen(self, block_id: int) -> Block:
+    def reopen(self, block_id: BlockId) -> Block:
         """While loading: adds a block whose rows are in the inbox. It gets no more rows and waits for its
         seal.
         """
@@ -229,7 +270,7 @@ class Blocks:
             block.expiring = any(flag and flag[0] & EXPIRATION for flag in flags.unique().to_pylist())
         return block.expiring
 
-    def sealed(self, block_id: int) -> None:
+    def sealed(self, block_id: BlockId) -> None:
         """Drops the rows of a block that is in a segment now from memory. It may have been forgotten since
         its seal was committed.
         """
@@ -262,15 +303,15 @@ class Blocks:
         )
 
     def decode(
-        self, block_id: int, rows: range | npt.NDArray[np.int64], sequence: int, committed_at: int
+        self, block_id: BlockId, rows: RowNumbers, sequence: CommitSequence, committed_at: int
     ) -> list[InboxRow]:
-        """Returns rows of a stored block. ``sequence`` and ``committed_at`` are the run's; sequence 0: they
-        are in the block.
+        """Returns rows of a stored block. ``sequence`` and ``committed_at`` are the run's; NO_SEQUENCE:
+        they are in the block.
         """
         stored = self._read(block_id)
         part = stored.slice(rows.start, len(rows)) if isinstance(rows, range) else stored.take(pa.array(rows))
         count = part.num_rows
-        sequences: list[int] = (
+        sequences: list[CommitSequence] = (
             part.column("commit_sequence").to_pylist() if not sequence else [sequence] * count
         )
         times: list[int] = part.column("committed_at").to_pylist() if not sequence else [committed_at] * count
@@ -285,13 +326,19 @@ class Blocks:
             )
         )
 
-    def body_sizes(self, block_id: int) -> npt.NDArray[np.int64]:
-        """Returns the body sizes of a stored block, row by row."""
+    def body_sizes(self, block_id: BlockId) -> npt.NDArray[np.int32]:
+        """Returns the body sizes of a stored block, row by row. A known block is read once for that."""
+        block = self.by_id.get(block_id)
+        if block is not None and block.body_sizes is not None:
+            return block.body_sizes
         lengths = pc.binary_length(self._read(block_id).column("body"))
-        return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+        sizes = np.array(lengths.to_numpy(zero_copy_only=False), np.int32)
+        if block is not None:
+            block.body_sizes = sizes
+        return sizes
 
-    def row(self, block_id: int, row: int) -> InboxRow:
-        """Returns one message of a block. ``sequence`` 0: it is in the run (a block of one commit)."""
+    def row(self, block_id: BlockId, row: int) -> InboxRow:
+        """Returns one message of a block. NO_SEQUENCE: its sequence is in the run (a block of one commit)."""
         inbox = self.by_id[block_id].inbox
         if inbox is not None:
             return inbox[row]
@@ -301,7 +348,7 @@ class Blocks:
         return InboxRow(
             block_id,
             row,
-            values.get("commit_sequence", 0),
+            values.get("commit_sequence", NO_SEQUENCE),
             values.get("committed_at", 0),
             values["exchange"],
             values["routing_key"],

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 
 from broker_core.broker.agenda import Agenda
-from broker_core.broker.block import Blocks
+from broker_core.broker.block import Blocks, ReadBlock
 from broker_core.broker.change import Change
 from broker_core.broker.commit import Transactions
 from broker_core.broker.dispatch import Dispatch
@@ -33,6 +32,7 @@ from broker_core.broker.settlement import Settlement
 from broker_core.broker.stored import Stored
 from broker_core.broker.topology import Topology
 from broker_core.broker.transaction_names import TransactionNames
+from broker_core.ids import BlockId
 
 R = TypeVar("R", bound=Record)
 
@@ -53,7 +53,7 @@ class Loaded:
 class BrokerState:
     """``undo`` restores all of it; ``agenda`` says what must be checked."""
 
-    def __init__(self, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]) -> None:
+    def __init__(self, *, new_block_id: Callable[[], BlockId], read: ReadBlock) -> None:
         self.blocks = blocks = Blocks(new_block_id, read)
         self.undo = blocks.undo
         self.agenda = agenda = Agenda(self.undo)
@@ -86,7 +86,7 @@ class BrokerState:
         agenda.touched.clear()
 
     # -- upkeep ----------------------------------------------------------------------------------------------
-    def sealing(self, block_id: int) -> list[RunRecord]:
+    def sealing(self, block_id: BlockId) -> list[RunRecord]:
         """Returns the runs of an open block that moves to a segment, for the change that seals it."""
         puts: list[RunRecord] = []
         for queue in self.topology.queues.values():
@@ -94,7 +94,7 @@ class BrokerState:
                 puts += queue.log.record_runs(block_id)
         return puts
 
-    def living_rows(self, block_ids: Sequence[int]) -> dict[int, tuple[bytes, int]]:
+    def living_rows(self, block_ids: Sequence[BlockId]) -> dict[BlockId, tuple[bytes, int]]:
         """Returns per block a bitmap of the rows that some queue needs, and their number. A block that a
         staged part holds is left out.
         """

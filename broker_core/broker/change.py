@@ -6,24 +6,35 @@ Invariant: the journal is in the order of events, and the last entry of a key ho
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from broker_core.broker.records import Record
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 
 
 class InboxRow(NamedTuple):
     """A message of a small commit, for the open block. (block_id, row) is its permanent place there."""
 
-    block_id: int
+    block_id: BlockId
     row: int
-    sequence: int
+    sequence: CommitSequence
     committed_at: int
     exchange: str
     routing_key: str
     properties: bytes
     body: bytes
     routes: bytes  # pairs of little-endian int64: queue_id, offset
+
+
+ROUTE = struct.Struct("<qq")
+
+
+def routes_of(row: InboxRow) -> Iterator[tuple[QueueId, int]]:
+    """Returns queue ids and offsets. Bytes after the last whole pair are left out."""
+    return ROUTE.iter_unpack(row.routes[: len(row.routes) // ROUTE.size * ROUTE.size])
 
 
 class Drop(NamedTuple):
@@ -35,31 +46,31 @@ class Drop(NamedTuple):
 
 @dataclass(slots=True, init=False)
 class Change:
-    """What one commit writes. ``sequence`` 0: no commit sequence number is used (bookkeeping only).
+    """What one commit writes. ``sequence`` NO_SEQUENCE: it is only bookkeeping.
 
     ``journal``: records that are put, and drops, in order. An appended block that nothing will name goes to
     ``forgets``. ``encoded`` belongs to the store (``Store.encode``).
     """
 
-    sequence: int
+    sequence: CommitSequence
     rows: list[InboxRow]
     journal: list[Record | Drop]
-    names: list[int]  # appended blocks that exist from this commit on
-    seals: list[int]  # open blocks that move from the inbox into their segment
-    moves: list[int]  # blocks that a rewrite has put into another segment
-    forgets: list[int]  # blocks that no queue needs
+    names: list[BlockId]  # appended blocks that exist from this commit on
+    seals: list[BlockId]  # open blocks that move from the inbox into their segment
+    moves: list[BlockId]  # blocks that a rewrite has put into another segment
+    forgets: list[BlockId]  # blocks that no queue needs
     tidy: bool  # unneeded segments are removed even if there is nothing to write
     encoded: object
 
     def __init__(  # written by hand: each work makes one, in half the time of the generated one
         self,
-        sequence: int = 0,
+        sequence: CommitSequence = NO_SEQUENCE,
         rows: list[InboxRow] | None = None,
         journal: list[Record | Drop] | None = None,
-        names: list[int] | None = None,
-        seals: list[int] | None = None,
-        moves: list[int] | None = None,
-        forgets: list[int] | None = None,
+        names: list[BlockId] | None = None,
+        seals: list[BlockId] | None = None,
+        moves: list[BlockId] | None = None,
+        forgets: list[BlockId] | None = None,
         tidy: bool = False,
     ) -> None:
         self.sequence = sequence

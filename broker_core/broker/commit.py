@@ -22,21 +22,23 @@ from broker_core.broker.spilled import Spilled
 from broker_core.broker.stored import Stored
 from broker_core.broker.transaction import State, Transaction
 from broker_core.broker.transaction_names import TransactionNames
+from broker_core.ids import CommitSequence
 from broker_core.message import Message
 
+_UNUSED = CommitSequence(1)  # for rows that become messages, which have none
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 class Committed(NamedTuple):
-    """The result of a commit: its sequence number (0: nothing was published), and mandatory messages whose
-    queues have been deleted.
+    """The result of a commit: its sequence number (NO_SEQUENCE: nothing was published), and mandatory
+    messages whose queues have been deleted.
 
     ``rejected``: indexes in ``publishes`` that a full queue refused, in a transaction that is not atomic.
     ``dropped``: messages and settlements of a prepared transaction that have no effect because their queue
     was deleted.
     """
 
-    sequence: int
+    sequence: CommitSequence
     returned: list[Message]
     rejected: list[int] = []
     dropped: int = 0
@@ -114,7 +116,7 @@ class Transactions:
         lost = spilled.unreached()
         if not lost:
             return []
-        rows = self._blocks.decode(spilled.block_id, np.array(lost, np.int64), 1, 0)
+        rows = self._blocks.decode(spilled.block_id, np.array(lost, np.int64), _UNUSED, 0)
         return [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
 
     def become(self, transaction: Transaction, state: State) -> None:

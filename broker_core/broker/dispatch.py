@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from broker_core.broker.agenda import Agenda
-from broker_core.broker.block import Blocks
+from broker_core.broker.block import Blocks, NotLoaded
 from broker_core.broker.change import InboxRow
 from broker_core.broker.consumer import Consumer, Unacked
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
@@ -41,13 +41,14 @@ class Dispatched(NamedTuple):
     ``expire(change, now, due)``.
 
     The consumers of the queues in ``failed``, whose messages cannot be read, are in ``cancelled``; the queues
-    do not change.
+    do not change. The queues of ``unread`` continue when their blocks are loaded and they are woken.
     """
 
     sent: int
     settles: list[Settle]
     due: list[Queue]
     failed: list[tuple[Queue, StoreError]]
+    unread: list[tuple[Queue, NotLoaded]]
 
 
 class Dispatch:
@@ -64,6 +65,7 @@ class Dispatch:
         settles: list[Settle] = []
         due: list[Queue] = []
         failed: list[tuple[Queue, StoreError]] = []
+        unread: list[tuple[Queue, NotLoaded]] = []
         sent = 0
         while self._runnable and sent < budget:
             queue = next(iter(self._runnable))
@@ -72,10 +74,12 @@ class Dispatch:
                 continue
             try:
                 sent += self._send_queue(queue, now_us, min(SLICE, budget - sent), settles, due)
+            except NotLoaded as missing:
+                unread.append((queue, missing))
             except StoreError as error:
                 failed.append((queue, error))
                 self._topology.cancelled += queue.consumers.clear()
-        return Dispatched(sent, settles, due, failed)
+        return Dispatched(sent, settles, due, failed, unread)
 
     def _send_queue(
         self, queue: Queue, now_us: int, limit: int, settles: list[Settle], due: list[Queue]
@@ -125,7 +129,7 @@ class Dispatch:
 
     def _read(self, queue: Queue, entries: Sequence[int], now_us: int) -> tuple[list[InboxRow], bool]:
         """Returns the messages of the first taken entries, and False if the next one must be expired
-        first.
+        first. Raises NotLoaded for the first entry only.
         """
         try:
             if isinstance(entries, range):  # as many as one run holds
@@ -134,7 +138,13 @@ class Dispatch:
                     queue.log.locate(entries.start)[0].block
                 )
             else:
-                rows = [queue.log.rows(offset, offset + 1)[0] for offset in entries]
+                rows = []
+                try:
+                    for offset in entries:
+                        rows += queue.log.rows(offset, offset + 1)
+                except NotLoaded:
+                    if not rows:
+                        raise
                 expiring = True
         except BaseException:
             queue.ready.untake(entries)

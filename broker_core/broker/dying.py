@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from broker_core.broker.block import NotLoaded, together
 from broker_core.broker.change import InboxRow
 from broker_core.broker.dead_letter import Reason
 from broker_core.broker.queue import Queue
@@ -61,15 +62,23 @@ def leave(
 
 def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
     """Returns the messages of those entries that are not settled, with their commit sequence and time. Raises
-    CorruptSegment, DataLoss.
+    CorruptSegment, DataLoss, and NotLoaded for all of their blocks together.
     """
     rows: list[InboxRow] = []
+    missing: list[NotLoaded] = []
     for first, last in ranges(offsets):
         for start, end in queue.progress.unsettled_within(first, last):
             while start < end:
-                found = queue.log.rows(start, end)
+                try:
+                    found = queue.log.rows(start, end)
+                except NotLoaded as wanted:
+                    missing.append(wanted)
+                    start = queue.log.locate(start)[0].end
+                    continue
                 rows += found
                 start += len(found)
+    if missing:
+        raise together(missing)
     return rows
 
 

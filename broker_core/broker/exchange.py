@@ -18,6 +18,7 @@ from broker_core.broker.arguments import same, type_name
 from broker_core.broker.queue import Queue
 from broker_core.broker.undo import Undo
 from broker_core.errors import PreconditionFailed, RemoteProtocolError
+from broker_core.ids import QueueId
 from broker_core.properties import Properties
 
 Queues = tuple[Queue, ...]
@@ -224,7 +225,7 @@ class Exchange:
         return self._reached(routing_keys, properties)
 
     def _reached(self, routing_keys: Sequence[str], properties: bytes) -> Queues:
-        queues: dict[int, Queue] = {}
+        queues: dict[QueueId, Queue] = {}
         seen: set[Exchange] = {self}
         pending: list[Exchange] = [self]
         while pending:

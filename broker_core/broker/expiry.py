@@ -9,22 +9,25 @@ commits, so that other work is served between them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
 from broker_core.broker.agenda import NEVER, Agenda
-from broker_core.broker.block import Blocks
+from broker_core.broker.block import Blocks, NotLoaded, together
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.dead_letter import Reason
 from broker_core.broker.dying import Dying, leave, ranges
 from broker_core.broker.messages import Messages
 from broker_core.broker.overflow import Overflow
-from broker_core.broker.queue import Queue
+from broker_core.broker.queue import Queue, Run
 from broker_core.broker.topology import Topology
 from broker_core.errors import StoreError
 
 SLICE = 512  # messages that expire in one commit
 SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered
+TOGETHER = 16  # blocks that one call asks for together
+_AT_ONCE = 0
 
 
 class Expiry:
@@ -45,7 +48,10 @@ class Expiry:
             if offset is None or deadline is None or deadline >= self._agenda.next_deadline:
                 return
             if queue.arguments.dead_letters:
-                self._messages.fetch(queue, offset)
+                with contextlib.suppress(NotLoaded):
+                    self._messages.fetch(queue, offset)
+        except NotLoaded:
+            deadline = _AT_ONCE  # ``expire`` loads it, and plans again
         except Exception:  # called after a commit that is durable already
             # an unreadable message does not expire; reading it raises, and ``due`` reports other errors
             return
@@ -60,6 +66,8 @@ class Expiry:
         for queue in self._topology.queues.values():
             try:
                 expired = self.head_expired(queue, now)
+            except NotLoaded:
+                expired = True  # perhaps: ``expire`` loads it
             except StoreError:
                 expired = False
             except Exception:
@@ -72,10 +80,19 @@ class Expiry:
 
     def deadline(self, queue: Queue, offset: int) -> int | None:
         """Returns when an entry expires, in microseconds since the epoch; None: never. The time to live
-        starts at commit.
+        starts at commit. The last answer is kept: it never changes, and the next block may be on disk.
         """
-        ttl_ms = queue.arguments.ttl_ms
+        known = queue.marks.deadline
+        if known is not None and known[0] == offset:
+            return known[1]
         run, number = queue.log.locate(offset)
+        deadline = self._deadline(queue, run, number)
+        if run.block.inbox is None:
+            queue.marks.deadline = (offset, deadline)
+        return deadline
+
+    def _deadline(self, queue: Queue, run: Run, number: int) -> int | None:
+        ttl_ms = queue.arguments.ttl_ms
         own_ms: int | None = None
         if self._blocks.may_expire(run.block):
             own_ms = own_time_to_live_ms(self._blocks.row(run.block.block_id, number).properties)
@@ -112,7 +129,8 @@ class Expiry:
         """Expires messages at the heads of queues, about ``limit`` in all. Returns the queues with more to
         expire, the next one first.
 
-        A message that cannot be read blocks only its own queue. The queues are woken.
+        A message that cannot be read blocks only its own queue. The queues are woken. Raises NotLoaded, for
+        several queues together, only if it could not look at any queue.
         """
         looked = [
             queue
@@ -121,15 +139,20 @@ class Expiry:
         ]
         left: list[Queue] = []
         cut: list[Queue] = []
+        missing: list[NotLoaded] = []
         dying = Dying()
         room, room_bytes = limit, SLICE_BYTES
         for queue in looked:
-            if room <= 0 or room_bytes <= 0:
+            if room <= 0 or room_bytes <= 0 or len(missing) == TOGETHER:
                 left.append(queue)
                 continue
             changed, done = queue.has_news, False
             while not done and room > 0 and room_bytes > 0:
-                cost, size_bytes, done = self._expire_some(queue, now, room, room_bytes, dying)
+                try:
+                    cost, size_bytes, done = self._expire_some(queue, now, room, room_bytes, dying)
+                except NotLoaded as wanted:
+                    missing.append(wanted)
+                    break
                 changed = changed or cost > 0
                 room -= cost
                 room_bytes -= size_bytes
@@ -139,6 +162,8 @@ class Expiry:
                 queue.record(change)
             if self._agenda.was_cut(queue):
                 self._overflow.cut(change, queue, now, dying)
+        if missing and len(missing) + len(left) == len(looked):
+            raise together(missing)
         if dying:
             self._messages.bury(change, dying, now)
         for queue in looked:
@@ -163,6 +188,9 @@ class Expiry:
                 leave(queue, entries, [], "expired", dying)
                 return 1, 0, False
             rows, reason, whole = self._late(queue, entries, now, room_bytes)
+        except NotLoaded:
+            queue.ready.untake(entries)
+            raise
         except StoreError:  # it stays until it is repaired
             queue.ready.untake(entries)
             return 0, 0, True
@@ -195,8 +223,7 @@ class Expiry:
         """Returns the first of the taken entries that leave for one reason. False: the next one stays. True:
         another call must check it.
 
-        Raises CorruptSegment and DataLoss for the first entry only: entries before an unreadable one may
-        leave.
+        Raises CorruptSegment, DataLoss and NotLoaded for the first entry only: entries before it may leave.
         """
         rows: list[InboxRow] = []
         reason: Reason = "expired"
@@ -206,7 +233,7 @@ class Expiry:
             while start < end:
                 try:
                     found = queue.log.rows(start, end)
-                except StoreError:
+                except (StoreError, NotLoaded):
                     if not rows:
                         raise
                     return rows, reason, True

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.change import InboxRow
+from broker_core.broker.change import ROUTE, InboxRow, routes_of
 from broker_core.broker.exchange import EXCHANGE_TYPES
-from broker_core.broker.messages import ROUTE
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
     AttemptRecord,
@@ -43,6 +43,7 @@ from broker_core.broker.records import (
 from broker_core.broker.repair import Info, repair
 from broker_core.broker.topology import Topology
 from broker_core.errors import CorruptCatalog
+from broker_core.ids import BlockId, CommitSequence, QueueId
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,
@@ -55,16 +56,14 @@ class Image(Protocol):
 
     records: list[Record]
     inbox: list[InboxRow]
-    sequence: int
+    sequence: CommitSequence
     clean: bool
 
     @property
     def blocks(self) -> Sequence[Info]: ...
 
 
-def load(
-    image: Image, *, new_block_id: Callable[[], int], read: Callable[[int], pa.RecordBatch]
-) -> BrokerState:
+def load(image: Image, *, new_block_id: Callable[[], BlockId], read: ReadBlock) -> BrokerState:
     """Loads the state. ``repair`` corrects what it can derive. Raises CorruptCatalog for records that make no
     sense.
     """
@@ -81,7 +80,7 @@ def load(
     return state
 
 
-def _load(state: BrokerState, image: Image, new_block_id: Callable[[], int]) -> None:
+def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId]) -> None:
     found = state.loaded.repaired = repair(image.records, image.inbox, image.blocks)
     state.numbers.restore(image.sequence, image.records)
     by_class: dict[type[Record], list[Any]] = {}
@@ -138,9 +137,9 @@ def _load_queues(
     state: BrokerState,
     by_class: Mapping[type[Record], list[Any]],
     image: Image,
-    new_block_id: Callable[[], int],
+    new_block_id: Callable[[], BlockId],
 ) -> None:
-    holes: dict[int, list[HoleRecord]] = {}
+    holes: dict[QueueId, list[HoleRecord]] = {}
     for hole in by_class.get(HoleRecord, ()):
         holes.setdefault(hole.queue_id, []).append(hole)
     for progress in by_class.get(ProgressRecord, ()):
@@ -148,7 +147,7 @@ def _load_queues(
             state.topology.queues_by_id[progress.queue_id].restore_progress(
                 progress, holes.get(progress.queue_id, [])
             )
-    deliveries: dict[int, list[DeliveryRecord]] = {}
+    deliveries: dict[QueueId, list[DeliveryRecord]] = {}
     for delivery in by_class.get(DeliveryRecord, ()):
         deliveries.setdefault(delivery.queue_id, []).append(delivery)
     for queue_id, found in deliveries.items():
@@ -184,7 +183,7 @@ def _load_queues(
         queue.loaded(clean=image.clean)
 
 
-def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], int]) -> RunRecord:
+def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], BlockId]) -> RunRecord:
     """Returns ``run``, or, if its rows are lost, a run over a missing block: its offsets are kept, and
     reading them raises.
     """
@@ -201,7 +200,7 @@ def _readable(state: BrokerState, run: RunRecord, new_block_id: Callable[[], int
 
 def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[InboxRow]) -> None:
     unread = state.loaded.repaired.unread
-    entries: dict[int, list[tuple[int, InboxRow | RunRecord]]] = {}
+    entries: dict[QueueId, list[tuple[int, InboxRow | RunRecord]]] = {}
     for run in runs:
         entries.setdefault(run.queue_id, []).append((run.first, run))
     for row in inbox:
@@ -211,7 +210,7 @@ def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[In
         block.add(row)
         if len(row.routes) % ROUTE.size:
             continue  # reported by ``repair``
-        for queue_id, offset in ROUTE.iter_unpack(row.routes):
+        for queue_id, offset in routes_of(row):
             if not unread or (queue_id, row.block_id, row.row) not in unread:
                 entries.setdefault(queue_id, []).append((offset, row))
     for queue_id, found in entries.items():

@@ -25,6 +25,7 @@ from broker_core.broker.records import (
     RunRecord,
 )
 from broker_core.broker.undo import Undo
+from broker_core.ids import NO_SEQUENCE, CommitSequence
 
 AHEAD = 100_000  # how far the mark is moved at once
 
@@ -34,28 +35,27 @@ class Numbers:
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
-        self.sequence = 0
-        self._mark = 0
+        self.sequence = NO_SEQUENCE
+        self._mark = NO_SEQUENCE
 
-    def restore(self, mark: int, records: Iterable[Record]) -> None:
+    def restore(self, mark: CommitSequence, records: Iterable[Record]) -> None:
         """Restores the mark while loading. Records of older versions may name numbers above it."""
         self._mark = mark
-        self.sequence = max(
-            mark, max((number for record in records for number in _named_by(record)), default=0)
-        )
+        named = max((number for record in records for number in _named_by(record)), default=0)
+        self.sequence = CommitSequence(max(mark, named))
 
-    def next_sequence(self, *, transaction: bool = False) -> int:
+    def next_sequence(self, *, transaction: bool = False) -> CommitSequence:
         """Returns the next commit sequence number, odd for a transaction, for the caller's change."""
         last = self.sequence
         self._undo.append((setattr, self, "sequence", last))
-        self.sequence = following = (last + 1) | 1 if transaction else (last + 2) & ~1
+        self.sequence = following = CommitSequence((last + 1) | 1 if transaction else (last + 2) & ~1)
         return following
 
     def keep(self) -> Change | None:
         """Returns what must be written with the works of a commit before they are answered, or None."""
         if self.sequence <= self._mark:
             return None
-        self._mark = self.sequence + AHEAD
+        self._mark = CommitSequence(self.sequence + AHEAD)
         return Change(sequence=self._mark)
 
 

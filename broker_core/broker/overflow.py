@@ -7,9 +7,10 @@ Invariant: messages of a prepared transaction count from its preparation on, so 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from broker_core.broker.agenda import Agenda
-from broker_core.broker.block import Blocks
+from broker_core.broker.block import Blocks, NotLoaded
 from broker_core.broker.change import Change
 from broker_core.broker.dying import Dying, discard
 from broker_core.broker.queue import Queue
@@ -74,6 +75,7 @@ class Overflow:
             return
         initial = queue.room.sizes is None
         if initial:
+            self._know_sizes(queue)
             queue.room.begin()
             start = queue.progress.floor
         for first, end in queue.progress.unsettled_within(start, queue.log.next_offset):
@@ -82,9 +84,30 @@ class Overflow:
         if initial:
             queue.room.measure(queue.ready.held, queue.progress.claimed)
 
+    def _know_sizes(self, queue: Queue) -> None:
+        """Raises NotLoaded for one block after the other, so that a long queue is never in memory as a
+        whole.
+        """
+        for run in queue.log.runs:
+            block = run.block
+            if (
+                block.inbox is None
+                and block.body_sizes is None
+                and queue.progress.unsettled_within(run.first, run.end)
+            ):
+                try:
+                    self._blocks.body_sizes(block.block_id)
+                except NotLoaded as missing:
+                    raise NotLoaded(missing.block_ids, prepare=partial(self._know_sizes, queue)) from None
+
     def _size(self, queue: Queue, offset: int) -> int:
         run, number = queue.log.locate(offset)
-        return len(self._blocks.row(run.block.block_id, number).body)
+        inbox = run.block.inbox
+        return (
+            len(inbox[number].body)
+            if inbox is not None
+            else int(self._blocks.body_sizes(run.block_id)[number])
+        )
 
     def _ready_bytes(self, queue: Queue) -> int:
         if queue.room.sizes is None:

@@ -17,6 +17,7 @@ from broker_core.broker.settlement import Settlement
 from broker_core.broker.transaction import State, Transaction
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.errors import TransactionState
+from broker_core.ids import NO_SEQUENCE, QueueId
 
 
 class Prepared:
@@ -74,7 +75,7 @@ class Prepared:
         TransactionState (rolled back), CorruptSegment.
         """
         if self._names.has_ended(xid, "committed"):
-            return Committed(0, [])
+            return Committed(NO_SEQUENCE, [])
         dropped = self.by_xid[xid].dropped
         self._overflow.give_room_back(self.by_xid[xid].incoming)
         committed = self._transactions.commit(change, self.by_xid[xid], now)
@@ -103,7 +104,7 @@ class Prepared:
         del self.since_us[xid]
         change.drop(PreparedRecord, (xid,))
 
-    def restore(self, record: PreparedRecord, queues: Mapping[int, Queue]) -> None:
+    def restore(self, record: PreparedRecord, queues: Mapping[QueueId, Queue]) -> None:
         """Restores a record while loading, after the queues."""
         transaction = Transaction.restore(record, queues)
         for queue, offset, _ in transaction.settles:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from broker_core.ids import BlockId, CommitSequence, QueueId
+
 Vector = dict[str, int | str]
 Ranges = dict[str, list[int]]  # log -> [start, end]
 
@@ -46,7 +48,7 @@ class ExchangeRecord(Record):
 @dataclass(frozen=True, slots=True)
 class QueueRecord(Record):
     TABLE, KEY = "queue", ("queue_id",)
-    queue_id: int  # never used again, so a run can never point to a later queue of the same name
+    queue_id: QueueId  # never used again, so a run can never point to a later queue of the same name
     name: str
     durable: bool
     exclusive: bool
@@ -81,7 +83,7 @@ class ProgressRecord(Record):
     """
 
     TABLE, KEY = "progress", ("queue_id",)
-    queue_id: int
+    queue_id: QueueId
     owner: str  # app_id that holds the claim, "" for none (S6)
     floor: int
     # an owned queue keeps what its source has not acked, and its last range, for Spark's replay
@@ -95,7 +97,7 @@ class HoleRecord(Record):
     """Offsets settled out of order, above the floor."""
 
     TABLE, KEY = "hole", ("queue_id", "start")
-    queue_id: int
+    queue_id: QueueId
     start: int
     end: int
 
@@ -107,7 +109,7 @@ class DeliveryRecord(Record):
     """
 
     TABLE, KEY = "delivery", ("queue_id", "offset")
-    queue_id: int
+    queue_id: QueueId
     offset: int
     count: int
 
@@ -117,18 +119,18 @@ class RunRecord(Record):
     """``count`` offsets of a queue from ``first`` on name rows of one block, in the same order.
 
     ``bitmap`` empty: the rows ``row .. row+count``. Otherwise its set bits (bit i of byte i//8, least
-    significant first, counted from row ``row``) are the rows. ``sequence`` 0: each row of the block has its
-    own commit sequence and time.
+    significant first, counted from row ``row``) are the rows. ``sequence`` NO_SEQUENCE: each row of the
+    block has its own commit sequence and time.
     """
 
     TABLE, KEY = "run", ("queue_id", "first")
-    queue_id: int
+    queue_id: QueueId
     first: int
     count: int
-    block_id: int
+    block_id: BlockId
     row: int
     bitmap: bytes
-    sequence: int
+    sequence: CommitSequence
     committed_at: int
 
 
@@ -221,7 +223,7 @@ class PartRecord(Record):
     rows: int
     size_bytes: int
     checksum: int
-    block_id: int
+    block_id: BlockId
     inline: bytes
     routes: dict[str, Any]
     unroutable: int
@@ -242,7 +244,7 @@ class LedgerRecord(Record):
     messages: int  # consumed
     published: int
     committed_at: int
-    commit_sequence: int
+    commit_sequence: CommitSequence
     branches: list[Any]  # [kind, target, branch, rows] to be applied
     claim_position: int  # the app's newest claim at the decision
     applied: bool
@@ -257,7 +259,7 @@ class ReleaseRecord(Record):
 
     TABLE, KEY = "released", ("queue",)
     queue: str
-    commit_sequence: int
+    commit_sequence: CommitSequence
 
 
 @dataclass(frozen=True, slots=True)

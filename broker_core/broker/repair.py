@@ -11,12 +11,11 @@ twice changes nothing.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from broker_core.broker.change import Drop, InboxRow
+from broker_core.broker.change import ROUTE, Drop, InboxRow, routes_of
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.records import (
     AttemptRecord,
@@ -34,10 +33,10 @@ from broker_core.broker.records import (
     RunRecord,
 )
 from broker_core.broker.topology import PREDECLARED
+from broker_core.ids import BlockId, QueueId
 
 R = TypeVar("R", bound=Record)
 
-_ROUTE = struct.Struct("<qq")
 _SHOWN = 3  # offsets or names in one line
 
 
@@ -45,7 +44,7 @@ class Info(Protocol):
     """The attributes of a stored block that the domain uses (``store.port.BlockInfo``)."""
 
     @property
-    def block_id(self) -> int: ...
+    def block_id(self) -> BlockId: ...
     @property
     def rows(self) -> int: ...
     @property
@@ -61,11 +60,11 @@ class Repaired:
     done: list[str] = field(default_factory=list)  # what was derived
     problems: list[str] = field(default_factory=list)  # what could not be derived
     # by (queue_id, first): why its rows cannot be read
-    lost_runs: dict[tuple[int, int], str] = field(default_factory=dict)
+    lost_runs: dict[tuple[QueueId, int], str] = field(default_factory=dict)
     # missing blocks that something names: rows, and the reason
-    lost_blocks: dict[int, tuple[int, str]] = field(default_factory=dict)
+    lost_blocks: dict[BlockId, tuple[int, str]] = field(default_factory=dict)
     # (queue_id, block_id, row): two messages have one offset
-    unread: set[tuple[int, int, int]] = field(default_factory=set)
+    unread: set[tuple[QueueId, BlockId, int]] = field(default_factory=set)
 
 
 class _Log:
@@ -129,7 +128,7 @@ class _Repair:
         self.by_class: dict[type[Record], list[Any]] = {}
         for record in records:
             self.by_class.setdefault(type(record), []).append(record)
-        self.logs: dict[int, _Log] = {}
+        self.logs: dict[QueueId, _Log] = {}
 
     def of(self, kind: type[R]) -> list[R]:
         return self.by_class.get(kind, [])
@@ -192,7 +191,7 @@ class _Repair:
                 ),
             )
         progress = {record.queue_id: record for record in self.of(ProgressRecord)}
-        holes: dict[int, list[HoleRecord]] = {}
+        holes: dict[QueueId, list[HoleRecord]] = {}
         for hole in self.of(HoleRecord):
             holes.setdefault(hole.queue_id, []).append(hole)
         for queue in self.of(QueueRecord):
@@ -248,7 +247,7 @@ class _Repair:
             ),
             text,
         )
-        by_queue: dict[int, list[RunRecord]] = {}
+        by_queue: dict[QueueId, list[RunRecord]] = {}
         for run in self.of(RunRecord):
             by_queue.setdefault(run.queue_id, []).append(run)
             why = self._wrong(run)
@@ -302,14 +301,14 @@ class _Repair:
         taken = {queue_id: IntervalSet() for queue_id in self.logs}
         for run in self.of(RunRecord):
             taken[run.queue_id].add(run.first, run.first + run.count)
-        seen: set[tuple[int, int]] = set()
+        seen: set[tuple[QueueId, int]] = set()
         for row in self.inbox:
-            if len(row.routes) % _ROUTE.size:
+            if len(row.routes) % ROUTE.size:
                 self.found.problems.append(
                     f"open block {row.block_id}, row {row.row}: its routes are not pairs of 64-bit numbers"
                 )
                 continue
-            for queue_id, offset in _ROUTE.iter_unpack(row.routes):
+            for queue_id, offset in routes_of(row):
                 log = self.logs.get(queue_id)
                 if log is None:
                     continue
@@ -362,7 +361,7 @@ class _Repair:
                             block_id, rows, f"{where}: its {rows} messages are not in block {block_id}"
                         )
 
-    def _lost_block(self, block_id: int, rows: int, text: str) -> None:
+    def _lost_block(self, block_id: BlockId, rows: int, text: str) -> None:
         self.found.problems.append(text)
         if block_id not in self.rows:
             self.found.lost_blocks.setdefault(block_id, (rows, text))

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker_core.broker.block import RowNumbers
 from broker_core.broker.exchange import Exchange
 from broker_core.errors import AccessRefused, ExchangeNotFound
+from broker_core.ids import QueueId
 
 _EXAMPLES = 3
 
@@ -33,12 +35,12 @@ class Routed(NamedTuple):
     those.
     """
 
-    selections: dict[int, Selection]
+    selections: dict[QueueId, Selection]
     unroutable: int
     examples: list[tuple[str, str]]
 
 
-def selected_rows(selection: Selection) -> range | npt.NDArray[np.int64]:
+def selected_rows(selection: Selection) -> RowNumbers:
     """Returns row numbers, in order."""
     row, rows, bitmap = selection
     if not bitmap:
@@ -77,7 +79,7 @@ def route_column(
 ) -> Routed:
     """Routes every row. Raises ExchangeNotFound, AccessRefused."""
     rows = len(routing_keys)
-    masks: dict[int, npt.NDArray[np.bool_]] = {}
+    masks: dict[QueueId, npt.NDArray[np.bool_]] = {}
     reached = np.zeros(rows, dtype=np.bool_)
     if rows == 0:
         return Routed({}, 0, [])
@@ -99,9 +101,9 @@ def route_column(
     return Routed({queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}, len(missed), examples)
 
 
-def route_rows(exchange: Exchange, routing_keys: pa.Array, properties: pa.Array) -> dict[int, Selection]:
+def route_rows(exchange: Exchange, routing_keys: pa.Array, properties: pa.Array) -> dict[QueueId, Selection]:
     """Routes every row through one exchange, internal or not. Returns the rows for each queue id."""
-    masks: dict[int, npt.NDArray[np.bool_]] = {}
+    masks: dict[QueueId, npt.NDArray[np.bool_]] = {}
     _route_rows(exchange, None, routing_keys, properties, masks, np.zeros(len(routing_keys), dtype=np.bool_))
     return {queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}
 
@@ -137,14 +139,14 @@ def _route_rows(
     among: npt.NDArray[np.int64] | None,
     routing_keys: pa.Array,
     properties: pa.Array,
-    masks: dict[int, npt.NDArray[np.bool_]],
+    masks: dict[QueueId, npt.NDArray[np.bool_]],
     reached: npt.NDArray[np.bool_],
 ) -> None:
     """Routes the rows ``among`` (None: all) through one exchange, and sets their bits in ``masks`` and
     ``reached``.
     """
     codes, values = _distinct(exchange, among, routing_keys, properties)
-    tables: dict[int, npt.NDArray[np.bool_]] = {}
+    tables: dict[QueueId, npt.NDArray[np.bool_]] = {}
     any_queue = np.zeros(len(values), dtype=np.bool_)
     for code, value in enumerate(values):
         for queue in exchange.route(*value):

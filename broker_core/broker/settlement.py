@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 
 from broker_core.broker.agenda import Agenda
-from broker_core.broker.block import Blocks
+from broker_core.broker.block import Blocks, NotLoaded, together
 from broker_core.broker.change import Change
 from broker_core.broker.dying import Dying, discard
 from broker_core.broker.messages import Messages
@@ -19,6 +19,7 @@ from broker_core.broker.overflow import Overflow
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle
 from broker_core.errors import StoreError
+from broker_core.ids import BlockId
 
 
 class Settlement:
@@ -30,9 +31,10 @@ class Settlement:
 
     def check_readable(self, settles: Sequence[Settle]) -> None:
         """Checks, before anything is changed, that messages to be dead-lettered can be read. Raises
-        CorruptSegment, DataLoss.
+        CorruptSegment, DataLoss, and NotLoaded for all of their blocks together.
         """
-        read: set[int] = set()
+        read: set[BlockId] = set()
+        missing: list[NotLoaded] = []
         for queue, offset, outcome in settles:
             if (
                 outcome == "reject"
@@ -42,8 +44,13 @@ class Settlement:
             ):
                 run, number = queue.log.locate(offset)
                 if run.block.inbox is None and run.block_id not in read:
-                    self._blocks.row(run.block_id, number)
                     read.add(run.block_id)
+                    try:
+                        self._blocks.row(run.block_id, number)
+                    except NotLoaded as wanted:
+                        missing.append(wanted)
+        if missing:
+            raise together(missing)
 
     def settle(self, change: Change, settles: Sequence[Settle], now: int) -> None:
         """Settles all of them in order. Consecutive entries with the same outcome are one step."""

@@ -21,6 +21,7 @@ from broker_core.broker.block import EXPIRATION
 from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing import Selection, select, selected_rows
+from broker_core.ids import BlockId, QueueId
 from broker_core.properties import delivery_mode
 
 TRANSIENT = 1  # delivery mode
@@ -41,7 +42,7 @@ class Spilled(NamedTuple):
     ``sizes`` are body sizes, only for a queue limited in bytes; None: not known.
     """
 
-    block_id: int
+    block_id: BlockId
     rows: int
     size_bytes: int
     selections: list[tuple[Queue, Selection]]
@@ -89,7 +90,7 @@ class Spilled(NamedTuple):
         return [int(row) for row in np.flatnonzero(lost)]
 
 
-def spill(block_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:
+def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:
     """Returns the piece for ``publishes``, which are rows of a block now."""
     rows: dict[Queue, list[int]] = {}
     transient: list[int] = []
@@ -125,13 +126,13 @@ def spill(block_id: int, size_bytes: int, publishes: Sequence[Publish]) -> Spill
     )
 
 
-def restore(record: Mapping[str, Any], queues: Mapping[int, Queue]) -> tuple[Spilled, int]:
+def restore(record: Mapping[str, Any], queues: Mapping[QueueId, Queue]) -> tuple[Spilled, int]:
     """Returns what ``Spilled.record`` wrote, and how many messages are for deleted queues."""
     block_id, rows, size_bytes, expiring = record["block"]
     found: list[tuple[Queue, Selection]] = []
     gone = 0
     for queue_id, (row, count, bitmap) in record["queues"].items():
-        queue = queues.get(int(queue_id))
+        queue = queues.get(QueueId(int(queue_id)))
         if queue is None:
             gone += count
         else:

@@ -28,6 +28,7 @@ from broker_core.broker.routing import Selection, route_rows, selected_rows
 from broker_core.broker.spilled import Share, Spilled
 from broker_core.broker.topology import Topology
 from broker_core.broker.transaction import Buried, Staged
+from broker_core.ids import BlockId, QueueId
 from broker_core.message import Message
 
 
@@ -53,17 +54,17 @@ class Stored:
     def enqueue_block(
         self,
         change: Change,
-        block_id: int,
+        block_id: BlockId,
         rows: int,
         size_bytes: int,
-        routes: Mapping[int, tuple[int, int, bytes]],
+        routes: Mapping[QueueId, Selection],
         now: int,
         *,
         expiring: bool | None = None,
         connection: object = None,
         readable: bool = True,
-    ) -> dict[int, int]:
-        """Makes a stored block visible: one run per queue id of ``routes`` (row, count, bitmap). Deleted
+    ) -> dict[QueueId, int]:
+        """Makes a stored block visible: one run per queue id of ``routes``. Deleted
         queues are left out. Returns the first offset per queue id.
 
         A block that is not known yet is named by ``change``. ``expiring``: whether a message has its own
@@ -83,7 +84,7 @@ class Stored:
         block = self._blocks.name(block_id, rows, size_bytes)
         if block.expiring is None:
             block.expiring = expiring
-        firsts: dict[int, int] = {}
+        firsts: dict[QueueId, int] = {}
         dying = Dying()
         for queue_id, (row, count, bitmap) in selections.items():
             queue = self._topology.queues_by_id[queue_id]
@@ -114,14 +115,18 @@ class Stored:
             self.enqueue_block(change, staged.block_id, staged.rows, staged.size_bytes, staged.routes, now)
 
     def _enqueue_inline(
-        self, change: Change, block: pa.RecordBatch, routes: Mapping[int, tuple[int, int, bytes]], now: int
+        self,
+        change: Change,
+        block: pa.RecordBatch,
+        routes: Mapping[QueueId, Selection],
+        now: int,
     ) -> None:
         """Makes a few rows part of the open block."""
         targets: list[list[Queue]] = [[] for _ in range(block.num_rows)]
         for queue_id, selection in routes.items():
             queue = self._topology.queues_by_id.get(queue_id)
             if queue is not None:
-                for row in selected_rows(Selection(*selection)):
+                for row in selected_rows(selection):
                     targets[row].append(queue)
         messages = (
             Message(row["body"], row["routing_key"], row["exchange"], row["properties"])
@@ -182,7 +187,7 @@ class Stored:
     def enqueue_buried(self, change: Change, buried: Buried, now: int) -> None:
         """Enqueues dead letters whose bytes are in a segment. Raises nothing."""
         source = self._topology.exchanges.get(buried.exchange)
-        routes: dict[int, Selection] = {}
+        routes: dict[QueueId, Selection] = {}
         if source is not None and not buried.queue.deleted:
             routes = route_rows(source, buried.keys.column("routing_key"), buried.keys.column("properties"))
         change.sequence = change.sequence or self._numbers.next_sequence()

@@ -55,6 +55,7 @@ from broker_core.errors import (
     QueueNotFound,
     ResourceLocked,
 )
+from broker_core.ids import CommitSequence, QueueId
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 PREDECLARED = {
@@ -75,7 +76,7 @@ class Topology:
         self._blocks = blocks
         self._numbers = numbers
         self.queues: dict[str, Queue] = {}
-        self.queues_by_id: dict[int, Queue] = {}
+        self.queues_by_id: dict[QueueId, Queue] = {}
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
         # auto-delete queues without their last consumer: the shell deletes them
         self.abandoned: list[Queue] = []
@@ -300,8 +301,8 @@ class Topology:
         # the commit sequence never decreases, even over restarts (numbers.py), so an id from it is never
         # reused
         change.sequence = change.sequence or self._numbers.next_sequence()
-        queue_id = max(change.sequence, self._last_queue_id + 1)
-        self._numbers.sequence = change.sequence = max(queue_id, change.sequence)
+        queue_id = QueueId(max(change.sequence, self._last_queue_id + 1))
+        self._numbers.sequence = change.sequence = CommitSequence(queue_id)
         # an exclusive queue ends with its connection, so a restart does not restore it
         durable = durable and not exclusive
         queue = Queue(

@@ -23,8 +23,10 @@ from broker_core.broker.exchange import Queues
 from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import PreparedRecord
+from broker_core.broker.routing import Selection
 from broker_core.broker.spilled import Spilled, restore
 from broker_core.errors import TransactionState, TransactionTooLarge
+from broker_core.ids import BlockId, QueueId
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
 
 Outcome = Literal["ack", "reject", "requeue"]  # reject: dead-letter, or drop
@@ -64,23 +66,22 @@ class Buried(NamedTuple):
 
     queue: Queue
     exchange: str
-    block_id: int
+    block_id: BlockId
     rows: int
     size_bytes: int
     keys: pa.RecordBatch  # routing_key and properties of each
 
 
 class Staged(NamedTuple):
-    """Messages that Spark's tasks have staged, and their routes at that time: queue id -> (row, count,
-    bitmap).
+    """Messages that Spark's tasks have staged, and which of them each queue gets, as of that time.
 
-    They are block ``block_id``, or, if that is 0, a few rows in ``inline``.
+    They are block ``block_id``, or, if that is NO_BLOCK, a few rows in ``inline``.
     """
 
-    block_id: int
+    block_id: BlockId
     rows: int
     size_bytes: int
-    routes: Mapping[int, tuple[int, int, bytes]]
+    routes: Mapping[QueueId, Selection]
     inline: pa.RecordBatch | None = None
 
 
@@ -194,7 +195,7 @@ class Transaction:
         return self.unspilled_bytes + _PUBLISH_BYTES * len(self.publishes)
 
     @property
-    def appended(self) -> list[int]:
+    def appended(self) -> list[BlockId]:
         """Returns the blocks that belong to nothing after a rollback."""
         return [*(spilled.block_id for spilled in self.spilled), *(buried.block_id for buried in self.buried)]
 
@@ -251,7 +252,7 @@ class Transaction:
         )
 
     @classmethod
-    def restore(cls, record: PreparedRecord, queues: Mapping[int, Queue]) -> Transaction:
+    def restore(cls, record: PreparedRecord, queues: Mapping[QueueId, Queue]) -> Transaction:
         """Restores a prepared transaction after a restart. Deleted queues are left out; ``gone`` counts the
         messages and settlements lost by that.
         """
@@ -306,7 +307,7 @@ class StagedTransaction(Transaction):
         self.consumed: list[Consumed] = []
         self.decided = False
 
-    def stage(self, staged: Staged, queues: Mapping[int, Queue]) -> None:
+    def stage(self, staged: Staged, queues: Mapping[QueueId, Queue]) -> None:
         """Publishes what was staged. Queues deleted since then are left out."""
         self.staged.append(staged)
         for queue_id, (_row, count, _bitmap) in staged.routes.items():

@@ -48,21 +48,27 @@ from broker_core.engine import (
     Vector,
 )
 from broker_core.flight import contract
+from broker_core.ids import NO_BLOCK, BlockId
 
 _clients: dict[tuple[int, Address], BrokerClient] = {}
 _clients_lock = threading.Lock()
 
 
-def connect(*, url: str | None = None, data: str | os.PathLike[str] | None = None) -> BrokerClient:
-    """The client of this process for an address: one, made once, connected when first used. Raises
-    OptionError.
+def connect(
+    *, url: str | None = None, data: str | os.PathLike[str] | None = None, reached: bool = False
+) -> BrokerClient:
+    """The client of this process for an address: one, made once, connected when first used.
+
+    ``reached``: another process has reached this broker, so this one waits for it as after a lost connection.
+    Raises OptionError.
     """
     address = parse_address(url, data)
     key = (os.getpid(), address)
     with _clients_lock:
         client = _clients.get(key)
         if client is None or client.closed:
-            client = _clients[key] = BrokerClient(url, data=data)
+            connect_s = RECONNECT_S if reached else CONNECT_S
+            client = _clients[key] = BrokerClient(url, data=data, connect_s=connect_s)
         return client
 
 
@@ -191,7 +197,7 @@ class BrokerClient:
     def _read_mapped(self, ticket: ReadTicket, plan: ReadPlan, directory: str) -> Iterator[pa.RecordBatch]:
         files = SegmentFiles(directory)
         # the batch of the last piece: small runs share one
-        held: tuple[int, pa.RecordBatch | None] = (0, None)
+        held: tuple[BlockId, pa.RecordBatch | None] = (NO_BLOCK, None)
         served: list[tuple[str, int, int]] = []
         for piece in plan.pieces:
             if piece.location is not None and (held[0] != piece.block_id or held[1] is None):

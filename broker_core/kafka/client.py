@@ -77,9 +77,7 @@ class Client:
         replication: int = -1,
         configs: Mapping[str, str] | None = None,
     ) -> port.TopicMetadata:
-        """A topic with a leader for each partition, which may have existed. Raises AccessRefused,
-        KafkaError.
-        """
+        """A topic whose leaders answer, which may have existed. Raises AccessRefused, KafkaError."""
         self._administer(
             name, port.CreateTopic(name, partitions, replication, configs or {}), {Code.TOPIC_ALREADY_EXISTS}
         )
@@ -93,6 +91,9 @@ class Client:
                     f"partitions {leaderless} of topic {name} have no leader"
                 )
                 if found.partitions and not leaderless:
+                    # a leader may not know yet that it is one, and would refuse the first batch
+                    logs = [port.Log(name, number) for number in found.partitions]
+                    self.offsets(dict.fromkeys(logs, port.EARLIEST), Isolation.READ_UNCOMMITTED)
                     return found
             except errors.QueueNotFound as unknown:
                 error = unknown

@@ -18,6 +18,7 @@ from broker_core import errors
 from broker_core.broker.records import LedgerRecord
 from broker_core.engine import Committed, OnNewCheckpoint, Opened, StagedBranch
 from broker_core.failpoint import here
+from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.kafka import winners
 from broker_core.kafka.cleaning import Cleaner
 from broker_core.kafka.client import Client
@@ -174,7 +175,8 @@ class Decider:
             messages=sum(end - start for start, end in ranges.values()),
             published=sum(each.receipt.reached for each in won),
             committed_at=time.time_ns() // 1000,
-            commit_sequence=sequence,
+            # an app has a ledger of its own here, so its own count orders its commits
+            commit_sequence=CommitSequence(sequence),
             branches=to_apply,
             claim_position=self._facts.position(),
             applied=not to_apply,
@@ -233,7 +235,7 @@ class Decider:
         def rule(changes: Changes) -> None:
             last = self._ledger.last(self._app)
             for log in logs:
-                self._ledger.release(changes, str(log), last.commit_sequence if last else 0)
+                self._ledger.release(changes, str(log), last.commit_sequence if last else NO_SEQUENCE)
 
         def attempt() -> None:
             self._owned.fence()

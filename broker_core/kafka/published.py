@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from broker_core.broker.routing import Routed, selected_rows
 from broker_core.errors import TransactionTooLarge
+from broker_core.ids import QueueId
 from broker_core.kafka.compression import Codec
 from broker_core.kafka.encode import MAX_ROWS, encode, encode_headers
 from broker_core.kafka.headers import of_message
@@ -54,7 +55,7 @@ class Publisher:
         self._codec = codec
 
     def batches(
-        self, rows: pa.RecordBatch, routed: Routed, target: Callable[[int], Target], now_ms: int
+        self, rows: pa.RecordBatch, routed: Routed, target: Callable[[QueueId], Target], now_ms: int
     ) -> Iterator[Batch]:
         """Yields batches of MESSAGE_SCHEMA rows. ``routed`` are the rows of each queue id.
 

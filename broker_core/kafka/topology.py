@@ -23,6 +23,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord, Record
 from broker_core.broker.routing import Routed
 from broker_core.broker.topology import Topology as Rules
+from broker_core.ids import QueueId
 from broker_core.kafka import entry, names, topics
 from broker_core.kafka.client import Client
 from broker_core.kafka.owner import now_ms
@@ -53,7 +54,7 @@ class Topology:
         self._know(name for name in wanted if name not in self._rules.queues)
         return self._rules.route_block(rows)
 
-    def target(self, queue_id: int) -> Target:
+    def target(self, queue_id: QueueId) -> Target:
         """Returns the topic of a queue. Raises QueueNotFound if it was deleted."""
         name = self._rules.queues_by_id[queue_id].name
         try:
@@ -152,7 +153,7 @@ def _rules(records: Iterable[Record]) -> Rules:
 def _add_queue(rules: Rules, name: str) -> Queue:
     queue = rules.queues.get(name)
     if queue is None:
-        queue = Queue(len(rules.queues) + 1, name, Blocks(_no_block, _no_block))
+        queue = Queue(QueueId(len(rules.queues) + 1), name, Blocks(_no_block, _no_block))
         rules.add_queue(queue)
     return queue
 

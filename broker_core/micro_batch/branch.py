@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from broker_core.arrow.parts import branch_checksum
+from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.records import AttemptRecord, PartRecord
@@ -27,7 +28,7 @@ from broker_core.broker.transaction import Staged, StagedTransaction
 from broker_core.broker.undo import Undo
 from broker_core.engine import StagedBranch
 from broker_core.errors import MissingBranch, Unroutable
-from broker_core.micro_batch.extent import ReadBlock
+from broker_core.ids import QueueId
 
 _EXAMPLES = 3
 # a batch write whose tasks staged nothing for so long, and that was not committed, has lost its driver
@@ -180,7 +181,7 @@ class Branches:
                 continue
             published += part.rows - part.unroutable - len(_orphaned(state, part))
             routes = {
-                int(queue): (int(row), int(count), bytes.fromhex(bitmap))
+                QueueId(int(queue)): Selection(int(row), int(count), bytes.fromhex(bitmap))
                 for queue, (row, count, bitmap) in part.routes.items()
             }
             inline = _inline(part) if part.rows and not part.block_id else None

@@ -1,23 +1,22 @@
 """The extent of a claim: the offsets of symbolic starts and times in a queue, and the end set by a limit.
 
-Pure: blocks are read through a function.
+Pure: blocks are read through a function, which raises NotLoaded for a block that is not in memory.
 Invariant: a range ends between two transactions, unless one transaction alone is over the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from broker_core.broker.block import NotLoaded, ReadBlock, together
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.engine import EARLIEST, LATEST, Limit, Origin
 from broker_core.errors import OptionError
-
-ReadBlock = Callable[[int], pa.RecordBatch]
 
 
 def offsets(
@@ -171,13 +170,21 @@ def _commits(
     counts: list[np.ndarray[Any, Any]] = []
     sizes: list[np.ndarray[Any, Any]] = []
     ends: list[np.ndarray[Any, Any]] = []
+    empty = np.array([], dtype=np.int64)
+    missing: list[NotLoaded] = []
     rows = size = 0
     for run in queue.log.runs_between(begin, end):
         if run.sequence:
             found, count = np.array([run.sequence]), np.array([run.count])
         else:
-            column = np.asarray(read_block(run.block_id).column("commit_sequence").take(pa.array(run.rows())))
-            found, count = np.unique(column, return_counts=True)
+            try:
+                block = read_block(run.block_id)
+            except NotLoaded as wanted:
+                missing.append(wanted)
+                found = count = empty
+            else:
+                column = np.asarray(block.column("commit_sequence").take(pa.array(run.rows())))
+                found, count = np.unique(column, return_counts=True)
         sequences.append(found)
         counts.append(count)
         sizes.append(count * (run.size_bytes / max(run.count, 1)))
@@ -187,7 +194,8 @@ def _commits(
         # the rows of this queue alone are over the limit, so the limit is inside them
         if rows > max_rows or (max_bytes is not None and size > max_bytes):
             break
-    empty = np.array([], dtype=np.int64)
+    if missing:
+        raise together(missing)
     return (
         np.concatenate(sequences) if sequences else empty,
         np.concatenate(counts) if counts else empty,

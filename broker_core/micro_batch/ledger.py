@@ -16,6 +16,7 @@ from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecor
 from broker_core.broker.undo import Undo
 from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
+from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.sink import Sink
 
@@ -39,8 +40,8 @@ class Ledger:
         self._mirrored: dict[str, int] = {}  # app -> last mirrored sequence
         self._lineages: dict[str, list[LineageRecord]] = {}  # current one last
         # log -> (end of the last decided range, its commit sequence)
-        self._consumed: dict[str, tuple[int, int]] = {}
-        self._released: dict[str, int] = {}  # log -> commit sequence of its release
+        self._consumed: dict[str, tuple[int, CommitSequence]] = {}
+        self._released: dict[str, CommitSequence] = {}  # log -> commit sequence of its release
         for record in sorted(records, key=_age):
             self.apply(record)
 
@@ -89,7 +90,7 @@ class Ledger:
             undo.item(self._mirrored, entry.app_id)
             self._mirrored[entry.app_id] = entry.sequence
         for log, (_, end) in entry.ranges.items():
-            latest = max(self._consumed.get(log, (0, 0))[1], self._released.get(log, 0))
+            latest = max(self._consumed.get(log, (0, NO_SEQUENCE))[1], self._released.get(log, NO_SEQUENCE))
             if entry.commit_sequence > latest:
                 undo.item(self._consumed, log)
                 self._consumed[log] = (int(end), entry.commit_sequence)
@@ -108,7 +109,7 @@ class Ledger:
     def _keep_release(self, record: ReleaseRecord) -> None:
         self._undo.item(self._released, record.queue)
         self._released[record.queue] = record.commit_sequence
-        if self._consumed.get(record.queue, (0, 0))[1] <= record.commit_sequence:
+        if self._consumed.get(record.queue, (0, NO_SEQUENCE))[1] <= record.commit_sequence:
             self._undo.item(self._consumed, record.queue)
             self._consumed.pop(record.queue, None)
 
@@ -404,7 +405,7 @@ class Ledger:
         else:
             numbers.discard(entry.sequence)
 
-    def release(self, sink: Sink, log: str, commit_sequence: int) -> None:
+    def release(self, sink: Sink, log: str, commit_sequence: CommitSequence) -> None:
         """Forgets the end of a released queue: its next range may start anywhere."""
         record = ReleaseRecord(log, commit_sequence)
         self._keep_release(record)

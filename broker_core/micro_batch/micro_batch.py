@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from broker_core.arrow.parts import part_checksum, signed
+from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.ownership import release
@@ -41,9 +42,9 @@ from broker_core.errors import (
     PreconditionFailed,
     TransactionState,
 )
+from broker_core.ids import NO_BLOCK, BlockId
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
-from broker_core.micro_batch.extent import ReadBlock
 from broker_core.micro_batch.ledger import Ledger, public
 from broker_core.micro_batch.queue_logs import QueueLogs
 
@@ -54,7 +55,7 @@ class Stored(Protocol):
     """The bytes of a part that are in a segment already (``store.port.BlockInfo``)."""
 
     @property
-    def block_id(self) -> int: ...
+    def block_id(self) -> BlockId: ...
     @property
     def size_bytes(self) -> int: ...
     @property
@@ -62,9 +63,9 @@ class Stored(Protocol):
 
 
 class MicroBatches:
-    """``read`` returns the rows of a block."""
+    """``read`` returns the rows of a block, ``read_stamps`` at least their commit sequences and times."""
 
-    def __init__(self, state: BrokerState, read: ReadBlock) -> None:
+    def __init__(self, state: BrokerState, read: ReadBlock, read_stamps: ReadBlock) -> None:
         take = state.loaded.take
         ledger = take(LedgerRecord)
         self.claims = Claims([*take(ClaimRecord), *take(OriginRecord), *take(ReadRecord)], ledger, state.undo)
@@ -72,10 +73,11 @@ class MicroBatches:
         self.branches = Branches([*take(AttemptRecord), *take(PartRecord)], state.undo)
         self._state = state
         self._read = read
+        self._read_stamps = read_stamps
 
     def logs(self, change: Change, now_us: int) -> QueueLogs:
         """Returns the queues as the claims see them, for one change."""
-        return QueueLogs(self._state, change, self._read, now_us)
+        return QueueLogs(self._state, change, self._read_stamps, now_us)
 
     # -- C1 --------------------------------------------------------------------------------------------------
     def open(
@@ -173,7 +175,7 @@ class MicroBatches:
             rows=rows.num_rows,
             size_bytes=stored.size_bytes if stored else rows.nbytes,
             checksum=signed(stored.checksum) if stored else part_checksum(rows),
-            block_id=stored.block_id if stored else 0,
+            block_id=stored.block_id if stored else NO_BLOCK,
             inline=b"" if stored else _stream(rows),
             routes={
                 str(queue): [row, count, bitmap.hex()]
@@ -281,13 +283,8 @@ class MicroBatches:
 
     def _settled(self, log: str, start: int, end: int) -> bool:
         """Returns whether everything between two offsets is settled."""
-        return (
-            sum(
-                last - first
-                for first, last in self._state.topology.queue(log).progress.settled_within(start, end)
-            )
-            == end - start
-        )
+        settled = self._state.topology.queue(log).progress.settled_within(start, end)
+        return sum(last - first for first, last in settled) == end - start
 
     def _consumed(self, ranges: Mapping[str, Sequence[int]]) -> tuple[list[Consumed], int]:
         """Returns ranges of the ledger as offsets of queues, and how many messages they settle."""

@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.dead_letter import DeadLetters
 from broker_core.broker.dying import messages_of
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Buried, Settle, Transaction, to_rows
 from broker_core.errors import CorruptSegment, DataLoss
+from broker_core.ids import BlockId
 from broker_core.message import Message
 from broker_core.node.committer import Committer
 from broker_core.store.port import BlockInfo
@@ -59,7 +62,7 @@ class Burial:
         transaction.buried += self.buried
 
     @property
-    def appended(self) -> list[int]:
+    def appended(self) -> list[BlockId]:
         return [buried.block_id for buried in self.buried]
 
 
@@ -127,8 +130,7 @@ def _bury_queue(
     for start in range(0, len(rejects), _STEP):
         step = rejects[start : start + _STEP]
         try:
-            with committer.look:
-                rows = [] if queue.deleted else messages_of(queue, [offset for _, offset in step])
+            rows = _rows(queue, [offset for _, offset in step], committer)
         except (CorruptSegment, DataLoss):
             continue  # the commit raises it
         if len(rows) != len(step):
@@ -142,3 +144,14 @@ def _bury_queue(
         if len(messages) >= _BLOCK_ROWS or size_bytes >= _BLOCK_BYTES:
             write()
     write()
+
+
+def _rows(queue: Queue, offsets: list[int], committer: Committer) -> list[InboxRow]:
+    def read(_state: BrokerState, _change: Change, _now: int) -> list[InboxRow]:
+        return [] if queue.deleted else messages_of(queue, offsets)
+
+    try:
+        with committer.look as state:
+            return read(state, Change(), 0)
+    except NotLoaded:
+        return committer.run(read)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
-from broker_core.broker.arguments import check_text
+from broker_core.broker.arguments import check_reserved, check_text
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
@@ -17,7 +18,7 @@ from broker_core.broker.commit import Committed
 from broker_core.broker.content import check_properties
 from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.checks import check_call, checked_calls
-from broker_core.errors import AccessRefused, OptionError, StoreFailed, TxmqError
+from broker_core.errors import OptionError, StoreFailed, TxmqError
 from broker_core.message import Delivery, Message
 from broker_core.node.burial import is_worth_it
 from broker_core.node.committer import Work
@@ -96,8 +97,8 @@ class LocalChannel:
         """
         if not queue:
             queue = self._broker.new_name()
-        elif queue.startswith("amq.") and not passive and queue not in self._state.topology.queues:
-            raise AccessRefused(f"queue name '{queue}' contains reserved prefix 'amq.*'")
+        elif not passive:
+            check_reserved(queue, self._state.topology.queues)
 
         def work(state: BrokerState, change: Change, _now: int) -> None:
             if passive:
@@ -210,15 +211,33 @@ class LocalChannel:
         channel = self._channel
         channel.check_open()
         self._committer.check()
-        while True:
+
+        try:
             with self._look as state:
                 found = state.topology.usable(queue, channel.connection)
-                if not state.expiry.head_expired(found, self._clock()):
-                    delivery = channel.get(found)
-                    break
-            self._broker.run(lambda state, change, now, due=found: state.expiry.expire(change, now, [due]))  # type: ignore[misc]
+                late = state.expiry.head_expired(found, self._clock())
+                delivery = None if late else channel.get(found)
+        except NotLoaded:
+            late = True
+        if late:
+            delivery = self._get_later(queue)
         if delivery is not None and no_ack:
             self._settle_at_once(delivery.tag)
+        return delivery
+
+    def _get_later(self, queue: str) -> Delivery | None:
+        """Gets the next message in works, which may load blocks and expire messages before it."""
+
+        def take_or_expire(state: BrokerState, change: Change, now: int) -> tuple[Delivery | None, bool]:
+            found = state.topology.usable(queue, self._channel.connection)
+            late = state.expiry.head_expired(found, self._clock())
+            if late:
+                state.expiry.expire(change, now, [found])
+            return None if late else self._channel.get(found), late
+
+        late = True
+        while late:
+            delivery, late = self._run(take_or_expire)
         return delivery
 
     @uninterrupted

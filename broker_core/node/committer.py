@@ -1,13 +1,14 @@
 """Group commit with a leader and followers: a thread that commits while there is no leader becomes the leader
 and commits for all waiting threads.
 
-Not here: what a work does (``broker/``) and how a change becomes durable (``store/``). There is no committer
-thread, so a single commit never waits for another thread.
+Not here: what a work does (``broker/``), how a change becomes durable (``store/``), which blocks a work can
+read (``shelf.py``). There is no committer thread, so a single commit never waits for another thread.
 
 A commit, in this order:
 1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work
    that raises, or whose change cannot be encoded, fails alone: its changes in memory are undone, and its
-   change is dropped
+   change is dropped. A work that needs a block which is not in memory is undone too, and the others go on:
+   its caller loads the block without the lock, and the work runs again in a later group
 2. make durable: one ``store.commit`` for all changes of the group
 3. publish: under the state lock, new entries become visible
 4. answer: all callers of the group; if work is waiting, one of the waiting threads becomes the leader
@@ -18,8 +19,9 @@ handlers wait until :meth:`Committer.run` is over (``shield.py``), so Ctrl-C doe
 stop the broker.
 
 Invariant: no caller is answered and no change is visible before it is durable. While callers wait, one of
-them is the leader. After a failure in 2, memory and disk may differ, so nothing is committed again: every
-waiting or later caller gets StoreFailed.
+them is the leader. Nothing is read from the disk under the lock. While a work waits for a block, the later
+works of the same origin (a channel) wait behind it. After a failure in 2, memory and disk may differ, so
+nothing is committed again: every waiting or later caller gets StoreFailed.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ from __future__ import annotations
 import _thread
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from broker_core import failpoint
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.errors import InternalFault, StoreFailed, TxmqError
+from broker_core.node.shelf import NOTHING, Loaded, Shelf
 from broker_core.node.shield import uninterrupted
 from broker_core.store.port import Store
 
@@ -46,7 +51,7 @@ _MAX_GROUP = 1024  # works in one commit
 
 
 class Gate(Protocol):
-    """Opens when there is an answer, or when the caller becomes the leader."""
+    """Opens when there is an answer, when the caller becomes the leader, or when it must load blocks."""
 
     def release(self) -> None: ...
 
@@ -55,18 +60,58 @@ class Waiting:
     """A caller: its work, then its answer or error, once it is ``done``. ``gate`` opens when the wait is
     over; None: it does not wait.
 
-    ``leads``: it became the leader, and has not begun to commit.
+    ``leads``: it became the leader, and has not begun to commit. ``missing``: it must :meth:`Committer.load`
+    these blocks, and commit again. Works of the same ``origin`` stay in order; None: its caller has no other.
     """
 
-    __slots__ = ("answer", "done", "error", "gate", "leads", "work")
+    __slots__ = ("answer", "done", "error", "gate", "leads", "loaded", "missing", "origin", "work")
 
-    def __init__(self, work: Work[Any]) -> None:
+    def __init__(self, work: Work[Any], origin: object = None) -> None:
         self.work = work
+        self.origin = origin
+        self.missing: NotLoaded | None = None
+        self.loaded: Loaded = NOTHING
         self.answer: Any = None
         self.error: BaseException | None = None
         self.done = False
         self.leads = False
         self.gate: Gate | None = None
+
+
+class HeldUp(dict[object, deque[Waiting]]):
+    """Per origin: the work that waits for blocks, then the works behind it."""
+
+    def begin(self, waiting: Waiting) -> None:
+        """Begins a line behind a work that must load blocks, unless there is one."""
+        if waiting.origin is not None and waiting.origin not in self:
+            self[waiting.origin] = deque([waiting])
+
+    def take(self, waiting: Waiting) -> bool:
+        """Puts a work behind an earlier one of its origin, and returns whether there is one."""
+        line = self.get(waiting.origin)
+        if line is None or line[0] is waiting:
+            return False
+        line.append(waiting)
+        return True
+
+    def next_after(self, waiting: Waiting) -> Waiting | None:
+        """Returns the work that ``waiting``, which is done, has held up."""
+        line = self.get(waiting.origin)
+        if line is None:
+            return None
+        line.popleft()
+        if not line:
+            del self[waiting.origin]
+            return None
+        return line[0]
+
+    def fail(self, group: list[Waiting]) -> list[Waiting]:
+        """Returns the callers of a group that fails, and those that their works have held up."""
+        found = dict.fromkeys(group)
+        for waiting in group:
+            found.update(dict.fromkeys(self.pop(waiting.origin, ())))
+            waiting.missing = None
+        return list(found)
 
 
 class Look:
@@ -95,9 +140,15 @@ class Committer:
     """
 
     def __init__(
-        self, state: BrokerState, store: Store, clock: Callable[[], int], published: Callable[[], None]
+        self,
+        state: BrokerState,
+        store: Store,
+        shelf: Shelf,
+        clock: Callable[[], int],
+        published: Callable[[], None],
     ) -> None:
         self._state = state
+        self.shelf = shelf
         self._lock = _thread.allocate_lock()  # guards the state
         self.look = Look(state, self._lock)
         self._store = store
@@ -106,6 +157,7 @@ class Committer:
         self._mutex = _thread.allocate_lock()  # guards the two below
         self._waiting: list[Waiting] = []
         self._led = False
+        self._held_up = HeldUp()  # the leader's
         self._last_us = state.loaded.latest_us
         self.failure: StoreFailed | None = None
 
@@ -116,6 +168,20 @@ class Committer:
         Raises what the work raises (a TxmqError: nothing changed), and StoreFailed.
         """
         mine = Waiting(work)
+        self._wait(mine)
+        while mine.missing is not None:
+            self.load(mine)
+            self._wait(mine)
+        if mine.error is not None:
+            if mine.error is self.failure:
+                self.check()
+            raise mine.error
+        answer: T = mine.answer
+        return answer
+
+    def _wait(self, mine: Waiting) -> None:
+        """Commits, until ``mine`` is done or must load blocks."""
+        mine.gate = None
         try:
             with self._mutex:
                 if not self._led:
@@ -128,23 +194,25 @@ class Committer:
                 self._lead(mine, [mine])
             else:
                 gate.acquire()
-                if not mine.done:
+                if mine.leads:
                     self.lead(mine)
         except BaseException:  # raised in this thread from outside
             self._leave(mine)
             raise
-        if mine.error is not None:
-            if mine.error is self.failure:
-                self.check()
-            raise mine.error
-        answer: T = mine.answer
-        return answer
+
+    def load(self, waiting: Waiting) -> None:
+        """Loads the blocks that a work needs, in a thread that may wait. Then its caller commits it again."""
+        missing, waiting.missing = waiting.missing, None
+        if missing is not None:
+            waiting.loaded = waiting.loaded or {}
+            self.shelf.load(missing, waiting.loaded, self.look)
 
     def submit(self, group: list[Waiting], gate: Callable[[Waiting], Gate]) -> bool:
-        """Commits a group of one thread, which must not wait for others. Returns True when it is done.
+        """Commits a group of one thread, which must not wait for others. Returns True when all of it is done,
+        or must load blocks, or is held up by a work of the same origin that must: give that a gate.
 
         False if another thread is the leader: each caller of the group gets a ``gate``, which opens in that
-        thread when the caller is done, or, if it is not done, when it must call :meth:`lead`.
+        thread when the caller is done, or when it must call :meth:`lead` or :meth:`load`.
         """
         with self._mutex:
             if self._led:
@@ -186,6 +254,8 @@ class Committer:
 
         None: ``mine`` and all that wait now.
         """
+        done: list[Waiting] = []
+        load: list[Waiting] = []
         try:
             mine.leads = False
             if group is None:
@@ -193,9 +263,10 @@ class Committer:
                 with self._mutex:
                     group += self._waiting[: _MAX_GROUP - 1]
                     del self._waiting[: _MAX_GROUP - 1]
-            self._commit(group)
+            self._commit(group, done, load)
         except BaseException as error:
-            self._fail(error, group or [mine])
+            done, load = self._held_up.fail([*(group or [mine]), *done]), []
+            self._fail(error, done)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -205,8 +276,11 @@ class Committer:
                         self._hand_on()
                     else:
                         self._led = False
-            for waiting in group or [mine]:
+            for waiting in done:
                 waiting.done = True
+                if waiting is not mine and waiting.gate is not None:
+                    _open(waiting.gate)
+            for waiting in load:
                 if waiting is not mine and waiting.gate is not None:
                     _open(waiting.gate)
 
@@ -231,28 +305,26 @@ class Committer:
                 mine.leads = False
                 self._hand_on()
 
-    def _commit(self, group: list[Waiting]) -> None:
+    def _commit(self, group: list[Waiting], done: list[Waiting], load: list[Waiting]) -> None:
+        """Adds the callers that have an answer to ``done``, and those that must load blocks to ``load``."""
         if self.failure is not None:
             raise self.failure
         changes: list[Change] = []
-        state = self._state
-        undo = state.undo
+        state, held_up = self._state, self._held_up
         with self._lock:  # 1. plan
             now_us = max(self._last_us, self._clock() - 1)
             for waiting in group:
-                now_us += 1  # commit times always rise: no two works have the same
-                change = Change()
-                undo.begin()
-                try:
-                    waiting.answer = waiting.work(state, change, now_us)
-                    if change:
-                        self._store.encode(change)
-                        changes.append(change)
-                except Exception as error:
-                    undo.roll_back()
-                    if isinstance(error, StoreFailed):
-                        raise
-                    waiting.error = error if isinstance(error, TxmqError) else _defect(error)
+                following: Waiting | None = waiting
+                if held_up and held_up.take(waiting):
+                    continue
+                while following is not None:
+                    now_us += 1  # commit times always rise: no two works have the same
+                    if not self._plan(following, now_us, changes):
+                        load.append(following)
+                        break
+                    done.append(following)
+                    following = held_up.next_after(following) if held_up else None
+            self.shelf.loaded = NOTHING
             self._last_us = now_us
             numbers = state.numbers.keep()
             if numbers is not None:
@@ -268,6 +340,29 @@ class Committer:
         if touched or state.agenda.runnable or state.topology.cancelled:
             self._published()
         failpoint.here("committer.published")
+
+    def _plan(self, waiting: Waiting, now_us: int, changes: list[Change]) -> bool:
+        """Runs a work, or undoes it. Returns False if it must load blocks."""
+        change = Change()
+        undo = self._state.undo
+        undo.begin()
+        self.shelf.loaded = waiting.loaded
+        try:
+            waiting.answer = waiting.work(self._state, change, now_us)
+            if change:
+                self._store.encode(change)
+                changes.append(change)
+        except NotLoaded as missing:
+            undo.roll_back()
+            waiting.missing = missing
+            self._held_up.begin(waiting)
+            return False
+        except Exception as error:
+            undo.roll_back()
+            if isinstance(error, StoreFailed):
+                raise
+            waiting.error = error if isinstance(error, TxmqError) else _defect(error)
+        return True
 
     def _fail(self, error: BaseException, group: list[Waiting]) -> None:
         if self.failure is None:

@@ -13,6 +13,7 @@ from broker_core import failpoint
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss
+from broker_core.ids import BlockId
 from broker_core.node.committer import Committer
 from broker_core.store.port import BlockUsage, SegmentUsage, Store
 
@@ -27,7 +28,9 @@ class Compaction:
         self._committer = committer
         self._state = state
         self._store = store
-        self._written: dict[int, int] = {}  # block -> rows whose bodies were alive when it was last written
+        self._written: dict[
+            BlockId, int
+        ] = {}  # block -> rows whose bodies were alive when it was last written
         self._sizes: dict[int, int] = {}  # of open segments at the last check
 
     def run(self) -> None:
@@ -58,7 +61,7 @@ class Compaction:
             self._rewrite(block_id, live, count)
         self._committer.run(_tidy)  # removes the file, which nothing needs now
 
-    def _living(self, segment: SegmentUsage) -> dict[int, tuple[bytes | None, int]] | None:
+    def _living(self, segment: SegmentUsage) -> dict[BlockId, tuple[bytes | None, int]] | None:
         """Returns per block the needed rows (None: all) and their number; None if some block of the segment
         cannot be moved.
         """
@@ -66,9 +69,9 @@ class Compaction:
             return None  # an open transaction, or a commit in progress
         ids = [block.block_id for block in segment.blocks]
 
-        def look(state: BrokerState, _change: Change, _now: int) -> dict[int, tuple[bytes | None, int]]:
+        def look(state: BrokerState, _change: Change, _now: int) -> dict[BlockId, tuple[bytes | None, int]]:
             known = [block_id for block_id in ids if block_id in state.blocks.by_id]
-            needed: dict[int, tuple[bytes | None, int]] = {
+            needed: dict[BlockId, tuple[bytes | None, int]] = {
                 block_id: (None, state.blocks.rows(block_id)) for block_id in known
             }
             if segment.kind != "branch":
@@ -85,7 +88,7 @@ class Compaction:
         bodies = min(block.size_bytes, block.length)
         return block.length - bodies + bodies * min(count, rows) // max(1, rows)
 
-    def _rewrite(self, block_id: int, live: bytes | None, count: int) -> None:
+    def _rewrite(self, block_id: BlockId, live: bytes | None, count: int) -> None:
         try:
             self._store.rewrite(block_id, live)
         except (DataLoss, CorruptSegment, CorruptCatalog):

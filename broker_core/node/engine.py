@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import pyarrow as pa
@@ -54,6 +55,7 @@ from broker_core.micro_batch.ledger import public
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
+from broker_core.node.shelf import stamps
 from broker_core.node.shield import uninterrupted
 from broker_core.store.port import BlockInfo
 
@@ -82,7 +84,8 @@ class EmbeddedEngine:
         self._local = local
         self._adopt = adopt
         self._identity = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
-        self.batches = batches = MicroBatches(local.state, local.read_block)
+        self._stamps = partial(local.loaded_block, part=stamps)
+        self.batches = batches = MicroBatches(local.state, local.loaded_block, self._stamps)
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
         self._reader = Reader(local)
         local.upkeep.chores.append(self.drop_abandoned)
@@ -126,9 +129,7 @@ class EmbeddedEngine:
 
     def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
         origin.check({queue: [queue] for queue in queues})
-        return self._local.run(
-            lambda state, _change, _now_us: offsets(state, queues, origin, self._local.read_block)
-        )
+        return self._local.run(lambda state, _change, _now_us: offsets(state, queues, origin, self._stamps))
 
     def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         return self._local.wait(

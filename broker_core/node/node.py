@@ -17,11 +17,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
+from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
@@ -32,9 +34,11 @@ from broker_core.broker.queue import Run
 from broker_core.broker.spilled import TRANSIENT, spill
 from broker_core.broker.transaction import Limits, Transaction, to_rows
 from broker_core.errors import StoreError, StoreFailed
+from broker_core.ids import BlockId
 from broker_core.node.burial import Burial, bury, forget
 from broker_core.node.clock import SteadyClock, now_us
 from broker_core.node.committer import Committer, Look, Work
+from broker_core.node.shelf import Part, Shelf
 from broker_core.node.shield import uninterrupted
 from broker_core.node.upkeep import Upkeep
 from broker_core.properties import delivery_mode
@@ -74,7 +78,8 @@ class Node:
         self._ids = ids
         self.limits = limits or Limits()
         try:
-            self.state = load(store.load(), new_block_id=store.new_block_id, read=store.read)
+            shelf = Shelf(store)
+            self.state = load(store.load(), new_block_id=store.new_block_id, read=shelf.get)
             self.state.names.identity = identity or uuid.uuid4().hex
             self._write_repairs()
             self.state.names.outcomes.kept = outcomes or Kept()
@@ -92,7 +97,7 @@ class Node:
         self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES
         # called, by any thread, when there is something to dispatch to consumers
         self.awaken: Callable[[], None] | None = None
-        self.committer = Committer(self.state, store, clock, self._published)
+        self.committer = Committer(self.state, store, shelf, clock, self._published)
         self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
         if upkeep:
             self.upkeep.start()
@@ -210,19 +215,24 @@ class Node:
     def discard_burial(self, burial: Burial) -> None:
         forget(burial, self.committer)
 
-    def discard(self, block_ids: list[int]) -> None:
+    def discard(self, block_ids: list[BlockId]) -> None:
         """Forgets the bytes of a rolled-back transaction that are in a segment."""
         if block_ids:
             self.run(lambda _state, change, _now: change.forgets.extend(block_ids))
 
-    def read_block(self, block_id: int) -> pa.RecordBatch:
-        """Returns a whole block from a segment, the inbox or memory. May be called within a work. Raises
-        CorruptSegment, DataLoss.
-        """
+    def read_block(self, block_id: BlockId) -> pa.RecordBatch:
+        """Returns a whole block, from the disk too: not within a work. Raises CorruptSegment, DataLoss."""
+        return self._block(block_id, self._store.read)
+
+    def loaded_block(self, block_id: BlockId, part: Part | None = None) -> pa.RecordBatch:
+        """Like ``read_block``, within a work. Raises NotLoaded for a block, or a ``part``, on the disk."""
+        return self._block(block_id, partial(self.committer.shelf.get, part=part))
+
+    def _block(self, block_id: BlockId, stored: ReadBlock) -> pa.RecordBatch:
         self.state.blocks.require(block_id)
         block = self.state.blocks.by_id.get(block_id)
         inbox = block.inbox if block is not None else None
-        return self._store.read(block_id) if inbox is None else merged_block(inbox[:])
+        return stored(block_id) if inbox is None else merged_block(inbox[:])
 
     def read_rows(self, run: Run) -> pa.RecordBatch:
         """Returns the rows of a run, in offset order."""
@@ -230,7 +240,7 @@ class Node:
         rows = run.rows()
         return block.slice(rows.start, len(rows)) if isinstance(rows, range) else block.take(pa.array(rows))
 
-    def locate(self, block_id: int) -> Location | None:
+    def locate(self, block_id: BlockId) -> Location | None:
         """Returns where a reader on this host finds a block; None if it must be read through the broker.
         Raises CorruptCatalog.
         """

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 
 from broker_core import failpoint
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import to_rows
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss, StoreError, StoreFailed
+from broker_core.ids import BlockId
 from broker_core.node.committer import Committer
 from broker_core.node.compaction import Compaction
 from broker_core.store.port import Store
@@ -214,7 +216,7 @@ class Upkeep:
                 continue  # forgotten meanwhile
             failpoint.here("upkeep.seal.written")
 
-            def work(state: BrokerState, change: Change, _now: int, block_id: int = block_id) -> bool:
+            def work(state: BrokerState, change: Change, _now: int, block_id: BlockId = block_id) -> bool:
                 if block_id not in state.blocks.by_id or block_id not in state.blocks.full:
                     change.forgets.append(block_id)
                     return False
@@ -235,5 +237,5 @@ class Upkeep:
 def _head(queue: Queue) -> int | None:
     try:
         return queue.ready.head(queue.log.visible_end)
-    except StoreError:
+    except (StoreError, NotLoaded):
         return None

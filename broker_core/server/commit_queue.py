@@ -5,9 +5,11 @@ Not here: how a group commits (``node/committer.py``), and what a session asks f
 
 A tick, in this order:
 1. gather: every session that gathered publishes or acks hands them over as one work
-2. commit: the loop's thread leads the group; if another thread leads, it is called when the group is done
+2. commit: the loop's thread leads the group; if another thread leads, it is called when the group is done. A
+   work that needs blocks from the disk is committed again when a thread beside the loop has loaded them
 3. answer: in the order of asking; a session carries out the commands that came meanwhile
-4. dispatch: what became visible or free goes to consumers
+4. dispatch: what became visible or free goes to consumers. A queue whose next messages are on disk is left
+   out until a thread beside the loop has loaded them
 
 Invariant: everything here except ``awaken`` runs in the thread of the loop.
 """
@@ -19,12 +21,15 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle, Transaction
 from broker_core.node.committer import Waiting, Work
 from broker_core.node.local import LocalBroker
+from broker_core.node.shelf import NOTHING, Loaded
 
 logger = logging.getLogger("txmq.amqp")
 
@@ -67,20 +72,28 @@ class CommitQueue:
         self._state = broker.state
         self._scheduled = False
         self._awakened = False
-        self._group: list[tuple[Work[Any], Then]] = []
+        self._group: list[tuple[Waiting, Then]] = []
         self._gathering: list[Gathering] = []
         self._settles: list[Settle] = []
-        self._elsewhere: dict[Waiting, Then] = {}  # in a group that another thread leads
+        # in a group that another thread leads, or behind a work that waits for blocks
+        self._elsewhere: dict[Waiting, Then] = {}
         self._aside = 0  # works in other threads
+        # what dispatch needs from the disk: None while it is being loaded
+        self._loaded: dict[Queue, Loaded | None] = {}
         self._thread = threading.get_ident()
         broker.awaken = self.awaken
         # called when a tick is over: what it answered may be written
         self.answered: Callable[[], None] | None = None
 
     # -- asking ----------------------------------------------------------------------------------------------
-    def submit(self, work: Work[Any], then: Then) -> None:
-        """Call ``then(answer, error)`` when all changes of ``work`` are durable, or it has failed."""
-        self._group.append((work, then))
+    def submit(self, work: Work[Any], then: Then, origin: object = None) -> None:
+        """Call ``then(answer, error)`` when all changes of ``work`` are durable, or it has failed. Works of
+        the same ``origin`` stay in order.
+        """
+        self._again(Waiting(work, origin), then)
+
+    def _again(self, waiting: Waiting, then: Then) -> None:
+        self._group.append((waiting, then))
         if not self._scheduled:
             self._schedule()
 
@@ -145,12 +158,11 @@ class CommitQueue:
             self._submit_settles()
         if self._group:
             group, self._group = self._group, []
-            waiting = [Waiting(work) for work, _ in group]
-            if self._broker.committer.submit(waiting, self._gate):  # 2. commit
-                for entry, (_, then) in zip(waiting, group, strict=True):  # 3. answer
-                    _answer(entry, then)
+            if self._broker.committer.submit([waiting for waiting, _ in group], self._gate):  # 2. commit
+                for waiting, then in group:
+                    self._committed(waiting, then)
             else:
-                self._elsewhere.update((entry, then) for entry, (_, then) in zip(waiting, group, strict=True))
+                self._elsewhere.update(group)
         if self._state.agenda.runnable or self._state.topology.cancelled:
             self._dispatch()  # 4. dispatch
         if self.answered is not None:
@@ -165,11 +177,26 @@ class CommitQueue:
         return _Gate(self._loop, self._opened, waiting)
 
     def _opened(self, waiting: Waiting) -> None:
-        """Another thread has committed it, or handed over the lead."""
-        if not waiting.done:
+        """Another thread has committed it, or handed over the lead; or its blocks must be loaded."""
+        if waiting.leads:
             self._broker.committer.lead(waiting)
-        _answer(waiting, self._elsewhere.pop(waiting))
+        self._committed(waiting, self._elsewhere.pop(waiting))
         self.wake()
+
+    def _committed(self, waiting: Waiting, then: Then) -> None:
+        if waiting.done:
+            _answer(waiting, then)  # 3. answer
+        elif waiting.missing is not None:
+            waiting.gate = None
+            self.aside(
+                partial(self._broker.committer.load, waiting), partial(self._loaded_for, waiting, then)
+            )
+        else:  # behind another one
+            waiting.gate = self._gate(waiting)
+            self._elsewhere[waiting] = then
+
+    def _loaded_for(self, waiting: Waiting, then: Then, _answer: object, _error: object) -> None:
+        self._again(waiting, then)
 
     def dispatch(self, queue: str) -> None:
         """Dispatch at once if consumers may take messages of this queue."""
@@ -178,8 +205,16 @@ class CommitQueue:
             self._dispatch()
 
     def _dispatch(self) -> None:
+        shelf = self._broker.committer.shelf
         with self._broker.look as state:
+            lent = [queue for queue, loaded in self._loaded.items() if loaded is not None]
+            for queue in lent:
+                shelf.loaded = {**shelf.loaded, **(self._loaded[queue] or {})}
             dispatched = state.dispatch.send(self._broker.clock(), DISPATCH_BUDGET)
+            shelf.loaded = NOTHING
+            for queue in lent:
+                if queue not in state.agenda.runnable:
+                    del self._loaded[queue]
             # a queue that cannot be read is left for a repair; its consumers are cancelled
             cancelled, state.topology.cancelled = state.topology.cancelled, []
         for consumer in cancelled:
@@ -188,8 +223,28 @@ class CommitQueue:
             self.settle(dispatched.settles)
         if dispatched.due:
             self._expire(dispatched.due)
+        for queue, missing in dispatched.unread:
+            self._load(queue, missing)
         if self._state.agenda.runnable:
             self.wake()
+
+    def _load(self, queue: Queue, missing: NotLoaded) -> None:
+        """Loads blocks beside the loop, then dispatches their queue."""
+        if queue in self._loaded:
+            return  # it was woken meanwhile
+        self._loaded[queue] = None
+        loaded: Loaded = {}
+
+        def done(_answer: object, _error: BaseException | None) -> None:
+            with self._broker.look as state:
+                state.agenda.wake(queue)
+                if queue in state.agenda.runnable:
+                    self._loaded[queue] = loaded
+                else:
+                    del self._loaded[queue]
+
+        committer = self._broker.committer
+        self.aside(partial(committer.shelf.load, missing, loaded, committer.look), done)
 
     def _expire(self, due: list[Queue]) -> None:
         self.submit(lambda state, change, now: state.expiry.expire(change, now, due), _ignore)

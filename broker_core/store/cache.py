@@ -12,6 +12,8 @@ from collections import OrderedDict
 
 import pyarrow as pa
 
+from broker_core.ids import BlockId
+
 
 class BlockCache:
     """Verified blocks; the least recently used is removed first. A block that is still referenced elsewhere
@@ -21,18 +23,18 @@ class BlockCache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, tuple[pa.RecordBatch, int]] = OrderedDict()
-        self._held: weakref.WeakValueDictionary[int, pa.RecordBatch] = weakref.WeakValueDictionary()
+        self._kept: OrderedDict[BlockId, tuple[pa.RecordBatch, int]] = OrderedDict()
+        self._held: weakref.WeakValueDictionary[BlockId, pa.RecordBatch] = weakref.WeakValueDictionary()
         self.size_bytes = 0
 
-    def get(self, block_id: int) -> pa.RecordBatch | None:
+    def get(self, block_id: BlockId) -> pa.RecordBatch | None:
         with self._lock:
             if block_id in self._kept:
                 self._kept.move_to_end(block_id)
                 return self._kept[block_id][0]
             return self._held.get(block_id)
 
-    def put(self, block_id: int, block: pa.RecordBatch, size_bytes: int) -> None:
+    def put(self, block_id: BlockId, block: pa.RecordBatch, size_bytes: int) -> None:
         with self._lock:
             self._drop(block_id)
             self._held[block_id] = block
@@ -43,11 +45,11 @@ class BlockCache:
             while self.size_bytes > self._limit_bytes:
                 self.size_bytes -= self._kept.popitem(last=False)[1][1]
 
-    def drop(self, block_id: int) -> None:
+    def drop(self, block_id: BlockId) -> None:
         with self._lock:
             self._drop(block_id)
 
-    def _drop(self, block_id: int) -> None:
+    def _drop(self, block_id: BlockId) -> None:
         self._held.pop(block_id, None)
         if block_id in self._kept:
             self.size_bytes -= self._kept.pop(block_id)[1]

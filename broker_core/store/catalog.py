@@ -25,6 +25,7 @@ from broker_core import failpoint
 from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import DataDirectoryFormat
+from broker_core.ids import BlockId
 from broker_core.store.codec import Encoded, decode, guard, merged, to_signed, to_unsigned
 from broker_core.store.directory import sync_directory
 from broker_core.store.failure import corrupt_catalog
@@ -249,7 +250,7 @@ class Catalog:
                 )
             yield row[:-1]
 
-    def blocks(self) -> dict[int, Place]:
+    def blocks(self) -> dict[BlockId, Place]:
         rows = self._guarded(QUERIES["blocks"], "block")
         return {row[0]: Place._make((*row[1:6], to_unsigned(row[6]))) for row in rows}
 
@@ -278,7 +279,7 @@ class Catalog:
         for row in rows:
             self._write(_PUT_INBOX, guarded(row))
 
-    def drop_inbox(self, block_id: int) -> None:
+    def drop_inbox(self, block_id: BlockId) -> None:
         first = block_id << ROW_BITS
         self._execute(QUERIES["drop_inbox"], (first, first + MAX_ROWS - 1))
 
@@ -294,11 +295,11 @@ class Catalog:
                     [(*row, guard(row)) for row in rows.values() if row is not None],
                 )
 
-    def put_block(self, block_id: int, place: Place) -> None:
+    def put_block(self, block_id: BlockId, place: Place) -> None:
         values = (block_id, *place[:5], to_signed(place.checksum))
         self._execute(QUERIES["put_block"], (*values, guard(values)))
 
-    def drop_block(self, block_id: int) -> None:
+    def drop_block(self, block_id: BlockId) -> None:
         self._execute(QUERIES["drop_block"], (block_id,))
 
     def put_segment(self, number: int, kind: str, schema: bytes) -> None:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from broker_core import ids
 from broker_core.broker.change import Change, Drop, InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import OptionError
@@ -148,7 +149,8 @@ def _coders(name: str, annotation: str) -> tuple[Coder, Coder, str]:
         "dict": (_json(dict), _from_json, "TEXT"),
         "list": (_json(list), _from_json, "TEXT"),
     }
-    return coders[annotation.partition("[")[0]]
+    kind = annotation.partition("[")[0]
+    return coders["int" if hasattr(ids, kind) else kind]
 
 
 # the types of values that are stored as they are, by their encoder

@@ -21,6 +21,7 @@ from broker_core import failpoint
 from broker_core.arrow.part_file import PartFile
 from broker_core.broker.change import Change, InboxRow
 from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
+from broker_core.ids import BlockId, CommitSequence
 from broker_core.store import catalog as catalog_file
 from broker_core.store.cache import BlockCache
 from broker_core.store.catalog import Catalog
@@ -36,7 +37,7 @@ from broker_core.store.sums import drop_sums, kept_sums
 CACHE_BYTES = 32 * 1024 * 1024
 
 
-def _info(block_id: int, place: Place) -> BlockInfo:
+def _info(block_id: BlockId, place: Place) -> BlockInfo:
     return BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
 
 
@@ -54,13 +55,13 @@ class DurableStore:
         self._lock = threading.Lock()
         self._failure: StoreError | None = None
         self._closed = False
-        self._places: dict[int, Place] = {}  # named by the catalog
-        self._staged: dict[int, Place] = {}  # appended, not named yet
-        self._written: dict[int, Place] = {}  # sealed or rewritten, not yet committed
+        self._places: dict[BlockId, Place] = {}  # named by the catalog
+        self._staged: dict[BlockId, Place] = {}  # appended, not named yet
+        self._written: dict[BlockId, Place] = {}  # sealed or rewritten, not yet committed
         # the rows of the open blocks; the tuples are shared with the domain
-        self._inbox: dict[int, list[InboxRow]] = {}
+        self._inbox: dict[BlockId, list[InboxRow]] = {}
         self._named_segments: set[int] = set()  # have a row in the catalog
-        self._open_block: tuple[int, pa.RecordBatch] | None = None  # the last inbox block that was read
+        self._open_block: tuple[BlockId, pa.RecordBatch] | None = None  # the last inbox block that was read
         self._cache = BlockCache(cache_bytes)
         prepare(self._path)
         self._directory_lock = DirectoryLock(self._path)
@@ -95,11 +96,11 @@ class DurableStore:
         meta = self._catalog.meta()
         rows = self._catalog.segments()
         self._places = self._catalog.blocks()
-        self._clean, self._sequence = bool(meta.clean), meta.sequence
+        self._clean, self._sequence = bool(meta.clean), CommitSequence(meta.sequence)
         self._next_block_id = max([meta.next_block_id, *(block_id + 1 for block_id in self._places)])
         failpoint.here("store.recovery.replayed")
         # 3. files that no row names are removed; their numbers are not reused
-        live: dict[int, set[int]] = {row.segment: set() for row in rows}
+        live: dict[int, set[BlockId]] = {row.segment: set() for row in rows}
         ends: dict[int, int] = {row.segment: len(row.schema) for row in rows}
         for block_id, place in self._places.items():
             if place.segment not in live:
@@ -175,9 +176,9 @@ class DurableStore:
 
     # Writing
 
-    def new_block_id(self) -> int:
+    def new_block_id(self) -> BlockId:
         with self._lock:
-            block_id, self._next_block_id = self._next_block_id, self._next_block_id + 1
+            block_id, self._next_block_id = BlockId(self._next_block_id), self._next_block_id + 1
             return block_id
 
     def _check_writable(self) -> None:
@@ -276,12 +277,12 @@ class DurableStore:
         return idle
 
     def _execute(
-        self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, known: int
+        self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, known: CommitSequence
     ) -> list[int]:
         catalog, segments = self._catalog, self._segments
         catalog.put_inbox(rows)
         catalog.put_records(encoded)
-        emptied: list[int] = []
+        emptied: list[BlockId] = []
         if plan.put or plan.forgotten:
             emptied = [block_id for block_id in (*plan.sealed, *plan.forgotten) if block_id in self._inbox]
             self._execute_blocks(plan, emptied)
@@ -297,7 +298,7 @@ class DurableStore:
             catalog.set_meta(next_block_id=self._next_block_id, next_segment=segments.next_number)
         return idle
 
-    def _execute_blocks(self, plan: Plan, emptied: list[int]) -> None:
+    def _execute_blocks(self, plan: Plan, emptied: list[BlockId]) -> None:
         catalog, segments = self._catalog, self._segments
         for block_id in emptied:
             catalog.drop_inbox(block_id)
@@ -341,7 +342,7 @@ class DurableStore:
                 self._inbox.pop(block_id, None)
                 self._cache.drop(block_id)
 
-    def seal(self, block_id: int) -> None:
+    def seal(self, block_id: BlockId) -> None:
         with self._lock:
             rows = list(self._inbox.get(block_id, ()))
         if not rows:
@@ -352,7 +353,7 @@ class DurableStore:
             self._segments.sync({self._written[block_id].segment})
             failpoint.here("store.seal.synced")
 
-    def rewrite(self, block_id: int, live: bytes | None) -> None:
+    def rewrite(self, block_id: BlockId, live: bytes | None) -> None:
         block = self.read(block_id)
         if live is not None:
             block = blank_bodies(block, live)
@@ -361,7 +362,7 @@ class DurableStore:
             self._segments.sync({self._written[block_id].segment})
             failpoint.here("store.rewrite.synced")
 
-    def _put_written(self, block_id: int, place: Place) -> None:
+    def _put_written(self, block_id: BlockId, place: Place) -> None:
         with self._lock:
             before = self._written.get(block_id)
             self._written[block_id] = place
@@ -394,7 +395,7 @@ class DurableStore:
         with self._writing():
             self._segments.roll(number)
 
-    def read(self, block_id: int) -> pa.RecordBatch:
+    def read(self, block_id: BlockId) -> pa.RecordBatch:
         # a move or forget may delete the file after its place is found and before it is opened
         for _ in range(3):
             known = self._cache.get(block_id)
@@ -415,13 +416,16 @@ class DurableStore:
             return block
         raise DataLoss(f"block {block_id} moved again and again while it was read; read it again")
 
-    def _find(self, block_id: int) -> Place | None:
+    def peek(self, block_id: BlockId) -> pa.RecordBatch | None:
+        return self._cache.get(block_id)
+
+    def _find(self, block_id: BlockId) -> Place | None:
         """Finds also a block that is appended and not named yet, which the commit that names it may have to
         read.
         """
         return self._places.get(block_id) or self._staged.get(block_id)
 
-    def _place(self, block_id: int) -> Place:
+    def _place(self, block_id: BlockId) -> Place:
         place = self._find(block_id)
         if place is None:
             raise DataLoss(
@@ -430,7 +434,7 @@ class DurableStore:
             )
         return place
 
-    def _read_open(self, block_id: int) -> pa.RecordBatch | None:
+    def _read_open(self, block_id: BlockId) -> pa.RecordBatch | None:
         with self._lock:
             rows = self._inbox.get(block_id)
             if rows is None:
@@ -443,7 +447,7 @@ class DurableStore:
         self._open_block = (block_id, block)
         return block
 
-    def locate(self, block_id: int) -> Location | None:
+    def locate(self, block_id: BlockId) -> Location | None:
         with self._lock:
             if block_id in self._inbox:
                 return None

@@ -20,6 +20,7 @@ from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import Record
 from broker_core.errors import DataLoss, StoreFailed
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.store.codec import (
     Value,
     blank_bodies,
@@ -39,9 +40,9 @@ class _Kept:
     """All committed data."""
 
     records: dict[type[Record], Rows] = field(default_factory=dict)
-    inbox: dict[int, list[InboxRow]] = field(default_factory=dict)
-    blocks: dict[int, pa.RecordBatch] = field(default_factory=dict)
-    sequence: int = 0
+    inbox: dict[BlockId, list[InboxRow]] = field(default_factory=dict)
+    blocks: dict[BlockId, pa.RecordBatch] = field(default_factory=dict)
+    sequence: CommitSequence = NO_SEQUENCE
     last_block_id: int = 0
     clean: bool = True
 
@@ -61,9 +62,9 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._kept = _Kept()
-        self._staged: dict[int, pa.RecordBatch] = {}  # appended, not named yet
+        self._staged: dict[BlockId, pa.RecordBatch] = {}  # appended, not named yet
         # sealed or rewritten, not yet committed
-        self._written: dict[int, pa.RecordBatch] = {}
+        self._written: dict[BlockId, pa.RecordBatch] = {}
         self._last_block_id = 0
         self._lock = threading.Lock()
         self._failure: Exception | None = None
@@ -86,10 +87,10 @@ class MemoryStore:
         kept.clean = False
         return image
 
-    def new_block_id(self) -> int:
+    def new_block_id(self) -> BlockId:
         with self._lock:
             self._last_block_id += 1
-            return self._last_block_id
+            return BlockId(self._last_block_id)
 
     def append(self, block: pa.RecordBatch) -> BlockInfo:
         self._check_writable()
@@ -130,7 +131,7 @@ class MemoryStore:
             raise StoreFailed(f"the commit failed: {error}; open the store again") from error
 
     def _check(self, changes: Sequence[Change]) -> None:
-        lengths: dict[int, int] = {}
+        lengths: dict[BlockId, int] = {}
         for change in changes:
             for row in change.rows:
                 block_id = row[0]
@@ -173,14 +174,14 @@ class MemoryStore:
             for place in (kept.blocks, kept.inbox, self._staged, self._written):
                 place.pop(block_id, None)
 
-    def seal(self, block_id: int) -> None:
+    def seal(self, block_id: BlockId) -> None:
         self._check_writable()
         with self._lock:
             self._written[block_id] = merged_block(self._inbox_rows(block_id))
         failpoint.here("store.seal.written")
         failpoint.here("store.seal.synced")
 
-    def rewrite(self, block_id: int, live: bytes | None) -> None:
+    def rewrite(self, block_id: BlockId, live: bytes | None) -> None:
         self._check_writable()
         block = self.read(block_id)
         if live is not None:
@@ -195,13 +196,19 @@ class MemoryStore:
     def roll(self, number: int) -> None:
         """Does nothing: there are no files."""
 
-    def read(self, block_id: int) -> pa.RecordBatch:
+    def read(self, block_id: BlockId) -> pa.RecordBatch:
         with self._lock:
             block = self._kept.blocks.get(block_id)
             block = self._staged.get(block_id) if block is None else block
             return block if block is not None else merged_block(self._inbox_rows(block_id))
 
-    def locate(self, block_id: int) -> Location | None:
+    def peek(self, block_id: BlockId) -> pa.RecordBatch | None:
+        try:
+            return self.read(block_id)
+        except DataLoss:
+            return None
+
+    def locate(self, block_id: BlockId) -> Location | None:
         return None
 
     def close(self, *, clean: bool = True) -> None:
@@ -210,7 +217,7 @@ class MemoryStore:
             self._kept.clean = clean
             self._closed = True
 
-    def _inbox_rows(self, block_id: int) -> list[InboxRow]:
+    def _inbox_rows(self, block_id: BlockId) -> list[InboxRow]:
         rows = self._kept.inbox.get(block_id)
         if rows is None:
             raise DataLoss(
@@ -225,5 +232,5 @@ class MemoryStore:
             raise StoreFailed(f"an earlier write failed: {self._failure}; open the store again")
 
 
-def _info(block_id: int, block: pa.RecordBatch) -> BlockInfo:
+def _info(block_id: BlockId, block: pa.RecordBatch) -> BlockInfo:
     return BlockInfo(block_id, block.num_rows, body_bytes(block), xxhash.xxh3_64_intdigest(block.serialize()))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from broker_core.broker.change import Change, InboxRow
+from broker_core.ids import NO_SEQUENCE, BlockId
 from broker_core.store.inbox import MAX_ROWS
 from broker_core.store.segment import Place
 
-Inbox = Mapping[int, list[InboxRow]]
-Places = Mapping[int, Place]
+Inbox = Mapping[BlockId, list[InboxRow]]
+Places = Mapping[BlockId, Place]
 
 
 class Plan:
@@ -27,11 +28,11 @@ class Plan:
         self, changes: Sequence[Change], inbox: Inbox, named: Places, staged: Places, written: Places
     ) -> None:
         self.rows: list[InboxRow] = []
-        self.inbox: dict[int, list[InboxRow]] = {}  # the same rows, by block
-        self.put: dict[int, Place] = {}
-        self.sealed: list[int] = []
-        self.forgotten: list[int] = []
-        self.sequence = self.carried = 0  # the latest of the changes, and of the rows
+        self.inbox: dict[BlockId, list[InboxRow]] = {}  # the same rows, by block
+        self.put: dict[BlockId, Place] = {}
+        self.sealed: list[BlockId] = []
+        self.forgotten: list[BlockId] = []
+        self.sequence = self.carried = NO_SEQUENCE  # the latest of the changes, and of the rows
         self.only_messages = True
         for change in changes:
             if change.sequence > self.sequence:

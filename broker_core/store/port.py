@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.records import Record
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence
 from broker_core.message import Location as Location
 
 
@@ -24,7 +25,7 @@ class BlockInfo:
     exists.
     """
 
-    block_id: int
+    block_id: BlockId
     rows: int
     size_bytes: int  # of the bodies
     checksum: int  # xxh3_64 of its encapsulated IPC message
@@ -33,7 +34,7 @@ class BlockInfo:
 class BlockUsage(NamedTuple):
     """A block in a segment."""
 
-    block_id: int
+    block_id: BlockId
     length: int  # in the file
     size_bytes: int  # of the bodies
     named: bool  # it exists, at this place; not only appended
@@ -56,7 +57,7 @@ class StoreImage:
     records: list[Record] = field(default_factory=list)
     inbox: list[InboxRow] = field(default_factory=list)  # in (block_id, row) order
     blocks: list[BlockInfo] = field(default_factory=list)
-    sequence: int = 0  # last commit sequence number used
+    sequence: CommitSequence = NO_SEQUENCE  # last commit sequence number used
     clean: bool = True  # the last owner closed the store
 
 
@@ -64,7 +65,7 @@ class Store(Protocol):
     def load(self) -> StoreImage:
         """Returns what is durable. Called once, before anything else."""
 
-    def new_block_id(self) -> int:
+    def new_block_id(self) -> BlockId:
         """Returns a block id that nothing durable uses. Thread-safe."""
 
     def append(self, block: pa.RecordBatch) -> BlockInfo:
@@ -93,13 +94,13 @@ class Store(Protocol):
         1. sync the segments that hold a block named here; 2. one SQLite transaction; it is the commit point.
         """
 
-    def seal(self, block_id: int) -> None:
+    def seal(self, block_id: BlockId) -> None:
         """Writes the inbox rows of an open block to a segment as MERGED_SCHEMA and syncs it.
 
         It is readable from the inbox until a commit's ``seals`` names it. Thread-safe beside ``commit``.
         """
 
-    def rewrite(self, block_id: int, live: bytes | None) -> None:
+    def rewrite(self, block_id: BlockId, live: bytes | None) -> None:
         """Compaction: writes the block again with empty bodies in the rows whose bit in ``live`` is 0; rows
         keep their numbers.
 
@@ -114,14 +115,19 @@ class Store(Protocol):
     def roll(self, number: int) -> None:
         """Closes an open segment, durably: the next block goes to another one. Thread-safe."""
 
-    def read(self, block_id: int) -> pa.RecordBatch:
+    def read(self, block_id: BlockId) -> pa.RecordBatch:
         """Returns the whole block, its checksum verified before Arrow parses a byte. Thread-safe.
 
         An inbox block is returned as MERGED_SCHEMA. One that is appended and not named yet can be read too,
         until the store is closed. Raises CorruptSegment; DataLoss if the catalog does not name the block.
         """
 
-    def locate(self, block_id: int) -> Location | None:
+    def peek(self, block_id: BlockId) -> pa.RecordBatch | None:
+        """Returns a block if it is in memory; reads nothing from the disk. None also for an unknown block.
+        Thread-safe.
+        """
+
+    def locate(self, block_id: BlockId) -> Location | None:
         """Returns the place of a block for a reader on this host; None for an inbox block or a store without
         files.
         """

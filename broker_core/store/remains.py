@@ -20,6 +20,7 @@ from typing import Any
 from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import CorruptCatalog, DataDirectoryFormat
+from broker_core.ids import BlockId
 from broker_core.store.catalog import FORMAT, RENAMES, Meta, SegmentRow, is_whole, quoted
 from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.failure import corrupt_catalog
@@ -39,7 +40,7 @@ class Remains:
 
     meta: Meta | None = None
     segments: list[SegmentRow] = field(default_factory=list)
-    blocks: dict[int, Place] = field(default_factory=dict)
+    blocks: dict[BlockId, Place] = field(default_factory=dict)
     inbox: list[InboxRow] = field(default_factory=list)
     # messages of inbox rows that do not match their checksum
     doubtful: list[list[InboxRow]] = field(default_factory=list)

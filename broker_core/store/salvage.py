@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.messages import ROUTE
+from broker_core.broker.change import Change, InboxRow, routes_of
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.records import (
     ClaimRecord,
@@ -41,6 +40,7 @@ from broker_core.broker.records import (
 )
 from broker_core.broker.repair import repair
 from broker_core.errors import DataDirectoryInvalid, StoreError
+from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog, log_path
 from broker_core.store.codec import encode_change
@@ -129,13 +129,13 @@ class _Salvage:
         self.target = target
         self.remains = remains
         self.report = SalvageReport(str(source), str(target))
-        self.queues: dict[int, str] = {}
-        self.kept: dict[int, int] = {}  # intact blocks: rows
-        self.lost_blocks: dict[int, tuple[Place | None, str]] = {}
+        self.queues: dict[QueueId, str] = {}
+        self.kept: dict[BlockId, int] = {}  # intact blocks: rows
+        self.lost_blocks: dict[BlockId, tuple[Place | None, str]] = {}
         # which rows of lost blocks are intact
-        self.partial: dict[int, npt.NDArray[np.bool_]] = {}
+        self.partial: dict[BlockId, npt.NDArray[np.bool_]] = {}
         self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
-        self.lost_offsets: dict[int, IntervalSet] = {}  # by queue id
+        self.lost_offsets: dict[QueueId, IntervalSet] = {}
         self.doubtful = Doubtful()
 
     def run(self) -> SalvageReport:
@@ -184,7 +184,7 @@ class _Salvage:
         except NOT_READABLE:
             return None
 
-    def _block(self, block_id: int, place: Place) -> pa.RecordBatch:
+    def _block(self, block_id: BlockId, place: Place) -> pa.RecordBatch:
         path = segment_path(self.source, place.segment)
         buffer = read_buffer(path, block_id, place)
         if place.segment not in self.schemas:  # its row is lost; the file has the same schema
@@ -230,7 +230,7 @@ class _Salvage:
             self._unaccounted(kept, inbox, by_queue)
         return self._follow(kept), _numbered(row for row in inbox if self._is_read(row, found.unread))
 
-    def _is_read(self, row: InboxRow, unread: set[tuple[int, int, int]]) -> bool:
+    def _is_read(self, row: InboxRow, unread: set[tuple[QueueId, BlockId, int]]) -> bool:
         return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
 
     def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
@@ -241,7 +241,7 @@ class _Salvage:
             return []
         known = {record.queue_id for record in self.remains.records if isinstance(record, QueueRecord)}
         named = {record.queue_id for record in self.remains.records if isinstance(record, RunRecord)}
-        named |= {queue_id for row in inbox for queue_id, _ in _routes(row)}
+        named |= {queue_id for row in inbox for queue_id, _ in routes_of(row)}
         for queue_id in sorted(named - known):
             self.report.losses.append(
                 f"the name of queue {queue_id} and its arguments are lost: its messages are in queue "
@@ -252,7 +252,7 @@ class _Salvage:
             for queue_id in sorted(named - known)
         ]
 
-    def _settled(self, records: Iterable[Record]) -> dict[int, IntervalSet]:
+    def _settled(self, records: Iterable[Record]) -> dict[QueueId, IntervalSet]:
         for table in ("progress", "hole"):
             if table in self.remains.torn:
                 self.report.losses.append(
@@ -292,7 +292,7 @@ class _Salvage:
                     )
         return kept
 
-    def _lose(self, queue_id: int, start: int, end: int, place: Place | None, why: str) -> None:
+    def _lose(self, queue_id: QueueId, start: int, end: int, place: Place | None, why: str) -> None:
         where = (
             f"{segment_path(self.source, place.segment)}, position {place.position}"
             if place
@@ -301,11 +301,11 @@ class _Salvage:
         self.report.lost.append(LostMessages(self.queues[queue_id], start, end, where, why))
         self.lost_offsets.setdefault(queue_id, IntervalSet()).add(start, end)
 
-    def _lose_rows(self, rows: Sequence[InboxRow], settled: dict[int, IntervalSet]) -> None:
+    def _lose_rows(self, rows: Sequence[InboxRow], settled: dict[QueueId, IntervalSet]) -> None:
         """Reports messages of a catalog row that does not match its checksum. Their places are right unless
         these were damaged.
         """
-        lost: dict[int, IntervalSet] = {}
+        lost: dict[QueueId, IntervalSet] = {}
         for queue_id, offset, row in _unsettled(rows, settled):
             lost.setdefault(queue_id, IntervalSet()).add(offset, offset + 1)
             self.doubtful.add(self.queues[queue_id], offset, row)
@@ -314,7 +314,7 @@ class _Salvage:
                 self._lose(queue_id, start, end, None, f"{_named(rows)} not match the checksum")
 
     def _unaccounted(
-        self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[int, IntervalSet]
+        self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[QueueId, IntervalSet]
     ) -> None:
         """Reports offsets that were given, and that no row of the damaged tables names."""
         there = _offsets(records, inbox, self.queues)
@@ -380,10 +380,10 @@ class _Salvage:
                 followed.append(record)
         return followed + self._progress(records)
 
-    def _claim(self, claim: ClaimRecord, ids: dict[str, int]) -> ClaimRecord:
+    def _claim(self, claim: ClaimRecord, ids: dict[str, QueueId]) -> ClaimRecord:
         skipped = dict(claim.skipped)
         for log, (start, end) in claim.ranges.items():
-            lost = self.lost_offsets.get(ids.get(log, -1))
+            lost = self.lost_offsets.get(ids[log]) if log in ids else None
             if lost is not None and lost.within(start, end):
                 merged = IntervalSet([*skipped.get(log, []), *lost.within(start, end)])
                 skipped[log] = [list(part) for part in merged]
@@ -402,7 +402,7 @@ class _Salvage:
         """Writes the catalog last: a directory without one is not a data directory."""
         (self.target / "segments").mkdir(parents=True, exist_ok=True)
         segments = Segments(self.target, 1)
-        places: dict[int, Place] = {}
+        places: dict[BlockId, Place] = {}
         for block_id in sorted([*self.kept, *self.partial]):
             place = self.remains.blocks[block_id]
             partly = self._partly(place) if block_id in self.partial else None
@@ -433,7 +433,7 @@ class _Salvage:
         self,
         catalog: Catalog,
         segments: Segments,
-        places: dict[int, Place],
+        places: dict[BlockId, Place],
         records: Sequence[Record],
         inbox: Sequence[InboxRow],
     ) -> None:
@@ -475,7 +475,7 @@ class _Salvage:
             )
 
 
-def _settled(records: Iterable[Record], queues: Iterable[int]) -> dict[int, IntervalSet]:
+def _settled(records: Iterable[Record], queues: Iterable[QueueId]) -> dict[QueueId, IntervalSet]:
     """Returns the settled offsets by queue id."""
     settled = {queue_id: IntervalSet() for queue_id in queues}
     for record in records:
@@ -487,11 +487,11 @@ def _settled(records: Iterable[Record], queues: Iterable[int]) -> dict[int, Inte
 
 
 def _unsettled(
-    rows: Iterable[InboxRow], settled: dict[int, IntervalSet]
-) -> Iterator[tuple[int, int, InboxRow]]:
+    rows: Iterable[InboxRow], settled: dict[QueueId, IntervalSet]
+) -> Iterator[tuple[QueueId, int, InboxRow]]:
     """Yields queue ids, offsets and messages of rows that may be wrong."""
     for row in rows:
-        for queue_id, offset in _routes(row):
+        for queue_id, offset in routes_of(row):
             if queue_id in settled and 0 <= offset < 1 << 62 and not settled[queue_id].contains(offset):
                 yield queue_id, offset, row
 
@@ -508,7 +508,7 @@ def _named(rows: Sequence[InboxRow]) -> str:
 
 def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
     """Renumbers rows of open blocks after a loss: only their own routes name them."""
-    lengths: dict[int, int] = {}
+    lengths: dict[BlockId, int] = {}
     numbered: list[InboxRow] = []
     for row in rows:
         number = lengths.get(row.block_id, 0)
@@ -518,15 +518,15 @@ def _numbered(rows: Iterable[InboxRow]) -> list[InboxRow]:
 
 
 def _offsets(
-    records: Iterable[Record], inbox: Iterable[InboxRow], queues: Iterable[int]
-) -> dict[int, IntervalSet]:
+    records: Iterable[Record], inbox: Iterable[InboxRow], queues: Iterable[QueueId]
+) -> dict[QueueId, IntervalSet]:
     """Returns the offsets that have a message by queue id."""
     there = {queue_id: IntervalSet() for queue_id in queues}
     for record in records:
         if isinstance(record, RunRecord):
             there[record.queue_id].add(record.first, record.first + record.count)
     for row in inbox:
-        for queue_id, offset in _routes(row):
+        for queue_id, offset in routes_of(row):
             if queue_id in there:
                 there[queue_id].add(offset, offset + 1)
     return there
@@ -540,8 +540,3 @@ def _part_of(run: RunRecord, first: int, rows: npt.NDArray[np.int64]) -> RunReco
         bits[rows - row] = True
         bitmap = np.packbits(bits, bitorder="little").tobytes()
     return replace(run, first=first, count=len(rows), row=row, bitmap=bitmap)
-
-
-def _routes(row: InboxRow) -> Iterator[tuple[int, int]]:
-    """Returns queue ids and offsets."""
-    return ROUTE.iter_unpack(row.routes[: len(row.routes) // ROUTE.size * ROUTE.size])

@@ -26,6 +26,7 @@ from broker_core import failpoint
 from broker_core.arrow.part_file import END_MARK as END_MARK
 from broker_core.arrow.part_file import PartFile, unwritable
 from broker_core.errors import CorruptSegment, DataLoss, OptionError
+from broker_core.ids import BlockId
 from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.codec import body_bytes
 from broker_core.store.directory import segment_path, sync_directory
@@ -53,7 +54,7 @@ class Segment:
     schema: pa.Schema
     schema_bytes: bytes
     size_bytes: int
-    live: set[int]  # blocks that are named, or written before the commit that names them
+    live: set[BlockId]  # blocks that are named, or written before the commit that names them
     descriptor: int = -1  # -1: closed
     ended: bool = False  # has its end mark
     new: bool = False  # its name in the directory is not durable yet
@@ -84,7 +85,7 @@ def _link(descriptor: int, path: Path) -> None:
         os.close(root)
 
 
-def read_buffer(path: Path, block_id: int, place: Place) -> pa.Buffer:
+def read_buffer(path: Path, block_id: BlockId, place: Place) -> pa.Buffer:
     """Returns the bytes of a block, verified. Raises CorruptSegment, FileNotFoundError."""
     buffer = pa.allocate_buffer(place.length)
     view, filled = memoryview(buffer), 0
@@ -107,7 +108,9 @@ def read_buffer(path: Path, block_id: int, place: Place) -> pa.Buffer:
     return buffer
 
 
-def parse(buffer: pa.Buffer, schema: pa.Schema, path: Path, block_id: int, place: Place) -> pa.RecordBatch:
+def parse(
+    buffer: pa.Buffer, schema: pa.Schema, path: Path, block_id: BlockId, place: Place
+) -> pa.RecordBatch:
     """Parses a block in verified bytes. Raises CorruptSegment if the bytes match but Arrow fails."""
     try:
         block = pa.ipc.read_record_batch(buffer, schema)
@@ -118,7 +121,7 @@ def parse(buffer: pa.Buffer, schema: pa.Schema, path: Path, block_id: int, place
     return block
 
 
-def _corrupt(path: Path, block_id: int, place: Place, what: str) -> CorruptSegment:
+def _corrupt(path: Path, block_id: BlockId, place: Place, what: str) -> CorruptSegment:
     where = f"position {place.position}, block {block_id} ({place.rows} rows, {place.length} bytes)"
     directory = path.parent.parent
     return CorruptSegment(
@@ -169,7 +172,7 @@ class Segments:
         self._broken: BaseException | None = None
         self.next_number = next_number
 
-    def adopt(self, number: int, kind: str, schema_bytes: bytes, size_bytes: int, live: set[int]) -> None:
+    def adopt(self, number: int, kind: str, schema_bytes: bytes, size_bytes: int, live: set[BlockId]) -> None:
         """Adds a closed segment that the catalog names."""
         schema = pa.ipc.read_schema(pa.py_buffer(schema_bytes))
         self._segments[number] = Segment(number, kind, schema, schema_bytes, size_bytes, live, ended=True)
@@ -177,7 +180,7 @@ class Segments:
     def path(self, number: int) -> Path:
         return segment_path(self._directory, number)
 
-    def append(self, block_id: int, block: pa.RecordBatch) -> Place:
+    def append(self, block_id: BlockId, block: pa.RecordBatch) -> Place:
         """Writes ``block`` at the end of the open segment of its schema. Durable after ``sync``."""
         for field in block.schema:
             if pa.types.is_dictionary(field.type):
@@ -201,7 +204,7 @@ class Segments:
             write_sums(self._directory, segment.number, position, block)
         return Place(segment.number, position, data.size, block.num_rows, body_bytes(block), checksum)
 
-    def adopt_file(self, block_ids: Sequence[int], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
+    def adopt_file(self, block_ids: Sequence[BlockId], file: PartFile) -> list[tuple[Place, pa.RecordBatch]]:
         """Makes a writer's file a closed segment, after comparing its checksums. Durable after ``sync``.
         Empty if that is impossible.
         """
@@ -340,7 +343,7 @@ class Segments:
             closed, self._closed = self._closed, []
         return closed
 
-    def release(self, number: int, block_id: int) -> None:
+    def release(self, number: int, block_id: BlockId) -> None:
         """Records that ``number`` holds ``block_id`` no longer."""
         with self._lock:
             segment = self._segments.get(number)
@@ -380,7 +383,7 @@ class Segments:
             self.path(number).unlink()
         drop_sums(self._directory, number)
 
-    def usage(self) -> list[tuple[int, str, int, bool, list[int]]]:
+    def usage(self) -> list[tuple[int, str, int, bool, list[BlockId]]]:
         """Returns number, kind, size, whether it is open, and its blocks that are named or may be."""
         with self._lock:
             return [
@@ -388,7 +391,7 @@ class Segments:
                 for segment in self._segments.values()
             ]
 
-    def read(self, block_id: int, place: Place) -> tuple[pa.RecordBatch, int]:
+    def read(self, block_id: BlockId, place: Place) -> tuple[pa.RecordBatch, int]:
         """Returns the block and its size in memory. Raises CorruptSegment, DataLoss."""
         path = self.path(place.segment)
         try:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from broker_core.broker.repair import repair
 from broker_core.errors import DataDirectoryInvalid, StoreError
+from broker_core.ids import BlockId
 from broker_core.store.catalog import Catalog, log_path
 from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog
@@ -104,7 +105,7 @@ def _verify_contents(directory: Path, catalog: Catalog, report: VerifyReport) ->
         _verify_file(segment_path(directory, number), state, report)
     for block_id, place in sorted(places.items(), key=lambda item: item[1][:2]):
         _verify_block(directory, block_id, place, schemas.get(place.segment), report)
-    inbox: dict[int, int] = {}
+    inbox: dict[BlockId, int] = {}
     rows = list(catalog.inbox())
     for row in rows:
         expected = inbox.get(row.block_id, 0)
@@ -140,7 +141,7 @@ def _verify_file(path: Path, state: str, report: VerifyReport) -> None:
 
 
 def _verify_block(
-    directory: Path, block_id: int, place: Place, schema: pa.Schema | None, report: VerifyReport
+    directory: Path, block_id: BlockId, place: Place, schema: pa.Schema | None, report: VerifyReport
 ) -> None:
     report.blocks += 1
     report.rows += place.rows

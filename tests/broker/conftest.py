@@ -13,6 +13,7 @@ from broker_core.admin import QueueInfo
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
+from tests.reading import fetched
 
 
 class Clock:
@@ -63,7 +64,7 @@ class Node:
         """All unsettled bodies, in order; nothing changes."""
         queue = self.broker.state.topology.queue(name)
         return [
-            self.broker.state.messages.fetch(queue, offset).body
+            fetched(self.broker, queue, offset).body
             for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
             for offset in range(start, end)
         ]

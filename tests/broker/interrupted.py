@@ -20,6 +20,7 @@ from broker_core import errors, failpoint
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
+from tests.reading import fetched
 
 POINTS = ["committer.planned", "committer.durable", "committer.published"]
 POINTS += [f"store.commit.{step}" for step in ("begin", "synced", "executed", "committed")]
@@ -108,7 +109,7 @@ def watch(ending: threading.Event) -> None:
 def bodies(broker: LocalBroker, name: str) -> list[int]:
     queue = broker.state.topology.queue(name)
     return [
-        int(broker.state.messages.fetch(queue, offset).body)
+        int(fetched(broker, queue, offset).body)
         for offset in range(queue.progress.floor, queue.log.visible_end)
     ]
 

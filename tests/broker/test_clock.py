@@ -15,6 +15,7 @@ from broker_core.node.clock import SteadyClock, now_us
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
+from tests.reading import fetched
 
 HOUR_US = 3_600_000_000
 S_US = 1_000_000
@@ -132,13 +133,13 @@ def test_after_a_restart_the_clock_knows_the_latest_commit_wherever_it_lies(
         broker.upkeep.close_open()
         broker.upkeep.seal()
     queue = broker.state.topology.queue("q")
-    latest = broker.state.messages.fetch(queue, 1).committed_at
+    latest = fetched(broker, queue, 1).committed_at
     broker.close()
     clock.shift_us = -HOUR_US
     again = LocalBroker(DurableStore(tmp_path), clock, upkeep=False)
     assert latest <= again.clock() < latest + HOUR_US // 2
     queue = again.state.topology.queue("q")
-    times = [again.state.messages.fetch(queue, offset).committed_at for offset in (0, 1)]
+    times = [fetched(again, queue, offset).committed_at for offset in (0, 1)]
     assert times[0] < times[1] == latest, "each message keeps its own time"
     again.close()
 

@@ -14,6 +14,7 @@ from broker_core.broker.records import OutcomeRecord
 from broker_core.message import Message
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
+from tests.reading import fetched
 
 
 class GatedStore(MemoryStore):
@@ -228,12 +229,12 @@ def test_commit_times_do_not_fall_over_a_restart_with_a_clock_that_was_set_back(
     with broker.channel() as channel:
         channel.queue_declare("q")
         channel.publish(b"1", routing_key="q")
-    committed_at = broker.state.messages.fetch(broker.state.topology.queue("q"), 0).committed_at
+    committed_at = fetched(broker, broker.state.topology.queue("q"), 0).committed_at
     broker.close()
     again = LocalBroker(store.reopened(), lambda: 5, upkeep=False)
     with again.channel() as channel:
         channel.publish(b"2", routing_key="q")
-    assert again.state.messages.fetch(again.state.topology.queue("q"), 1).committed_at > committed_at
+    assert fetched(again, again.state.topology.queue("q"), 1).committed_at > committed_at
     again.close()
 
 

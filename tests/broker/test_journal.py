@@ -23,6 +23,7 @@ from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
 from broker_core.store.verify import verify
+from tests.reading import fetched
 
 
 class Place:
@@ -55,9 +56,7 @@ class Place:
         queue = self.broker.state.topology.queue(name)
         spans = queue.progress.unsettled_within(0, queue.log.visible_end)
         return [
-            self.broker.state.messages.fetch(queue, offset).body
-            for start, end in spans
-            for offset in range(start, end)
+            fetched(self.broker, queue, offset).body for start, end in spans for offset in range(start, end)
         ]
 
 
@@ -158,8 +157,7 @@ def test_a_message_that_cannot_be_stored_leaves_no_gap_among_those_that_can(plac
     place.restart()
     assert place.bodies("q") == expected
     assert [
-        place.broker.state.messages.fetch(place.broker.state.topology.queue("q"), offset).body
-        for offset in range(20)
+        fetched(place.broker, place.broker.state.topology.queue("q"), offset).body for offset in range(20)
     ] == expected
 
 

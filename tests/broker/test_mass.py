@@ -13,6 +13,7 @@ from broker_core.node import burial
 from broker_core.node.channel import LocalChannel
 from broker_core.properties import Properties
 from tests.broker.conftest import Node, declared, publish
+from tests.reading import fetched
 
 MANY = burial.MANY + 300
 TO_DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
@@ -188,8 +189,7 @@ def test_what_a_great_many_rejects_become_has_the_same_headers_as_one_has(node: 
     held(node, "q", MANY).nack(0, multiple=True, requeue=False)
     queue = node.broker.state.topology.queue("dead")
     rows = [
-        node.broker.state.messages.fetch(queue, offset)
-        for offset in range(queue.progress.floor, queue.log.next_offset)
+        fetched(node.broker, queue, offset) for offset in range(queue.progress.floor, queue.log.next_offset)
     ]
     assert len(rows) == MANY + 1 and len({row.properties for row in rows}) == 1
 

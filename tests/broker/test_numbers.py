@@ -21,6 +21,7 @@ from broker_core.properties import Properties
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
+from tests.reading import fetched
 
 from .conftest import Node, declared, publish
 
@@ -48,11 +49,10 @@ class Place:
         return self.broker
 
     def bodies(self, queue: str) -> list[bytes]:
-        state = self.broker.state
-        found = state.topology.queue(queue)
+        found = self.broker.state.topology.queue(queue)
         pairs = found.progress.unsettled_within(0, found.log.visible_end)
         return [
-            state.messages.fetch(found, offset).body for start, end in pairs for offset in range(start, end)
+            fetched(self.broker, found, offset).body for start, end in pairs for offset in range(start, end)
         ]
 
 
@@ -181,10 +181,9 @@ def test_no_queue_id_and_no_sequence_is_given_twice_in_random_histories_of_resta
 
 
 def _rows(broker: LocalBroker) -> Iterator[InboxRow]:
-    state = broker.state
-    for queue in state.topology.queues.values():
+    for queue in broker.state.topology.queues.values():
         for start, end in queue.progress.unsettled_within(0, queue.log.visible_end):
-            yield from (state.messages.fetch(queue, offset) for offset in range(start, end))
+            yield from (fetched(broker, queue, offset) for offset in range(start, end))
 
 
 def _prepared(broker: LocalBroker, queue: str) -> None:

@@ -19,6 +19,7 @@ from broker_core.field_table import Long, Timestamp
 from broker_core.message import MESSAGE_SCHEMA, Message
 from broker_core.properties import Properties
 from tests.broker.conftest import Node, declared, publish
+from tests.reading import fetched
 
 LARGEST = 2**63 - 1
 DEATH = {"count": Long(1), "queue": "q", "reason": "rejected", "exchange": "", "routing-keys": ["q"]}
@@ -158,7 +159,7 @@ def test_whatever_a_message_holds_it_is_dead_lettered_once_and_can_be_read(
     node.restart()
     assert (node.browse("dead"), b"poison" in node.browse("q")) == ([b"poison"], False)
     queue = node.broker.state.topology.queue("dead")
-    found = Properties.decode(node.broker.state.messages.fetch(queue, queue.progress.floor).properties)
+    found = Properties.decode(fetched(node.broker, queue, queue.progress.floor).properties)
     death = found.headers["x-death"][0]
     assert (death["queue"], death["reason"], found.expiration) == ("q", way, None)
     assert 1 <= death["count"] <= LARGEST or name == "a text as a count"

@@ -15,9 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_core import errors
-from broker_core.broker.change import Change, Drop, InboxRow
+from broker_core.broker.change import ROUTE, Change, Drop, InboxRow
 from broker_core.broker.load import load
-from broker_core.broker.messages import ROUTE
 from broker_core.broker.records import (
     AttemptRecord,
     BindingRecord,

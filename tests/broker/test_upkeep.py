@@ -18,6 +18,7 @@ from broker_core.broker.routing import Selection
 from broker_core.message import MESSAGE_SCHEMA
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
+from tests.reading import fetched
 
 BODY = b"x" * 1000
 
@@ -41,7 +42,7 @@ def crash(broker: LocalBroker) -> None:
 def bodies(broker: LocalBroker, name: str) -> list[bytes]:
     queue = broker.state.topology.queue(name)
     return [
-        broker.state.messages.fetch(queue, offset).body
+        fetched(broker, queue, offset).body
         for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
         for offset in range(start, end)
     ]

@@ -1,7 +1,7 @@
 """The rows of the crash table on Kafka: real drivers, a real Kafka, real Delta tables.
 
-As in ``test_spark_crash.py``, each row's pipeline is killed in a driver of its own, and then one driver
-restarts all of them; the tests look at what is left. Row numbers are those of the crash table in
+As in ``test_spark_crash.py``, one driver is killed while the pipelines of many rows are at their failpoints,
+and then another one restarts all of them; the tests look at what is left. Row numbers are those of the crash table in
 docs/transactions.md.
 """
 
@@ -14,38 +14,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.test_spark_crash import MESSAGES, TWO_BATCHES, Outcome, require_once
+from tests.crash.test_spark_crash import MESSAGES, TWO_BATCHES, Killed, Outcome, require_once
 from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import Driver, Pipeline
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("kafka-crash")]
 
 # app -> failpoint, its hit, what is special about the pipeline
-KILLED: dict[str, tuple[str, int, dict[str, object]]] = {
+KILLED: Killed = {
     "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "lost-decided": ("foreach.decided", 1, {}),
 }
-STOPPED = {"zombie": "foreach.staged"}
+STOPPED: Killed = {"zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}
 KILLED_IN_SOURCE = {"unlogged": "connector.latest_offset.claimed"}
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Iterator[Outcome]:
     scratch = tmp_path_factory.mktemp("kafka-crash")
-    killed: dict[str, Pipeline] = {}
-    stopped: dict[str, Driver] = {}
+
+    def dying(apps: Killed, how: str) -> tuple[dict[str, Pipeline], Driver]:
+        made: dict[str, Pipeline] = {
+            app: KafkaPipeline.create(app, kafka_url, scratch, MESSAGES, **special)
+            for app, (_, _, special) in apps.items()
+        }
+        at = [(at, hit) for at, hit, _ in apps.values()]
+        return made, Driver(scratch, list(made.values()), at=at, how=how)
+
+    overtaken, stopped = dying(STOPPED, "stop")
     try:
-        for app, (at, hit, special) in KILLED.items():
-            killed[app] = KafkaPipeline.create(app, kafka_url, scratch, MESSAGES, **special)
-            Driver(scratch, [killed[app]], at=at, hit=hit).require_killed()
+        killed, driver = dying(KILLED, "group")
+        driver.require_killed()
         for app, at in KILLED_IN_SOURCE.items():
             killed[app] = KafkaPipeline.create(app, kafka_url, scratch, MESSAGES, options=TWO_BATCHES)
             Driver(scratch, [killed[app]], failpoints=f"{at}=killgroup").require_killed()
-        for app, at in STOPPED.items():
-            killed[app] = KafkaPipeline.create(app, kafka_url, scratch, MESSAGES, options=TWO_BATCHES)
-            stopped[app] = Driver(scratch, [killed[app]], at=at, how="stop")
-            stopped[app].wait_stopped()
+        killed |= overtaken
+        stopped.wait_stopped()
         shutil.rmtree(killed["lost-decided"].checkpoint)
         killed["state"].send(["a", "z"])
         runs = [*killed.values(), replace(killed["lost-decided"], on_new_checkpoint="resume")]
@@ -53,15 +58,13 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Iterato
         runs += [KafkaPipeline.create("batch-fails", kafka_url, scratch, MESSAGES, fn="fail_batch_once")] * 2
         runs.append(KafkaPipeline.create("nothing", kafka_url, scratch, MESSAGES, fn="nothing"))
         errors = Driver(scratch, runs).require_done_each()
-        for left in stopped.values():
-            left.resume()
-            left.wait()
+        stopped.resume()
+        stopped.wait()
         first = {run.app: error for run, error in reversed(list(zip(runs, errors, strict=True)))}
         last = {run.app: error for run, error in zip(runs, errors, strict=True)}
         yield Outcome({run.app: run for run in runs}, first, last)
     finally:
-        for left in stopped.values():
-            left.end()
+        stopped.end()
 
 
 @pytest.mark.parametrize("app", ["decided", "unlogged", "zombie"])

@@ -1,7 +1,8 @@
 """The rows of the crash table that are Spark's, with real drivers, a real broker and real Delta tables.
 
-A driver costs seconds to start. So each row's pipeline is killed in a driver of its own, and then one driver
-restarts all of them; the tests look at what is left. Row numbers are those of the crash table in
+A driver costs seconds to start. So one driver runs the pipelines of many rows, one after the other, each until
+its thread reaches the failpoint of its row and stays there; then the driver is killed. Another one restarts
+all of them; the tests look at what is left. Row numbers are those of the crash table in
 docs/transactions.md.
 """
 
@@ -22,27 +23,33 @@ pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mar
 TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
 MESSAGES = ["a", "b", "c", "d"]
 
-# app -> failpoint, its hit, who dies, what is special about the pipeline
-KILLED: dict[str, tuple[str, int, str, dict[str, object]]] = {
-    "staged": ("foreach.staged", 1, "group", {"options": TWO_BATCHES}),
-    "decided": ("foreach.decided", 2, "group", {"options": TWO_BATCHES}),
-    "decided-driver": ("foreach.decided", 1, "driver", {"options": TWO_BATCHES}),
-    "applied-some": ("foreach.applied.0", 1, "group", {}),
-    "called": ("foreach.called", 1, "group", {}),
-    "unmirrored": ("foreach.marked", 1, "group", {"ledger_sync": True}),
-    "mirrored-untold": ("ledger.appended", 1, "group", {"ledger_sync": True}),
-    "state": ("foreach.mirrored", 1, "group", {"fn": "counts"}),
-    "rate": ("foreach.decided", 1, "group", {"source": "rate", "batches": 2}),
-    "lost-decided": ("foreach.decided", 1, "group", {}),
-    "lost-staged": ("foreach.staged", 1, "group", {}),
-    "latest": ("foreach.opened", 1, "group", {"options": {"startingOffsets": "latest"}}),
+Killed = dict[str, tuple[str, int, dict[str, object]]]
+
+# app -> failpoint, its hit, what is special about the pipeline
+KILLED: Killed = {
+    "staged": ("foreach.staged", 1, {"options": TWO_BATCHES}),
+    "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
+    "applied-some": ("foreach.applied.0", 1, {}),
+    "called": ("foreach.called", 1, {}),
+    "unmirrored": ("foreach.marked", 1, {"ledger_sync": True}),
+    "mirrored-untold": ("ledger.appended", 1, {"ledger_sync": True}),
+    "state": ("foreach.mirrored", 1, {"fn": "counts"}),
+    "rate": ("foreach.decided", 1, {"source": "rate", "batches": 2}),
+    "lost-decided": ("foreach.decided", 1, {}),
+    "lost-staged": ("foreach.staged", 1, {}),
+    "latest": ("foreach.opened", 1, {"options": {"startingOffsets": "latest"}}),
 }
+# only the Python driver is killed, and its JVM lives on
+KILLED_IN_DRIVER: Killed = {"decided-driver": ("foreach.decided", 1, {"options": TWO_BATCHES})}
 # the source runs in a process of its own, which takes its failpoint from the environment
 KILLED_IN_SOURCE = {
     "unacked": "connector.latest_offset.asked@2",
     "unlogged": "connector.latest_offset.claimed",
 }
-STOPPED = {"two-drivers": "foreach.staged", "zombie": "foreach.applying.0"}
+STOPPED: Killed = {
+    "two-drivers": ("foreach.staged", 1, {"options": TWO_BATCHES}),
+    "zombie": ("foreach.applying.0", 1, {"options": TWO_BATCHES}),
+}
 
 
 @dataclass
@@ -52,13 +59,28 @@ class Outcome:
     last: dict[str, str | None]  # and of its last
 
 
+def _dying(scratch: Path, served: Served, apps: Killed, how: str) -> tuple[dict[str, Pipeline], Driver]:
+    """Pipelines, and the one driver that dies while each of them is at its failpoint."""
+    made = {
+        app: Pipeline.create(
+            app,
+            served.url,
+            scratch,
+            MESSAGES,
+            ledger=str(scratch / f"{app}.ledger") if "mirrored" in app else None,
+            **special,  # type: ignore[arg-type]
+        )
+        for app, (_, _, special) in apps.items()
+    }
+    return made, Driver(scratch, list(made.values()), at=[(at, hit) for at, hit, _ in apps.values()], how=how)
+
+
 def _kill(scratch: Path, served: Served) -> dict[str, Pipeline]:
     killed: dict[str, Pipeline] = {}
-    for app, (at, hit, how, special) in KILLED.items():
-        ledger = str(scratch / f"{app}.ledger") if "mirrored" in app else None
-        pipeline = Pipeline.create(app, served.url, scratch, MESSAGES, ledger=ledger, **special)  # type: ignore[arg-type]
-        Driver(scratch, [pipeline], at=at, hit=hit, how=how).require_killed()
-        killed[app] = pipeline
+    for apps, how in ((KILLED, "group"), (KILLED_IN_DRIVER, "driver")):
+        made, driver = _dying(scratch, served, apps, how)
+        driver.require_killed()
+        killed |= made
     for app, at in KILLED_IN_SOURCE.items():
         killed[app] = Pipeline.create(app, served.url, scratch, MESSAGES, options=TWO_BATCHES)
         Driver(scratch, [killed[app]], failpoints=f"{at}=killgroup").require_killed()
@@ -126,26 +148,20 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     deaths = ["engine.stage.durable@2=kill", "engine.commit.received=kill", "engine.commit.decided=kill"]
     dying = Served(scratch / "dying", failpoints="engine.read.recorded=kill")
     supervised = _Supervised(dying, deaths)
-    stopped: dict[str, Driver] = {}
+    overtaken, stopped = _dying(scratch, served, STOPPED, "stop")
     try:
-        killed = _kill(scratch, served)
-        for app, at in STOPPED.items():
-            killed[app] = Pipeline.create(app, served.url, scratch, MESSAGES, options=TWO_BATCHES)
-            stopped[app] = Driver(scratch, [killed[app]], at=at, how="stop")
-            stopped[app].wait_stopped()
+        killed = _kill(scratch, served) | overtaken
+        stopped.wait_stopped()
         runs = _restarts(scratch, killed, served, dropping, dying)
-        driver = Driver(scratch, runs)
-        errors = driver.require_done_each()
-        for left in stopped.values():
-            left.resume()
-            left.wait()
+        errors = Driver(scratch, runs).require_done_each()
+        stopped.resume()
+        stopped.wait()
         first = {run.app: error for run, error in reversed(list(zip(runs, errors, strict=True)))}
         last = {run.app: error for run, error in zip(runs, errors, strict=True)}
         assert supervised.deaths == len(KILLED_BROKER)
         yield Outcome({run.app: run for run in runs}, first, last)
     finally:
-        for left in stopped.values():
-            left.end()
+        stopped.end()
         supervised.end()
         for each in (served, dropping, dying):
             each.stop()

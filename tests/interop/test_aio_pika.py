@@ -17,8 +17,7 @@ from aio_pika.patterns import RPC
 
 from tests.amqp_server import AmqpServed
 from tests.interop.conftest import Fresh
-
-TIMEOUT_S = 600.0
+from tests.progress import GUARD_S
 
 
 def run(url: str, scenario: Callable[[AbstractConnection], Awaitable[None]]) -> None:
@@ -29,7 +28,7 @@ def run(url: str, scenario: Callable[[AbstractConnection], Awaitable[None]]) -> 
         async with connection:
             await scenario(connection)
 
-    asyncio.run(asyncio.wait_for(connected(), TIMEOUT_S))
+    asyncio.run(asyncio.wait_for(connected(), GUARD_S))
 
 
 async def bodies(queue: AbstractQueue) -> list[bytes]:

@@ -27,11 +27,11 @@ import pytest
 
 from tests.amqp_server import AmqpServed
 from tests.interop.asking import eventually
+from tests.progress import GUARD_S
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 600.0
 
 
 class Worker:
@@ -65,14 +65,14 @@ class Worker:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(TIMEOUT_S)
+            self._process.wait(GUARD_S)
             self._process = None
 
     def terminate(self) -> int:
         """SIGTERM: Celery's warm shutdown; the exit code."""
         assert self._process is not None
         self._process.terminate()
-        code = self._process.wait(TIMEOUT_S)
+        code = self._process.wait(GUARD_S)
         self._process = None
         return code
 
@@ -114,7 +114,7 @@ class Rig:
             ) from None
 
     def value(self, result: Any) -> Any:
-        return result.get(timeout=TIMEOUT_S)
+        return result.get(timeout=GUARD_S)
 
     def queue(self, name: str) -> tuple[int, int]:
         """Ready messages and consumers."""
@@ -204,7 +204,7 @@ def test_tasks_with_a_countdown_do_not_hold_up_the_others(rig: Rig) -> None:
     # each that it holds.
     for number in range(6):
         tasks.write.apply_async([f"later {number}"], countdown=60)
-    assert [tasks.add.delay(number, number).get(timeout=TIMEOUT_S) for number in range(10)] == list(
+    assert [tasks.add.delay(number, number).get(timeout=GUARD_S) for number in range(10)] == list(
         range(0, 20, 2)
     )
     assert rig.effects() == []

@@ -20,10 +20,10 @@ import pika
 import pytest
 
 from tests.amqp_server import AmqpServed, serving
+from tests.progress import GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "clients.md").read_text()
-TIMEOUT_S = 600.0
 # a block, and right below it what it prints
 SHOWN = r"```python\n((?:(?!```).)*)```\n```\n((?:(?!```).)*)```"
 
@@ -65,7 +65,7 @@ def run_block(code: str, directory: Path) -> str:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=GUARD_S,
         cwd=directory,
         env=environment,
         check=False,
@@ -131,7 +131,7 @@ def test_the_celery_blocks_run_with_a_worker(page_broker: AmqpServed, tmp_path: 
         assert run_block(client.code, tmp_path) == client.output
     finally:
         worker.terminate()
-        worker.wait(TIMEOUT_S)
+        worker.wait(GUARD_S)
 
 
 @pytest.mark.parametrize(("language", "path"), [("java", "java/Example.java"), ("go", "go/example.go")])

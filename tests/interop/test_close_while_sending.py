@@ -13,7 +13,8 @@ import socket
 
 from pamqp import commands
 
-from tests.amqp_peer import TIMEOUT_S, content, encoded, peer
+from tests.amqp_peer import content, encoded, peer
+from tests.progress import GUARD_S
 
 PUBLISHES = 20_000
 
@@ -22,7 +23,7 @@ def test_a_client_that_still_sends_after_its_connection_close_gets_close_ok_and_
     late = content(1, commands.Basic.Publish(routing_key="nowhere"), b"late")
     close = encoded(0, commands.Connection.Close(200, "Goodbye", 0, 0))
     with peer(url, 1) as client, socket.socket(fileno=os.dup(client.fileno())) as out:
-        out.settimeout(TIMEOUT_S)
+        out.settimeout(GUARD_S)
         out.sendall(close + late * PUBLISHES)  # a reset would be an error here
         client.expect(commands.Connection.CloseOk, 0)
         for _ in range(10):

@@ -35,6 +35,7 @@ from tests.broker.conftest import Clock
 from tests.crash.test_store_crash import tear
 from tests.engine.bench import Bench
 from tests.model.naive_broker import DEAD, LENGTH, TTL_US, Copy, NaiveBroker, Outcome, Refused, Work
+from tests.reading import NothingCached, fetched
 
 TRANSIENT = Properties(delivery_mode=1).encode()
 DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
@@ -186,7 +187,7 @@ class WholeBroker(RuleBasedStateMachine):
         for queue in state.topology.queues.values():
             found[queue.name] = [
                 (
-                    state.messages.fetch(queue, offset).body,
+                    fetched(self.broker, queue, offset).body,
                     "taken"
                     if offset in queue.ready.held or queue.progress.claimed.contains(offset)
                     else "ready",
@@ -518,6 +519,13 @@ def refused(call: Callable[[], Any]) -> str:
     return "done"
 
 
+class NothingInMemory(WholeBroker):
+    """The same where every operation on a sealed block must wait for it."""
+
+    def new_store(self) -> Store:
+        return NothingCached()
+
+
 class OnDisk(WholeBroker):
     """The same over SQLite and segments, small ones. A crash is a power cut: what was never synced is
     missing, or garbage.
@@ -530,7 +538,7 @@ class OnDisk(WholeBroker):
 
     def _open(self, path: Path) -> Store:
         self._path = path
-        return DurableStore(path, roll_bytes=4_000)
+        return DurableStore(path, roll_bytes=4_000, cache_bytes=1_000)  # most blocks are only on disk
 
     def reopened(self) -> Store:
         self._opened += 1

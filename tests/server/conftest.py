@@ -19,9 +19,7 @@ import pytest
 from broker_core import endpoint
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
-from tests.progress import wait_until
-
-TIMEOUT_S = 600.0
+from tests.progress import GUARD_S, wait_until
 
 
 class Served:
@@ -76,7 +74,7 @@ class Served:
     def wait(self) -> int:
         """The exit code, once it has ended; what it still wrote to its output is an error."""
         assert self._process is not None
-        code = self._process.wait(TIMEOUT_S)
+        code = self._process.wait(GUARD_S)
         assert self._process.stdout is not None
         with self._process.stdout as output:
             assert output.read() == ""
@@ -110,7 +108,7 @@ def end_broker(directory: Path) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(found.pid)
             process.kill()
-            process.wait(TIMEOUT_S)
+            process.wait(GUARD_S)
 
 
 def eventually(condition: Callable[[], bool]) -> None:

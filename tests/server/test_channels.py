@@ -13,6 +13,7 @@ from broker_core.flight import contract
 from broker_core.node.local import LocalBroker
 from broker_core.server.flight.channels import Channels
 from broker_core.store.memory import MemoryStore
+from tests.reading import fetched
 
 
 class Doors:
@@ -33,7 +34,7 @@ class Doors:
     def bodies(self) -> list[bytes]:
         queue = self.broker.state.topology.queue("q")
         return [
-            self.broker.state.messages.fetch(queue, offset).body
+            fetched(self.broker, queue, offset).body
             for offset in range(queue.progress.floor, queue.log.visible_end)
         ]
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -51,21 +52,36 @@ def session(more: dict[str, str], scratch: str) -> SparkSession:
     return configure_spark_with_delta_pip(builder).getOrCreate()
 
 
-def arm(death: dict[str, Any]) -> None:
-    """``how``: ``group`` kills driver and JVM, ``driver`` only the Python driver, ``stop`` suspends it until
-    SIGCONT.
+def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, Any]) -> None:
+    """Runs each pipeline until it reaches its failpoint, where its thread stays; then all of them die at once.
+
+    ``how``: ``group`` kills driver and JVM, ``driver`` only the Python driver, ``stop`` suspends it; after
+    SIGCONT the pipelines go on.
     """
+    going_on = threading.Event()
+    threads = []
+    for pipeline, (at, hit) in zip(pipelines, death["at"], strict=True):
+        reached = threading.Event()
 
-    def act(name: str) -> None:
-        Path(death["reached"]).write_text(name)
-        if death["how"] == "group":
-            os.killpg(0, signal.SIGKILL)
-        elif death["how"] == "driver":
-            os.kill(os.getpid(), signal.SIGKILL)
-        else:
-            os.kill(os.getpid(), signal.SIGSTOP)
+        def stay(_name: str, reached: threading.Event = reached) -> None:
+            reached.set()
+            going_on.wait()
 
-    failpoint.arm(death["at"], act, hit=death.get("hit", 1))
+        failpoint.disarm()
+        failpoint.arm(at, stay, hit=hit)
+        threads.append(threading.Thread(target=attempt, args=(spark, pipeline)))
+        threads[-1].start()
+        while not reached.wait(0.05):
+            if not threads[-1].is_alive():
+                print(f"{pipeline['app']} ended and did not reach {at}", file=sys.stderr, flush=True)
+                os._exit(1)
+    Path(death["reached"]).touch()
+    if death["how"] == "group":
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL if death["how"] == "driver" else signal.SIGSTOP)
+    going_on.set()
+    for thread in threads:
+        thread.join()
 
 
 def function(pipeline: dict[str, Any]) -> Any:
@@ -209,19 +225,25 @@ def run(spark: SparkSession, pipeline: dict[str, Any]) -> None:
     each.flush(60)
 
 
+def attempt(spark: SparkSession, pipeline: dict[str, Any]) -> None:
+    """Says on stdout how the query ended."""
+    error = None
+    try:
+        run(spark, pipeline)
+    except Exception as failed:
+        error = str(failed)
+    print(json.dumps({"app": pipeline["app"], "error": error}), flush=True)
+
+
 def main(specification: dict[str, Any]) -> None:
     spark = session(specification["session"], specification["scratch"])
     if specification["death"]:
-        arm(specification["death"])
-    for pipeline in specification["pipelines"]:
-        error = None
-        if pipeline["before"]:
-            prepare(pipeline)
-        try:
-            run(spark, pipeline)
-        except Exception as failed:
-            error = str(failed)
-        print(json.dumps({"app": pipeline["app"], "error": error}), flush=True)
+        die(spark, specification["pipelines"], specification["death"])
+    else:
+        for pipeline in specification["pipelines"]:
+            if pipeline["before"]:
+                prepare(pipeline)
+            attempt(spark, pipeline)
     spark.stop()
 
 

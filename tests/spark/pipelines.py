@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
 from tests.progress import GUARD_S, wait_for_end, wait_until
 
@@ -30,7 +31,7 @@ class Served:
 
     def __init__(self, data: Path, *, failpoints: str = "") -> None:
         self._data = data
-        self._listen = "127.0.0.1:0"
+        self._listen = f"127.0.0.1:{free_ports(1)[0]}"
         self._process: subprocess.Popen[str] | None = None
         self.start(failpoints)
 
@@ -60,7 +61,6 @@ class Served:
             f"the broker did not start: {line!r} {(self._data.parent / 'broker.err').read_text()[-2000:]}"
         )
         self.url = line.split()[1]
-        self._listen = self.url.removeprefix("txmq://")
 
     @property
     def alive(self) -> bool:
@@ -206,16 +206,17 @@ def delta_transactions(table: Path) -> list[tuple[str, int]]:
 
 
 class Driver:
-    """A child process that runs :mod:`tests.spark.jobs`."""
+    """A child process that runs :mod:`tests.spark.jobs`. ``at``: for each pipeline the failpoint, and its hit,
+    where the driver's death finds it (see ``jobs.die``).
+    """
 
     def __init__(
         self,
         scratch: Path,
         pipelines: list[Pipeline],
         *,
-        at: str = "",
+        at: Sequence[tuple[str, int]] = (),
         how: str = "group",
-        hit: int = 1,
         session: dict[str, str] | None = None,
         failpoints: str = "",
     ) -> None:
@@ -225,7 +226,7 @@ class Driver:
         self._errors = scratch / f"{name}.err"
         self._output = scratch / f"{name}.out"
         specification = scratch / f"{name}.json"
-        death = {"at": at, "how": how, "hit": hit, "reached": str(self._reached)} if at else None
+        death = {"at": at, "how": how, "reached": str(self._reached)} if at else None
         parts = {
             "session": session or {},
             "scratch": str(scratch),
@@ -248,10 +249,6 @@ class Driver:
                 start_new_session=True,
             )
 
-    @property
-    def reached(self) -> str:
-        return self._reached.read_text() if self._reached.exists() else ""
-
     def wait(self) -> int:
         try:
             return wait_for_end(self.process, "the driver ends")
@@ -259,12 +256,12 @@ class Driver:
             self.end()
 
     def require_killed(self) -> None:
-        """It died at its failpoint, in the driver or, through the environment, in another process of its
+        """It died at its failpoints, in the driver or, through the environment, in another process of its
         group.
         """
         code = self.wait()
-        assert code == -signal.SIGKILL and (self.reached or not self._at), (
-            f"ended with {code} at {self.reached!r}: {self._tail()}"
+        assert code == -signal.SIGKILL and (self._reached.exists() or not self._at), (
+            f"ended with {code}: {self._tail()}"
         )
 
     def require_done(self) -> dict[str, str | None]:
@@ -283,15 +280,16 @@ class Driver:
         ]
 
     def wait_stopped(self) -> None:
-        """Until it has suspended itself at its failpoint."""
+        """Until it has suspended itself at its failpoints."""
 
         def stopped() -> bool:
             assert self.process.poll() is None, self._tail()
             return (
-                bool(self.reached) and "\nState:\tT" in Path(f"/proc/{self.process.pid}/status").read_text()
+                self._reached.exists()
+                and "\nState:\tT" in Path(f"/proc/{self.process.pid}/status").read_text()
             )
 
-        wait_until(stopped, "the driver reaches its failpoint")
+        wait_until(stopped, "the driver reaches its failpoints")
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker_core import failpoint
-from broker_core.broker.change import Change, InboxRow
-from broker_core.broker.messages import ROUTE
+from broker_core.broker.change import ROUTE, Change, InboxRow
 from broker_core.broker.records import ProgressRecord, QueueRecord
 from broker_core.errors import CorruptCatalog, StoreError
 from broker_core.store import inbox

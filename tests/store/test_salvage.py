@@ -19,6 +19,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage import SalvageReport, salvage
 from broker_core.store.verify import verify
+from tests.reading import fetched
 
 Contents = dict[str, dict[int, bytes]]
 
@@ -83,7 +84,7 @@ def contents(directory: Path) -> Contents:
     for queue in broker.state.topology.queues.values():
         spans = queue.progress.unsettled_within(0, queue.log.visible_end)
         found[queue.name] = {
-            offset: broker.state.messages.fetch(queue, offset).body
+            offset: fetched(broker, queue, offset).body
             for first, last in spans
             for offset in range(first, last)
         }

@@ -26,7 +26,8 @@ LEFT_OUT = frozenset(
         # how to undo
         "undo", "_undo", "saved", "_saved",
         # caches
-        "cache", "_by_headers", "_root", "_decoded", "expiring", "_read", "_new_block_id",
+        "cache", "_by_headers", "_root", "_decoded", "expiring", "body_sizes", "deadline",
+        "_read", "_new_block_id",
         # marks that cause one more look
         "touched", "runnable", "next_deadline", "timed", "hasty", "offered", "used_at_us", "parked",
         # numbers that are never given twice

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from broker_core.broker.block import Blocks
+from broker_core.broker.block import Blocks, RowNumbers
 from broker_core.broker.change import InboxRow
 from broker_core.broker.queue.run import Run
 
@@ -43,7 +43,7 @@ class Decoded:
         if not first <= start < first + len(rows):
             average = max(1, run.block.size_bytes // max(1, run.block.rows))
             first, count = start, min(run.end - start, _BLOCK_ROWS, max(1, _BLOCK_BYTES // average))
-            numbers: range | npt.NDArray[np.int64] = range(row, row + count)
+            numbers: RowNumbers = range(row, row + count)
             if run.numbers is not None:
                 numbers = np.array(run.numbers[start - run.first : start - run.first + count], np.int64)
             elif run.bitmap:
@@ -55,6 +55,11 @@ class Decoded:
         if start + len(found) == first + len(rows):
             self._rows = []
         return found
+
+    def clear(self) -> None:
+        """Drops everything: other entries may get the same offsets."""
+        self.selected = None
+        self._rows = []
 
     def forget(self, run: Run) -> None:
         """Drops the row numbers of a run that leaves the log."""

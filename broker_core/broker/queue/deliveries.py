@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from broker_core.broker.change import Change
 from broker_core.broker.records import DeliveryRecord
 from broker_core.broker.undo import Undo
+from broker_core.ids import QueueId
 
 
 class Deliveries:
@@ -70,7 +71,7 @@ class Deliveries:
         """Restores the counts while loading."""
         self.counts.update((delivery.offset, delivery.count) for delivery in deliveries)
 
-    def record(self, change: Change, queue_id: int, *, written: bool, kept: bool) -> None:
+    def record(self, change: Change, queue_id: QueueId, *, written: bool, kept: bool) -> None:
         """Records the changed counts. For a queue that is not ``written`` it records nothing, for a deleted
         one (not ``kept``) only drops.
         """

@@ -17,6 +17,7 @@ from broker_core.broker.queue.decoded import Decoded
 from broker_core.broker.queue.run import Run
 from broker_core.broker.records import RunRecord
 from broker_core.errors import DataLoss
+from broker_core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 
 _FIRST_RUNS_KEPT = 1024  # dropped runs at the front of the list before they are removed from it
 
@@ -28,7 +29,7 @@ class Log:
         "next_offset", "visible_end",
     )  # fmt: skip
 
-    def __init__(self, queue_id: int, name: str, blocks: Blocks) -> None:
+    def __init__(self, queue_id: QueueId, name: str, blocks: Blocks) -> None:
         self._undo = blocks.undo
         self._saved = 0  # ``Undo.work`` when the numbers were last saved
         self._queue_id = queue_id
@@ -48,11 +49,17 @@ class Log:
 
     def _put_back(self, next_offset: int, front: int) -> None:
         self.next_offset, self._front = next_offset, front
-        self._decoded.selected = None
+        self._decoded.clear()
 
     # -- growing ---------------------------------------------------------------------------------------------
     def append(
-        self, count: int, block_id: int, row: int, bitmap: bytes, sequence: int, committed_at: int
+        self,
+        count: int,
+        block_id: BlockId,
+        row: int,
+        bitmap: bytes,
+        sequence: CommitSequence,
+        committed_at: int,
     ) -> int:
         """Appends ``count`` entries, visible after the commit, and returns their first offset. Adjacent rows
         of an open block extend the last run.
@@ -87,7 +94,7 @@ class Log:
                     self.next_offset = offset + 1
                     return offset
         self._blocks.pin(block.block_id)
-        self._add_run(Run(offset, 1, block, row, b"", 0, 0))
+        self._add_run(Run(offset, 1, block, row, b"", NO_SEQUENCE, 0))
         self.next_offset = offset + 1
         return offset
 
@@ -132,15 +139,8 @@ class Log:
         self.next_offset = max(next_offset, self.next_offset)
 
     def _restore(self, run: RunRecord) -> None:
-        restored = Run(
-            run.first,
-            run.count,
-            self._blocks.pin(run.block_id),
-            run.row,
-            run.bitmap,
-            run.sequence,
-            run.committed_at,
-        )
+        block = self._blocks.pin(run.block_id)
+        restored = Run(run.first, run.count, block, run.row, run.bitmap, run.sequence, run.committed_at)
         restored.recorded = True
         self._add_run(restored)
         self.next_offset = restored.end
@@ -172,7 +172,7 @@ class Log:
             if run.block.block_id < 0 and run.first < end and run.end > start
         ]
 
-    def runs_in(self, block_ids: Container[int]) -> list[Run]:
+    def runs_in(self, block_ids: Container[BlockId]) -> list[Run]:
         return [run for run in self._runs[self._front :] if run.block.block_id in block_ids]
 
     def locate(self, offset: int) -> tuple[Run, int]:
@@ -271,7 +271,7 @@ class Log:
         found = [run for run in self._runs[self._front :] if run.first < end and run.end > start]
         return [self._recorded(run) for run in found if run.block.inbox is None and not run.recorded]
 
-    def record_runs(self, block_id: int) -> list[RunRecord]:
+    def record_runs(self, block_id: BlockId) -> list[RunRecord]:
         """Returns the records of the runs of an open block that is sealed. Their time is the latest of the
         block; each row has its own.
         """

@@ -17,6 +17,7 @@ from broker_core.broker.change import Change
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.records import HoleRecord, ProgressRecord
 from broker_core.broker.undo import Undo
+from broker_core.ids import QueueId
 
 
 class Progress:
@@ -192,7 +193,7 @@ class Progress:
         if not self.owner:
             self.acked = self.floor
 
-    def record_holes(self, change: Change, queue_id: int, *, written: bool, kept: bool) -> None:
+    def record_holes(self, change: Change, queue_id: QueueId, *, written: bool, kept: bool) -> None:
         """Records the changed holes. For a queue that is not ``written`` it records nothing, for a deleted
         one (not ``kept``) only drops.
         """

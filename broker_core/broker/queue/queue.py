@@ -23,6 +23,7 @@ from broker_core.broker.queue.ready import Ready
 from broker_core.broker.queue.ring import Consumers
 from broker_core.broker.queue.room import Room
 from broker_core.broker.records import DeliveryRecord, HoleRecord, ProgressRecord
+from broker_core.ids import QueueId
 
 REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 
@@ -30,19 +31,21 @@ REPLIES = "amq.rabbitmq.reply-to."  # before the token of a requester
 class Marks:
     """Flags that only cause an additional check, and are not undone."""
 
-    __slots__ = ("hasty", "offered", "timed", "used_at_us")
+    __slots__ = ("deadline", "hasty", "offered", "timed", "used_at_us")
 
     def __init__(self, ttl_ms: int | None) -> None:
         self.timed = ttl_ms is not None  # some message received since the start may expire
         self.hasty = ttl_ms == 0  # a message that no consumer takes at once has expired
         self.offered = 0  # entries below were visible when dispatch last looked at the consumers
+        # of the entry that was last at the head: its offset, and when it expires (None: never)
+        self.deadline: tuple[int, int | None] | None = None
         self.used_at_us = 0  # last declared, consumed or got from (x-expires)
 
 
 class Queue:
     def __init__(
         self,
-        queue_id: int,
+        queue_id: QueueId,
         name: str,
         blocks: Blocks,
         *,

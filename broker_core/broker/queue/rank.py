@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from heapq import heappop, heappush
 
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.progress import Progress
 from broker_core.broker.undo import Undo
@@ -53,7 +54,10 @@ class Ranks:
         if self.below < visible_end:
             for start, end in progress.unsettled_within(max(self.below, progress.floor), visible_end):
                 while start < end:
-                    rows = self._log.rows(start, end)
+                    try:
+                        rows = self._log.rows(start, end)
+                    except NotLoaded as missing:  # the order of all visible entries is kept, not their blocks
+                        raise NotLoaded(missing.block_ids, prepare=self.best) from None
                     self.add(start, [row.properties for row in rows])
                     start += len(rows)
                     self.below = start  # if the next rows are damaged, these are not added twice

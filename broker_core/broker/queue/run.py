@@ -9,11 +9,11 @@ a wrong row is another message, perhaps of another queue.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from broker_core.broker.block import Block
+from broker_core.broker.block import Block, RowNumbers
 from broker_core.broker.records import RunRecord
 from broker_core.errors import CorruptCatalog
+from broker_core.ids import BlockId, CommitSequence, QueueId
 
 
 class Run:
@@ -43,7 +43,7 @@ class Run:
         block: Block,
         row: int,
         bitmap: bytes | bytearray,
-        sequence: int,
+        sequence: CommitSequence,
         committed_at: int,
     ) -> None:
         self.first = first
@@ -51,7 +51,7 @@ class Run:
         self.block = block
         self.row = row
         self.bitmap = bitmap
-        self.sequence = sequence  # 0: each row of the block has its own
+        self.sequence = sequence  # NO_SEQUENCE: each row of the block has its own
         self.committed_at = committed_at
         self.skip = 0
         self.numbers: list[int] | None = None  # the rows of the bitmap, for a run that grows
@@ -63,7 +63,7 @@ class Run:
         return self.first + self.count
 
     @property
-    def block_id(self) -> int:
+    def block_id(self) -> BlockId:
         return self.block.block_id
 
     @property
@@ -71,7 +71,7 @@ class Run:
         """Returns the approximate size of the bodies: the run's share of the block."""
         return self.block.size_bytes * self.count // max(1, self.block.rows)
 
-    def rows(self) -> range | npt.NDArray[np.int64]:
+    def rows(self) -> RowNumbers:
         """Returns the row numbers in offset order: a range if they are contiguous, otherwise an array. Raises
         CorruptCatalog.
         """
@@ -107,7 +107,7 @@ class Run:
             clipped.row += ahead
         return clipped
 
-    def record(self, queue_id: int) -> RunRecord:
+    def record(self, queue_id: QueueId) -> RunRecord:
         """Returns the record for the catalog. Raises ValueError if the bitmap contradicts ``count``."""
         if self.bitmap and int.from_bytes(self.bitmap, "little").bit_count() != self.count:
             raise ValueError(

@@ -97,7 +97,7 @@ class Gathered:
         if is_worth_it(transaction):
             self._commit_pieces(deque(transaction.pieces(REJECTS)), then)
         else:
-            session.commits.submit(partial(commit, transaction), then)
+            session.commits.submit(partial(commit, transaction), then, session)
 
     def _commit_pieces(
         self, pieces: deque[Transaction], then: Callable[[Committed | None, BaseException | None], None]
@@ -114,7 +114,7 @@ class Gathered:
             if answer is not None:
                 answers.append(answer)
                 if pieces:
-                    session.commits.submit(partial(commit, pieces[0]), committed)
+                    session.commits.submit(partial(commit, pieces[0]), committed, session)
                 else:
                     then(answers[0], None)
                 return
@@ -129,7 +129,7 @@ class Gathered:
                 assert error is not None
                 session.fail(error, None)
 
-        session.commits.submit(partial(commit, pieces[0]), committed)
+        session.commits.submit(partial(commit, pieces[0]), committed, session)
 
     def _committed(
         self,

@@ -163,7 +163,7 @@ class Session:
     def submit(self, method: m.Method, work: Work[T], reply: Callable[[T], m.Method | None]) -> None:
         """Carry out ``work`` and send ``reply(answer)``, if that is a method."""
         self.move(Move.submit)
-        self.commits.submit(work, partial(self._submitted, method, reply))
+        self.commits.submit(work, partial(self._submitted, method, reply), self)
 
     def _submitted(
         self, method: m.Method, reply: Callable[[T], m.Method | None], answer: T, error: BaseException | None
@@ -277,7 +277,7 @@ class Session:
             if then is not None:
                 then()
 
-        self.commits.submit(work, ended)
+        self.commits.submit(work, ended, self)
 
 
 def as_amqp(error: BaseException) -> TxmqError:

@@ -95,15 +95,38 @@ class Sessions:
         self._ended = True
         sessions = list(self.by_number.values())
         self.by_number.clear()
-        for session in sessions:
-            session.end(why)
-        self._server.commits.submit(
-            self._delete_exclusive, lambda _answer, _error: then() if then is not None else None
-        )
+        left = len(sessions)
+        early = False  # the deletion was asked for before all channels were closed
 
-    def _delete_exclusive(self, state: BrokerState, change: Change, _now: int) -> None:
-        for queue in state.topology.exclusive_queues(self._connection):
-            state.topology.delete_queue(change, queue.name, connection=self._connection)
+        def work(state: BrokerState, change: Change, _now: int) -> bool:
+            if left and not all(session.channel.closed for session in sessions):
+                return False
+            for queue in state.topology.exclusive_queues(self._connection):
+                state.topology.delete_queue(change, queue.name, connection=self._connection)
+            return True
+
+        def deleted(all_closed: bool | None, error: BaseException | None) -> None:
+            nonlocal early
+            if all_closed or error is not None:
+                if then is not None:
+                    then()
+            elif left:
+                early = True
+            else:
+                delete()
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if early and not left:
+                delete()
+
+        def delete() -> None:
+            self._server.commits.submit(work, deleted)
+
+        for session in sessions:
+            session.end(why, ended)
+        delete()  # in the same commit, unless one of them waits for a block
 
     def _finish_when_all_ended(self) -> None:
         if self._finish is not None and not self.by_number and not self._ending:

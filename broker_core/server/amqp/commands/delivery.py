@@ -5,15 +5,18 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.consumer import consumer_priority
+from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Outcome, Settle
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
+from broker_core.message import Delivery
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import get_outcome
 from broker_core.server.amqp.commands.registry import command
@@ -105,28 +108,59 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
     channel = session.channel
     if session.state.agenda.runnable:
         session.commits.dispatch(name)  # consumers come before a get
-    with session.look as state:
+
+    def take(state: BrokerState, now: int) -> Taken:
         queue = state.topology.usable(name, session.connection)
-        now = session.clock()
         state.topology.touch(queue, now)
-        expired = state.expiry.head_expired(queue, now)
-        delivery = None if expired else channel.get(queue)
-        if delivery is not None:
-            ready, _ = state.topology.queue_counts(name)
-            if method.no_ack:
-                unacked = channel.unacked.pop(delivery.tag)
-                session.commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
-    if expired:
-        session.put_back(command)  # carried out again after the expiry
-        session.submit(
-            method, lambda state, change, now: state.expiry.expire(change, now, [queue]), lambda _: None
-        )
-    elif delivery is None:
-        session.send(m.BasicGetEmpty())
+        if state.expiry.head_expired(queue, now):
+            return Taken(None, 0, queue)
+        delivery = channel.get(queue)
+        ready, _ = state.topology.queue_counts(name)
+        return Taken(delivery, ready, None)
+
+    def take_or_expire(state: BrokerState, change: Change, now: int) -> Taken:
+        taken = take(state, now)
+        if taken.late is not None:
+            state.expiry.expire(change, now, [taken.late])
+        return taken
+
+    def answer(taken: Taken) -> None:
+        if taken.late is not None:
+            session.put_back(command)  # carried out again after the expiry
+        elif taken.delivery is None:
+            session.send(m.BasicGetEmpty())
+        else:
+            _give(session, method, taken.delivery, taken.ready)
+
+    try:
+        with session.look as state:
+            taken = take(state, session.clock())
+    except NotLoaded:
+        session.submit(method, take_or_expire, answer)
+        return
+    if taken.late is not None:
+        session.submit(method, take_or_expire, answer)
     else:
-        message = delivery.message
-        found = m.BasicGetOk(delivery.tag, delivery.redelivered, message.exchange, message.routing_key, ready)
-        session.send(found, message.properties, message.body, queue=name)
+        answer(taken)
+
+
+class Taken(NamedTuple):
+    """What basic.get found: a message and how many are ready after it, or a queue whose head must expire."""
+
+    delivery: Delivery | None
+    ready: int
+    late: Queue | None
+
+
+def _give(session: Session, method: m.BasicGet, delivery: Delivery, ready: int) -> None:
+    if session.connection.mute:
+        return  # it could not be sent; the channel requeues it when it ends
+    if method.no_ack:
+        unacked = session.channel.unacked.pop(delivery.tag)
+        session.commits.settle([Settle(unacked.queue, unacked.offset, "ack")])
+    message = delivery.message
+    found = m.BasicGetOk(delivery.tag, delivery.redelivered, message.exchange, message.routing_key, ready)
+    session.send(found, message.properties, message.body, queue=delivery.queue)
 
 
 @command

@@ -10,9 +10,9 @@ import secrets
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.errors import AccessRefused
 from broker_core.server.amqp import direct_reply
 from broker_core.server.amqp.commands.names import one_line
 from broker_core.server.amqp.commands.registry import command
@@ -29,8 +29,8 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
         return
     if not name and not method.passive:
         name = f"amq.gen-{secrets.token_urlsafe(16)}"
-    elif name.startswith("amq.") and not method.passive and name not in session.state.topology.queues:
-        raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+    elif not method.passive:
+        check_reserved(name, session.state.topology.queues)
 
     def work(state: BrokerState, change: Change, now: int) -> tuple[int, int]:
         if method.passive:
