@@ -25,7 +25,7 @@ MISSING, THERE, WRONG, UNKNOWN = "missing", "there", "wrong", "unknown"
 ADDRESS = "--bootstrap-server"
 
 _LOOK = (port.Metadata, port.ListOffsets, port.Fetch)
-_CHECK = (port.Metadata, port.DescribeTopic)
+_CHECK = (port.Metadata, port.DescribeTopic, port.ListOffsets)  # the last one until a new topic answers
 _DECIDE = (port.Produce, port.AddPartitions)
 _OWN = (port.FindCoordinator, port.InitProducer, port.EndTransaction, *_DECIDE)
 _SIZES = "the bytes of a queue: maxBytesPerTrigger, and tasks of equal size"
