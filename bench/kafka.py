@@ -39,7 +39,7 @@ from txmq import BrokerClient, transactional
 
 ROWS = 4_000_000
 SINK_ROWS = 2_000_000
-FOREACH_ROWS = 400_000
+FOREACH_ROWS = 800_000
 REPETITIONS = 5
 DECIDED_ROWS, DECIDED = 1_000, 100
 CHAINED = 40
@@ -222,7 +222,7 @@ def foreach_batch(rig: Rig) -> Iterator[Figure]:
         return transactional(both, url=rig.url, app_id=app, persist=True)
 
     ours, theirs = [], []
-    limit = FOREACH_ROWS // 4
+    limit = FOREACH_ROWS // 8
     for number in range(REPETITIONS + 1):
         lake = str(rig.folder / f"lake-{number}")
         reference = rig.theirs("foreach-in", maxOffsetsPerTrigger=limit)

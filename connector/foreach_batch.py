@@ -54,6 +54,7 @@ _NARROW = {
     "ColumnarToRowExec",
     "RowToColumnarExec",
     "MapInArrowExec",
+    "InMemoryTableScanExec",  # whole partitions are cached, whatever is taken from them
 }
 
 # exceptions that mean that a query was stopped, in the text of an error from Python
@@ -565,12 +566,14 @@ def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
 
 
 def _plan_nodes(root: Any) -> list[tuple[str, Any]]:
-    """(class name, node) of the plan, from the root on."""
+    """(class name, node) of the plan, from the root on, and through what it has persisted."""
     found: list[tuple[str, Any]] = []
     pending = [root]
     while pending:
         node = pending.pop()
         found.append((node.getClass().getSimpleName(), node))
+        if found[-1][0] == "InMemoryTableScanExec":
+            pending.append(node.relation().cachedPlan())
         children = node.children()
         pending += [children.apply(position) for position in range(children.length())]
     return found

@@ -69,8 +69,9 @@ def test_publishes_appends_and_consumption_of_a_batch_are_one_decision(rig: Any,
     assert (entry.ranges, entry.messages, entry.published, entry.applied) == ({"in": (0, 3)}, 3, 3, True)
 
 
+@pytest.mark.parametrize("persist", [False, True])
 def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whole(
-    rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Any, monkeypatch: pytest.MonkeyPatch, persist: bool
 ) -> None:
     rig.declare("in", "out")
     executed: list[int] = []
@@ -100,7 +101,7 @@ def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whol
             if frame is not None:
                 tx.publish(frame, queue="out")
 
-        run(rig, fn, app_id=name, queue=f"in{number}", checkpoint=name)
+        run(rig, fn, app_id=name, queue=f"in{number}", checkpoint=name, persist=persist)
         again[name] = len(executed)
         assert rig.bodies(f"in{number}") == [], name
     assert again == {name: 0 if name in ("projection", "filter") else 1 for name in ways}
