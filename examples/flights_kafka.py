@@ -141,10 +141,10 @@ class Watch:
         self._engine: Any = connect(url)
         self._admin = KafkaAdminClient(bootstrap_servers=addresses(url))
         self._consumer = KafkaConsumer(bootstrap_servers=addresses(url), isolation_level="read_committed")
-        self._logs = {
-            name: [TopicPartition(name, number) for number in range(PARTITIONS)]
-            for name in (*READS, "notifications")
-        }
+        self._logs = {name: [TopicPartition(name, number) for number in range(PARTITIONS)] for name in READS}
+        self._counted = 0
+        self._consumer.assign([TopicPartition("notifications", number) for number in range(PARTITIONS)])
+        self._consumer.seek_to_beginning()
 
     def state(self) -> State:
         groups = {f"txmq.{app}": None for app in set(READS.values())}
@@ -161,10 +161,19 @@ class Watch:
                 name: sum(max(0, ends[log] - max(0, positions.get(log, 0))) for log in self._logs[name])
                 for name in READS
             },
-            total={name: sum(ends[log] for log in logs) for name, logs in self._logs.items()},
+            total={
+                **{name: sum(ends[log] for log in logs) for name, logs in self._logs.items()},
+                "notifications": self._count(),
+            },
             batches={app.app_id: app.sequence for app in apps if app is not None},
             unapplied=sum(app.unapplied for app in apps if app is not None),
         )
+
+    def _count(self) -> int:
+        """Counts records: an offset may also be the marker of a transaction."""
+        while found := self._consumer.poll(100, max_records=10_000):
+            self._counted += sum(map(len, found.values()))
+        return self._counted
 
     def close(self) -> None:
         self._engine.close()
