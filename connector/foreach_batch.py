@@ -21,7 +21,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,6 +35,7 @@ from connector import delta, staging
 from connector.fit import Fit, nullable
 from connector.ledger import DeltaLedger, offsets_of
 from connector.options import WriteOptions, write_options
+from connector.plan import executed_whole
 from connector.schema import check_publish_columns
 from connector.table import Table, is_connect, is_path, resolve
 
@@ -43,19 +43,6 @@ log = logging.getLogger("txmq")
 
 AfterCommit = Callable[[DataFrame, int], None]
 OnUnroutable = Literal["fail", "drop"]
-
-# Plan nodes that read every row of their child (not: limits, joins, caches, functions over partitions).
-_NARROW = {
-    "ProjectExec",
-    "FilterExec",
-    "GenerateExec",
-    "WholeStageCodegenExec",
-    "InputAdapter",
-    "ColumnarToRowExec",
-    "RowToColumnarExec",
-    "MapInArrowExec",
-    "InMemoryTableScanExec",  # whole partitions are cached, whatever is taken from them
-}
 
 # exceptions that mean that a query was stopped, in the text of an error from Python
 _INTERRUPTIONS = (
@@ -540,40 +527,3 @@ def _told(error: BaseException) -> str:
         if line.strip() and not line.strip().startswith(("at ", "... "))
     ]
     return " ".join(lines)[:1000]
-
-
-def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
-    """Whether executing ``frame`` executes every row of ``batch``; False if that is not certain."""
-    if is_connect(frame):
-        return False
-    with suppress(Exception):  # the plan is private to Spark; False executes the batch once more
-        nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
-        own = [
-            node.rdd().id()
-            for name, node in _plan_nodes(batch._jdf.queryExecution().executedPlan())
-            if name == "RDDScanExec"
-        ]
-        leaves = [node for name, node in nodes if name == "RDDScanExec"]
-        inner = [name for name, _ in nodes if name != "RDDScanExec"]
-        # one MapInArrowExec is the staging; another one belongs to the user
-        return (
-            len(own) == 1
-            and [leaf.rdd().id() for leaf in leaves] == own
-            and set(inner) <= _NARROW
-            and inner.count("MapInArrowExec") == 1
-        )
-    return False
-
-
-def _plan_nodes(root: Any) -> list[tuple[str, Any]]:
-    """(class name, node) of the plan, from the root on, and through what it has persisted."""
-    found: list[tuple[str, Any]] = []
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        found.append((node.getClass().getSimpleName(), node))
-        if found[-1][0] == "InMemoryTableScanExec":
-            pending.append(node.relation().cachedPlan())
-        children = node.children()
-        pending += [children.apply(position) for position in range(children.length())]
-    return found

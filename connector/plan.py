@@ -1,0 +1,64 @@
+"""What Spark's physical plan of a frame says about the batch that it was made from.
+
+Not here: executing it (``staging.py``).
+Invariant: the plan is private to Spark, so whatever is not certain is answered with no.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from connector.table import is_connect
+
+# Plan nodes that read every row of their child (not: limits, joins, functions over partitions).
+_NARROW = {
+    "ProjectExec",
+    "FilterExec",
+    "GenerateExec",
+    "WholeStageCodegenExec",
+    "InputAdapter",
+    "ColumnarToRowExec",
+    "RowToColumnarExec",
+    "MapInArrowExec",
+    "InMemoryTableScanExec",  # whole partitions are cached, whatever is taken from them
+}
+
+
+def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
+    """Returns whether executing ``frame`` executes every row of ``batch``; False if that is not certain."""
+    if is_connect(frame):
+        return False
+    with suppress(Exception):  # False executes the batch once more
+        nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
+        own = [
+            node.rdd().id()
+            for name, node in _plan_nodes(batch._jdf.queryExecution().executedPlan())
+            if name == "RDDScanExec"
+        ]
+        leaves = [node for name, node in nodes if name == "RDDScanExec"]
+        inner = [name for name, _ in nodes if name != "RDDScanExec"]
+        # one MapInArrowExec is the staging; another one belongs to the user
+        return (
+            len(own) == 1
+            and [leaf.rdd().id() for leaf in leaves] == own
+            and set(inner) <= _NARROW
+            and inner.count("MapInArrowExec") == 1
+        )
+    return False
+
+
+def _plan_nodes(root: Any) -> list[tuple[str, Any]]:
+    """Returns (class name, node) of the plan, from the root on, and through what it has persisted."""
+    found: list[tuple[str, Any]] = []
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        found.append((node.getClass().getSimpleName(), node))
+        if found[-1][0] == "InMemoryTableScanExec":
+            pending.append(node.relation().cachedPlan())
+        children = node.children()
+        pending += [children.apply(position) for position in range(children.length())]
+    return found
