@@ -219,6 +219,7 @@ def foreach_batch(rig: Rig) -> Iterator[Figure]:
             tx.append(batch.select("body"), lake)
             tx.publish(batch.select("body"), queue="foreach-out")
 
+        # persisted: Spark's count of rows, on which the rate rests, counts those of every reading
         return transactional(both, url=rig.url, app_id=app, persist=True)
 
     ours, theirs = [], []

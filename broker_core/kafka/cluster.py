@@ -172,26 +172,24 @@ class Cluster:
             if leader is not None:
                 parts.setdefault(leader, {})[log] = value
         asked = {node: (list(part), make(part)) for node, part in parts.items()}
-        sent: dict[Endpoint, port.Pending[dict[Log, C]] | errors.ConnectionFailed] = {}
+        sent: dict[Endpoint, port.Pending[dict[Log, C]]] = {}
+        failed: dict[Endpoint, errors.ConnectionFailed] = {}
         for node, (_, request) in asked.items():
             try:
                 sent[node] = self._nodes.send(node, request, lane)
-            except errors.ConnectionFailed as failed:
-                sent[node] = failed
+            except errors.ConnectionFailed as error:
+                failed[node] = error
         # every answer is read, also behind one that failed: the next user of a connection must not find it
-        answered: list[tuple[list[Log], Request[dict[Log, C]], dict[Log, C] | errors.ConnectionFailed]] = []
-        for node, (logs, request) in asked.items():
-            pending = sent[node]
+        found: dict[Endpoint, dict[Log, C]] = {}
+        for node, pending in sent.items():
             try:
-                found = (
-                    pending
-                    if isinstance(pending, errors.ConnectionFailed)
-                    else self._nodes.answer(node, pending)
-                )
-                answered.append((logs, request, found))
-            except errors.ConnectionFailed as failed:
-                answered.append((logs, request, failed))
-        return answered
+                found[node] = self._nodes.answer(node, pending)
+            except errors.ConnectionFailed as error:
+                failed[node] = error
+        return [
+            (logs, request, found[node] if node in found else failed[node])
+            for node, (logs, request) in asked.items()
+        ]
 
     def _refused(
         self, log: Log, request: Request[Any], answer: Coded, repeat: bool, moved: bool

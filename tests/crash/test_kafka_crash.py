@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.test_spark_crash import MESSAGES, TWO_BATCHES, Killed, Outcome, require_once
+from tests.crash.test_spark_crash import MESSAGES, TWO_BATCHES, Killed, Outcome, dying, require_once
 from tests.spark.kafka_pipelines import KafkaPipeline
-from tests.spark.pipelines import Driver, Pipeline
+from tests.spark.pipelines import Driver
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("kafka-crash")]
 
@@ -33,18 +33,9 @@ KILLED_IN_SOURCE = {"unlogged": "connector.latest_offset.claimed"}
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Iterator[Outcome]:
     scratch = tmp_path_factory.mktemp("kafka-crash")
-
-    def dying(apps: Killed, how: str) -> tuple[dict[str, Pipeline], Driver]:
-        made: dict[str, Pipeline] = {
-            app: KafkaPipeline.create(app, kafka_url, scratch, MESSAGES, **special)
-            for app, (_, _, special) in apps.items()
-        }
-        at = [(at, hit) for at, hit, _ in apps.values()]
-        return made, Driver(scratch, list(made.values()), at=at, how=how)
-
-    overtaken, stopped = dying(STOPPED, "stop")
+    overtaken, stopped = dying(scratch, kafka_url, STOPPED, "stop", KafkaPipeline)
     try:
-        killed, driver = dying(KILLED, "group")
+        killed, driver = dying(scratch, kafka_url, KILLED, "group", KafkaPipeline)
         driver.require_killed()
         for app, at in KILLED_IN_SOURCE.items():
             killed[app] = KafkaPipeline.create(app, kafka_url, scratch, MESSAGES, options=TWO_BATCHES)

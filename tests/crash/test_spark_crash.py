@@ -59,12 +59,14 @@ class Outcome:
     last: dict[str, str | None]  # and of its last
 
 
-def _dying(scratch: Path, served: Served, apps: Killed, how: str) -> tuple[dict[str, Pipeline], Driver]:
+def dying(
+    scratch: Path, url: str, apps: Killed, how: str, kind: type[Pipeline] = Pipeline
+) -> tuple[dict[str, Pipeline], Driver]:
     """Pipelines, and the one driver that dies while each of them is at its failpoint."""
     made = {
-        app: Pipeline.create(
+        app: kind.create(
             app,
-            served.url,
+            url,
             scratch,
             MESSAGES,
             ledger=str(scratch / f"{app}.ledger") if "mirrored" in app else None,
@@ -78,7 +80,7 @@ def _dying(scratch: Path, served: Served, apps: Killed, how: str) -> tuple[dict[
 def _kill(scratch: Path, served: Served) -> dict[str, Pipeline]:
     killed: dict[str, Pipeline] = {}
     for apps, how in ((KILLED, "group"), (KILLED_IN_DRIVER, "driver")):
-        made, driver = _dying(scratch, served, apps, how)
+        made, driver = dying(scratch, served.url, apps, how)
         driver.require_killed()
         killed |= made
     for app, at in KILLED_IN_SOURCE.items():
@@ -88,7 +90,7 @@ def _kill(scratch: Path, served: Served) -> dict[str, Pipeline]:
 
 
 def _restarts(
-    scratch: Path, killed: dict[str, Pipeline], served: Served, dropping: Served, dying: Served
+    scratch: Path, killed: dict[str, Pipeline], served: Served, dropping: Served, mortal: Served
 ) -> list[Pipeline]:
     """Every run of the one driver that recovers, in order; an app that stands twice is run twice."""
     for app in ("lost-decided", "lost-staged"):
@@ -114,7 +116,7 @@ def _restarts(
     runs.append(restored)
     runs.append(replace(restored, before=[["copy", restored.checkpoint, copy], ["send", "e"]]))
     runs.append(replace(restored, before=[["copy", copy, restored.checkpoint], ["send", "f"]]))
-    runs.append(added("broker-dies", dying.url, options=TWO_BATCHES))
+    runs.append(added("broker-dies", mortal.url, options=TWO_BATCHES))
     return runs
 
 
@@ -146,13 +148,13 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     served = Served(scratch / "broker")
     dropping = Served(scratch / "dropping", failpoints="server.reply.commit_batch=drop")
     deaths = ["engine.stage.durable@2=kill", "engine.commit.received=kill", "engine.commit.decided=kill"]
-    dying = Served(scratch / "dying", failpoints="engine.read.recorded=kill")
-    supervised = _Supervised(dying, deaths)
-    overtaken, stopped = _dying(scratch, served, STOPPED, "stop")
+    mortal = Served(scratch / "mortal", failpoints="engine.read.recorded=kill")
+    supervised = _Supervised(mortal, deaths)
+    overtaken, stopped = dying(scratch, served.url, STOPPED, "stop")
     try:
         killed = _kill(scratch, served) | overtaken
         stopped.wait_stopped()
-        runs = _restarts(scratch, killed, served, dropping, dying)
+        runs = _restarts(scratch, killed, served, dropping, mortal)
         errors = Driver(scratch, runs).require_done_each()
         stopped.resume()
         stopped.wait()
@@ -163,7 +165,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     finally:
         stopped.end()
         supervised.end()
-        for each in (served, dropping, dying):
+        for each in (served, dropping, mortal):
             each.stop()
 
 

@@ -204,16 +204,6 @@ def test_no_role_has_a_right_that_it_does_not_use(sent: dict[str, Sent], role: s
 
 
 @pytest.fixture
-def kafka() -> FakeKafka:
-    return FakeKafka()
-
-
-@pytest.fixture
-def client(kafka: FakeKafka) -> Client:
-    return Client(kafka.wire(), list(kafka.nodes.values()), reconnect_s=1.0)
-
-
-@pytest.fixture
 def output(
     kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:

@@ -11,16 +11,6 @@ from broker_core.kafka.code import Code
 from tests.kafka.fake_kafka import FakeKafka
 
 
-@pytest.fixture
-def kafka() -> FakeKafka:
-    return FakeKafka()
-
-
-@pytest.fixture
-def client(kafka: FakeKafka) -> Client:
-    return Client(kafka.wire(), list(kafka.nodes.values()), reconnect_s=1.0)
-
-
 def test_topics_are_made_on_first_use(kafka: FakeKafka, client: Client) -> None:
     for topic in (topics.app("a"), topics.stage("a"), topics.stage(""), topics.topology()):
         assert topics.find(client, topic) is None
