@@ -81,23 +81,7 @@ class Client:
         self._administer(
             name, port.CreateTopic(name, partitions, replication, configs or {}), {Code.TOPIC_ALREADY_EXISTS}
         )
-        patience = self._cluster.patience()
-        while True:
-            # a node may not know the topic yet
-            try:
-                found = self._cluster.refresh(name)
-                leaderless = [number for number, each in found.partitions.items() if each.leader < 0]
-                error: errors.TxmqError = errors.ConnectionFailed(
-                    f"partitions {leaderless} of topic {name} have no leader"
-                )
-                if found.partitions and not leaderless:
-                    # a leader may not know yet that it is one, and would refuse the first batch
-                    logs = [port.Log(name, number) for number in found.partitions]
-                    self.offsets(dict.fromkeys(logs, port.EARLIEST), Isolation.READ_UNCOMMITTED)
-                    return found
-            except errors.QueueNotFound as unknown:
-                error = unknown
-            patience.wait(error)
+        return _led(self._cluster, name, 1)
 
     def delete_topic(self, name: str) -> None:
         """Raises QueueNotFound, AccessRefused, KafkaError."""
@@ -105,9 +89,11 @@ class Client:
         self._cluster.forget(name)
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """``partitions`` is the new number. Raises KafkaError where there are as many or more."""
+        """``partitions`` is the new number; their leaders answer. Raises KafkaError where there are as many
+        or more.
+        """
         self._administer(name, port.GrowTopic(name, partitions), done={Code.INVALID_PARTITIONS})
-        self._cluster.forget(name)
+        _led(self._cluster, name, partitions)
 
     def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
         """The topic's settings. Raises QueueNotFound, AccessRefused."""
@@ -277,3 +263,28 @@ def _worst(codes: Mapping[Log, Code]) -> tuple[Code, Log | None]:
         key=lambda each: (each[1] is not Code.NONE, each[1] is not Code.OPERATION_NOT_ATTEMPTED),
     )
     return code, log
+
+
+def _led(cluster: Cluster, name: str, partitions: int) -> port.TopicMetadata:
+    """The topic, when it has so many partitions and their leaders answer."""
+    patience = cluster.patience()
+    while True:
+        # a node may not know the topic, or its new partitions, yet
+        try:
+            found = cluster.refresh(name)
+            led = [number for number, each in found.partitions.items() if each.leader >= 0]
+            of = max(len(found.partitions), partitions)
+            error: errors.TxmqError = errors.ConnectionFailed(
+                f"{len(led)} of {of} partitions of topic {name} have a leader"
+            )
+            if len(led) == of:
+                # a leader may not know yet that it is one, and would refuse the first batch
+                cluster.lead(
+                    {port.Log(name, number): port.EARLIEST for number in led},
+                    lambda part: port.ListOffsets(part, Isolation.READ_UNCOMMITTED),
+                    repeat=True,
+                )
+                return found
+        except errors.QueueNotFound as unknown:
+            error = unknown
+        patience.wait(error)

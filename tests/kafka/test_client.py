@@ -255,11 +255,13 @@ def test_topics_are_made_and_deleted_although_an_answer_is_lost(cluster: Cluster
         cluster.client.grow_topic(LOG.topic, 3)
 
 
-def test_a_topic_is_made_when_its_leaders_know_that_they_are(cluster: Cluster) -> None:
-    """Else the first batch of a fresh topic is refused with a code that may also mean "appended"."""
-    cluster.failing([Code.NOT_LEADER_OR_FOLLOWER] * 3, port.ListOffsets, port.Produce)
-    cluster.client.create_topic("new", 2)
-    assert cluster.client.produce({Log("new", 1): batch(b"a")}) == {Log("new", 1): 0}
+def test_a_topic_is_made_and_grows_when_its_leaders_know_that_they_are(cluster: Cluster) -> None:
+    """Else the first batch of a fresh partition is refused with a code that may also mean "appended"."""
+    for partitions, done in enumerate((cluster.client.create_topic, cluster.client.grow_topic), 1):
+        cluster.failing([Code.NOT_LEADER_OR_FOLLOWER] * 3, port.ListOffsets, port.Produce)
+        done("new", partitions)
+        fresh = Log("new", partitions - 1)
+        assert cluster.client.produce({fresh: batch(b"a")}) == {fresh: 0}
 
 
 def test_a_cluster_that_is_away_fails_after_its_time(cluster: Cluster) -> None:
