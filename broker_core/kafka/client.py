@@ -1,22 +1,23 @@
 """What a client asks of a cluster: topics, offsets, records, transactions and the positions of groups.
 
-Not here: which node is asked, and when again (``cluster.py``); what records mean.
+Not here: which node is asked, and when again (``cluster.py``, ``leaders.py``); what records mean.
 Invariant: a method repeats a request only where twice is the same as once, or says so.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from broker_core import errors
 from broker_core.kafka import port, rights
 from broker_core.kafka.cluster import RECONNECT_S, Cluster
-from broker_core.kafka.code import BUSY, MOVED, UNCLEAR, Code
+from broker_core.kafka.code import Code
+from broker_core.kafka.leaders import Leaders
 from broker_core.kafka.patience import Patience, Time
-from broker_core.kafka.port import Endpoint, Isolation, Log, Producer, Request, Unanswered, Wire
+from broker_core.kafka.port import Endpoint, Isolation, Log, Producer, Wire
 
 TRANSACTION_VERSION = "transaction.version"
+PRODUCE_MS = 30_000  # a leader waits so long for its replicas
 
 
 class Client:
@@ -31,6 +32,7 @@ class Client:
         time: Time | None = None,
     ) -> None:
         self._cluster = Cluster(wire, bootstrap, reconnect_s, time or Time())
+        self._leaders = Leaders(self._cluster)
         self._levels: Mapping[str, int] | None = None
 
     def close(self) -> None:
@@ -78,22 +80,22 @@ class Client:
         configs: Mapping[str, str] | None = None,
     ) -> port.TopicMetadata:
         """A topic whose leaders answer, which may have existed. Raises AccessRefused, KafkaError."""
-        self._administer(
+        self._cluster.administer(
             name, port.CreateTopic(name, partitions, replication, configs or {}), {Code.TOPIC_ALREADY_EXISTS}
         )
-        return _led(self._cluster, name, 1)
+        return self._leaders.ready(name, 1)
 
     def delete_topic(self, name: str) -> None:
         """Raises QueueNotFound, AccessRefused, KafkaError."""
-        self._administer(name, port.DeleteTopic(name), done={Code.UNKNOWN_TOPIC_OR_PARTITION})
+        self._cluster.administer(name, port.DeleteTopic(name), done={Code.UNKNOWN_TOPIC_OR_PARTITION})
         self._cluster.forget(name)
 
     def grow_topic(self, name: str, partitions: int) -> None:
         """``partitions`` is the new number; their leaders answer. Raises KafkaError where there are as many
         or more.
         """
-        self._administer(name, port.GrowTopic(name, partitions), done={Code.INVALID_PARTITIONS})
-        _led(self._cluster, name, partitions)
+        self._cluster.administer(name, port.GrowTopic(name, partitions), done={Code.INVALID_PARTITIONS})
+        self._leaders.ready(name, partitions)
 
     def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
         """The topic's settings. Raises QueueNotFound, AccessRefused."""
@@ -107,8 +109,8 @@ class Client:
         """By log: its end (LATEST), begin (EARLIEST) or the first offset from a timestamp in ms on (-1:
         none). Raises QueueNotFound.
         """
-        answers = self._cluster.lead(timestamps, lambda part: port.ListOffsets(part, isolation), repeat=True)
-        return {log: answer.offset for log, answer in answers.items()}
+        ask = self._leaders.ask(timestamps, lambda part: port.ListOffsets(part, isolation))
+        return {log: answer.offset for log, answer in ask().items()}
 
     def fetch(
         self,
@@ -124,11 +126,18 @@ class Client:
         """Batches from the offsets on. Raises DataLoss (OFFSET_OUT_OF_RANGE), QueueNotFound (also a topic
         with another id).
         """
-        return self._cluster.lead(
+        return self._leaders.ask(
             offsets,
             lambda part: port.Fetch(part, ids, isolation, max_bytes, max_wait_ms, min_bytes),
-            repeat=True,
             lane=lane,
+        )()
+
+    def fetching(
+        self, offsets: Mapping[Log, int], isolation: Isolation, max_bytes: int, lane: str
+    ) -> Callable[[], dict[Log, port.Fetched]]:
+        """Asks for batches. Returns the call that waits for them."""
+        return self._leaders.ask(
+            offsets, lambda part: port.Fetch(part, None, isolation, max_bytes, 0, 1), lane=lane
         )
 
     def produce(
@@ -138,35 +147,41 @@ class Client:
         transactional_id: str | None = None,
         implicit: bool = False,
         repeat: bool = False,
-        timeout_ms: int = 30_000,
     ) -> dict[Log, int]:
         """Appends one batch to each log; the offsets of their first records.
 
         ``repeat``: what has no answer is sent again, and may stand there twice. Raises Unanswered without it,
         TransactionTooLarge, and TransactionState where another process has a later epoch.
         """
-        answers = self._cluster.lead(
+        return self.producing(batches, transactional_id=transactional_id, implicit=implicit, repeat=repeat)()
+
+    def producing(
+        self,
+        batches: Mapping[Log, bytes | bytearray],
+        *,
+        transactional_id: str | None = None,
+        implicit: bool = False,
+        repeat: bool = False,
+    ) -> Callable[[], dict[Log, int]]:
+        """Sends what :meth:`produce` appends. Returns the call that waits until it is appended."""
+        answers = self._leaders.ask(
             batches,
-            lambda part: port.Produce(part, transactional_id, implicit, timeout_ms),
+            lambda part: port.Produce(part, transactional_id, implicit, PRODUCE_MS),
             repeat=repeat,
             # a leader that loses its place while it waits for replicas says that it is none, and the next one
             # may have the batch; only sequences, of a transaction, make it stand there once
             moved=transactional_id is not None,
         )
-        return {log: answer.offset for log, answer in answers.items()}
+        return lambda: {log: answer.offset for log, answer in answers().items()}
 
     def delete_records(self, before: Mapping[Log, int]) -> dict[Log, int]:
         """Moves the begins of logs; the new ones. Once is as good as twice."""
-        return {
-            log: answer.offset
-            for log, answer in self._cluster.lead(before, port.DeleteRecords, repeat=True).items()
-        }
+        answers = self._leaders.ask(before, port.DeleteRecords)()
+        return {log: answer.offset for log, answer in answers.items()}
 
     def sizes(self, logs: Sequence[Log]) -> dict[Log, int]:
         """Bytes on the disks of the leaders. Raises AccessRefused, QueueNotFound."""
-        answers = self._cluster.lead(
-            dict.fromkeys(logs, 0), lambda part: port.LogSizes(tuple(part)), repeat=True
-        )
+        answers = self._leaders.ask(dict.fromkeys(logs, 0), lambda part: port.LogSizes(tuple(part)))()
         return {log: answer.bytes for log, answer in answers.items()}
 
     # -- transactions ----------------------------------------------------------------------------------------
@@ -224,37 +239,6 @@ class Client:
         )
         return {log: answer.offset for log, answer in answers.items()}
 
-    def _administer(
-        self,
-        name: str,
-        request: Request[port.Outcome],
-        fine: Collection[Code] = (),
-        *,
-        done: Collection[Code] = (),
-    ) -> None:
-        """Asks the controller until it is clear. ``fine``: codes that are as good as success; ``done``: where
-        an earlier try may have done it. Raises the error of any other code.
-        """
-        patience = self._cluster.patience()
-        accepted = {Code.NONE, *fine}
-        while True:
-            try:
-                outcome = self._cluster.controller(request, patience)
-            except Unanswered as unanswered:
-                error: errors.TxmqError = unanswered
-                accepted |= {*done}
-            else:
-                if outcome.code in accepted:
-                    return
-                error = rights.error(
-                    request, outcome.code, f"topic {name}", topic=name, message=outcome.message
-                )
-                if outcome.code in UNCLEAR:
-                    accepted |= {*done}
-                elif outcome.code not in MOVED | BUSY:
-                    raise error
-            patience.wait(error)
-
 
 def _worst(codes: Mapping[Log, Code]) -> tuple[Code, Log | None]:
     """Returns the code that says most of an answer about several logs, and whose it is."""
@@ -263,28 +247,3 @@ def _worst(codes: Mapping[Log, Code]) -> tuple[Code, Log | None]:
         key=lambda each: (each[1] is not Code.NONE, each[1] is not Code.OPERATION_NOT_ATTEMPTED),
     )
     return code, log
-
-
-def _led(cluster: Cluster, name: str, partitions: int) -> port.TopicMetadata:
-    """The topic, when it has so many partitions and their leaders answer."""
-    patience = cluster.patience()
-    while True:
-        # a node may not know the topic, or its new partitions, yet
-        try:
-            found = cluster.refresh(name)
-            led = [number for number, each in found.partitions.items() if each.leader >= 0]
-            of = max(len(found.partitions), partitions)
-            error: errors.TxmqError = errors.ConnectionFailed(
-                f"{len(led)} of {of} partitions of topic {name} have a leader"
-            )
-            if len(led) == of:
-                # a leader may not know yet that it is one, and would refuse the first batch
-                cluster.lead(
-                    {port.Log(name, number): port.EARLIEST for number in led},
-                    lambda part: port.ListOffsets(part, Isolation.READ_UNCOMMITTED),
-                    repeat=True,
-                )
-                return found
-        except errors.QueueNotFound as unknown:
-            error = unknown
-        patience.wait(error)

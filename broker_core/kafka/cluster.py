@@ -1,6 +1,7 @@
-"""What is known of a cluster, and asking it: the leader of a log, the coordinator of a key, or any node.
+"""What is known of a cluster, and asking it: the controller, the coordinator of a key, or any node.
 
-Not here: what is asked (``client.py``), and how it is carried (``wire.py``).
+Not here: asking the leaders of logs (``leaders.py``), what is asked (``client.py``), and how it is carried
+(``wire.py``).
 Invariant: a request that may have been done is repeated only where the caller says that twice is the same as
 once; else Unanswered is raised. What has no answer within ``reconnect_s`` raises the last error. Threads may
 share a cluster: its caches are dicts whose entries are replaced whole, and an old entry costs one refused
@@ -9,8 +10,8 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol, TypeVar
 
 from broker_core import errors
 from broker_core.kafka import port, rights
@@ -38,14 +39,14 @@ class Cluster:
     """Over a wire, from ``bootstrap`` endpoints on. Nothing is sent before the first question."""
 
     def __init__(self, wire: Wire, bootstrap: Sequence[Endpoint], reconnect_s: float, time: Time) -> None:
-        self._nodes = Nodes(wire, bootstrap)
+        self.nodes = Nodes(wire, bootstrap)
         self._reconnect_s = reconnect_s
         self._time = time
         self._topics: dict[str, tuple[port.TopicMetadata, float]] = {}  # and when it was asked for
         self._coordinators: dict[str, Endpoint] = {}
 
     def close(self) -> None:
-        self._nodes.close()
+        self.nodes.close()
 
     def patience(self) -> Patience:
         return Patience(self._reconnect_s, self._time)
@@ -77,7 +78,7 @@ class Cluster:
         self, topics: tuple[str, ...] | None, patience: Patience | None = None
     ) -> port.MetadataAnswer:
         answer = self.anywhere(port.Metadata(topics), patience)
-        self._nodes.known = answer.nodes
+        self.nodes.known = answer.nodes
         return answer
 
     def forget(self, name: str) -> None:
@@ -91,9 +92,9 @@ class Cluster:
         patience = patience or self.patience()
         while True:
             error = errors.ConnectionFailed("no node of Kafka is known")
-            for node in self._nodes.in_order():
+            for node in self.nodes.in_order():
                 try:
-                    return self._nodes.ask(node, request)
+                    return self.nodes.ask(node, request)
                 except errors.ConnectionFailed as failed:
                     error = failed
             patience.wait(error)
@@ -111,120 +112,48 @@ class Cluster:
                 raise error
             patience.wait(error)
 
-    def controller(self, request: Request[A], patience: Patience) -> A:
+    def _ask_controller(self, request: Request[A], patience: Patience) -> A:
         """Raises Unanswered."""
         while True:
             cluster = self.metadata((), patience)
             node = cluster.nodes.get(cluster.controller) or next(iter(cluster.nodes.values()))
             try:
-                pending = self._nodes.send(node, request)
+                pending = self.nodes.send(node, request)
             except errors.ConnectionFailed as error:
                 patience.wait(error)
                 continue
-            return self._nodes.answer(node, pending)
+            return self.nodes.answer(node, pending)
 
-    def lead(
+    def administer(
         self,
-        asked: Mapping[Log, V],
-        make: Callable[[dict[Log, V]], Request[dict[Log, C]]],
+        name: str,
+        request: Request[port.Outcome],
+        fine: Collection[Code] = (),
         *,
-        repeat: bool,
-        moved: bool = True,
-        lane: str = "",
-    ) -> dict[Log, C]:
-        """The answers of the leaders, which are asked at once. Raises the error of the first log whose code
-        is final. ``moved`` False: a node that is no leader any more may have done it while it was.
+        done: Collection[Code] = (),
+    ) -> None:
+        """Asks the controller about a topic until it is clear. ``fine``: codes that are as good as success;
+        ``done``: where an earlier try may have done it. Raises the error of any other code.
         """
-        todo, done = dict(asked), {}
         patience = self.patience()
+        accepted = {Code.NONE, *fine}
         while True:
-            error: errors.TxmqError | None = None
-            for part, request, answers in self._ask_leaders(todo, make, lane):
-                if isinstance(answers, errors.ConnectionFailed):
-                    self._forget(part)
-                    if isinstance(answers, Unanswered) and not repeat:
-                        raise answers
-                    error = answers
-                    continue
-                for log in part:
-                    answer = answers.get(log)
-                    if answer is None:
-                        raise errors.RemoteProtocolError(f"an answer of Kafka lacks {log}", "is it a Kafka?")
-                    if answer.code is Code.NONE:
-                        done[log] = answer
-                        del todo[log]
-                        patience.renew()
-                    else:
-                        error = self._refused(log, request, answer, repeat, moved)
-            if not todo:
-                return done
-            patience.wait(error or errors.ConnectionFailed(f"{', '.join(map(str, todo))}: no leader"))
-
-    def _ask_leaders(
-        self, todo: dict[Log, V], make: Callable[[dict[Log, V]], Request[dict[Log, C]]], lane: str
-    ) -> list[tuple[list[Log], Request[dict[Log, C]], dict[Log, C] | errors.ConnectionFailed]]:
-        """By leader: its logs, the request and their answers, or why there are none. All requests are sent
-        before the first answer is read.
-        """
-        parts: dict[Endpoint, dict[Log, V]] = {}
-        for log, value in todo.items():
-            leader = self._leader(log)
-            if leader is not None:
-                parts.setdefault(leader, {})[log] = value
-        asked = {node: (list(part), make(part)) for node, part in parts.items()}
-        sent: dict[Endpoint, port.Pending[dict[Log, C]]] = {}
-        failed: dict[Endpoint, errors.ConnectionFailed] = {}
-        for node, (_, request) in asked.items():
             try:
-                sent[node] = self._nodes.send(node, request, lane)
-            except errors.ConnectionFailed as error:
-                failed[node] = error
-        # every answer is read, also behind one that failed: the next user of a connection must not find it
-        found: dict[Endpoint, dict[Log, C]] = {}
-        for node, pending in sent.items():
-            try:
-                found[node] = self._nodes.answer(node, pending)
-            except errors.ConnectionFailed as error:
-                failed[node] = error
-        return [
-            (logs, request, found[node] if node in found else failed[node])
-            for node, (logs, request) in asked.items()
-        ]
-
-    def _refused(
-        self, log: Log, request: Request[Any], answer: Coded, repeat: bool, moved: bool
-    ) -> errors.TxmqError:
-        """The error of an answer that another try may better; raises it where none does."""
-        message = getattr(answer, "message", None)
-        error = rights.error(request, answer.code, f"log {log}", topic=log.topic, message=message)
-        if answer.code in MOVED or answer.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
-            self._forget([log])  # whether the topic exists is what the metadata say
-        elif answer.code not in BUSY | UNCLEAR:
-            raise error
-        if not repeat and answer.code in (UNCLEAR if moved else UNCLEAR | MOVED):
-            raise Unanswered(error.message)
-        return error
-
-    def _leader(self, log: Log) -> Endpoint | None:
-        """None: there is none for now. Raises QueueNotFound where the topic has no such partition."""
-        found = self.topic(log.topic)
-        partition = found.partitions.get(log.partition)
-        if partition is None:
-            found = self.refresh(log.topic)
-            partition = found.partitions.get(log.partition)
-            if partition is None:
-                raise errors.QueueNotFound(
-                    f"log {log}: topic {log.topic} has {len(found.partitions)} partitions",
-                    "correct the number",
+                outcome = self._ask_controller(request, patience)
+            except Unanswered as unanswered:
+                error: errors.TxmqError = unanswered
+                accepted |= {*done}
+            else:
+                if outcome.code in accepted:
+                    return
+                error = rights.error(
+                    request, outcome.code, f"topic {name}", topic=name, message=outcome.message
                 )
-        node = self._nodes.known.get(partition.leader)
-        if node is None:
-            self._forget([log])
-        return node
-
-    def _forget(self, logs: Sequence[Log]) -> None:
-        for log in logs:
-            self.forget(log.topic)
+                if outcome.code in UNCLEAR:
+                    accepted |= {*done}
+                elif outcome.code not in MOVED | BUSY:
+                    raise error
+            patience.wait(error)
 
     def coordinate(
         self,
@@ -243,7 +172,7 @@ class Cluster:
         while True:
             node = self._coordinators.get(name) or self._find_coordinator(key, group, name, patience)
             try:
-                answer = self._nodes.ask(node, request)
+                answer = self.nodes.ask(node, request)
             except errors.ConnectionFailed as failed:
                 self._coordinators.pop(name, None)
                 if isinstance(failed, Unanswered) and not repeat:

@@ -202,6 +202,7 @@ class Decider:
             here("kafka.decide.published")
             # 7. the decision, with the last of them
             transaction.append({**last, self._decisions.log: decision})
+            transaction.wait()
             here("kafka.decide.entered")
             # 8. the commit point
             transaction.commit()

@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
-from broker_core.errors import QueueNotFound
+from broker_core.errors import QueueNotFound, TxmqError
 from broker_core.failpoint import here
 from broker_core.kafka.client import Client
 from broker_core.kafka.encode import stamp
@@ -84,6 +85,7 @@ class Transaction:
         self._producer = producer
         self._implicit = owner.renews
         self._sequences: Counter[Log] = Counter()  # the next one of each log
+        self._sent: Callable[[], object] | None = None  # waits for the batches that are under way
 
     def join(self, logs: Iterable[Log]) -> None:
         """Lets all logs join before the first batch, where Kafka needs it (transaction.version 1)."""
@@ -100,7 +102,9 @@ class Transaction:
             ) from None
 
     def append(self, batches: Mapping[Log, Ready]) -> None:
-        """Appends one batch to each log, stamped with producer, sequence and the time of now."""
+        """Sends one batch to each log, stamped with producer, sequence and the time of now. The next call
+        waits until they are appended, and raises what that raises.
+        """
         now, stamped = self._owner.now(), {}
         for log, (batch, _) in batches.items():
             stamped[log] = data = bytearray(batch)
@@ -111,18 +115,30 @@ class Transaction:
                 sequence=self._sequences[log],
                 timestamp=now,
             )
-        self._owner.client.produce(stamped, transactional_id=self._owner.id, implicit=self._implicit)
+        self.wait()  # in their order: Kafka counts sequences
+        self._sent = self._owner.client.producing(
+            stamped, transactional_id=self._owner.id, implicit=self._implicit
+        )
         for log, (_, rows) in batches.items():
             self._sequences[log] += rows
 
+    def wait(self) -> None:
+        """Waits until everything is appended."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent()
+
     def commit(self) -> None:
         """Raises Unanswered: it may be committed; TransactionState: it is not, by this owner."""
+        self.wait()
         following = self._end(commit=True)
         if self._implicit:
             self._owner.go_on(following)
 
     def abort(self) -> None:
         """Aborts, so that readers of the logs need not wait for the next fence. Raises as ``commit``."""
+        with suppress(TxmqError):  # of what is aborted
+            self.wait()
         self._end(commit=False)
 
     def _end(self, *, commit: bool) -> Producer:

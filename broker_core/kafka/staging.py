@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -116,11 +116,12 @@ class _Branch:
         self._spans: list[Span] = []
         self._logs: set[Log] = set()
         self._size_bytes = 0
+        self._sent: tuple[int, Callable[[], Mapping[Log, int]]] | None = None  # records, and their offset
 
     def add(self, value: _Value) -> None:
         size = len(value.data) + _HEADERS
         if self._waiting and self._waiting_bytes + size > LARGEST:
-            self.flush()
+            self._send()
         self._waiting.append(value)
         self._waiting_bytes += size
         if value.log is not None:
@@ -129,9 +130,13 @@ class _Branch:
             self.rows += value.rows
 
     def flush(self) -> None:
-        """Appends what waits as one record batch."""
-        if not self._waiting:
-            return
+        """Returns when everything is appended."""
+        if self._waiting:
+            self._send()
+        self._settle()
+
+    def _send(self) -> None:
+        """Sends what waits as one record batch. While it is appended, the next rows are encoded."""
         here("kafka.stage.append")
         header, first = self.header, len(self._checksums)
         blocks = [_headers(header, value, first + number) for number, value in enumerate(self._waiting)]
@@ -141,12 +146,20 @@ class _Branch:
             headers=pa.array(blocks, pa.binary()),
             timestamp=now_ms(),
         )
-        # sent again where the answer is lost: the copy that is not acknowledged is named by nothing
-        offset = self._client.produce({self._log: batch}, repeat=True)[self._log]
-        self._spans.append(Span(offset, offset + len(blocks) - 1))
         self._checksums += [signed(xxhash.xxh3_64_intdigest(value.data)) for value in self._waiting]
         self._size_bytes += sum(len(value.data) for value in self._waiting)
         self._waiting, self._waiting_bytes = [], 0
+        self._settle()  # in their order: the records of a branch have numbers
+        # sent again where the answer is lost: the copy that is not acknowledged is named by nothing
+        self._sent = len(blocks), self._client.producing({self._log: batch}, repeat=True)
+
+    def _settle(self) -> None:
+        """Waits until what was sent is appended."""
+        if self._sent is None:
+            return
+        (count, appended), self._sent = self._sent, None
+        offset = appended()[self._log]
+        self._spans.append(Span(offset, offset + count - 1))
         here("kafka.stage.appended")
 
     def staged(self) -> StagedBranch:

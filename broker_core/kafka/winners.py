@@ -8,6 +8,7 @@ right key, with the right number, and the checksums of all of them are those of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from broker_core.kafka.record_batch import Head, read_head
 from broker_core.kafka.staging import NUMBER, PARTITION, ROWS, TOKEN, TOPIC
 
 PIECE_BYTES = 16 << 20  # of one fetch
+LANE = "staged"  # large answers do not hold up what is published meanwhile
 
 
 class StagedRecord(NamedTuple):
@@ -55,11 +57,12 @@ def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]
         spans.sort(reverse=True)  # the next one last
     positions = {log: spans[-1].first for log, spans in wanted.items() if spans}
     patience = client.patience()
-    while positions:
-        fetched = client.fetch(positions, isolation=Isolation.READ_UNCOMMITTED, max_bytes=PIECE_BYTES)
+    fetch = partial(client.fetching, isolation=Isolation.READ_UNCOMMITTED, max_bytes=PIECE_BYTES, lane=LANE)
+    fetched = fetch(positions) if positions else None
+    while fetched is not None:
         found: list[StagedRecord] = []
         moved = False
-        for log, answer in fetched.items():
+        for log, answer in fetched().items():
             spans, before = wanted[log], positions.pop(log)
             position = before
             for head in _heads(answer.records, str(log)):
@@ -68,14 +71,16 @@ def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]
             moved |= position > before
             if spans:
                 positions[log] = max(position, spans[-1].first)
-        if found:
-            yield found
         if moved:
             patience.renew()
         else:  # a leader that is new has not caught up yet
             patience.wait(
                 errors.ConnectionFailed(f"{', '.join(map(str, positions))}: what was staged is not shown yet")
             )
+        # it comes while the caller publishes this piece
+        fetched = fetch(positions) if positions else None
+        if found:
+            yield found
 
 
 def _heads(data: memoryview, log: str) -> Iterator[Head]:

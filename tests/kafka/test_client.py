@@ -123,7 +123,7 @@ def test_all_leaders_are_asked_before_an_answer_is_read(cluster: Cluster) -> Non
     assert len({cluster.log(log).leader for log in logs}) == 3
     cluster.client.topic(LOG.topic)
     order: list[str] = []
-    wire = cluster.client._cluster._nodes._wire
+    wire = cluster.client._cluster.nodes._wire
     send = wire.send
 
     class Reading:

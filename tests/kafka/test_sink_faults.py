@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from broker_core import errors
-from broker_core.kafka import port
+from broker_core.kafka import port, winners
 from broker_core.kafka.code import Code
-from broker_core.kafka.port import Log, Request
+from broker_core.kafka.port import Fetch, ListOffsets, Log, Produce, Request
+from broker_core.kafka.published import BATCH_BYTES
 from tests.kafka.fake_kafka import LOST, REFUSED, UNANSWERED
 from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver
 
@@ -118,6 +119,32 @@ def test_c4_whatever_request_fails_a_batch_is_decided_once(version: int, fault: 
         if not reached:
             return
     raise AssertionError("it never ended")
+
+
+@pytest.mark.parametrize("fault", [LOST, UNANSWERED, Code.NOT_LEADER_OR_FOLLOWER])
+def test_c4_what_is_under_way_behind_a_request_that_fails_keeps_its_order(
+    version: int, fault: str | Code, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a branch of several requests, which are sent, fetched and published while the next is prepared."""
+    monkeypatch.setattr(winners, "PIECE_BYTES", 1 << 20)
+    bodies = [b"%d" % number + bytes(BATCH_BYTES) for number in range(4)]
+    for number in range(1, ENOUGH):
+        cluster = Cluster(version)
+        driver = cluster.driver()
+        count = at(cluster, number, lambda request: fault if _about_logs(request) else None)
+        opened = driver.open(0)
+        branch = driver.stage(opened.token, bodies)
+        driver.commit(0, opened.token, [branch])
+        published = [cluster.read(Log("orders", partition)) for partition in range(2)]
+        assert sorted(itertools.chain(*published)) == bodies
+        assert all(found == sorted(found) for found in published)
+        if count() < number:
+            return
+    raise AssertionError("it never ended")
+
+
+def _about_logs(request: Request[Any]) -> bool:
+    return isinstance(request, Produce | Fetch | ListOffsets)
 
 
 def test_row_3_whatever_request_was_the_drivers_last_the_next_one_decides_once(version: int) -> None:
