@@ -25,7 +25,6 @@ STATE = "exchanges, queues and bindings delete each other (auto-delete), in one 
 ENTRY = "one method for each call of a port or a specification, and each is short"
 
 LONG_FILES: dict[str, tuple[int, str]] = {
-    "broker_core.amqp.v0_9_1.decoder": (527, "a state machine whose states share the position in the bytes"),
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.broker.topology": (557, STATE),
     "broker_core.store.salvage": (542, "one pass over a damaged directory"),
@@ -34,7 +33,7 @@ LONG_FILES: dict[str, tuple[int, str]] = {
 LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.connection.AmqpConnection": (256, ENTRY),
     "broker_core.amqp.v0_9_1.decoder.Decoder": (
-        352,
+        363,
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (313, ENTRY),

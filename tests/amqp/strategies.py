@@ -108,6 +108,23 @@ def command_bytes(draw: st.DrawFn) -> bytes:
     return encode_method(channel, method)
 
 
+@st.composite
+def repeated_publishes(draw: st.DrawFn) -> bytes:
+    """Publishes that differ in their bodies, with others and other frames between them."""
+    properties = [draw(ENCODED_PROPERTIES) for _ in range(2)]
+    parts = []
+    for kind in draw(st.lists(st.sampled_from("aaaabcdx"), min_size=3, max_size=12)):
+        method = BasicPublish("e", "k", mandatory=kind == "b")
+        channel, chosen = (2 if kind == "c" else 1), properties[kind == "d"]
+        parts.append(
+            draw(command_bytes())
+            if kind == "x"
+            else encode_content(channel, method, chosen, draw(BODY), draw(FRAME_MAX))
+        )
+    return b"".join(parts)
+
+
+REPEATED = repeated_publishes()
 STREAM = st.lists(command_bytes(), max_size=12).map(b"".join)
 
 

@@ -16,12 +16,12 @@ from broker_core.amqp.v0_9_1 import (
     DeliverEncoder,
     Event,
     Violation,
-    decoder,
     encode_ack,
     encode_content,
     encode_get_ok,
     encode_method,
     encode_nack,
+    remembered,
 )
 from broker_core.amqp.v0_9_1.methods import (
     BasicAck,
@@ -39,6 +39,7 @@ from tests.amqp.strategies import (
     ENCODED_PROPERTIES,
     FRAME_MAX,
     PROPERTIES,
+    REPEATED,
     SHORT,
     STREAM,
     chunked,
@@ -74,7 +75,7 @@ LIMITS = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=300)
-@given(chunked(STREAM | mutated(STREAM)), LIMITS)
+@given(chunked(STREAM | mutated(STREAM) | REPEATED | mutated(REPEATED)), LIMITS)
 def test_the_fast_path_the_plain_path_and_every_way_to_cut_the_stream_give_the_same_events(
     stream: tuple[bytes, list[bytes]], limits: dict[str, int]
 ):
@@ -122,8 +123,8 @@ def test_any_single_octet_changed_in_ordinary_frames_has_the_same_outcome_on_the
             0xFF,
         }:
             changed = stream[:at] + bytes((other,)) + stream[at + 1 :]
-            decoder._SEEN.clear()
-            decoder._KNOWN_PROPERTIES.clear()
+            remembered.METHODS_SEEN.clear()
+            remembered.SOUND_PROPERTIES.clear()
             fast, plain, again = (
                 kind(max_body_bytes=max_body_bytes, handshake=False)
                 for kind in (Decoder, PlainDecoder, Decoder)
@@ -135,6 +136,23 @@ def test_any_single_octet_changed_in_ordinary_frames_has_the_same_outcome_on_the
             assert fast.buffered_bytes == plain.buffered_bytes == again.buffered_bytes
 
 
+@pytest.mark.parametrize(
+    "limits", [{}, {"max_body_bytes": 9}, {"max_pending_bytes": 3000}, {"frame_max": 40}]
+)
+def test_any_single_octet_changed_in_a_repeated_publish_has_the_same_outcome_on_the_fast_path(
+    limits: dict[str, int],
+):
+    publish = encode_content(1, BasicPublish("e", "k"), Properties(delivery_mode=2).encode(), bytes(10), 0)
+    begun = encode_method(1, BasicPublish("x", "y"))
+    for before in (publish * 2, publish * 2 + begun, publish * 2 + begun.replace(b"\0\1", b"\0\2", 1)):
+        for at, octet in enumerate(publish):
+            for other in {octet ^ 1, octet ^ 0x80, (octet + 1) % 256, (octet - 1) % 256, 0, 1, 3, 0xCE, 0xFF}:
+                changed = before + publish[:at] + bytes((other,)) + publish[at + 1 :] + publish
+                fast, plain = (kind(handshake=False, **limits) for kind in (Decoder, PlainDecoder))
+                assert comparable(fast.feed(changed)) == comparable(plain.feed(changed)), (at, other)
+                assert fast.buffered_bytes == plain.buffered_bytes
+
+
 def test_the_fast_path_is_the_one_taken_for_publishes_acks_and_repeated_methods():
     class OnlyFast(Decoder):
         def _frame(self, *_: Any) -> None:
@@ -144,10 +162,25 @@ def test_the_fast_path_is_the_one_taken_for_publishes_acks_and_repeated_methods(
     stream = encode_content(1, BasicPublish("e", "k"), properties, b"x" * 100, 0) + encode_content(
         1, BasicPublish("e", "k"), b"", b"", 0
     )
-    stream = (stream + encode_method(1, BasicAck(7, True))) * 3
+    commit = encode_method(1, TxCommit())  # the smallest frame, at the end of what was read
+    Decoder(handshake=False).feed(commit)
+    stream = (stream + encode_method(1, BasicAck(7, True))) * 3 + commit
     assert comparable(OnlyFast(handshake=False).feed(stream)) == comparable(
         PlainDecoder(handshake=False).feed(stream)
     )
+
+
+def test_a_publish_like_the_two_before_it_is_known_by_its_bytes():
+    properties = Properties(delivery_mode=2).encode()
+    publishes = [
+        encode_content(1, BasicPublish("e", "k"), properties, bytes(size), 0) for size in (5, 6, 7, 8, 4000)
+    ]
+    fed = Decoder(handshake=False)
+    for publish in publishes:
+        fed.feed(publish)
+    events: list[Event] = []
+    assert fed._repeated.take(b"".join(publishes), 0, 4000, events) == len(b"".join(publishes))
+    assert comparable(events) == comparable(PlainDecoder(handshake=False).feed(b"".join(publishes)))
 
 
 @given(

@@ -24,7 +24,6 @@ from broker_core.amqp.v0_9_1.events import (
     Violation,
 )
 from broker_core.amqp.v0_9_1.methods import (
-    METHODS,
     BasicAck,
     BasicPublish,
     ChannelCloseOk,
@@ -32,15 +31,22 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionTuneOk,
     Method,
 )
+from broker_core.amqp.v0_9_1.remembered import (
+    METHODS_SEEN,
+    SOUND_PROPERTIES,
+    are_sound,
+    check_properties,
+    publish_of,
+    remember,
+)
+from broker_core.amqp.v0_9_1.repeated import Repeated
 from broker_core.errors import (
     ConnectionException,
     FrameError,
     MethodSyntaxError,
-    RemoteProtocolError,
     ResourceExhausted,
     UnexpectedFrame,
 )
-from broker_core.properties import check
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 
@@ -68,59 +74,13 @@ _ACK_FIELDS = struct.Struct(">QBB").unpack_from  # delivery tag, bits, end of fr
 _ACK_IDS = BasicAck.CLASS_ID << 16 | BasicAck.METHOD_ID
 _PUBLISH_IDS = BasicPublish.CLASS_ID << 16 | BasicPublish.METHOD_ID
 _BASIC_IDS = BasicPublish.CLASS_ID << 16  # weight 0
+_METHOD_BYTES, _ACK_BYTES, _HEADER_BYTES = 12, 21, 22  # of the smallest frame of its kind
 
 _new_tuple: Callable[[type[Command], tuple[int, Method, bytes, bytes]], Command] = tuple.__new__
 # A frozen dataclass sets its fields through object.__setattr__, which is slower than the slots themselves.
 _new_method: Callable[[type[BasicAck]], BasicAck] = object.__new__
 _set_delivery_tag = vars(BasicAck)["delivery_tag"].__set__
 _set_multiple = vars(BasicAck)["multiple"].__set__
-
-_MEMO_ENTRIES = 4096
-_MEMO_KEY_BYTES = 256
-# only methods of _REPEATED: their instances never change, so connections share them
-_SEEN: dict[bytes, Method] = {}
-_REPEATED = frozenset(
-    kind
-    for kind in METHODS.values()
-    if (kind is BasicPublish or not kind.HAS_CONTENT)
-    and kind is not ChannelCloseOk  # which ends the skipping of contents
-    and not {"table", "longlong", "longstr"} & {field_type for _, field_type in kind.LAYOUT}
-)
-_KNOWN_PROPERTIES: set[bytes] = set()
-
-
-def _publish(payload: bytes) -> Method | None:
-    """The basic.publish of a payload, decoded without its layout; None if it is damaged."""
-    try:
-        routing_key = 7 + payload[6]
-        end = routing_key + 1 + payload[routing_key]
-        bits = payload[end]
-        exchange_text, routing_key_text = (
-            payload[7:routing_key].decode(),
-            payload[routing_key + 1 : end].decode(),
-        )
-    except (IndexError, UnicodeDecodeError):
-        return None
-    if end + 1 != len(payload):
-        return None
-    method = BasicPublish(exchange_text, routing_key_text, bits & 1 == 1, bits & 2 == 2)
-    _remember(payload, method)
-    return method
-
-
-def _remember(payload: bytes, method: Method) -> None:
-    if len(payload) <= _MEMO_KEY_BYTES:
-        if len(_SEEN) >= _MEMO_ENTRIES:
-            _SEEN.clear()
-        _SEEN[payload] = method
-
-
-def _sound(properties: bytes) -> bool:
-    try:
-        check_properties(properties)
-    except MethodSyntaxError:
-        return False
-    return True
 
 
 class _Assembly:
@@ -155,6 +115,7 @@ class Decoder:
         *,
         handshake: bool = True,
     ) -> None:
+        self._repeated = Repeated()
         self._negotiable = frame_max or DEFAULT_FRAME_MAX
         self.frame_max = min(FRAME_MIN, self._negotiable) if handshake else frame_max
         self.max_body_bytes = max_body_bytes
@@ -176,6 +137,7 @@ class Decoder:
     @frame_max.setter
     def frame_max(self, frame_max: int) -> None:
         self._frame_max = frame_max or DEFAULT_FRAME_MAX
+        self._repeated.forget()
 
     @property
     def buffered_bytes(self) -> int:
@@ -266,12 +228,21 @@ class Decoder:
         max_body_bytes = self.max_body_bytes
         # where contents in assembly leave less room than one more could need, the plain path counts exactly
         roomy = self.pending_bytes + 2 * frame_max + _ASSEMBLY_BYTES <= self.max_pending_bytes
-        size = len(data) - 21  # an ack, the smallest frame of interest
-        while position <= size:
+        size = len(data)
+        repeated = self._repeated
+        most = min(max_body_bytes, frame_max)
+        while position + _METHOD_BYTES <= size:
+            if repeated.known and roomy and repeated.channel not in assemblies:
+                taken = repeated.take(data, position, most, events)
+                if taken > position:
+                    position = taken
+                    continue
             kind, channel, length, ids = _METHOD_FRAME(data, position)
             if kind != METHOD or channel in assemblies or not channel:
                 break
             if ids == _ACK_IDS:
+                if position + _ACK_BYTES > size:
+                    break
                 tag, bits, end_octet = _ACK_FIELDS(data, position + 11)
                 if length != 13 or end_octet != FRAME_END or frame_max < 13:
                     break
@@ -279,13 +250,13 @@ class Decoder:
                 _set_delivery_tag(ack, tag)
                 _set_multiple(ack, bits & 1 == 1)
                 events.append(_new_tuple(Command, (channel, ack, b"", b"")))
-                position += 21
+                position += _ACK_BYTES
                 continue
             header = position + length + 8
-            if header > size + 21 or length > frame_max or data[header - 1] != FRAME_END:
+            if header > size or length > frame_max or data[header - 1] != FRAME_END:
                 break
             payload = data[position + 7 : header - 1]
-            method = _SEEN.get(payload)
+            method = METHODS_SEEN.get(payload)
             if ids != _PUBLISH_IDS:
                 if method is None:
                     break
@@ -293,8 +264,8 @@ class Decoder:
                 position = header
                 continue
             if method is None:
-                method = _publish(payload)
-            if method is None or header > size or not roomy:
+                method = publish_of(payload)
+            if method is None or header + _HEADER_BYTES > size or not roomy:
                 break
             kind, second, length, ids, body_size = _HEADER_FRAME(data, header)
             body = header + length + 8
@@ -307,10 +278,10 @@ class Decoder:
             ):
                 break
             end = body + body_size + 8 if body_size else body
-            if end > size + 21 or data[body - 1] != FRAME_END:
+            if end > size or data[body - 1] != FRAME_END:
                 break
             properties = data[header + 19 : body - 1]
-            if properties not in _KNOWN_PROPERTIES and not _sound(properties):
+            if properties not in SOUND_PROPERTIES and not are_sound(properties):
                 break
             if body_size:
                 kind, second, length = _FRAME_AT(data, body)
@@ -322,6 +293,7 @@ class Decoder:
                     or data[end - 1] != FRAME_END
                 ):
                     break
+                repeated.learn(channel, method, properties, data, position, header, body)
             if properties == b"\0\0":
                 properties = b""
             events.append(
@@ -383,8 +355,7 @@ class Decoder:
         except ConnectionException as error:
             self._violate(events, error, channel, _blamed(payload))
             return
-        if type(method) in _REPEATED:
-            _remember(payload, method)
+        remember(payload, method)
         # A method with content on channel 0 is wrong whatever its content is; the state tables say so.
         if not method.HAS_CONTENT or channel == 0:
             if channel == 0 and isinstance(method, ConnectionOpen):
@@ -491,26 +462,6 @@ class Decoder:
             limit = f"the connection may have {self.max_pending_bytes}"
             text = f"contents in assembly need {self.pending_bytes} bytes, {limit}"
             self._violate(events, ResourceExhausted(text), channel)
-
-
-def check_properties(properties: bytes) -> None:
-    """Raises MethodSyntaxError unless ``properties`` are flags and a list that decode (specification
-    4.2.6.1).
-    """
-    if properties in _KNOWN_PROPERTIES:
-        return
-    try:
-        if not properties:
-            raise MethodSyntaxError("a content header has no property flags")
-        check(properties)
-    except MethodSyntaxError:
-        raise
-    except RemoteProtocolError as damaged:
-        raise MethodSyntaxError(damaged.summary) from None
-    if len(properties) <= _MEMO_KEY_BYTES:
-        if len(_KNOWN_PROPERTIES) >= _MEMO_ENTRIES:
-            _KNOWN_PROPERTIES.clear()
-        _KNOWN_PROPERTIES.add(properties)
 
 
 def _blamed(payload: bytes) -> type[Method] | None:
