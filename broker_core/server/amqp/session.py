@@ -55,6 +55,7 @@ class Phase(Enum):
     waiting = auto()
     committing = auto()
     ended = auto()
+    __hash__ = object.__hash__  # Enum's own is written in Python, and every commit uses the table
 
 
 class Move(Enum):
@@ -62,6 +63,7 @@ class Move(Enum):
     submit = auto()
     go_on = auto()
     end = auto()
+    __hash__ = object.__hash__
 
 
 PHASES: Mapping[tuple[Phase, Move], Phase] = {
@@ -91,13 +93,13 @@ class Session:
         self.commits = server.commits
         self.state = server.broker.state
         self.look = server.broker.look
-        self.clock = server.broker.clock
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         server.broker.watch(self.channel)
         self.timed = server.broker.limits.open_s is not None
         self.gathered = Gathered(self)
         self.last_queue = ""
         self.replies = ""
+        self.ordinary = b""  # properties of the last publish that needed nothing but its queues
         self.named = transaction_exchange.Named()
         self._backlog = Backlog()
         self._commands = server.commands
@@ -109,6 +111,9 @@ class Session:
 
     def move(self, move: Move) -> None:
         self._phase = PHASES[self._phase, move]
+
+    def clock(self) -> int:
+        return self.broker.clock()
 
     @property
     def now(self) -> int:

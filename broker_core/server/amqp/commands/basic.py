@@ -16,6 +16,7 @@ from broker_core.server.amqp.session import Session
 _USER_ID = 0x10  # in the second byte of the property flags
 _REPLY_TO = 0x02  # in the first one
 _DELIVERY_MODES = (2, 1, None)
+_new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
 @command
@@ -24,7 +25,8 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     name, routing_key = method.exchange, method.routing_key
     if method.immediate:
         raise NotImplementedFeature("immediate=true")
-    if properties:
+    copies = False
+    if properties is not session.ordinary and properties:
         if properties[1] & _USER_ID:
             _check_user_id(session, properties)
         if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
@@ -33,6 +35,9 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
             raise PreconditionFailed(
                 f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}"
             )
+        copies = has_copies(properties)
+        if not copies:
+            session.ordinary = properties
     source = session.state.topology.exchanges.get(name)
     if source is None or source.internal:
         if name == transaction_exchange.NAME:
@@ -41,7 +46,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
         queues = None
     else:
         queues = source.known(routing_key)
-    if queues is None or has_copies(properties):
+    if queues is None or copies:
         with session.look as state:
             queues = state.topology.route(name, routing_key, properties)
             keys, delivered = carbon_copies(properties)
@@ -51,7 +56,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     channel = session.channel
     if channel.transactional:
         if queues or method.mandatory:
-            message = Message(body, routing_key, name, properties)
+            message = _new(Message, (body, routing_key, name, properties))
             channel.publish(message, queues, method.mandatory, session.clock() if session.timed else 0)
             session.broker.spill_full(channel.transaction)
         return
@@ -60,7 +65,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
         gathered.published += 1
     elif not queues and not method.mandatory:
         return
-    channel.publish(Message(body, routing_key, name, properties), queues, method.mandatory, 0)
+    channel.publish(_new(Message, (body, routing_key, name, properties)), queues, method.mandatory, 0)
     if not gathered.waits:
         gathered.gather()
 
