@@ -52,6 +52,7 @@ NAMES = (
 _FLAG = {name: 1 << (15 - index) for index, name in enumerate(NAMES)}
 # bit 0 announces a second flag word, which no property of 0-9-1 needs; bit 1 has no meaning
 _UNKNOWN_FLAGS = 0b11
+TRANSIENT = 1  # a delivery mode
 _OCTETS = frozenset({"delivery_mode", "priority"})
 
 # -- the whole list ------------------------------------------------------------------------------------------

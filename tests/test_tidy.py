@@ -37,7 +37,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (313, ENTRY),
-    "broker_core.broker.queue.log.Log": (267, "runs and their rows, found by offset and freed by offset"),
+    "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (464, STATE),
     "broker_core.client.broker.BrokerClient": (314, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),

@@ -101,6 +101,19 @@ class Block:
         if properties and properties[0] & EXPIRATION:
             self.expiring = True
 
+    def extend(self, rows: list[InboxRow], size_bytes: int) -> None:
+        """Adds rows that follow each other, at least one, whose messages have no expiration. ``size_bytes``:
+        of their bodies.
+        """
+        inbox, undo = self.inbox, self._undo
+        assert inbox is not None
+        if undo is not None and self.saved != undo.work:
+            self.saved = undo.work
+            undo.append((self._remove, len(inbox), self.rows, self.size_bytes))
+        inbox += rows
+        self.rows = rows[-1][1] + 1
+        self.size_bytes += size_bytes
+
     def _remove(self, length: int, rows: int, size_bytes: int) -> None:
         assert self.inbox is not None
         del self.inbox[length:]

@@ -11,9 +11,10 @@ much for one commit leaves its queue in a later one (``Agenda.overfull``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from broker_core.broker.agenda import Agenda
+from broker_core.broker.alike import append_alike
 from broker_core.broker.block import Blocks
 from broker_core.broker.change import ROUTE, Change, InboxRow
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
@@ -29,9 +30,8 @@ from broker_core.broker.transaction_names import TransactionNames
 from broker_core.errors import RemoteProtocolError
 from broker_core.ids import NO_BLOCK, NO_SEQUENCE
 from broker_core.message import Message
-from broker_core.properties import delivery_mode
+from broker_core.properties import TRANSIENT, delivery_mode
 
-_TRANSIENT = 1
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
@@ -58,7 +58,7 @@ class Messages:
     def enqueue_rows(
         self,
         change: Change,
-        publishes: Iterable[Publish],
+        publishes: Sequence[Publish],
         now: int,
         *,
         atomic: bool = True,
@@ -80,7 +80,7 @@ class Messages:
     def enqueue(
         self,
         change: Change,
-        publishes: Iterable[Publish],
+        publishes: Sequence[Publish],
         now: int,
         dying: Dying,
         atomic: bool = True,
@@ -92,6 +92,8 @@ class Messages:
         sequence = change.sequence
         if not sequence:
             sequence = change.sequence = self._numbers.next_sequence()
+        if len(publishes) > 1 and append_alike(self._blocks, self._agenda, change, publishes, now):
+            return returned
         touched = self._touched
         for index, (message, queues, mandatory) in enumerate(publishes):
             body, routing_key, exchange, properties = message
@@ -114,7 +116,7 @@ class Messages:
             written = queues[0].written or any(queue.written for queue in queues)
             if properties:
                 try:
-                    if delivery_mode(properties) == _TRANSIENT:
+                    if delivery_mode(properties) == TRANSIENT:
                         written = False
                 except RemoteProtocolError:
                     pass  # damaged properties are accepted as they are

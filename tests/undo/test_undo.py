@@ -150,6 +150,8 @@ def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
     for queue in everywhere:
         life.channel.queue_bind(queue, "all")
     life.commit(("all", "", b""), ("all", "", TRANSIENT), ("", "nowhere", b""))
+    for queue in ("a", "counted", "a"):  # the run of a queue has gaps then
+        life.commit(*[("", queue, b"")] * 3)
     for properties in (EXPIRING, Properties(priority=2).encode()):
         life.commit(("all", "", properties))
     for outcome in ("ack", "requeue", "requeue", "reject"):

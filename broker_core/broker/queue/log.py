@@ -98,6 +98,13 @@ class Log:
         self.next_offset = offset + 1
         return offset
 
+    def append_rows(self, block: Block, row: int, count: int) -> int:
+        """Like ``append_row`` for ``count`` rows that follow each other. Returns the offset of the first."""
+        offset = self.append_row(block, row)
+        self._runs[-1].extend_by(count - 1)
+        self.next_offset = offset + count
+        return offset
+
     def _add_run(self, run: Run) -> None:
         self._save()
         self._undo.append((self._remove_runs, len(self._runs)))

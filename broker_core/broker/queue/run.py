@@ -145,6 +145,19 @@ class Run:
         self.numbers.append(row)
         self.count += 1
 
+    def extend_by(self, count: int) -> None:
+        """Adds the ``count`` rows that follow its last one."""
+        if self.numbers is not None and count:
+            first = self.numbers[-1] + 1
+            bit = first - self.row
+            bitmap = self.bitmap
+            assert isinstance(bitmap, bytearray)
+            at, shift = bit >> 3, bit & 7
+            bits = int.from_bytes(bitmap[at:], "little") | ((1 << count) - 1) << shift
+            bitmap[at:] = bits.to_bytes((shift + count + 7) >> 3, "little")
+            self.numbers.extend(range(first, first + count))
+        self.count += count
+
     def shorten(self, count: int) -> None:
         """Undoes ``extend``: keeps only the first ``count`` rows."""
         if self.numbers is not None and isinstance(self.bitmap, bytearray):
