@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import reading
 
@@ -51,6 +52,10 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("TXMQ_TEST_RUN", uuid.uuid4().hex)
 # A JVM of a test lives for seconds: what an optimizing compiler costs never pays.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# No example is too slow on a machine that is busy with something else.
+settings.register_profile("txmq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("txmq")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
