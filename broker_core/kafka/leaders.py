@@ -51,11 +51,11 @@ class Leaders:
         False: a node that is no leader any more may have done it while it was.
         """
         todo, done = dict(asked), {}
-        patience = self._cluster.patience()
         sent = self._send(todo, make, lane)
 
         def answers() -> dict[Log, C]:
             nonlocal sent
+            patience = self._cluster.patience()  # begins here: the caller may have been busy for long
             while True:
                 error: errors.TxmqError | None = None
                 for each, found in self._receive(sent):

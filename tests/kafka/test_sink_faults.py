@@ -5,18 +5,24 @@ another before each of them: what is published is there exactly once, with one l
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from broker_core import errors
+from broker_core.arrow import parts
+from broker_core.engine import BranchHeader
 from broker_core.kafka import port, winners
+from broker_core.kafka.client import Client
 from broker_core.kafka.code import Code
+from broker_core.kafka.compression import Codec
+from broker_core.kafka.patience import Time
 from broker_core.kafka.port import Fetch, ListOffsets, Log, Produce, Request
 from broker_core.kafka.published import BATCH_BYTES
 from tests.kafka.fake_kafka import LOST, REFUSED, UNANSWERED
-from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver
+from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver, rows
 
 BODIES = [b"%d" % number for number in range(6)]
 pytestmark = pytest.mark.slow
@@ -141,6 +147,37 @@ def test_c4_what_is_under_way_behind_a_request_that_fails_keeps_its_order(
         if count() < number:
             return
     raise AssertionError("it never ended")
+
+
+def test_a_leader_may_move_while_a_task_waits_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: the time to try again begins when the answer is wanted."""
+    monkeypatch.setattr(parts, "PART_BYTES", BATCH_BYTES)
+    cluster, now_s = Cluster(), 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    client = Client(
+        cluster.kafka.wire(), [cluster.kafka.nodes[1]], reconnect_s=30, time=Time(lambda: now_s, sleep)
+    )
+    driver = Driver(cluster, client, clean_every_bytes=0, codec=Codec.NONE)
+    faults: list[str | Code] = []
+    cluster.kafka.fault = lambda node, request: (
+        faults.pop() if faults and isinstance(request, Produce) else None
+    )
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        faults.extend([Code.NOT_LEADER_OR_FOLLOWER, Code.NOT_LEADER_OR_FOLLOWER, LOST])
+        for number in range(5):
+            yield rows(b"%d" % number + bytes(BATCH_BYTES))
+            sleep(60)
+
+    token = driver.open(0).token
+    header = BranchHeader(token, "b", "publish", {"exchange": "", "routing_key": "orders"}, APP, QUERY, 0)
+    driver.commit(0, token, [driver.sink.stage(header, slowly())])
+    assert not faults
+    assert len(cluster.bodies("orders")) == 5
 
 
 def _about_logs(request: Request[Any]) -> bool:
