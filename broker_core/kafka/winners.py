@@ -71,9 +71,7 @@ def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]
             moved |= position > before
             if spans:
                 positions[log] = max(position, spans[-1].first)
-        if moved:
-            patience.renew()
-        else:  # a leader that is new has not caught up yet
+        if not moved:  # a leader that is new has not caught up yet
             patience.wait(
                 errors.ConnectionFailed(f"{', '.join(map(str, positions))}: what was staged is not shown yet")
             )
@@ -81,6 +79,8 @@ def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]
         fetched = fetch(positions) if positions else None
         if found:
             yield found
+        if moved:  # the time of the caller does not count
+            patience.renew()
 
 
 def _heads(data: memoryview, log: str) -> Iterator[Head]:
