@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_core.broker import alike, messages
+from broker_core.broker import alike, block, messages
 from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import Transaction
@@ -93,11 +93,9 @@ class Place(Node):
 @given(st.lists(TRANSACTION, max_size=8), st.integers(1, 20), st.integers(1, 60))
 def test_messages_alike_leave_what_they_leave_one_by_one(transactions, rows, size_bytes):
     with pytest.MonkeyPatch.context() as patch:
-        for module in (alike, messages):
-            patch.setattr(f"{module.__name__}.OPEN_ROWS", rows, raising=False)
-        patch.setattr("broker_core.broker.block.OPEN_ROWS", rows)
-        patch.setattr("broker_core.broker.block.OPEN_BYTES", size_bytes)
-        patch.setattr("broker_core.broker.alike.OPEN_BYTES", size_bytes)
+        for module in (alike, block):
+            patch.setattr(module, "OPEN_ROWS", rows)
+            patch.setattr(module, "OPEN_BYTES", size_bytes)
         together, one_by_one = Place(), Place()
         one_by_one.broker.state.names.identity = together.broker.state.names.identity  # chosen at random
         for transaction in transactions:
@@ -117,7 +115,7 @@ def marks(queue) -> object:
     return queue.marks.timed, queue.marks.hasty, [run.block.expiring for run in queue.log.runs]
 
 
-def test_the_usual_transactions_are_appended_together(node: Node, monkeypatch: pytest.MonkeyPatch):
+def test_the_usual_transactions_are_appended_together(monkeypatch: pytest.MonkeyPatch):
     place = Place()
     taken = []
 
