@@ -22,9 +22,7 @@ from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing import Selection, select, selected_rows
 from broker_core.ids import BlockId, QueueId
-from broker_core.properties import delivery_mode
-
-TRANSIENT = 1  # delivery mode
+from broker_core.properties import TRANSIENT, delivery_mode
 
 
 class Share(NamedTuple):

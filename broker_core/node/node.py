@@ -31,7 +31,7 @@ from broker_core.broker.load import load
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Run
-from broker_core.broker.spilled import TRANSIENT, spill
+from broker_core.broker.spilled import spill
 from broker_core.broker.transaction import Limits, Transaction, to_rows
 from broker_core.errors import StoreError, StoreFailed
 from broker_core.ids import BlockId
@@ -41,7 +41,7 @@ from broker_core.node.committer import Committer, Look, Work
 from broker_core.node.shelf import Part, Shelf
 from broker_core.node.shield import uninterrupted
 from broker_core.node.upkeep import Upkeep
-from broker_core.properties import delivery_mode
+from broker_core.properties import TRANSIENT, delivery_mode
 from broker_core.store.codec import merged_block
 from broker_core.store.port import BlockInfo, Location, Store
 
