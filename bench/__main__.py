@@ -19,6 +19,8 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "commit_16": commits.commit_16,
     "source_rows": streams.source_rows,
     "sink_rows": streams.sink_rows,
+    "append_rows": streams.append_rows,
+    "append_small_ms": streams.append_small_ms,
     "micro_batch_overhead_ms": streams.micro_batch_overhead_ms,
     "small_commit_read": streams.small_commit_read,
     "backlog_rss_mb": backlog.backlog,

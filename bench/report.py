@@ -39,6 +39,8 @@ GOALS = {
     "sink_rows": Goal("ratio", 0.75, 0.9),
     "commit_1": Goal("ratio", 0.5, 0.9),
     "commit_16": Goal("ratio", 2.5, 5),
+    "append_rows": Goal("ratio", 0.8, 0.95),
+    "append_small_ms": Goal("value", 30, 15, less_is_better=True),
     "micro_batch_overhead_ms": Goal("value", 40, 15, less_is_better=True),
     "small_commit_read": Goal("ratio", 0.5, 0.9),
     "backlog_rss_mb": Goal("value", 500, 250, less_is_better=True),

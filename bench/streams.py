@@ -1,4 +1,5 @@
-"""The figures that need Spark: source_rows, sink_rows, micro_batch_overhead_ms, small_commit_read.
+"""The figures that need Spark: source_rows, sink_rows, append_rows, append_small_ms, micro_batch_overhead_ms,
+small_commit_read.
 
 Each compares txmq with the reference in one session. Rates use the time of ``addBatch``, the work of a
 micro-batch.
@@ -25,6 +26,10 @@ from txmq import Broker, BrokerClient
 
 SOURCE_ROWS = 4_000_000
 SINK_ROWS = 2_000_000
+APPENDED_ROWS = 500_000  # in a batch
+APPENDED_BATCHES = 4
+SMALL_ROWS = 10
+SMALL_BATCHES = 30
 REPETITIONS = 5
 SMALL_COMMITS = 200_000
 SMALL_THREADS = 16
@@ -106,6 +111,70 @@ def sink_rows(folder: Path) -> list[Figure]:
             )
             found.append(rate(run(writer, folder, SINK_ROWS)))
         return [against("sink_rows", found[1:], references[1:], "rows/s")]
+
+
+def _appends(
+    spark: SparkSession, url: str, folder: Path, batches: int, rows: int, tasks: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The progress of foreachBatch with ``tx.append``, and with a plain append, to tables that exist."""
+    name = f"append-{next(_count)}"
+    columns = ["body", "length(body) AS size"]
+    tables = {kind: str(folder / f"{name}-{kind}") for kind in ("once", "plain")}
+
+    def frame() -> DataFrame:
+        return ready(spark, batches * rows, rows, tasks).select("body")
+
+    for table in tables.values():
+        spark.createDataFrame([], "body binary, size int").write.format("delta").save(table)
+
+    def once(batch: DataFrame, tx: Any) -> None:
+        tx.append(batch.selectExpr(*columns), tables["once"])
+
+    def plain(batch: DataFrame, _batch_id: int) -> None:
+        batch.selectExpr(*columns).write.format("delta").mode("append").save(tables["plain"])
+
+    reference = run(frame().writeStream.foreachBatch(plain), folder, batches * rows)
+    each = txmq.transactional(once, url=url, app_id=name)
+    found = run(frame().writeStream.foreachBatch(each), folder, batches * rows)
+    counts = [spark.read.format("delta").load(table).count() for table in tables.values()]
+    assert counts == [batches * rows] * 2, counts
+    return found, reference
+
+
+def append_rows(folder: Path) -> list[Figure]:
+    with serving(folder / "append") as served, open_spark() as spark:
+        found, references = [], []
+        for _ in range(REPETITIONS + 1):
+            once, plain = _appends(spark, served.url, folder, APPENDED_BATCHES, APPENDED_ROWS, 2)
+            found.append(rate(once))
+            references.append(rate(plain))
+        return [against("append_rows", found[1:], references[1:], "rows/s")]
+
+
+def append_small_ms(folder: Path) -> list[Figure]:
+    """The time of an append of a few rows beyond that of a plain one, in the median of batches."""
+
+    def times(progress: list[dict[str, Any]]) -> list[float]:
+        return [item["durationMs"]["addBatch"] for item in progress][3:]
+
+    found: list[float] = []
+    references: list[float] = []
+    with serving(folder / "append-small") as served, open_spark() as spark:
+        for number in range(3):
+            once, plain = _appends(spark, served.url, folder, SMALL_BATCHES, SMALL_ROWS, 1)
+            if number:
+                found += times(once)
+                references += times(plain)
+    value, reference_ms = statistics.median(found), statistics.median(references)
+    return [
+        Figure(
+            "append_small_ms",
+            round(value - reference_ms, 1),
+            "ms",
+            round(reference_ms, 1),
+            round(value / reference_ms, 3),
+        )
+    ]
 
 
 def micro_batch_overhead_ms(folder: Path) -> list[Figure]:

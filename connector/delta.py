@@ -10,6 +10,7 @@ batch, and after each append the log must contain the commit of this batch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -92,14 +93,12 @@ def append(
 ) -> None:
     """One Delta commit of ``rows``, or none if the table has that of ``batch``. Creates the table.
 
-
     ``batch`` is written to the commit's userMetadata; its ``token`` identifies the batch. Raises
     LineageConflict if the table holds ``txn_version`` from another batch, or if too much of its log was
     cleaned to know.
     """
     spark = rows.sparkSession
-
-    metadata = json.dumps({**batch, "txn_app_id": txn_app_id}, sort_keys=True)
+    metadata = user_metadata(batch, txn_app_id)
 
     def write() -> None:
         writer = rows.write.format("delta").mode("append").options(**dict(options or {}))
@@ -119,19 +118,34 @@ def append(
         finally:
             spark.conf.unset(_USER_METADATA)
 
-    if table.exists and delta_log.forgets_transactions(spark, table):
-        known = delta_log.held(delta_log.commits(spark, table), batch, decided_at_us)
-        if known:
-            return
-        if known is None:
-            raise LineageConflict(
-                f"table {table.name!r} forgets which batches it has (delta.setTransactionRetentionDuration), "
-                f"and its log was cleaned after batch {txn_version} of app {batch['app_id']!r} was decided, "
-                "so it is unknown whether the table has the rows of this batch",
-                UNAPPLIED,
-            )
+    if table.exists and remembered(spark, table, batch, txn_version, decided_at_us):
+        return
     retried(write)
     require_held(spark, table, txn_app_id, batch, decided_at_us)
+
+
+def user_metadata(batch: Mapping[str, Any], txn_app_id: str) -> str:
+    """What a commit says about its batch."""
+    return json.dumps({**batch, "txn_app_id": txn_app_id}, sort_keys=True)
+
+
+def remembered(
+    spark: SparkSession, table: Table, batch: Mapping[str, Any], txn_version: int, decided_at_us: int
+) -> bool:
+    """Whether an existing table that forgets txnVersions has the commit of this batch; False for others.
+    Raises LineageConflict if that is unknown.
+    """
+    if not delta_log.forgets_transactions(spark, table):
+        return False
+    known = delta_log.held(delta_log.commits(spark, table), batch, decided_at_us)
+    if known is None:
+        raise LineageConflict(
+            f"table {table.name!r} forgets which batches it has (delta.setTransactionRetentionDuration), "
+            f"and its log was cleaned after batch {txn_version} of app {batch['app_id']!r} was decided, "
+            "so it is unknown whether the table has the rows of this batch",
+            UNAPPLIED,
+        )
+    return known
 
 
 def require_held(
@@ -165,6 +179,20 @@ def refuse_a_restarted_sequence(
         )
 
 
+def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:
+    """Whether an append with these options may add columns to the table."""
+    asked = next((value for name, value in options.items() if name.lower() == "mergeschema"), None)
+    return (asked if asked is not None else str(spark.conf.get(_AUTO_MERGE, "false"))).lower() == "true"
+
+
+def txn_app_id(app_id: str, identity: str, location: str) -> str:
+    """The txnAppId of an app's appends to a table: batch numbers count within one data directory.
+
+    It contains the location: spellings that txmq cannot compare (``s3://t``, ``s3a://t``) make two commits.
+    """
+    return f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
+
+
 def check_append(
     spark: SparkSession,
     table: Table,
@@ -180,8 +208,7 @@ def check_append(
     check_columns(table.name, schema, partition_by)
     found = None
     if table.metadata:
-        asked = next((value for name, value in options.items() if name.lower() == "mergeschema"), None)
-        merges = (asked if asked is not None else str(spark.conf.get(_AUTO_MERGE, "false"))).lower() == "true"
+        merges = merges_schema(spark, options)
         found = fit(table.name, schema, Known.of(table.metadata), partition_by, merges=merges)
     rehearse(
         spark, table, nullable(fitted(spark.createDataFrame([], schema), found).schema), options, partition_by

@@ -1,12 +1,13 @@
 """``transactional(fn)``: a foreachBatch function whose effects are one transaction.
 
-Not here: the tasks (staging.py), writing to Delta (delta.py), the copy of the ledger in Delta (ledger.py).
+Not here: the tasks (staging.py), the files of appends (staged_files.py), what follows a decision (apply.py),
+the copy of the ledger in Delta (ledger.py).
 
 Invariant: decide, then apply. Before ``commit_batch`` answers, no effect is visible. Afterwards, all
 effects follow from the ledger entry and are repeated until they are done (docs/transactions.md).
 
 1. C1 open: a token, or the entry of a decided batch.
-2. C2 stage: ``fn`` stages rows from the executors under the token.
+2. C2 stage: ``fn`` stages rows from the executors under the token, and files that Delta has written.
 3. C3 execute: the batch is executed to its end at least once.
 4. C4 decide: one call, idempotent.
 5. C5 apply: Delta appends and functions of all decided batches that are not applied, in order.
@@ -15,41 +16,36 @@ effects follow from the ledger entry and are repeated until they are done (docs/
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core import failpoint
-from broker_core.engine import BranchKind, Engine, LedgerEntry, OnNewCheckpoint, StagedBranch, ToApply
-from broker_core.errors import ConnectionFailed, NotApplied, OptionError, TxmqError, cause
-from connector import delta, staging
-from connector.fit import Fit, nullable
-from connector.ledger import DeltaLedger, offsets_of
+from broker_core.engine import BranchHeader, BranchKind, Engine, LedgerEntry, OnNewCheckpoint, StagedBranch
+from broker_core.errors import ConnectionFailed, OptionError, TxmqError
+from connector import delta, staged_files, staging
+from connector.appends import Appends
+from connector.apply import AfterCommit, Apply
+from connector.fit import nullable
+from connector.hidden import Attempt
+from connector.ledger import DeltaLedger
 from connector.options import WriteOptions, write_options
 from connector.plan import executed_whole
 from connector.schema import check_publish_columns
-from connector.table import Table, is_connect, is_path, resolve
+from connector.table import Table, is_connect, resolve
+from connector.table_files import TableFiles, table_files
+from connector.trace import holds_java_trace, shortened, told
 
 log = logging.getLogger("txmq")
 
-AfterCommit = Callable[[DataFrame, int], None]
 OnUnroutable = Literal["fail", "drop"]
-
-# exceptions that mean that a query was stopped, in the text of an error from Python
-_INTERRUPTIONS = (
-    "java.lang.InterruptedException",
-    "java.io.InterruptedIOException",
-    "java.nio.channels.ClosedByInterruptException",
-)
 
 
 def transactional(
@@ -117,6 +113,7 @@ class BatchTransaction:
     _owner: Transactional = field(repr=False)
     _branches: list[StagedBranch] = field(default_factory=list, repr=False)
     _targets: dict[tuple[str, str], _Staged] = field(default_factory=dict, repr=False)
+    _hidden: list[tuple[TableFiles, str]] = field(default_factory=list, repr=False)  # one for each append
     _executed: bool = field(default=False, repr=False)
     _closed: bool = field(default=False, repr=False)
 
@@ -150,12 +147,12 @@ class BatchTransaction:
         spark = rows.sparkSession
         chosen, columns = delta.writer_options(table, options)
         found = resolve(spark, table)
-        fit = self._owner.check_table(spark, found, nullable(rows.schema), chosen, columns)
-        rows = delta.fitted(rows, fit)
+        checked = self._owner.appends.check(spark, found, nullable(rows.schema), chosen, columns)
+        rows = delta.fitted(rows, checked.fit)
         schema = nullable(rows.schema)
         columns = [] if found.exists else columns  # an existing table has its own
         # stored with the decision, so that a repeated append has the same txnAppId
-        txn = txn_app_id(self.app_id, self._owner.engine.identity(self.app_id), found.location)
+        txn = delta.txn_app_id(self.app_id, self._owner.engine.identity(self.app_id), found.location)
         target = {
             "options": chosen,
             "partition_by": columns,
@@ -164,13 +161,15 @@ class BatchTransaction:
             "location": found.location,
         }
         self._same_target("append", found.location, target, schema)
-        self._owner.guard(spark, found, txn)
-        self._stage(rows, "append", {**target, "table": found.name, "table_id": found.table_id})
+        self._owner.appends.guard(spark, found, txn)
+        target = {**target, "table": found.name, "table_id": found.table_id}
+        if checked.by_rows or not self._stage_files(rows, found, target):
+            self._stage(rows, "append", target)
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
         """Call function ``name`` after the decision, in order, at least once. Raises OptionError."""
         self._refuse_late_use("after_commit")
-        self._owner.function(name)
+        self._owner.apply.function(name)
         schema = nullable(rows.schema)
         target = {"name": name, "schema": schema.json()}
         self._same_target("after_commit", name, target, schema)
@@ -182,7 +181,42 @@ class BatchTransaction:
             rows, kind, target, token=self._token, identity=identity, address=self._owner.address
         )
         self._branches += staging.staged(frame)
-        self._executed = self._executed or executed_whole(frame, self._batch)
+        self._executed = self._executed or executed_whole(frame, self._batch, stages=True)
+
+    def _stage_files(self, rows: DataFrame, table: Table, target: Mapping[str, Any]) -> bool:
+        """Stage the files that Delta writes; False if the table has changed since it was resolved."""
+        files = table_files(rows.sparkSession, table.location)
+        attempt = Attempt(self.app_id, target["txn_app_id"], self.sequence, self._token)
+        number = len(self._hidden)
+        self._hidden.append((files, attempt.directory))
+        staged = staged_files.write(rows, table, target["options"], files, attempt.append(number))
+        if staged is None:
+            return False
+        if staged.rows:
+            header = BranchHeader(
+                self._token,
+                uuid.uuid4().hex,
+                "append",
+                {**target, **staged.target()},
+                app_id=self.app_id,
+                query_id=self.query_id,
+                batch_id=self.batch_id,
+                partition=number,
+            )
+            self._branches.append(self._owner.engine.stage(header, iter([staged.batch()])))
+        else:
+            files.delete(attempt.append(number))
+        self._executed = self._executed or executed_whole(rows, self._batch, stages=False)
+        failpoint.here("foreach.files_staged")
+        return True
+
+    def drop_files(self) -> None:
+        """Delete the files of an attempt that can not be decided; what is left, a later batch deletes."""
+        for files, directory in self._hidden:
+            try:
+                files.delete(directory)
+            except Exception as error:
+                log.warning("files of a lost attempt are not deleted: %s", told(error))
 
     def _same_target(self, kind: str, name: str, target: dict[str, Any], schema: StructType) -> None:
         earlier = self._targets.setdefault((kind, name), _Staged(target, schema))
@@ -230,14 +264,14 @@ class Transactional:
         """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
         self._started = False
-        self._checked: dict[tuple[str, ...], Fit | None] = {}
-        self._guarded: set[tuple[str, str]] = set()
+        self.appends = Appends(self.app_id, self._decided)
+        self.apply = Apply(self.app_id, self.address, self._functions)
         self._ledger: DeltaLedger | None = None
         self._session = SparkSession.getActiveSession()  # the user's session; a batch has a clone of it
 
     def __getstate__(self) -> dict[str, Any]:
         kept = dict(self.__dict__)
-        for name in ("_lock", "_started", "_checked", "_guarded", "_ledger", "_session"):
+        for name in ("_lock", "_started", "appends", "apply", "_ledger", "_session"):
             del kept[name]
         return kept
 
@@ -251,9 +285,9 @@ class Transactional:
             try:
                 self._run(batch, int(batch_id))
             except Exception as error:
-                if not _holds_java_trace(error):
+                if not holds_java_trace(error):
                     raise
-                raise _shortened(error) from None
+                raise shortened(error) from None
 
     def _run(self, batch: DataFrame, batch_id: int) -> None:
         spark = batch.sparkSession
@@ -292,11 +326,12 @@ class Transactional:
         self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str], consumes: bool
     ) -> LedgerEntry:
         query_id, batch_id, sequence, token = opened
+        tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
+        asked = False
         if self._persist:
             batch.persist()
         try:
             # C2
-            tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
             self._fn(batch, tx)
             tx._closed = True
             failpoint.here("foreach.staged")
@@ -305,6 +340,7 @@ class Transactional:
                 staging.execute(batch)
             failpoint.here("foreach.executed")
             # C4
+            asked = True
             committed = engine.commit_batch(
                 self.app_id,
                 query_id,
@@ -315,9 +351,13 @@ class Transactional:
                 consumes=consumes,
             )
             failpoint.here("foreach.decided")
+            if committed.entry.token != token:  # another driver was first
+                tx.drop_files()
             return committed.entry
         except BaseException as error:
             self._roll_back(engine, token, error)
+            if not asked:
+                tx.drop_files()
             raise
         finally:
             if self._persist:
@@ -350,96 +390,17 @@ class Transactional:
         )
 
     # -- C5 --------------------------------------------------------------------------------------------------
-    def function(self, name: str) -> AfterCommit:
-        try:
-            return self._functions[name]
-        except KeyError:
-            known = ", ".join(sorted(self._functions)) or "none"
-            raise OptionError(f"no function {name!r} in after_commit (there: {known})", "add it") from None
+    def _apply_decided(self, spark: SparkSession, engine: Engine) -> None:
+        """Apply every decided batch that is not applied, in the order of the decisions."""
+        self.apply.decided(spark, engine)
 
     @property
     def engine(self) -> Engine:
         return self.address.engine()
 
-    def guard(self, spark: SparkSession, table: Table, txn: str) -> None:
-        """Check, once per process and table, that Delta would not skip this append."""
-        if (table.table_id, txn) in self._guarded:
-            return
-
-        def decided() -> int:
-            last = self.engine.last_entry(self.app_id)
-            return 0 if last is None else last.sequence
-
-        delta.refuse_a_restarted_sequence(spark, table, txn, self.app_id, decided)
-        self._guarded.add((table.table_id, txn))
-
-    def check_table(
-        self,
-        spark: SparkSession,
-        table: Table,
-        schema: StructType,
-        options: Mapping[str, str],
-        columns: list[str],
-    ) -> Fit | None:
-        """Check, once per process and shape, that this append would not fail after the decision."""
-        shape = (*table.shape, schema.json(), repr(sorted(options.items())), *columns)
-        if shape not in self._checked:
-            self._checked[shape] = delta.check_append(spark, table, schema, options, columns)
-        return self._checked[shape]
-
-    def _apply_decided(self, spark: SparkSession, engine: Engine) -> None:
-        """Apply every decided batch that is not applied, in the order of the decisions."""
-        for entry in engine.unapplied(self.app_id):
-            tables, functions = _grouped(entry)
-            for name in functions:  # fails before the first effect of this batch
-                self.function(name)
-            for number, parts in enumerate(tables.values()):
-                failpoint.here(f"foreach.applying.{number}")
-                self._append_to(spark, entry, parts)
-                failpoint.here(f"foreach.applied.{number}")
-            for name, parts in functions.items():
-                self.function(name)(self._rows(spark, parts), entry.sequence)
-                failpoint.here("foreach.called")
-            engine.mark_applied(self.app_id, entry.sequence)
-            failpoint.here("foreach.marked")
-
-    def _append_to(self, spark: SparkSession, entry: LedgerEntry, parts: list[ToApply]) -> None:
-        if not sum(part.rows for part in parts):
-            return  # an empty Delta commit costs as much as a full one
-        # a new table that is given as name and as path: the name creates it in the catalog
-        table = resolve(spark, min((part.target["table"] for part in parts), key=is_path))
-        if any(part.target.get("table_id") for part in parts) and not table.exists:
-            raise OptionError(
-                f"table {table.name!r} was dropped before app {self.app_id!r} wrote batch {entry.sequence}",
-                f"create it again and start the query, or {delta.UNAPPLIED}",
-            )
-        try:
-            self._append(spark, table, entry, parts)
-        except Exception as error:
-            if cause(error) is not None or any(name in str(error) for name in _INTERRUPTIONS):
-                raise
-            raise NotApplied(
-                f"table {table.name!r} does not take its rows of batch {entry.sequence}, app {self.app_id!r} "
-                f"({_told(error)}); the batch is decided, and the broker keeps the rows",
-                f"repair the table and start the query again, or {delta.UNAPPLIED}",
-            ) from error
-
-    def _append(self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]) -> None:
-        delta.append(
-            self._rows(spark, parts),
-            table,
-            txn_app_id=parts[0].target.get("txn_app_id", self.app_id),  # not in entries of old versions
-            txn_version=entry.sequence,
-            batch=offsets_of(entry),
-            decided_at_us=entry.committed_at_us,
-            options=parts[0].target.get("options", {}),
-            partition_by=parts[0].target.get("partition_by", []),
-        )
-
-    def _rows(self, spark: SparkSession, parts: list[ToApply]) -> DataFrame:
-        schema = StructType.fromJson(json.loads(parts[0].target["schema"]))
-        branches = [branch for part in parts for branch in part.branches]
-        return staging.rows_of(spark, branches, sum(part.rows for part in parts), schema, self.address)
+    def _decided(self) -> int:
+        last = self.engine.last_entry(self.app_id)
+        return 0 if last is None else last.sequence
 
     # -- C6 --------------------------------------------------------------------------------------------------
     def _start_ledger(self, spark: SparkSession, engine: Engine, query_id: str) -> None:
@@ -470,60 +431,3 @@ class Transactional:
             ledger.write_missing(session)
             return
         ledger.flush(timeout_s)
-
-
-def txn_app_id(app_id: str, identity: str, location: str) -> str:
-    """The txnAppId of an app's appends to a table: batch numbers count within one data directory.
-
-    It contains the location: spellings that txmq cannot compare (``s3://t``, ``s3a://t``) make two commits.
-    """
-    return f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
-
-
-def _grouped(entry: LedgerEntry) -> tuple[dict[str, list[ToApply]], dict[str, list[ToApply]]]:
-    """The parts to apply, by location of the table and by function name, each in the order of staging."""
-    tables: dict[str, list[ToApply]] = {}
-    functions: dict[str, list[ToApply]] = {}
-    for part in entry.to_apply:
-        if part.kind == "append":
-            tables.setdefault(part.target.get("location", part.target["table"]), []).append(part)
-        elif part.kind == "after_commit":
-            functions.setdefault(part.target["name"], []).append(part)
-    return tables, functions
-
-
-def _holds_java_trace(error: BaseException | None) -> bool:
-    """Whether this error contains a Java stack trace."""
-    while error is not None:
-        if isinstance(error, Py4JJavaError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _shortened(error: BaseException) -> Exception:
-    """The error without its Java stack trace.
-
-    Spark 4.2 searches the text of a failed foreachBatch for interruptions with a regular expression. A long
-    text overflows the stack, and the query then ends without an error.
-    """
-    found = cause(error)
-    if found is not None:
-        return found
-    text = str(error)
-    told = _told(error)
-    interrupted = next((name for name in _INTERRUPTIONS if name in text), None)
-    if interrupted is not None:  # query.stop(): in the form that Spark recognises
-        return RuntimeError(
-            f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {interrupted}"
-        )
-    return RuntimeError(f"{type(error).__name__}: {told}")
-
-
-def _told(error: BaseException) -> str:
-    lines = [
-        line.strip()
-        for line in str(error).splitlines()
-        if line.strip() and not line.strip().startswith(("at ", "... "))
-    ]
-    return " ".join(lines)[:1000]

@@ -27,8 +27,10 @@ _NARROW = {
 }
 
 
-def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
-    """Returns whether executing ``frame`` executes every row of ``batch``; False if that is not certain."""
+def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
+    """Returns whether executing ``frame`` executes every row of ``batch``; False if that is not certain.
+    ``stages``: it is a frame that stages rows, and not the rows themselves, which Delta writes.
+    """
     if is_connect(frame):
         return False
     with suppress(Exception):  # False executes the batch once more
@@ -40,12 +42,12 @@ def executed_whole(frame: DataFrame, batch: DataFrame) -> bool:
         ]
         leaves = [node for name, node in nodes if name == "RDDScanExec"]
         inner = [name for name, _ in nodes if name != "RDDScanExec"]
-        # one MapInArrowExec is the staging; another one belongs to the user
+        # the staging is one MapInArrowExec; another one belongs to the user
         return (
             len(own) == 1
             and [leaf.rdd().id() for leaf in leaves] == own
             and set(inner) <= _NARROW
-            and inner.count("MapInArrowExec") == 1
+            and inner.count("MapInArrowExec") == int(stages)
         )
     return False
 

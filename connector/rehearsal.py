@@ -24,6 +24,17 @@ from connector.table import Table, is_connect, snapshot_at
 _COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
 
 
+def refused(table: str, error: Exception, place: str = "") -> OptionError:
+    """The error of an append that Delta does not take, with Delta's text. ``place``: where it was tried."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next(
+        (line for line in lines if "[" in line and "]" in line), lines[0] if lines else type(error).__name__
+    )
+    if place:
+        told = told.replace(f"file:{place}", table).replace(place, table)
+    return OptionError(f"append to {table!r}: Delta would refuse it: {told[:500]}")
+
+
 def rehearse(
     spark: SparkSession,
     table: Table,
@@ -49,9 +60,13 @@ def rehearse(
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
     try:
         if log:
-            told = json.dumps(
-                {"commitInfo": {"timestamp": 0, "operation": "REHEARSAL", "operationParameters": {}}}
-            )
+            about = {
+                "timestamp": 0,
+                "inCommitTimestamp": 0,
+                "operation": "REHEARSAL",
+                "operationParameters": {},
+            }
+            told = json.dumps({"commitInfo": about})
             (place / "_delta_log").mkdir()
             (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([told, *log]) + "\n")
         writer = (
@@ -61,14 +76,6 @@ def rehearse(
             writer = writer.partitionBy(*partition_by)
         writer.save(f"file:{place}")
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        told = next(
-            (line for line in lines if "[" in line and "]" in line),
-            lines[0] if lines else type(error).__name__,
-        )
-        told = told.replace(f"file:{place}", table.name).replace(str(place), table.name)
-        raise OptionError(
-            f"append to {table.name!r}: Delta would refuse it after the decision: {told[:500]}"
-        ) from error
+        raise refused(table.name, error, str(place)) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)

@@ -8,6 +8,7 @@ append depends on this for one commit instead of two, never for its rows.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -47,6 +48,12 @@ class Table:
     def shape(self) -> tuple[str, ...]:
         """The properties that matter for an append, without the last value of an identity column."""
         return self.name, self.table_id, _HIGH_WATER_MARK.sub("", self.metadata), self.protocol
+
+
+def digest(metadata: str, protocol: str) -> str:
+    """A short text that differs where the metadata or the protocol of a table differs, in their JSON."""
+    actions = [json.loads(_HIGH_WATER_MARK.sub("", action)) for action in (metadata, protocol)]
+    return hashlib.sha256(json.dumps(actions, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def is_connect(session_or_frame: object) -> bool:

@@ -28,7 +28,6 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
     "broker_core.broker.topology": (557, STATE),
     "broker_core.store.salvage": (542, "one pass over a damaged directory"),
-    "connector.foreach_batch": (529, "the steps C1 to C6 stand in their order"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.connection.AmqpConnection": (256, ENTRY),
@@ -56,7 +55,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.store.salvage._Salvage": (350, "one pass over a damaged directory"),
     "broker_core.store.segment.Segments": (261, "files, their open ends and their blocks are one state"),
-    "connector.foreach_batch.Transactional": (271, "the steps C1 to C6 stand in their order"),
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),

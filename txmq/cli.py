@@ -154,6 +154,7 @@ def _add_decisions(commands: Any) -> None:
         "--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing"
     )
     skip.add_argument("--table", metavar="TABLE", help="only this table or function; default: all")
+    skip.add_argument("--lost", action="store_true", help="also rows whose data files are gone")
     discard = _command(commands, "discard", _discard, "drop an attempt of a lost driver", address=True)
     discard.add_argument("token", metavar="TOKEN")
     release = _command(commands, "release", _release, "release a queue from a pipeline", address=True)
@@ -343,7 +344,9 @@ def _unapplied(options: argparse.Namespace) -> int:
 def _skip(options: argparse.Namespace) -> int:
     from txmq.skip import skip
 
-    files = skip(engine_at(options), options.app, options.sequence, options.to, options.table)
+    files = skip(
+        engine_at(options), options.app, options.sequence, options.to, options.table, lost=options.lost
+    )
     text = f"skipped batch {options.sequence} of app {options.app}: {', '.join(files)}"
     return done(options, text, app=options.app, sequence=options.sequence, files=files)
 

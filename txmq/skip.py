@@ -2,20 +2,26 @@
 
 Not here: applying, which every start of the query does.
 
-Invariant: rows leave the broker only after their files are durable; the ledger stores the directory.
+Invariant: rows leave the pipeline only after their files are durable; the ledger stores the directory. Rows
+whose data files are gone are given up only if the operator says so.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql.types import StructType
 
 from broker_core.engine import Engine, LedgerEntry, ToApply
-from broker_core.errors import OptionError, UnknownTransaction
+from broker_core.errors import NotApplied, OptionError, UnknownTransaction
+from connector.loose_files import LooseFiles
+from connector.staged_files import LOST, StagedFiles, is_files, rows_in
 
 
 def goal(part: ToApply) -> str:
@@ -31,15 +37,20 @@ def waiting(engine: Engine, app_id: str) -> list[dict[str, Any]]:
             "batch_id": entry.batch_id,
             "kind": part.kind,
             "to": goal(part),
-            "rows": part.rows,
+            "rows": rows_in(part),
+            "held": "files" if is_files(part) else "rows",
         }
         for entry in engine.unapplied(app_id)
         for part in entry.to_apply
     ]
 
 
-def skip(engine: Engine, app_id: str, sequence: int, to: str, only: str | None) -> list[str]:
-    """Write the rows to Parquet files in ``to`` and drop them. Raises UnknownTransaction, OptionError."""
+def skip(
+    engine: Engine, app_id: str, sequence: int, to: str, only: str | None, *, lost: bool = False
+) -> list[str]:
+    """Write the rows to Parquet files in ``to`` and drop them; with ``lost`` also those whose data files are
+    gone. Raises UnknownTransaction, OptionError, NotApplied (gone).
+    """
     entry = next((entry for entry in engine.unapplied(app_id) if entry.sequence == sequence), None)
     parts = (
         [part for part in entry.to_apply if only in (None, goal(part), part.target.get("location"))]
@@ -57,15 +68,15 @@ def skip(engine: Engine, app_id: str, sequence: int, to: str, only: str | None) 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for number, part in enumerate(parts):
-            files.append(
-                str(_write(engine, directory / f"{_safe(app_id)}.{sequence}.{number}.parquet", entry, part))
-            )
+            path = directory / f"{_safe(app_id)}.{sequence}.{number}.parquet"
+            rows = _rows(engine, part, lost=lost)
+            files.append(str(_write(path, entry, part, rows)))
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
+    except (OSError, pa.ArrowInvalid) as error:
         raise OptionError(
             f"the rows cannot be written to {directory} ({error}), and nothing was skipped",
             "name another directory",
@@ -74,7 +85,26 @@ def skip(engine: Engine, app_id: str, sequence: int, to: str, only: str | None) 
     return files
 
 
-def _write(engine: Engine, path: Path, entry: LedgerEntry, part: ToApply) -> Path:
+def _rows(engine: Engine, part: ToApply, *, lost: bool) -> Iterator[pa.RecordBatch]:
+    """The rows of a part. Raises NotApplied if data files are gone, and not ``lost``."""
+    batches = engine.read_branches(part.branches)
+    if not is_files(part):
+        return batches
+    staged = StagedFiles.of(part, batches)
+    schema = StructType.fromJson(json.loads(part.target["schema"]))
+    files = LooseFiles(staged, part.target["location"], schema)
+    gone = files.missing()
+    if gone and not lost:
+        raise NotApplied(
+            f"{len(gone)} of {len(staged.files)} data files with {staged.rows} decided rows for "
+            f"{goal(part)!r} are gone ({', '.join(gone[:3])}), and nothing was skipped. If the table has the "
+            "rows already, the next start of the query finds that",
+            LOST,
+        )
+    return files.rows()
+
+
+def _write(path: Path, entry: LedgerEntry, part: ToApply, rows: Iterator[pa.RecordBatch]) -> Path:
     """Write one durable file; the metadata of its schema describes the batch."""
     about = {
         "app_id": entry.app_id,
@@ -83,10 +113,10 @@ def _write(engine: Engine, path: Path, entry: LedgerEntry, part: ToApply) -> Pat
         "token": entry.token,
         "kind": part.kind,
     }
-    about |= {"to": goal(part), "rows": part.rows}
+    about |= {"to": goal(part), "rows": rows_in(part)}
     with path.open("xb") as file:
         writer: pq.ParquetWriter | None = None
-        for batch in engine.read_branches(part.branches):
+        for batch in rows:
             if writer is None:
                 metadata = {**(batch.schema.metadata or {}), b"txmq": json.dumps(about).encode()}
                 writer = pq.ParquetWriter(file, batch.schema.with_metadata(metadata))

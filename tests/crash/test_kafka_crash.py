@@ -25,6 +25,7 @@ KILLED: Killed = {
     "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "lost-decided": ("foreach.decided", 1, {}),
+    "files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
 }
 STOPPED: Killed = {"zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}
 KILLED_IN_SOURCE = {"unlogged": "connector.latest_offset.claimed"}
@@ -58,7 +59,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Iterato
         stopped.end()
 
 
-@pytest.mark.parametrize("app", ["decided", "unlogged", "zombie"])
+@pytest.mark.parametrize("app", ["decided", "files-copied", "unlogged", "zombie"])
 def test_a_driver_killed_or_overtaken_leaves_everything_exactly_once(outcome: Outcome, app: str) -> None:
     require_once(outcome, app)
 

@@ -31,6 +31,14 @@ KILLED: Killed = {
     "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
     "applied-some": ("foreach.applied.0", 1, {}),
     "called": ("foreach.called", 1, {}),
+    # the second batch finds its tables, and appends files
+    "files-written": ("files.written", 1, {"options": TWO_BATCHES}),
+    "files-staged": ("foreach.files_staged", 2, {"options": TWO_BATCHES}),
+    "files-decided": ("adding.checked", 1, {"options": TWO_BATCHES}),
+    "files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
+    "files-committed": ("adding.committed", 2, {"options": TWO_BATCHES}),
+    "files-complete": ("adding.complete", 1, {"options": TWO_BATCHES}),
+    "files-cleared": ("adding.cleared", 1, {"options": TWO_BATCHES}),
     "unmirrored": ("foreach.marked", 1, {"ledger_sync": True}),
     "mirrored-untold": ("ledger.appended", 1, {"ledger_sync": True}),
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
@@ -49,6 +57,8 @@ KILLED_IN_SOURCE = {
 STOPPED: Killed = {
     "two-drivers": ("foreach.staged", 1, {"options": TWO_BATCHES}),
     "zombie": ("foreach.applying.0", 1, {"options": TWO_BATCHES}),
+    "two-drivers-files": ("foreach.files_staged", 2, {"options": TWO_BATCHES}),
+    "zombie-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
 }
 
 
@@ -219,6 +229,22 @@ def test_row_7_decided_and_no_append_made_the_first_attempts_rows_are_applied(ou
 
 def test_row_7_some_appends_made_the_others_follow_with_the_first_attempts_rows(outcome: Outcome) -> None:
     require_once(outcome, "applied-some")
+
+
+@pytest.mark.parametrize("app", ["files-written", "files-staged"])
+def test_row_3_files_that_no_decision_names_are_deleted_and_the_replay_appends_once(
+    outcome: Outcome, app: str
+) -> None:
+    require_once(outcome, app)
+
+
+@pytest.mark.parametrize(
+    "app", ["files-decided", "files-copied", "files-committed", "files-complete", "files-cleared"]
+)
+def test_row_7_files_of_a_decided_batch_are_added_once_wherever_the_driver_is_killed(
+    outcome: Outcome, app: str
+) -> None:
+    require_once(outcome, app)
 
 
 def test_row_7_functions_called_and_not_marked_are_called_again_with_the_same_rows(outcome: Outcome) -> None:

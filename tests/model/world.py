@@ -536,6 +536,7 @@ class _Gate:
 def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
     import broker_core.client.broker
+    import connector.apply
     import connector.delta
     import connector.delta_log
     import connector.foreach_batch
@@ -554,7 +555,7 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.reader_lock, "PATIENCE_S", 0.0)
         for module in (connector.ledger, connector.foreach_batch):
             patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
-        for module in (connector.ledger, connector.foreach_batch):
+        for module in (connector.ledger, connector.foreach_batch, connector.apply):
             patch.setattr(
                 module,
                 "resolve",

@@ -166,6 +166,7 @@ class Pipeline:
             assert {row["body"]: row["marker"] for row in rows} == published, (
                 f"{name} has rows of another attempt than was published"
             )
+            assert hidden_files(Path(self.lake) / name) == [], "files of attempts are left"
             versions = [
                 version
                 for app, version in delta_transactions(Path(self.lake) / name)
@@ -195,6 +196,11 @@ def delta_rows(table: Path) -> list[dict[str, Any]]:
         if "remove" in action:
             live.pop(action["remove"]["path"], None)
     return [row for path in live for row in pq.ParquetFile(table / path).read().to_pylist()]
+
+
+def hidden_files(table: Path) -> list[str]:
+    """The data files that no commit of the table names yet."""
+    return sorted(str(path.relative_to(table)) for path in (table / "_txmq").rglob("*.parquet"))
 
 
 def delta_transactions(table: Path) -> list[tuple[str, int]]:

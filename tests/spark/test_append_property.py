@@ -1,4 +1,6 @@
-"""Random tables and random rows: what passes the check before the decision, Delta appends."""
+"""Random tables and random rows: what passes the check before the decision, Delta appends, and the same from
+files as from rows.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import expr
 
 from broker_core.errors import OptionError
-from connector import delta
+from connector import adding, delta, staged_files
+from connector.appends import why_rows
 from connector.fit import nullable
-from connector.table import resolve
+from connector.table import Table, resolve
+from connector.table_files import table_files
 
 pytestmark = pytest.mark.spark
 
@@ -104,7 +108,30 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
     except Exception as error:
         raise AssertionError(f"passed the check and failed: {told}, values {values}: {error}") from error
     assert spark.table(table).count() == 1
+    if not why_rows(spark, found, nullable(rows.schema), options):
+        append_files(spark, rows, found, options, {**batch, "sequence": 2, "token": f"{table} files"}, told)
+        first, second = (str(row) for row in spark.table(table).collect())
+        assert first == second, told
     return "appended"
+
+
+def append_files(
+    spark: SparkSession, rows: Any, found: Table, options: dict[str, str], batch: dict[str, Any], told: str
+) -> None:
+    files = table_files(spark, found.location)
+    staged = staged_files.write(rows, found, options, files, "_txmq/tried/0")
+    assert staged is not None and staged.rows == 1, told
+    assert adding.add(
+        spark,
+        found,
+        files,
+        [staged],
+        txn_app_id="app",
+        txn_version=2,
+        batch=batch,
+        decided_at_us=0,
+        options=options,
+    ), told
 
 
 def test_what_passes_the_check_before_the_decision_is_appended(spark: SparkSession) -> None:

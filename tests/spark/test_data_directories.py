@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.errors import LineageConflict, cause
 from broker_core.launcher import Broker
-from connector import delta, foreach_batch, staging
+from connector import delta, staging
 from connector.foreach_batch import BatchTransaction, transactional
-from connector.ledger import DeltaLedger
+from connector.ledger import DeltaLedger, offsets_of
 from connector.options import write_options
 from connector.table import resolve
 from tests.spark.conftest import Rig
@@ -109,14 +109,14 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
     opened = engine.open_batch("app", "third", 0, "resume")
     decided = engine.commit_batch("app", "third", 0, opened.token, []).entry
     rows = place.spark.createDataFrame([("x",)], "body string")
-    txn = foreach_batch.txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
+    txn = delta.txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
     with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
         delta.append(
             rows,
             resolve(place.spark, str(place.table)),
             txn_app_id=txn,
             txn_version=2,
-            batch=foreach_batch.offsets_of(decided),
+            batch=offsets_of(decided),
             decided_at_us=decided.committed_at_us,
         )
     with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
@@ -150,7 +150,7 @@ def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
             address=address,
         )
         entry = engine.commit_batch("app", "earlier", number, opened.token, staging.staged(frame)).entry
-        told = {name: value for name, value in foreach_batch.offsets_of(entry).items() if name != "token"}
+        told = {name: value for name, value in offsets_of(entry).items() if name != "token"}
         if body != "c":
             writer = (
                 rows.write.format("delta")
@@ -163,7 +163,7 @@ def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
             engine.mark_applied("app", entry.sequence)
     place.run("d", on_new_checkpoint="resume")
     assert place.bodies() == ["a", "b", "c", "d"]
-    txn = (foreach_batch.txn_app_id("app", engine.identity(), resolve(spark, str(place.table)).location), 4)
+    txn = (delta.txn_app_id("app", engine.identity(), resolve(spark, str(place.table)).location), 4)
     assert delta_transactions(place.table) == [("app", 1), ("app", 2), ("app", 3), txn]
 
 

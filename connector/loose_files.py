@@ -1,0 +1,93 @@
+"""The rows of staged files without Spark, for an operator who takes them out of a pipeline.
+
+Not here: appending them (``adding.py``).
+Invariant: the columns have the names and types of the rows that were appended, whatever names the table gives
+them in its files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from connector.staged_files import StagedFiles
+
+_PHYSICAL = "delta.columnMapping.physicalName"
+
+
+class LooseFiles:
+    """The files of one append to the table at ``location``; ``schema``: of its rows. Raises OSError,
+    pyarrow.ArrowInvalid if this process cannot reach them.
+    """
+
+    def __init__(self, staged: StagedFiles, location: str, schema: StructType) -> None:
+        if location.startswith("file:"):
+            self._system, root = fs.LocalFileSystem(), location.removeprefix("file:")
+        else:
+            self._system, root = fs.FileSystem.from_uri(location)
+        held = StructType.fromJson(json.loads(staged.metadata["schemaString"]))
+        self._fields = {column.name: column for column in held}
+        self._wanted = schema
+        self._adds = {f"{root}/{place}": add for place, add in zip(staged.places, staged.files, strict=True)}
+
+    def missing(self) -> list[str]:
+        """Returns the files that are gone, in order."""
+        found = self._system.get_file_info(list(self._adds))
+        return [each.path for each in found if each.type == fs.FileType.NotFound]
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of the files that are there."""
+        lost = set(self.missing())
+        for path, add in self._adds.items():
+            if path in lost:
+                continue
+            with self._system.open_input_file(path) as source:
+                for batch in pq.ParquetFile(source, coerce_int96_timestamp_unit="us").iter_batches():
+                    yield self._logical(batch, add["partitionValues"])
+
+    def _logical(self, batch: pa.RecordBatch, partition: dict[str, str | None]) -> pa.RecordBatch:
+        wanted = to_arrow_schema(self._wanted, timezone="UTC")
+        columns = []
+        for column in wanted:
+            field = self._fields[column.name]
+            name = _physical(field)
+            if name in partition:
+                held = pa.repeat(pa.scalar(partition[name], pa.string()), batch.num_rows)
+            elif name in batch.schema.names:
+                held = batch.column(name)
+                held = held.view(_renamed(held.type, field.dataType))
+            else:
+                held = pa.nulls(batch.num_rows)
+            columns.append(held.cast(column.type))
+        return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+def _physical(field: StructField) -> str:
+    return str(field.metadata.get(_PHYSICAL, field.name))
+
+
+def _renamed(held: pa.DataType, told: DataType) -> Any:
+    """The type of a column in a file, with the names that the table has for its fields."""
+    if isinstance(told, StructType):
+        fields = {_physical(field): field for field in told}
+        return pa.struct(
+            [
+                pa.field(
+                    fields[each.name].name, _renamed(each.type, fields[each.name].dataType), each.nullable
+                )
+                for each in held
+            ]
+        )
+    if isinstance(told, ArrayType):
+        return pa.list_(held.value_field.with_type(_renamed(held.value_type, told.elementType)))
+    if isinstance(told, MapType):
+        key, item = _renamed(held.key_type, told.keyType), _renamed(held.item_type, told.valueType)
+        return pa.map_(held.key_field.with_type(key), held.item_field.with_type(item))
+    return held

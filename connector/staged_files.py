@@ -1,0 +1,193 @@
+"""Rows of an append as data files that Delta's own writer has written, and not committed.
+
+Delta writes them with the snapshot of the table and the path of a hidden directory (``hidden.py``): one job
+over the rows, with the layout, the statistics and the constraints of the table. The actions that its commit
+would have are staged, one for each file.
+
+Not here: which tables take files (``appends.py``), the commit (``adding.py``).
+Invariant: the lines are those of a Delta log of the hidden directory: protocol, metadata, files. With them
+the rows can be read again, whatever becomes of the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from py4j.java_gateway import JavaObject
+from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from broker_core import failpoint
+from broker_core.engine import ToApply
+from broker_core.errors import NotApplied, cause
+from connector.fit import quoted
+from connector.rehearsal import refused
+from connector.table import Table, digest, log_at
+from connector.table_files import TableFiles
+
+KEY = "files"  # in the target of a branch
+LOST = (
+    "put them back and start the query again, or give them up: stop the query, and "
+    "`txmq skip APP SEQUENCE --to DIR --lost`"
+)
+_COLUMN = "action"
+_MAPPING = "delta.columnMapping."  # the only properties of a table that matter to a reader
+
+
+def is_files(part: ToApply) -> bool:
+    """Whether a part holds files, and not rows."""
+    return KEY in part.target
+
+
+def rows_in(part: ToApply) -> int:
+    """Returns how many rows of the user a part holds."""
+    return int(part.target[KEY]["rows"]) if is_files(part) else part.rows
+
+
+@dataclass(frozen=True)
+class StagedFiles:
+    """The files of one append. ``directory``: in the directory of the table; ``shape``: of the table, when
+    they were written; ``lines``: protocol, metadata, and one for each file, as Delta's log has them.
+    """
+
+    directory: str
+    shape: str
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, part: ToApply, rows: Iterable[pa.RecordBatch]) -> StagedFiles:
+        """From a part, and the rows of its branches."""
+        about = part.target[KEY]
+        lines = [line for batch in rows for line in batch.column(_COLUMN).to_pylist()]
+        return cls(about["directory"], about["shape"], tuple(lines))
+
+    @cached_property
+    def adds(self) -> list[str]:
+        return [line for line in self.lines if "add" in json.loads(line)]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        (found,) = [action["metaData"] for action in map(json.loads, self.lines) if "metaData" in action]
+        return dict(found)
+
+    @property
+    def rows(self) -> int:
+        return sum(int(json.loads(add["stats"])["numRecords"]) for add in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(int(add["size"]) for add in self.files)
+
+    @cached_property
+    def files(self) -> list[dict[str, Any]]:
+        return [json.loads(line)["add"] for line in self.adds]
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where each file is -> where it belongs, in the directory of the table."""
+        # a path in the log is the text of a URI
+        names = [unquote(add["path"]) for add in self.files]
+        return {f"{self.directory}/{name}": name for name in names}
+
+    def target(self) -> dict[str, Any]:
+        """What the target of the branch says about the files."""
+        return {KEY: {"directory": self.directory, "rows": self.rows, "shape": self.shape}}
+
+    def batch(self) -> pa.RecordBatch:
+        """What is staged."""
+        return pa.RecordBatch.from_pydict({_COLUMN: pa.array(self.lines, pa.string())})
+
+    def require_there(self, files: TableFiles, batch: str) -> None:
+        """Raises NotApplied if a file is gone. ``batch``: what the rows are, for the text."""
+        lost = files.missing(self.places)
+        if lost:
+            raise NotApplied(
+                f"{len(lost)} of {len(self.places)} data files with {self.rows} decided rows are gone "
+                f"({batch}: {', '.join(lost[:3])}): the table was dropped with them, or somebody deleted "
+                "them",
+                LOST,
+            )
+
+    def frame(
+        self, spark: SparkSession, files: TableFiles, location: str, schema: StructType, batch: str
+    ) -> DataFrame:
+        """The rows as a frame, for a table that has changed since. Raises NotApplied if a file is gone."""
+        self.require_there(files, batch)
+        log = f"{self.directory}/_delta_log"
+        if not files.children(log):
+            files.write(f"{log}/{0:020d}.json", "\n".join(self._readable()) + "\n")
+        rows = spark.read.format("delta").load(f"{location}/{self.directory}")
+        return rows.select(*(rows[quoted(column.name)] for column in schema))
+
+    def _readable(self) -> list[str]:
+        """The lines without what a table demands of its writers."""
+        lines = []
+        for action in map(json.loads, self.lines):
+            if "metaData" in action:
+                properties = action["metaData"].get("configuration", {})
+                action["metaData"]["configuration"] = {
+                    name: value for name, value in properties.items() if name.startswith(_MAPPING)
+                }
+            lines.append(json.dumps(action))
+        return lines
+
+
+def write(
+    rows: DataFrame, table: Table, options: Mapping[str, str], files: TableFiles, directory: str
+) -> StagedFiles | None:
+    """Writes ``rows`` to data files in the hidden ``directory``, durable; None if the table has changed since
+    it was resolved. Raises OptionError if Delta refuses them, or the error of a task.
+    """
+    spark = rows.sparkSession
+    log = log_at(spark, table.location)
+    snapshot = log.unsafeVolatileSnapshot()
+    shape = digest(str(snapshot.metadata().json()), str(snapshot.protocol().json()))
+    if shape != digest(table.metadata, table.protocol):
+        return None
+    try:
+        actions = _write(spark, rows._jdf, log, snapshot, options, f"{table.location}/{directory}")
+    except Exception as error:
+        files.delete(directory)
+        found = cause(error)
+        if found is not None:
+            raise found from None  # without Spark's stack trace
+        if isinstance(error, AnalysisException | IllegalArgumentException):
+            raise refused(table.name, error) from error
+        raise
+    failpoint.here("files.written")
+    lines = [str(snapshot.protocol().json()), str(snapshot.metadata().json()), *actions]
+    staged = StagedFiles(directory, shape, tuple(lines))
+    files.sync(staged.places)
+    failpoint.here("files.durable")
+    return staged
+
+
+def _write(
+    spark: SparkSession,
+    rows: JavaObject,
+    log: JavaObject,
+    snapshot: JavaObject,
+    options: Mapping[str, str],
+    place: str,
+) -> list[str]:
+    """Delta writes to the path of a log, after the metadata of a snapshot: here they are of two tables."""
+    jvm: Any = spark._jvm
+    delta, path = jvm.org.apache.spark.sql.delta, jvm.org.apache.hadoop.fs.Path
+    nothing = jvm.scala.Option.empty()
+    hidden = delta.DeltaLog(
+        path(f"{place}/_delta_log"), path(place), log.options(), log.allOptions(), log.clock(), nothing
+    )
+    chosen = delta.DeltaOptions(
+        jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(options)),
+        spark._jsparkSession.sessionState().conf(),
+    )
+    transaction = delta.OptimisticTransaction(hidden, nothing, snapshot)
+    actions = transaction.writeFiles(rows, jvm.scala.Option.apply(chosen))
+    return [str(actions.apply(number).json()) for number in range(actions.length())]

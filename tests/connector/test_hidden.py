@@ -1,0 +1,77 @@
+"""The files of a table beside Delta, and which attempts in its hidden directory are over."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from broker_core.engine import LedgerEntry
+from connector.hidden import Attempt, sweep
+from connector.table_files import Local
+
+
+def entry(sequence: int, token: str) -> LedgerEntry:
+    return LedgerEntry("app", sequence, "q", sequence, token, {}, 0, 0, 0)
+
+
+def keep(root: Path, attempt: Attempt) -> Path:
+    file = root / attempt.append(0) / "p=1" / "part.parquet"
+    file.parent.mkdir(parents=True)
+    file.write_text("rows")
+    return file
+
+
+def test_attempts_that_can_be_neither_decided_nor_added_are_swept_and_no_others(tmp_path: Path) -> None:
+    lost = [
+        keep(tmp_path, Attempt("app", "app@a/t", number, token)) for number, token in ((3, "x"), (4, "y"))
+    ]
+    undecided = keep(tmp_path, Attempt("app", "app@a/t", 5, "z"))
+    unapplied = keep(tmp_path, Attempt("app", "app@a/t", 4, "decided"))
+    other_engine = keep(tmp_path, Attempt("app", "app@b/t", 3, "x"))
+    other_app = keep(tmp_path, Attempt("app2", "app2@a/t", 3, "x"))
+    asked: list[int] = []
+    sweep(Local(tmp_path), "app", "app@a/t", 4, lambda: [entry(4, "decided"), *asked])  # type: ignore[list-item]
+    assert not any(file.exists() for file in lost)
+    assert all(file.exists() for file in (undecided, unapplied, other_engine, other_app))
+    sweep(Local(tmp_path), "app", "app@a/t", 5, lambda: [entry(5, "z")])
+    assert undecided.exists() and not unapplied.exists()
+    sweep(Local(tmp_path / "nothing there"), "app", "app@a/t", 5, list)
+
+
+def test_nothing_is_asked_while_there_is_nothing_to_sweep(tmp_path: Path) -> None:
+    keep(tmp_path, Attempt("app", "app@a/t", 5, "z"))
+
+    def asked() -> list[LedgerEntry]:
+        raise AssertionError("asked")
+
+    sweep(Local(tmp_path), "app", "app@a/t", 4, asked)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_copy_has_its_bytes_and_checksum_may_be_repeated_and_outlives_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    file = keep(tmp_path, Attempt("app", "app@a/t", 1, "x"))
+    file.with_name(".part.parquet.crc").write_text("sum")
+    name = str(file.relative_to(tmp_path))
+    if not links:
+
+        def none(*_: object) -> None:
+            raise OSError(errno.EPERM, "no links here")
+
+        monkeypatch.setattr(os, "link", none)
+    files = Local(tmp_path)
+    files.sync([name])
+    for _ in range(2):
+        files.copy({name: "p=1/part.parquet"})
+    assert files.missing([name, "p=1/part.parquet", "p=1/other"]) == ["p=1/other"]
+    files.delete("_txmq")
+    files.delete("_txmq")
+    assert sorted(os.listdir(tmp_path / "p=1")) == [".part.parquet.crc", "part.parquet"]
+    assert (tmp_path / "p=1" / "part.parquet").read_text() == "rows"
+    with pytest.raises(FileNotFoundError):
+        files.copy({name: "p=1/again.parquet"})
+    assert files.children("_txmq") == [] and files.missing(["p=1/again.parquet"]) == ["p=1/again.parquet"]
