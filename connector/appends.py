@@ -22,6 +22,7 @@ from broker_core.errors import OptionError
 from connector import delta
 from connector.fit import Fit, Known, fit
 from connector.table import Table, is_connect
+from connector.table_files import DISK
 
 log = logging.getLogger("txmq")
 
@@ -111,6 +112,8 @@ def why_rows(spark: SparkSession, table: Table, schema: StructType, options: Map
         return "Spark Connect has no access to Delta's writer"
     if not table.exists:
         return "the table does not exist yet"
+    if not table.location.startswith(DISK):
+        return "the table is not on a disk that this process sees"
     if not table.protocol:
         return "the table belongs to a catalog that is not Spark's own"
     told = json.loads(table.protocol)["protocol"]

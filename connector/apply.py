@@ -24,7 +24,7 @@ from connector.ledger import offsets_of
 from connector.options import Address
 from connector.staged_files import LOST, StagedFiles, is_files, rows_in
 from connector.table import Table, is_path, resolve
-from connector.table_files import table_files
+from connector.table_files import TableFiles
 from connector.trace import INTERRUPTIONS, told
 
 AfterCommit = Callable[[DataFrame, int], None]
@@ -110,12 +110,13 @@ class Apply:
             if any(entry.sequence == waiting.sequence for waiting in engine.unapplied(self._app_id)):
                 raise
             return  # another driver has applied it meanwhile
-        files = table_files(spark, table.location)
-        if len(of_files) < len(parts) or not adding.add(spark, table, files, staged, **once):
-            # the table has changed since: Delta writes the rows again
+        place = target["location"]
+        files = TableFiles.at(place)
+        here = table.location == place and len(of_files) == len(parts)
+        if not here or not adding.add(spark, table, files, staged, **once):
+            # the table has changed or moved since: Delta writes the rows again
             frames = [
-                each.frame(spark, files, table.location, _schema(parts), f"batch {entry.sequence}")
-                for each in staged
+                each.frame(spark, files, place, _schema(parts), f"batch {entry.sequence}") for each in staged
             ]
             others = [part for part in parts if not is_files(part)]
             frames += [self._rows(spark, others)] if others else []

@@ -40,7 +40,7 @@ from connector.options import WriteOptions, write_options
 from connector.plan import executed_whole
 from connector.schema import check_publish_columns
 from connector.table import Table, is_connect, resolve
-from connector.table_files import TableFiles, table_files
+from connector.table_files import TableFiles
 from connector.trace import holds_java_trace, shortened, told
 
 log = logging.getLogger("txmq")
@@ -185,7 +185,7 @@ class BatchTransaction:
 
     def _stage_files(self, rows: DataFrame, table: Table, target: Mapping[str, Any]) -> bool:
         """Stage the files that Delta writes; False if the table has changed since it was resolved."""
-        files = table_files(rows.sparkSession, table.location)
+        files = TableFiles.at(table.location)
         attempt = Attempt(self.app_id, target["txn_app_id"], self.sequence, self._token)
         number = len(self._hidden)
         self._hidden.append((files, attempt.directory))

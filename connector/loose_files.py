@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from connector.staged_files import StagedFiles
+from connector.table_files import TableFiles
 
 _PHYSICAL = "delta.columnMapping.physicalName"
 
@@ -28,19 +28,15 @@ class LooseFiles:
     """
 
     def __init__(self, staged: StagedFiles, location: str, schema: StructType) -> None:
-        if location.startswith("file:"):
-            self._system, root = fs.LocalFileSystem(), location.removeprefix("file:")
-        else:
-            self._system, root = fs.FileSystem.from_uri(location)
+        self._files = TableFiles.at(location)
         held = StructType.fromJson(json.loads(staged.metadata["schemaString"]))
         self._fields = {column.name: column for column in held}
         self._wanted = schema
-        self._adds = {f"{root}/{place}": add for place, add in zip(staged.places, staged.files, strict=True)}
+        self._adds = dict(zip(staged.places, staged.files, strict=True))
 
     def missing(self) -> list[str]:
         """Returns the files that are gone, in order."""
-        found = self._system.get_file_info(list(self._adds))
-        return [each.path for each in found if each.type == fs.FileType.NotFound]
+        return self._files.missing(self._adds)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the files that are there."""
@@ -48,8 +44,8 @@ class LooseFiles:
         for path, add in self._adds.items():
             if path in lost:
                 continue
-            with self._system.open_input_file(path) as source:
-                for batch in pq.ParquetFile(source, coerce_int96_timestamp_unit="us").iter_batches():
+            with pq.ParquetFile(self._files.path(path), coerce_int96_timestamp_unit="us") as file:
+                for batch in file.iter_batches():
                     yield self._logical(batch, add["partitionValues"])
 
     def _logical(self, batch: pa.RecordBatch, partition: dict[str, str | None]) -> pa.RecordBatch:

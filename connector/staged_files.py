@@ -145,6 +145,7 @@ def write(
     """Writes ``rows`` to data files in the hidden ``directory``, durable; None if the table has changed since
     it was resolved. Raises OptionError if Delta refuses them, or the error of a task.
     """
+    failpoint.here("files.resolved")
     spark = rows.sparkSession
     log = log_at(spark, table.location)
     snapshot = log.unsafeVolatileSnapshot()

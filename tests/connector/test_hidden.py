@@ -10,7 +10,7 @@ import pytest
 
 from broker_core.engine import LedgerEntry
 from connector.hidden import Attempt, sweep
-from connector.table_files import Local
+from connector.table_files import TableFiles
 
 
 def entry(sequence: int, token: str) -> LedgerEntry:
@@ -33,12 +33,12 @@ def test_attempts_that_can_be_neither_decided_nor_added_are_swept_and_no_others(
     other_engine = keep(tmp_path, Attempt("app", "app@b/t", 3, "x"))
     other_app = keep(tmp_path, Attempt("app2", "app2@a/t", 3, "x"))
     asked: list[int] = []
-    sweep(Local(tmp_path), "app", "app@a/t", 4, lambda: [entry(4, "decided"), *asked])  # type: ignore[list-item]
+    sweep(TableFiles(tmp_path), "app", "app@a/t", 4, lambda: [entry(4, "decided"), *asked])  # type: ignore[list-item]
     assert not any(file.exists() for file in lost)
     assert all(file.exists() for file in (undecided, unapplied, other_engine, other_app))
-    sweep(Local(tmp_path), "app", "app@a/t", 5, lambda: [entry(5, "z")])
+    sweep(TableFiles(tmp_path), "app", "app@a/t", 5, lambda: [entry(5, "z")])
     assert undecided.exists() and not unapplied.exists()
-    sweep(Local(tmp_path / "nothing there"), "app", "app@a/t", 5, list)
+    sweep(TableFiles(tmp_path / "nothing there"), "app", "app@a/t", 5, list)
 
 
 def test_nothing_is_asked_while_there_is_nothing_to_sweep(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_nothing_is_asked_while_there_is_nothing_to_sweep(tmp_path: Path) -> Non
     def asked() -> list[LedgerEntry]:
         raise AssertionError("asked")
 
-    sweep(Local(tmp_path), "app", "app@a/t", 4, asked)
+    sweep(TableFiles(tmp_path), "app", "app@a/t", 4, asked)
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -63,7 +63,7 @@ def test_a_copy_has_its_bytes_and_checksum_may_be_repeated_and_outlives_the_firs
             raise OSError(errno.EPERM, "no links here")
 
         monkeypatch.setattr(os, "link", none)
-    files = Local(tmp_path)
+    files = TableFiles(tmp_path)
     files.sync([name])
     for _ in range(2):
         files.copy({name: "p=1/part.parquet"})

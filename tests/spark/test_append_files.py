@@ -314,8 +314,16 @@ CHANGES: dict[str, str] = {
     "constraint": "ALTER TABLE {table} ADD CONSTRAINT short CHECK (length(v) < 9)",
     "property": "ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')",
     "mapping": f"ALTER TABLE {{table}} SET TBLPROPERTIES ({NAMED})",
-    "replaced": "CREATE OR REPLACE TABLE {table} (v STRING, p INT) USING delta PARTITIONED BY (p)",
+    "replaced": "",  # another schema and layout, in the same directory
 }
+
+
+def change(rig: Any, name: str, lake: Path) -> None:
+    if CHANGES[name]:
+        rig.spark.sql(CHANGES[name].format(table=f"delta.`{lake}`"))
+        return
+    writer = rig.spark.createDataFrame([], "v STRING, p INT").write.format("delta").mode("overwrite")
+    writer.option("overwriteSchema", True).partitionBy("v").save(str(lake))
 
 
 @pytest.mark.parametrize("point", ["foreach.decided", "adding.copied"])
@@ -324,13 +332,11 @@ def test_a_table_that_changes_before_the_commit_gets_the_rows_written_again(
 ) -> None:
     """Before the check of the shape, and behind it, where Delta finds the conflict."""
     rig.declare("in")
-    for name, change in CHANGES.items():
+    for name in CHANGES:
         lake = tmp_path / name
         rig.spark.sql(f"CREATE TABLE delta.`{lake}` (v STRING) USING delta")
         rig.publish("in", f"{name}-a", f"{name}-b")
-        between(
-            rig, point, lambda change=change, lake=lake: rig.spark.sql(change.format(table=f"delta.`{lake}`"))
-        )
+        between(rig, point, lambda name=name, lake=lake: change(rig, name, lake))
         if name == "constraint":  # and it refuses these
             with pytest.raises(Exception) as raised:
                 run(rig, append_to(lake))
@@ -340,6 +346,50 @@ def test_a_table_that_changes_before_the_commit_gets_the_rows_written_again(
         rows = rig.spark.read.format("delta").load(str(lake))
         assert sorted(row["v"] for row in rows.collect()) == [f"{name}-a", f"{name}-b"], name
         assert hidden_files(lake) == [] and rig.broker.engine.unapplied("app") == []
+
+
+def test_a_table_that_changes_between_its_check_and_its_files_takes_rows(rig: Any, lake: Path) -> None:
+    rig.publish("in", "a", "b")
+    between(rig, "files.resolved", lambda: rig.spark.sql(f"ALTER TABLE delta.`{lake}` ADD COLUMN w INT"))
+    seen: list[bool] = []
+    failpoint.arm("foreach.decided", lambda _name: seen.append(bool(hidden_files(lake))))
+    run(rig, append_to(lake))
+    assert seen == [False] and values(lake) == ["a", "b"]
+
+
+def test_a_table_whose_name_moves_before_the_commit_gets_the_rows_at_its_new_place(
+    rig: Any, tmp_path: Path
+) -> None:
+    rig.declare("in")
+    rig.publish("in", "a", "b")
+    create = "CREATE TABLE moved (v STRING) USING delta LOCATION '{place}'"
+    rig.spark.sql("DROP TABLE IF EXISTS moved")
+    rig.spark.sql(create.format(place=tmp_path / "old"))
+
+    def move() -> None:
+        rig.spark.sql("DROP TABLE moved")
+        rig.spark.sql(create.format(place=tmp_path / "new"))
+
+    between(rig, "foreach.decided", move)
+    run(rig, append_to("moved"))
+    assert values(tmp_path / "new") == ["a", "b"] and values(tmp_path / "old") == []
+    assert hidden_files(tmp_path / "old") == [] and rig.broker.engine.unapplied("app") == []
+
+
+def test_a_table_on_another_file_system_takes_rows(
+    rig: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "held").mkdir()
+    hadoop = rig.spark.sparkContext._jsc.hadoopConfiguration()
+    hadoop.set("fs.viewfs.mounttable.test.link./held", f"file:{tmp_path / 'held'}")
+    lake = "viewfs://test/held/lake"
+    rig.spark.sql(f"CREATE TABLE delta.`{lake}` (v STRING) USING delta")
+    rig.declare("in")
+    rig.publish("in", "a", "b")
+    with caplog.at_level(logging.INFO, "txmq"):
+        run(rig, append_to(lake))
+    assert "as rows" in caplog.text and "not on a disk" in caplog.text
+    assert values(tmp_path / "held" / "lake") == ["a", "b"]
 
 
 def test_a_table_dropped_with_its_files_stops_and_they_are_given_up_only_by_name(

@@ -16,7 +16,7 @@ from connector import adding, delta, staged_files
 from connector.appends import why_rows
 from connector.fit import nullable
 from connector.table import Table, resolve
-from connector.table_files import table_files
+from connector.table_files import TableFiles
 
 pytestmark = pytest.mark.spark
 
@@ -118,7 +118,7 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
 def append_files(
     spark: SparkSession, rows: Any, found: Table, options: dict[str, str], batch: dict[str, Any], told: str
 ) -> None:
-    files = table_files(spark, found.location)
+    files = TableFiles.at(found.location)
     staged = staged_files.write(rows, found, options, files, "_txmq/tried/0")
     assert staged is not None and staged.rows == 1, told
     assert adding.add(
