@@ -47,6 +47,8 @@ def add(
     metadata = delta.user_metadata(batch, txn_app_id)
     known = delta.remembered(spark, table, batch, txn_version, decided_at_us)
 
+    failpoint.here("adding.started")
+
     def commit() -> bool:
         transaction = started(spark, table)
         if known or int(transaction.txnVersion(txn_app_id)) >= txn_version:

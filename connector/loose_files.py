@@ -35,16 +35,16 @@ class LooseFiles:
         self._adds = dict(zip(staged.places, staged.files, strict=True))
 
     def missing(self) -> list[str]:
-        """Returns the files that are gone, in order."""
-        return self._files.missing(self._adds)
+        """Returns the paths of the files that are gone, in order."""
+        return [str(self._files.path(place)) for place in self._files.missing(self._adds)]
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the files that are there."""
-        lost = set(self.missing())
-        for path, add in self._adds.items():
-            if path in lost:
+        lost = set(self._files.missing(self._adds))
+        for place, add in self._adds.items():
+            if place in lost:
                 continue
-            with pq.ParquetFile(self._files.path(path), coerce_int96_timestamp_unit="us") as file:
+            with pq.ParquetFile(self._files.path(place), coerce_int96_timestamp_unit="us") as file:
                 for batch in file.iter_batches():
                     yield self._logical(batch, add["partitionValues"])
 
