@@ -37,21 +37,25 @@ def add(
     batch: Mapping[str, Any],
     decided_at_us: int,
     options: Mapping[str, str],
+    known: bool,
 ) -> bool:
     """One Delta commit of ``staged``, or none if the table has that of ``batch``. False, with nothing done,
-    if the table has another shape now.
+    if the table has another shape now. ``known``: this process has added to the table before.
 
     Raises LineageConflict as ``delta.append`` does, NotApplied if a file is gone.
     """
     places = {have: want for each in staged for have, want in each.places.items()}
     metadata = delta.user_metadata(batch, txn_app_id)
-    known = delta.remembered(spark, table, batch, txn_version, decided_at_us)
+    remembered = delta.remembered(spark, table, batch, txn_version, decided_at_us)
+    attempts = 0
 
     failpoint.here("adding.started")
 
     def commit() -> bool:
+        nonlocal attempts
+        attempts += 1
         transaction = started(spark, table)
-        if known or int(transaction.txnVersion(txn_app_id)) >= txn_version:
+        if remembered or _last(transaction, txn_app_id, quick=known and attempts == 1) >= txn_version:
             return True
         # 1
         shape = digest(str(transaction.metadata().json()), str(transaction.protocol().json()))
@@ -71,7 +75,7 @@ def add(
             return False
     except FileNotFoundError:
         # another driver has committed and deleted them?
-        if int(started(spark, table).txnVersion(txn_app_id)) < txn_version:
+        if _last(started(spark, table), txn_app_id, quick=False) < txn_version:
             for each in staged:
                 each.require_there(
                     files, f"table {table.name!r}, batch {txn_version} of app {batch['app_id']!r}"
@@ -93,6 +97,25 @@ def started(spark: SparkSession, table: Table) -> JavaObject:
     jvm: Any = spark._jvm
     nothing = jvm.scala.Option.empty()
     return log_at(spark, table.location).startTransaction(nothing, nothing)
+
+
+def _last(transaction: JavaObject, txn_app_id: str, *, quick: bool) -> int:
+    """The last txnVersion of an app. Delta notes it as read: a commit with another one conflicts.
+
+    ``quick``: from the checksum of the version, which Delta writes with each commit. The state itself is a
+    job of Spark over the whole log; it is asked where this process does not know what was before.
+    """
+    checksum = transaction.snapshot().checksumOpt()
+    if quick and checksum.isDefined() and checksum.get().setTransactions().isDefined():
+        transaction.readTxn().append(txn_app_id)
+        last = -1
+        versions = checksum.get().setTransactions().get().iterator()
+        while versions.hasNext():
+            version = versions.next()
+            if str(version.appId()) == txn_app_id:
+                last = int(version.version())
+        return last
+    return int(transaction.txnVersion(txn_app_id))
 
 
 def _commit(

@@ -37,6 +37,7 @@ class Apply:
         self._app_id = app_id
         self._address = address
         self._functions = functions
+        self._added: set[str] = set()  # txnAppIds, which are of one table
 
     def function(self, name: str) -> AfterCommit:
         try:
@@ -113,7 +114,10 @@ class Apply:
         place = target["location"]
         files = TableFiles.at(place)
         here = table.location == place and len(of_files) == len(parts)
-        if not here or not adding.add(spark, table, files, staged, **once):
+        known = once["txn_app_id"] in self._added
+        if here and adding.add(spark, table, files, staged, known=known, **once):
+            self._added.add(once["txn_app_id"])
+        else:
             # the table has changed or moved since: Delta writes the rows again
             frames = [
                 each.frame(spark, files, place, _schema(parts), f"batch {entry.sequence}") for each in staged

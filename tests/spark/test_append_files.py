@@ -309,6 +309,23 @@ def test_other_writers_and_optimize_between_the_steps_lose_and_double_nothing(ri
     assert values(lake) == sorted([*points, *(f"{number}{letter}" for number in range(4) for letter in "ab")])
 
 
+def test_two_drivers_that_add_the_same_files_at_the_same_time_add_them_once(rig: Any, lake: Path) -> None:
+    """In the first batch of a process and in a later one: they ask Delta in two ways what the table has."""
+    other = transactional(append_to(lake), url=rig.broker.url, app_id="app").apply
+    overtaken: list[str] = []
+
+    def overtake(name: str) -> None:
+        other.decided(rig.spark, rig.broker.engine)
+        overtaken.append(name)
+
+    for number in range(2):
+        rig.publish("in", f"{number}a", f"{number}b")
+        failpoint.arm("adding.copied", overtake, hit=2 * number + 1)
+    run_each(rig, append_to(lake))
+    assert len(overtaken) == 2 and values(lake) == ["0a", "0b", "1a", "1b"]
+    assert [version for _, version in delta_transactions(lake)] == [1, 2] and hidden_files(lake) == []
+
+
 CHANGES: dict[str, str] = {
     "column": "ALTER TABLE {table} ADD COLUMN w INT",
     "property": "ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')",
