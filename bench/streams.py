@@ -27,7 +27,7 @@ from txmq import Broker, BrokerClient
 SOURCE_ROWS = 4_000_000
 SINK_ROWS = 2_000_000
 APPENDED_ROWS = 500_000  # in a batch
-APPENDED_BATCHES = 4
+APPENDED_BATCHES = 5
 SMALL_ROWS = 10
 SMALL_BATCHES = 30
 REPETITIONS = 5
@@ -142,12 +142,16 @@ def _appends(
 
 
 def append_rows(folder: Path) -> list[Figure]:
+    """Without the first batch of each query: there txmq rehearses the append, once in the life of a process,
+    which takes about a second.
+    """
+
     with serving(folder / "append") as served, open_spark() as spark:
         found, references = [], []
         for _ in range(REPETITIONS + 1):
             once, plain = _appends(spark, served.url, folder, APPENDED_BATCHES, APPENDED_ROWS, 2)
-            found.append(rate(once))
-            references.append(rate(plain))
+            found.append(rate(once[1:]))
+            references.append(rate(plain[1:]))
         return [against("append_rows", found[1:], references[1:], "rows/s")]
 
 

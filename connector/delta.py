@@ -39,6 +39,7 @@ _CONFLICT = re.compile(
     r"DELTA_CONCURRENT|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|Concurrent\w*Exception|(Metadata|Protocol)ChangedException"
 )
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_RETENTION = "delta.setTransactionRetentionDuration"
 _AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 _REFUSED_OPTIONS = {
     "txnappid": "txmq sets it to make the append take effect once",
@@ -135,7 +136,7 @@ def remembered(
     """Whether an existing table that forgets txnVersions has the commit of this batch; False for others.
     Raises LineageConflict if that is unknown.
     """
-    if not delta_log.forgets_transactions(spark, table):
+    if _RETENTION not in table.properties:
         return False
     known = delta_log.held(delta_log.commits(spark, table), batch, decided_at_us)
     if known is None:

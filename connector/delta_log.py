@@ -19,7 +19,6 @@ from connector.table import Table, in_sql, is_connect, log_at, resolve, snapshot
 # The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000
 _PAGES = (1, 100, 10_000)
-_RETENTION = "delta.setTransactionRetentionDuration"
 
 
 class Commit(NamedTuple):
@@ -131,15 +130,6 @@ def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:
         if transaction.appId() == txn_app_id and transaction.lastUpdated().isDefined():
             return int(transaction.lastUpdated().get())
     return 0
-
-
-def forgets_transactions(spark: SparkSession, table: Table) -> bool:
-    """Whether an existing table forgets txnVersions after some time."""
-    if is_connect(spark):
-        properties = spark.sql(f"DESCRIBE DETAIL {in_sql(table.name)}").collect()[0]["properties"]
-        return _RETENTION in (properties or {})
-    configuration = snapshot(spark, table).metadata().configuration()
-    return bool(configuration.contains(_RETENTION))
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

@@ -45,6 +45,11 @@ class Table:
         return bool(self.table_id)
 
     @property
+    def properties(self) -> dict[str, str]:
+        """What TBLPROPERTIES says."""
+        return dict(json.loads(self.metadata)["metaData"].get("configuration", {})) if self.metadata else {}
+
+    @property
     def shape(self) -> tuple[str, ...]:
         """The properties that matter for an append, without the last value of an identity column."""
         return self.name, self.table_id, _HIGH_WATER_MARK.sub("", self.metadata), self.protocol

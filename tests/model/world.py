@@ -572,7 +572,6 @@ def world(**options: Any) -> Iterator[World]:
             "commits",
             lambda _spark, table, fresh=True: _current[-1].delta.history(table.name),
         )
-        patch.setattr(connector.delta_log, "forgets_transactions", lambda _spark, _table: False)
         patch.setattr(
             connector.ledger,
             "held_tokens",
