@@ -21,6 +21,9 @@ ARGS ?=
 export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 
+# A test starts hundreds of processes: none of them compiles the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-kafka test soak bench bench-kafka lint lock
 
 demo: .venv/ready

@@ -83,7 +83,8 @@ class Upkeep:
             self._thread.join()
 
     def _loop(self) -> None:
-        # the first conversion makes pyarrow import pandas: half a second for which no client should wait
+        # the first conversion makes pyarrow import pandas (not under ``serve``): half a second for which no
+        # client should wait
         to_rows([])
         next_tick = 0.0  # monotonic: the time of day may be changed
         while not self._ending:

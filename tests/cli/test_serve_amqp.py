@@ -41,6 +41,18 @@ def refused(directory: Path, *arguments: str) -> str:
     return ended.stderr.strip()
 
 
+def test_a_broker_does_not_load_pandas(tmp_path: Path) -> None:
+    """pyarrow would, at its first conversion: half a second of each start."""
+    with serving(tmp_path) as served, closing(connect(served.amqp_url)) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        channel.tx_select()
+        channel.basic_publish("", "q", b"body", pika.BasicProperties(delivery_mode=2))
+        channel.tx_commit()
+        loaded = Path(f"/proc/{served.pid}/maps").read_text()
+    assert "/pyarrow/" in loaded and "/pandas/" not in loaded
+
+
 @pytest.mark.parametrize(
     "address", ["localhost", "5672", ":5672", "127.0.0.1:", "127.0.0.1:70000", "::1:5672", "127.0.0.1:amqp"]
 )
