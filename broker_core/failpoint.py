@@ -74,11 +74,12 @@ def _act(name: str) -> None:
             action(name)
 
 
-def _arm_from_environment() -> None:
+def arm_from_environment() -> None:
+    """Arms what ``TXMQ_FAILPOINTS`` names. A new process does so by itself; a forked one has to call it."""
     for item in filter(None, os.environ.get("TXMQ_FAILPOINTS", "").split(",")):
         name, _, action = item.partition("=")
         name, _, hit = name.partition("@")
         arm(name, action, hit=int(hit or 1))
 
 
-_arm_from_environment()
+arm_from_environment()

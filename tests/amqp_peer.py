@@ -11,7 +11,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -68,6 +68,23 @@ def content(
         raw(constants.FRAME_BODY, channel, data[first : first + step]) for first in range(0, len(data), step)
     ]
     return b"".join(frames)
+
+
+def contents(
+    channel: int, publish: base.Frame, bodies: Iterable[bytes], **properties: Any
+) -> Iterator[bytes]:
+    """The same method with each of these bodies, none of them empty or longer than a frame. What is the same
+    is encoded once.
+    """
+    method = encoded(channel, publish)
+    heads: dict[int, bytes] = {}
+    for data in bodies:
+        size = len(data)
+        if size not in heads:
+            heads[size] = encoded(
+                channel, header.ContentHeader(0, size, commands.Basic.Properties(**properties))
+            )
+        yield method + heads[size] + raw(constants.FRAME_BODY, channel, data)
 
 
 class Unknown(base.Frame):
@@ -164,6 +181,8 @@ class Peer:
             self._fill(deadline)
         found = bytes(self._buffer[:used])
         del self._buffer[:used]
+        if found[0] == constants.FRAME_BODY and found[-1] == constants.FRAME_END:
+            return int.from_bytes(found[1:3], "big"), body.ContentBody(found[7:-1])
         try:
             _, channel, frame = codec.unmarshal(found)
         except exceptions.UnmarshalingException:

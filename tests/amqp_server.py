@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import psutil
 
 from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
+from tests.forked import Forked
 from tests.progress import GUARD_S
 
 
@@ -32,7 +32,7 @@ class AmqpServed:
         self.directory, self.args = directory, args
         self.host = "127.0.0.1"
         self.port, self.flight_port = free_ports(2)
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Forked | None = None
 
     @property
     def url(self) -> str:
@@ -56,10 +56,8 @@ class AmqpServed:
     def start(self, failpoints: str = "") -> AmqpServed:
         assert self._process is None, "the broker runs already"
         listen = ["--listen", f"{self.host}:{self.flight_port}", "--amqp", f"{self.host}:{self.port}"]
-        command = [sys.executable, "-m", "txmq", "serve", "--data", str(self.directory), *listen, *self.args]
-        environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-        assert self._process.stdout is not None
+        command = ["serve", "--data", str(self.directory), *listen, *self.args]
+        self._process = Forked("txmq", command, {**os.environ, "TXMQ_FAILPOINTS": failpoints})
         ready = self._process.stdout.readline().split()
         if len(ready) != 3 or ready[0] != "ready":
             self.kill()
@@ -91,8 +89,7 @@ class AmqpServed:
             process.wait()
             raise
         finally:
-            if process.stdout is not None:
-                process.stdout.close()
+            process.stdout.close()
         return code
 
     def restart(self, failpoints: str = "") -> AmqpServed:

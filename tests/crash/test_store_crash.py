@@ -13,7 +13,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +26,10 @@ from broker_core.store.memory import MemoryStore
 from broker_core.store.verify import verify
 from tests.crash import store_workload
 from tests.crash.store_workload import ROLL_BYTES, State, contents, step
+from tests.forked import Forked
 
 pytestmark = pytest.mark.crash
 
-PROGRAM = str(Path(store_workload.__file__))
 STEPS = 120
 
 # every failpoint of the store, and at which hit the process dies: late enough that all kinds of steps have
@@ -59,18 +58,20 @@ RECOVERY_POINTS = [
 ]
 
 
-def start(path: Path, seed: int, steps: int, *limits: int, failpoints: str = "") -> subprocess.Popen[str]:
-    command = [sys.executable, PROGRAM, str(path), str(seed), str(steps), *map(str, limits)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TXMQ_FAILPOINTS": failpoints}
+def start(path: Path, seed: int, steps: int, *limits: int, failpoints: str = "") -> Forked:
+    return Forked(
+        store_workload.__name__,
+        [str(path), str(seed), str(steps), *map(str, limits)],
+        {**os.environ, "TXMQ_FAILPOINTS": failpoints},
     )
 
 
 def run(path: Path, seed: int, steps: int, *limits: int, failpoints: str = "") -> tuple[int, list[str]]:
     """Exit code (negative: the signal) and what was printed."""
     process = start(path, seed, steps, *limits, failpoints=failpoints)
-    output, _ = process.communicate(timeout=600)
-    return process.returncode, output.splitlines()
+    with process.stdout:
+        lines = process.stdout.read().splitlines()
+    return process.wait(600), lines
 
 
 def acknowledged(lines: list[str], before: int = 0) -> int:
@@ -211,7 +212,6 @@ def kill_again_and_again(tmp_path: Path, seed: int, rounds: int) -> None:
         point = choice.choice([*COMMIT_POINTS, ""]).partition("@")[0]
         failpoints = f"{point}@{choice.randint(1, 20)}=kill" if point and choice.random() < 0.5 else ""
         process = start(path, seed, 10_000, failpoints=failpoints)
-        assert process.stdout is not None
         wanted = acked + choice.randint(1, 150)
         for line in process.stdout:
             acked = acknowledged([line], acked)

@@ -1,7 +1,7 @@
 """The protocol under every interleaving that Hypothesis finds: two drivers, zombies, crashes at every step,
 lost replies, lost checkpoints.
 
-``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times as many histories, from other seeds each time.
+``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times ``SOAKED`` histories, from other seeds each time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import MicroBatches, OneLineage
 
+EXAMPLES = 80
+SOAKED = 300
 QUIET = (
     HealthCheck.too_slow,
     HealthCheck.data_too_large,
@@ -31,7 +33,7 @@ def test_every_history_ends_exactly_once(machine: type[MicroBatches], rounds: in
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=300 * max(1, soak),
+            max_examples=SOAKED * soak or EXAMPLES,
             stateful_step_count=30,
             deadline=None,
             derandomize=not soak,

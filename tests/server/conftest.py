@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 from broker_core import endpoint
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
+from tests.forked import Forked
 from tests.progress import GUARD_S, wait_until
 
 
@@ -28,7 +27,7 @@ class Served:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.port = 0
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Forked | None = None
 
     @property
     def url(self) -> str:
@@ -41,9 +40,6 @@ class Served:
 
     def start(self, failpoints: str = "", *more: str) -> Served:
         command = [
-            sys.executable,
-            "-m",
-            "txmq",
             "serve",
             "--data",
             str(self.directory),
@@ -53,9 +49,7 @@ class Served:
             "none",
             *more,
         ]
-        environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-        assert self._process.stdout is not None
+        self._process = Forked("txmq", command, {**os.environ, "TXMQ_FAILPOINTS": failpoints})
         ready = self._process.stdout.readline()
         assert ready.startswith("ready txmq://127.0.0.1:"), ready
         self.port = int(ready.rpartition(":")[2])
@@ -75,7 +69,6 @@ class Served:
         """The exit code, once it has ended; what it still wrote to its output is an error."""
         assert self._process is not None
         code = self._process.wait(GUARD_S)
-        assert self._process.stdout is not None
         with self._process.stdout as output:
             assert output.read() == ""
         self._process = None

@@ -8,7 +8,6 @@ no client would.
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import threading
 import time
@@ -29,7 +28,6 @@ from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import HEADER, AnyFrame, Closed, Peer, content, encoded, peer
-from tests.amqp_server import serving
 
 MiB = 1024 * 1024
 LOOPBACK = "127.0.0.1:0"
@@ -282,27 +280,6 @@ def test_a_connection_per_message_loses_none_and_leaves_none_open(broker: Served
         bodies = [channel.basic_get("q", auto_ack=True)[2] for _ in range(100)]
     assert bodies == [str(number).encode() for number in range(100)]
     eventually(lambda: not broker.server.connections)
-
-
-@pytest.mark.slow
-def test_two_thousand_idle_connections_cost_the_others_little(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2_200:
-        pytest.skip(f"at most {hard} open files are allowed here, 2,200 are needed")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_200), hard))
-    with serving(tmp_path / "data") as broker, contextlib.ExitStack() as idle:
-        before_bytes = broker.memory_bytes()
-        for _ in range(2_000):
-            idle.enter_context(peer(broker.amqp_url, 1, heartbeat_s=60))
-        assert (broker.memory_bytes() - before_bytes) / 2_000 < 64 * 1024
-        with peer(broker.amqp_url, 1) as client:
-            client.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)
-            started = time.monotonic()
-            for number in range(200):
-                client.publish(1, "", "q", str(number).encode())
-                found = client.get(1, "q")
-                assert found is not None and found[1] == str(number).encode()
-            assert time.monotonic() - started < 10
 
 
 # -- commits and order ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ being named here. Left out are caches and marks that only cause one more look, a
 from __future__ import annotations
 
 import enum
+import functools
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,7 @@ LEFT_OUT = frozenset(
         "send", "cancelled_by",
     }
 )  # fmt: skip
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def snapshot(*roots: object) -> dict[str, object]:
@@ -49,6 +51,8 @@ def snapshot(*roots: object) -> dict[str, object]:
 
 def difference(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """What is not the same, a line each."""
+    if before == after:
+        return []
     missing = object()
     keys = sorted({*before, *after})
     return [
@@ -59,7 +63,10 @@ def difference(before: dict[str, object], after: dict[str, object]) -> list[str]
 
 
 def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str]) -> None:
-    if value is None or isinstance(value, (bool, int, float, str, bytes, enum.Enum)) or callable(value):
+    if type(value) in PLAIN:
+        found[path] = value
+        return
+    if isinstance(value, (int, float, str, bytes, enum.Enum)) or callable(value):
         found[path] = value if not callable(value) else getattr(value, "__qualname__", type(value).__name__)
         return
     if isinstance(value, (bytearray, memoryview)):
@@ -118,9 +125,13 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
 
 
 def _fields(value: object) -> dict[str, Any]:
-    names = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
-    fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    fields = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
     return {**fields, **getattr(value, "__dict__", {})}
+
+
+@functools.cache
+def _slots(kind: type) -> frozenset[str]:
+    return frozenset(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
 
 
 def _name(key: object) -> str:
