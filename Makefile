@@ -38,7 +38,7 @@ test: lint
 
 soak: .venv/ready
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) $(ARGS)
-	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/model $(ARGS)
+	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/model tests/kafka/test_history.py tests/kafka/test_sink_history.py $(ARGS)
 
 bench: .venv/ready
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)

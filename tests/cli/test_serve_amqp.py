@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, ProbableAuthenticationError
 
 from tests.amqp_server import serving
+from tests.forked import Forked
 
 
 def connect(url: str, user: str = "guest", password: str = "guest") -> pika.BlockingConnection:
@@ -23,22 +25,13 @@ def connect(url: str, user: str = "guest", password: str = "guest") -> pika.Bloc
     return pika.BlockingConnection(parameters)
 
 
-def refused(directory: Path, *arguments: str) -> str:
+def refused(capfd: pytest.CaptureFixture[str], directory: Path, *arguments: str) -> str:
     """What ``txmq serve`` says when it does not start."""
-    command = [
-        sys.executable,
-        "-m",
-        "txmq",
-        "serve",
-        "--data",
-        str(directory / "data"),
-        "--listen",
-        "127.0.0.1:0",
-        *arguments,
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 1 and ended.stdout == ""
-    return ended.stderr.strip()
+    command = ["serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0", *arguments]
+    process = Forked("txmq", command, os.environ)
+    with process.stdout:
+        assert process.wait(600) == 1 and process.stdout.read() == ""
+    return capfd.readouterr().err.strip()
 
 
 def test_a_broker_does_not_load_pandas(tmp_path: Path) -> None:
@@ -56,18 +49,20 @@ def test_a_broker_does_not_load_pandas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "address", ["localhost", "5672", ":5672", "127.0.0.1:", "127.0.0.1:70000", "::1:5672", "127.0.0.1:amqp"]
 )
-def test_an_address_that_is_none_is_refused_with_an_example(tmp_path: Path, address: str) -> None:
-    said = refused(tmp_path, "--amqp", address)
+def test_an_address_that_is_none_is_refused_with_an_example(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str
+) -> None:
+    said = refused(capfd, tmp_path, "--amqp", address)
     assert (
         f"AMQP listener {address!r} must be HOST:PORT, for example 127.0.0.1:5672" in said
         and "\n" not in said
     )
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused(tmp_path, "--amqp", f"127.0.0.1:{port}")
+        said = refused(capfd, tmp_path, "--amqp", f"127.0.0.1:{port}")
     assert f"cannot listen on 127.0.0.1:{port} for AMQP" in said and "choose another address" in said
 
 
@@ -110,11 +105,13 @@ def test_a_users_file_says_who_may_connect_and_guest_is_not_among_them(tmp_path:
         (None, "cannot be read"),
     ],
 )
-def test_a_users_file_that_says_nothing_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_users_file_that_says_nothing_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str | None, said: str
+) -> None:
     users = tmp_path / "users"
     if text is not None:
         users.write_text(text)
-    assert said in refused(tmp_path, "--users", str(users), "--amqp", "127.0.0.1:0")
+    assert said in refused(capfd, tmp_path, "--users", str(users), "--amqp", "127.0.0.1:0")
 
 
 def test_18_a_transaction_over_its_limit_of_messages_is_refused_with_406_and_the_channel_rolled_back(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
@@ -220,8 +221,9 @@ class Journals(RuleBasedStateMachine):
 
 
 def test_drivers_that_race_agree_on_every_claim_also_after_compaction() -> None:
+    rounds = int(os.environ.get("TXMQ_SOAK_ROUNDS", "1"))
     run_state_machine_as_test(
-        Journals, settings=settings(max_examples=200, stateful_step_count=50, deadline=None)
+        Journals, settings=settings(max_examples=60 * rounds, stateful_step_count=50, deadline=None)
     )
 
 

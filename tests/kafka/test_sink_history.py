@@ -7,6 +7,7 @@ driver is refused: none of them skips a batch, so a gap or a conflict would be a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -176,7 +177,7 @@ def search(version: int, examples: int, *, seed: int | None = None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_history_publishes_each_row_once_and_refuses_no_driver(version: int) -> None:
-    search(version, 60)
+    search(version, 25 * int(os.environ.get("TXMQ_SOAK_ROUNDS", "1")))
 
 
 # -- rules switched off --------------------------------------------------------------------------------------

@@ -72,6 +72,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def expected(filled: Path) -> Contents:
+    """What ``filled`` delivers."""
+    return contents(filled)
+
+
 @pytest.fixture
 def damaged(filled: Path, tmp_path: Path) -> Path:
     return _copy(filled, tmp_path / "data")
@@ -106,7 +112,7 @@ def lost_offsets(report: SalvageReport) -> dict[str, set[int]]:
 
 
 def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(
-    filled: Path, tmp_path: Path
+    filled: Path, tmp_path: Path, expected: Contents
 ) -> None:
     (filled / "id").write_text("some-id\n")
     report = salvage(filled, tmp_path / "new")
@@ -114,7 +120,6 @@ def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(
     assert (tmp_path / "new" / "id").read_text() == "some-id\n"
     (filled / "id").unlink()
     assert verify(tmp_path / "new").problems == []
-    expected = contents(filled)
     assert contents(tmp_path / "new") == expected
     assert report.messages == {queue: len(messages) for queue, messages in expected.items()}
     broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
@@ -127,14 +132,14 @@ def test_a_whole_directory_is_salvaged_whole_and_the_copy_is_the_same_broker(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_flipped_byte_in_a_segment_loses_its_block_alone_and_each_offset_is_named(
-    damaged: Path, filled: Path, tmp_path: Path, seed: int
+    damaged: Path, tmp_path: Path, seed: int, expected: Contents
 ) -> None:
     chosen = random.Random(seed)
     segment = chosen.choice(sorted((damaged / "segments").iterdir()))
     flip(segment, chosen.randrange(segment.stat().st_size), 1 << chosen.randrange(8))
     report = salvage(damaged, tmp_path / "new")
     assert verify(tmp_path / "new").problems == []
-    expected, found = contents(filled), contents(tmp_path / "new")
+    found = contents(tmp_path / "new")
     lost = lost_offsets(report)
     for queue, messages in expected.items():
         assert found[queue] == {
@@ -156,13 +161,12 @@ def test_a_flipped_byte_in_a_segment_loses_its_block_alone_and_each_offset_is_na
 
 @pytest.mark.parametrize("seed", range(25))
 def test_flipped_bytes_in_the_catalog_never_make_a_message_another_one(
-    damaged: Path, filled: Path, tmp_path: Path, seed: int
+    damaged: Path, filled: Path, tmp_path: Path, seed: int, expected: Contents
 ) -> None:
     chosen = random.Random(seed)
     catalog = damaged / "catalog.db"
     for _ in range(chosen.choice((1, 1, 3))):
         flip(catalog, chosen.randrange(2048, catalog.stat().st_size), 1 << chosen.randrange(8))
-    expected = contents(filled)
     with contextlib.suppress(errors.CorruptCatalog):
         assert contents(_copy(damaged, tmp_path / "opened")) == expected, (
             "a broker that opens the directory has it all"
@@ -201,7 +205,7 @@ def _settled(filled: Path) -> set[bytes]:
 
 @pytest.mark.parametrize("page", range(12))
 def test_a_catalog_whose_list_of_tables_is_damaged_is_read_with_that_of_a_new_one(
-    damaged: Path, filled: Path, tmp_path: Path, page: int
+    damaged: Path, tmp_path: Path, page: int, expected: Contents
 ) -> None:
     catalog = damaged / "catalog.db"
     content = bytearray(catalog.read_bytes())
@@ -209,7 +213,7 @@ def test_a_catalog_whose_list_of_tables_is_damaged_is_read_with_that_of_a_new_on
     catalog.write_bytes(content)
     report = salvage(damaged, tmp_path / "new")
     assert verify(tmp_path / "new").problems == []
-    expected, found = contents(filled), contents(tmp_path / "new")
+    found = contents(tmp_path / "new")
     assert report.losses
     lost = lost_offsets(report)
     for queue, messages in expected.items():
@@ -313,14 +317,14 @@ def test_segments_that_go_take_their_sums_with_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [0, 1, 700, 0.3, 0.9])
 def test_a_segment_that_was_cut_off_is_salvaged_up_to_there(
-    damaged: Path, filled: Path, tmp_path: Path, left: float
+    damaged: Path, tmp_path: Path, left: float, expected: Contents
 ) -> None:
     segment = sorted((damaged / "segments").iterdir())[0]
     content = segment.read_bytes()
     segment.write_bytes(content[: int(left * len(content)) if isinstance(left, float) else left])
     report = salvage(damaged, tmp_path / "new")
     assert verify(tmp_path / "new").problems == []
-    expected, found, lost = contents(filled), contents(tmp_path / "new"), lost_offsets(report)
+    found, lost = contents(tmp_path / "new"), lost_offsets(report)
     assert found == {
         queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())}
         for queue, messages in expected.items()
@@ -371,13 +375,13 @@ def test_salvage_refuses_what_is_in_use_what_is_no_directory_and_what_is_not_emp
 
 
 def test_a_missing_segment_file_is_named_with_the_offsets_that_it_held(
-    damaged: Path, filled: Path, tmp_path: Path
+    damaged: Path, tmp_path: Path, expected: Contents
 ) -> None:
     segment = sorted((damaged / "segments").iterdir())[0]
     segment.unlink()
     report = salvage(damaged, tmp_path / "new")
     assert report.lost and all(segment.name in lost.where for lost in report.lost)
-    expected, found, lost = contents(filled), contents(tmp_path / "new"), lost_offsets(report)
+    found, lost = contents(tmp_path / "new"), lost_offsets(report)
     assert found == {
         queue: {o: b for o, b in messages.items() if o not in lost.get(queue, ())}
         for queue, messages in expected.items()
