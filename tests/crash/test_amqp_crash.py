@@ -23,7 +23,7 @@ import pytest
 from pamqp import commands
 
 from broker_core.store.verify import verify
-from tests.amqp_peer import Closed, Peer, contents, encoded, peer
+from tests.amqp_peer import Closed, Peer, content, contents, encoded, peer
 from tests.amqp_server import AmqpServed, NotReady, serving
 from tests.crash import amqp_reader, amqp_relay
 
@@ -140,7 +140,7 @@ def test_killed_at_this_step_of_a_commit_of_20000_all_or_nothing_is_in_every_que
     declare(served)
     hit, over = 1, 0
     # what it writes on its own, and for deliveries, passes there too: the hit of the commit has to be found
-    for _ in range(20):
+    for _ in range(60):
         try:
             served.restart(f"{step}@{hit}=kill")
         except NotReady:  # killed in a commit that the broker made on its own, before it served
@@ -356,7 +356,10 @@ def commits_beside_a_reader(served: AmqpServed, commits: int) -> None:
             published = 0
             for number in range(commits):
                 bodies = [b"%d" % (published + row) for row in range(LARGE)]
-                client.write(b"".join(contents(1, B.Publish(exchange="seen"), bodies, delivery_mode=2)))
+                frames = b"".join(
+                    content(1, B.Publish(exchange="seen"), body, delivery_mode=2) for body in bodies
+                )
+                client.write(frames)
                 if number % 3 == 2:
                     client.call(1, T.Rollback(), T.RollbackOk)
                 else:
@@ -374,7 +377,7 @@ def commits_beside_a_reader(served: AmqpServed, commits: int) -> None:
 
 
 def test_reader_never_sees_a_part_of_a_large_commit(served: AmqpServed) -> None:
-    commits_beside_a_reader(served, int(os.environ.get("TXMQ_SOAK_ROUNDS", "30")))
+    commits_beside_a_reader(served, int(os.environ.get("TXMQ_SOAK_ROUNDS", "50")))
 
 
 @pytest.mark.soak
