@@ -32,7 +32,7 @@ demo: .venv/ready
 demo-kafka: .venv/ready
 	$(BIN)/python examples/flights_kafka.py $(ARGS)
 
-test: lint
+test: lint .venv/spark-classes.jsa
 	@echo "== pytest"
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
@@ -69,3 +69,8 @@ lock:
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m bench.session > .venv/jars.log 2>&1 || { tail -n 40 .venv/jars.log >&2; exit 1; }
 	@touch .venv/ready
+
+# The classes that Spark loads, for the JVMs of the tests: they start in half the time. Tests run without it too.
+.venv/spark-classes.jsa: .venv/ready tests/jvm.py
+	@echo "== an archive of Spark's classes, once"
+	@$(BIN)/python -m tests.jvm > .venv/classes.log 2>&1 || tail -n 5 .venv/classes.log >&2

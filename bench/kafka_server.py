@@ -13,15 +13,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyspark
-
+from bench.jars import SPARK_JARS, resolve
 from bench.ports import free_ports
 
 KAFKA = "org.apache.kafka:kafka_2.13:4.3.1"
@@ -42,27 +40,6 @@ QUIET = {
     "appender.out.layout.type": "PatternLayout",
     "appender.out.layout.pattern": "%d %p %m%n",
 }
-RESOLVE = """
-import sys
-from pyspark.sql import SparkSession
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-builder = builder.config("spark.jars.packages", sys.argv[1])
-if sys.argv[2]:
-    builder = builder.config("spark.jars.excludes", sys.argv[2])
-spark = builder.getOrCreate()
-print("jars " + spark.sparkContext.getConf().get("spark.jars"))
-spark.stop()
-"""
-
-
-def resolve(coordinates: Sequence[str], excludes: str = "") -> list[str]:
-    """Paths of the jars of ``coordinates`` and their dependencies. Starts a session."""
-    command = [sys.executable, "-c", RESOLVE, ",".join(coordinates), excludes]
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = [line for line in done.stdout.splitlines() if line.startswith("jars ")]
-    if not found:
-        raise SystemExit(f"cannot resolve {', '.join(coordinates)}:\n{done.stderr[-3000:]}")
-    return [path.removeprefix("file://") for path in found[0].removeprefix("jars ").split(",")]
 
 
 def spark_kafka_jars() -> list[str]:
@@ -73,22 +50,13 @@ def spark_kafka_jars() -> list[str]:
 
 
 def _server_classpath() -> str:
-    """Kafka's jars, with Scala and logging from Spark, which Ivy leaves out.
-
-    Their paths are kept beside the interpreter, because asking Ivy starts a session.
-    """
-    known = Path(sys.prefix) / f"{KAFKA.replace(':', '_')}.jars"
-    own = known.read_text().splitlines() if known.exists() else []
-    if not own or not all(map(os.path.exists, own)):
-        own = resolve([KAFKA])
-        known.write_text("\n".join(own))
-    spark = Path(pyspark.__path__[0]) / "jars"
+    """Kafka's jars, with Scala and logging from Spark, which Ivy leaves out."""
     borrowed = [
         path
         for name in ("scala-library-2.13*", "slf4j-api-2*", "log4j-slf4j2-impl*")
-        for path in glob.glob(str(spark / f"{name}.jar"))
+        for path in glob.glob(str(SPARK_JARS / f"{name}.jar"))
     ]
-    return os.pathsep.join([path for path in own if "slf4j-api" not in path] + borrowed)
+    return os.pathsep.join([path for path in resolve([KAFKA]) if "slf4j-api" not in path] + borrowed)
 
 
 def _lines(path: Path, settings: Mapping[str, str]) -> Path:

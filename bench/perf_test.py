@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.kafka_server import resolve
+from bench.jars import resolve
 from bench.report import Skipped
 
 PERF_TEST = "com.rabbitmq:perf-test:2.22.1"

@@ -2,8 +2,9 @@
 
 ``TXMQ_FAILPOINTS="store.commit.synced=kill"`` kills with SIGKILL at the first hit; ``name@3=kill`` at the
 third; ``name=raise`` raises OSError(EIO); ``name=enospc`` raises OSError(ENOSPC); ``name=drop`` raises
-ConnectionResetError, like a lost reply. ``name=killgroup`` kills the whole process group: a Spark driver with
-its JVM. In one process a test calls ``arm``. If none is set, a failpoint costs one check of an empty dict.
+ConnectionResetError, like a lost reply; ``name=stop`` suspends the process, until another one kills it there.
+``TXMQ_FAILPOINTS="@path"`` names a file with such a list, which a process reads at its start. In one process
+a test calls ``arm``. If none is set, a failpoint costs one check of an empty dict.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 Action = Callable[[str], None]
 
@@ -23,8 +25,8 @@ def _kill(_name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _kill_group(_name: str) -> None:
-    os.killpg(0, signal.SIGKILL)
+def _stop(_name: str) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _raise(name: str) -> None:
@@ -41,7 +43,7 @@ def _drop(name: str) -> None:
 
 ACTIONS: dict[str, Action] = {
     "kill": _kill,
-    "killgroup": _kill_group,
+    "stop": _stop,
     "raise": _raise,
     "enospc": _enospc,
     "drop": _drop,
@@ -76,7 +78,10 @@ def _act(name: str) -> None:
 
 def arm_from_environment() -> None:
     """Arms what ``TXMQ_FAILPOINTS`` names. A new process does so by itself; a forked one has to call it."""
-    for item in filter(None, os.environ.get("TXMQ_FAILPOINTS", "").split(",")):
+    told = os.environ.get("TXMQ_FAILPOINTS", "")
+    if told.startswith("@"):
+        told = Path(told[1:]).read_text()
+    for item in filter(None, told.split(",")):
         name, _, action = item.partition("=")
         name, _, hit = name.partition("@")
         arm(name, action, hit=int(hit or 1))

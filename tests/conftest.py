@@ -23,7 +23,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import reading
+from tests import jvm, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,8 +50,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("TXMQ_TEST_RUN", uuid.uuid4().hex)
-# A JVM of a test lives for seconds: what an optimizing compiler costs never pays.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+jvm.use_archive()
 
 # No example is too slow on a machine that is busy with something else.
 settings.register_profile("txmq", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -26,9 +26,9 @@ KILLED: Killed = {
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "lost-decided": ("foreach.decided", 1, {}),
     "files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
+    "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES}),
 }
 STOPPED: Killed = {"zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}
-KILLED_IN_SOURCE = {"unlogged": "connector.latest_offset.claimed"}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Iterato
     try:
         killed, driver = dying(scratch, kafka_url, KILLED, "group", KafkaPipeline)
         driver.require_killed()
-        for app, at in KILLED_IN_SOURCE.items():
-            killed[app] = KafkaPipeline.create(app, kafka_url, scratch, MESSAGES, options=TWO_BATCHES)
-            Driver(scratch, [killed[app]], failpoints=f"{at}=killgroup").require_killed()
         killed |= overtaken
         stopped.wait_stopped()
         shutil.rmtree(killed["lost-decided"].checkpoint)

@@ -46,14 +46,12 @@ KILLED: Killed = {
     "lost-decided": ("foreach.decided", 1, {}),
     "lost-staged": ("foreach.staged", 1, {}),
     "latest": ("foreach.opened", 1, {"options": {"startingOffsets": "latest"}}),
+    # in the process of the source
+    "unacked": ("connector.latest_offset.asked", 2, {"options": TWO_BATCHES}),
+    "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES}),
 }
 # only the Python driver is killed, and its JVM lives on
 KILLED_IN_DRIVER: Killed = {"decided-driver": ("foreach.decided", 1, {"options": TWO_BATCHES})}
-# the source runs in a process of its own, which takes its failpoint from the environment
-KILLED_IN_SOURCE = {
-    "unacked": "connector.latest_offset.asked@2",
-    "unlogged": "connector.latest_offset.claimed",
-}
 STOPPED: Killed = {
     "two-drivers": ("foreach.staged", 1, {"options": TWO_BATCHES}),
     "zombie": ("foreach.applying.0", 1, {"options": TWO_BATCHES}),
@@ -93,9 +91,6 @@ def _kill(scratch: Path, served: Served) -> dict[str, Pipeline]:
         made, driver = dying(scratch, served.url, apps, how)
         driver.require_killed()
         killed |= made
-    for app, at in KILLED_IN_SOURCE.items():
-        killed[app] = Pipeline.create(app, served.url, scratch, MESSAGES, options=TWO_BATCHES)
-        Driver(scratch, [killed[app]], failpoints=f"{at}=killgroup").require_killed()
     return killed
 
 

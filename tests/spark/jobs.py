@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 from delta import configure_spark_with_delta_pip
 from pyspark.sql import DataFrame, SparkSession
 
@@ -40,6 +41,11 @@ def session(more: dict[str, str], scratch: str) -> SparkSession:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": f"{scratch}/warehouse",
         "spark.log.level": "ERROR",
+        # Most of what a query of seconds costs: compiling its code, and, for each file, processes that read a link
+        # and set a mode, for the file and for its checksum. tests/spark has sessions as users have them.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
         **recommended_conf(),
         **more,
     }
@@ -53,9 +59,10 @@ def session(more: dict[str, str], scratch: str) -> SparkSession:
 
 
 def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, Any]) -> None:
-    """Runs each pipeline until it reaches its failpoint, where its thread stays; then all of them die at once.
+    """Runs each pipeline until it reaches its failpoint, where its thread stays, or the process of its source; then
+    all of them die at once.
 
-    ``how``: ``group`` kills driver and JVM, ``driver`` only the Python driver, ``stop`` suspends it; after
+    ``how``: ``group`` kills driver, JVM and sources, ``driver`` only the Python driver, ``stop`` suspends it; after
     SIGCONT the pipelines go on.
     """
     going_on = threading.Event()
@@ -68,10 +75,14 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
             going_on.wait()
 
         failpoint.disarm()
-        failpoint.arm(at, stay, hit=hit)
+        in_source = at.startswith("connector.")
+        if not in_source:
+            failpoint.arm(at, stay, hit=hit)
+        Path(death["sources"]).write_text(f"{at}@{hit}=stop" if in_source else "")
+        before = suspended_processes()
         threads.append(threading.Thread(target=attempt, args=(spark, pipeline)))
         threads[-1].start()
-        while not reached.wait(0.05):
+        while not reached.wait(0.05) and not (in_source and suspended_processes() > before):
             if not threads[-1].is_alive():
                 print(f"{pipeline['app']} ended and did not reach {at}", file=sys.stderr, flush=True)
                 os._exit(1)
@@ -82,6 +93,15 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
     going_on.set()
     for thread in threads:
         thread.join()
+
+
+def suspended_processes() -> int:
+    """How many descendants of this process are suspended."""
+    return sum(
+        child.status() == psutil.STATUS_STOPPED
+        for child in psutil.Process().children(recursive=True)
+        if child.is_running()
+    )
 
 
 def function(pipeline: dict[str, Any]) -> Any:

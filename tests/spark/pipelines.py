@@ -211,6 +211,22 @@ def delta_transactions(table: Path) -> list[tuple[str, int]]:
     ]
 
 
+def specification(
+    scratch: Path,
+    pipelines: list[Pipeline],
+    *,
+    session: dict[str, str] | None = None,
+    death: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What :mod:`tests.spark.jobs` is told."""
+    return {
+        "session": session or {},
+        "scratch": str(scratch),
+        "death": death,
+        "pipelines": [asdict(each) for each in pipelines],
+    }
+
+
 class Driver:
     """A child process that runs :mod:`tests.spark.jobs`. ``at``: for each pipeline the failpoint, and its hit,
     where the driver's death finds it (see ``jobs.die``).
@@ -224,25 +240,19 @@ class Driver:
         at: Sequence[tuple[str, int]] = (),
         how: str = "group",
         session: dict[str, str] | None = None,
-        failpoints: str = "",
     ) -> None:
         name = uuid.uuid4().hex[:8]
-        self._at = at
         self._reached = scratch / f"{name}.reached"
         self._errors = scratch / f"{name}.err"
         self._output = scratch / f"{name}.out"
-        specification = scratch / f"{name}.json"
-        death = {"at": at, "how": how, "reached": str(self._reached)} if at else None
-        parts = {
-            "session": session or {},
-            "scratch": str(scratch),
-            "death": death,
-            "pipelines": [asdict(each) for each in pipelines],
-        }
-        specification.write_text(json.dumps(parts))
-        command = [sys.executable, "-m", "tests.spark.jobs", str(specification)]
+        sources = scratch / f"{name}.failpoints"  # of the process that runs a query's source
+        sources.touch()
+        death = {"at": at, "how": how, "reached": str(self._reached), "sources": str(sources)} if at else None
+        told = scratch / f"{name}.json"
+        told.write_text(json.dumps(specification(scratch, pipelines, session=session, death=death)))
+        command = [sys.executable, "-m", "tests.spark.jobs", str(told)]
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints, "PYTHONPATH": python_path}
+        environment = {**os.environ, "TXMQ_FAILPOINTS": f"@{sources}", "PYTHONPATH": python_path}
         with self._errors.open("w") as errors, self._output.open("w") as output:
             # a session of its own: its process group is the driver with its JVM, and is killed as one
             self.process = subprocess.Popen(
@@ -262,13 +272,9 @@ class Driver:
             self.end()
 
     def require_killed(self) -> None:
-        """It died at its failpoints, in the driver or, through the environment, in another process of its
-        group.
-        """
+        """It died at its failpoints."""
         code = self.wait()
-        assert code == -signal.SIGKILL and (self._reached.exists() or not self._at), (
-            f"ended with {code}: {self._tail()}"
-        )
+        assert code == -signal.SIGKILL and self._reached.exists(), f"ended with {code}: {self._tail()}"
 
     def require_done(self) -> dict[str, str | None]:
         """It ran to its end: app -> error of its last run."""
