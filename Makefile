@@ -32,7 +32,8 @@ demo: .venv/ready
 demo-kafka: .venv/ready
 	$(BIN)/python examples/flights_kafka.py $(ARGS)
 
-test: lint .venv/spark-classes.jsa
+test: .venv/ready
+	@$(MAKE) --no-print-directory -j2 lint .venv/spark-classes.jsa
 	@echo "== pytest"
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 

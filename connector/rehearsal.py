@@ -2,11 +2,13 @@
 
 Not here: the values (fit.py). Not on Spark Connect, where a client cannot write the log of a table.
 
-Invariant: the real table is not changed, and the temporary table is deleted.
+Invariant: the real table is not changed, and the temporary table is deleted. What was accepted once in this
+process is not tried again for a table that differs in nothing but its place, its name and its id.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -18,10 +20,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
-from connector.table import Table, is_connect, snapshot_at
+from connector.table import Table, is_connect, snapshot_at, without_high_water_marks
 
 # Tables whose commits go through a catalog: a copy of their log is not a table.
 _COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
+_OF_ONE_TABLE = ("id", "name", "description", "createdTime")
+# What a session notes about its commits.
+_NOTES = (".lastCommitVersionInSession", ".commitInfo.userMetadata")
+_accepted: set[str] = set()
 
 
 def refused(table: str, error: Exception, place: str = "") -> OptionError:
@@ -57,6 +63,9 @@ def rehearse(
         log = [str(action.json()) for action in actions]
         if any(word in log[0] for word in _COORDINATED):
             return
+    asked = _key(spark, log, schema, options, partition_by)
+    if asked in _accepted:
+        return
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
     try:
         if log:
@@ -79,3 +88,27 @@ def rehearse(
         raise refused(table.name, error, str(place)) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
+    _accepted.add(asked)
+
+
+def _key(
+    spark: SparkSession,
+    log: Sequence[str],
+    schema: StructType,
+    options: Mapping[str, str],
+    partition_by: Sequence[str],
+) -> str:
+    """All that the outcome depends on."""
+    actions = [json.loads(without_high_water_marks(action)) for action in log]
+    for action in actions:
+        for name in _OF_ONE_TABLE:
+            action.get("metaData", {}).pop(name, None)
+    settings = {
+        name: value
+        for name, value in spark.conf.getAll.items()
+        if name.startswith(("spark.sql.", "spark.databricks."))
+        and ".streaming." not in name
+        and not name.endswith(_NOTES)
+    }
+    told = [actions, settings, schema.json(), dict(options), list(partition_by)]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

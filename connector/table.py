@@ -52,12 +52,17 @@ class Table:
     @property
     def shape(self) -> tuple[str, ...]:
         """The properties that matter for an append, without the last value of an identity column."""
-        return self.name, self.table_id, _HIGH_WATER_MARK.sub("", self.metadata), self.protocol
+        return self.name, self.table_id, without_high_water_marks(self.metadata), self.protocol
+
+
+def without_high_water_marks(action: str) -> str:
+    """The JSON of an action without the last values of identity columns, which each commit changes."""
+    return _HIGH_WATER_MARK.sub("", action)
 
 
 def digest(metadata: str, protocol: str) -> str:
     """A short text that differs where the metadata or the protocol of a table differs, in their JSON."""
-    actions = [json.loads(_HIGH_WATER_MARK.sub("", action)) for action in (metadata, protocol)]
+    actions = [json.loads(without_high_water_marks(action)) for action in (metadata, protocol)]
     return hashlib.sha256(json.dumps(actions, sort_keys=True).encode()).hexdigest()[:32]
 
 

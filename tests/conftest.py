@@ -45,7 +45,8 @@ SESSION_CONF = {
 }
 
 # A child that runs ``python -m txmq`` or a Spark worker must find the packages, installed or not.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+_FIRST = [str(ROOT), str(ROOT / "tests" / "unzipped")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*_FIRST, os.environ.get("PYTHONPATH", "")]))
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

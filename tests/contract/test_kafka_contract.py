@@ -31,17 +31,11 @@ from broker_core.kafka.sasl import MECHANISMS, Login
 from broker_core.kafka.wire import SocketWire
 from tests.kafka.batches import checked_again
 from tests.kafka.fake_kafka import FakeKafka
-from tests.kafka.real_node import PASSWORD, USER, RealNode, real_node
+from tests.kafka.real_node import PASSWORD, USER, RealNode
 
 WAIT_S = 120.0
 EVERYTHING = 1 << 62
 _names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
-    with real_node(tmp_path_factory.mktemp("kafka")) as node:
-        yield node
 
 
 @dataclass

@@ -37,7 +37,7 @@ from broker_core.kafka.wire import SocketWire
 from broker_core.message import READ_SCHEMA
 from broker_core.micro_batch import claim as claims_module
 from broker_core.properties import Properties
-from tests.kafka.real_node import PASSWORD, USER, RealNode, real_node
+from tests.kafka.real_node import PASSWORD, USER, RealNode
 
 pytestmark = pytest.mark.slow
 
@@ -45,17 +45,6 @@ WAIT_S = 120.0
 SETTINGS = {"kafka.request.timeout.ms": "120000", "kafka.default.api.timeout.ms": "120000"}
 ROOT = Path(__file__).resolve().parents[2]
 _names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kafka")
-
-
-@pytest.fixture(scope="module")
-def real(folder: Path) -> Iterator[RealNode]:
-    with real_node(folder) as node:
-        yield node
 
 
 class Bench:
@@ -304,7 +293,7 @@ def test_wait_and_growth(bench: Bench) -> None:
     assert bench.claim(bench.engine(), queue, end) == {f"{queue}/0": 1, f"{queue}/1": 1}
 
 
-def test_settings_with_a_login_and_with_tls(bench: Bench, folder: Path) -> None:
+def test_settings_with_a_login_and_with_tls(bench: Bench) -> None:
     queue = bench.queue(3)
     login = {
         "kafka.security.protocol": "SASL_PLAINTEXT",
@@ -316,7 +305,7 @@ def test_settings_with_a_login_and_with_tls(bench: Bench, folder: Path) -> None:
     wrong = {**login, "kafka.sasl.password": "wrong", "kafka.default.api.timeout.ms": "100"}
     with KafkaEngine(f"kafka://{bench.node.sasl}", wrong) as engine, pytest.raises(errors.AccessRefused):
         engine.logs([queue])
-    tls = {"kafka.security.protocol": "SSL", "kafka.ssl.ca.location": str(folder / "certificate.pem")}
+    tls = {"kafka.security.protocol": "SSL", "kafka.ssl.ca.location": str(bench.node.certificate)}
     with KafkaEngine(f"kafka://{bench.node.tls}", tls) as engine:
         assert len(engine.logs([queue])) == 3
 

@@ -9,7 +9,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -27,7 +27,7 @@ from broker_core.kafka.port import LATEST, Endpoint, Isolation, Log
 from broker_core.kafka.sink import Sink
 from broker_core.kafka.wire import SocketWire
 from broker_core.properties import Properties
-from tests.kafka.real_node import RealNode, real_node
+from tests.kafka.real_node import RealNode
 from tests.kafka.sink_bench import Journal, View, rows
 
 pytestmark = pytest.mark.slow
@@ -36,12 +36,6 @@ WAIT_S = 120.0
 QUERY = "q"
 ROWS, PARTITIONS = 1000, 4
 _names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
-    with real_node(tmp_path_factory.mktemp("kafka")) as node:
-        yield node
 
 
 @dataclass
@@ -96,7 +90,7 @@ class Bench:
 @pytest.fixture(params=[1, 2], ids=["tv1", "tv2"])
 def bench(request: pytest.FixtureRequest, real: RealNode) -> Bench:
     name = f"{os.getpid()}-{next(_names)}"
-    found = Bench(real.plain, request.param, f"app-{name}", f"queue-{name}", Journal())
+    found = Bench(real.plain, request.param, f"app-{name}", f"sink-{name}", Journal())
     client = found.client()
     if client.transaction_version() < request.param:
         pytest.skip("this Kafka has no transaction.version 2")

@@ -39,7 +39,8 @@ class RealNode:
     plain: Endpoint
     sasl: Endpoint
     tls: Endpoint
-    trusted: ssl.SSLContext  # trusts the certificate of the TLS door
+    certificate: Path  # of the TLS door
+    trusted: ssl.SSLContext  # trusts it
 
 
 @contextlib.contextmanager
@@ -97,6 +98,7 @@ def real_node(folder: Path) -> Iterator[RealNode]:
             endpoints[PLAIN],
             endpoints["SASL"],
             endpoints["TLS"],
+            certificate,
             ssl.create_default_context(cafile=str(certificate)),
         )
 

@@ -5,15 +5,20 @@ pipeline where they cannot.
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql.types import IntegerType, StructField, StructType
 
-from broker_core.errors import NotApplied, cause
+from broker_core.errors import NotApplied, OptionError, cause
+from connector import delta, rehearsal
 from connector.foreach_batch import BatchTransaction
+from connector.table import resolve
 from tests.spark.test_foreach_batch import run
 from txmq.cli import main
 
@@ -123,6 +128,38 @@ def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig:
         and rig.broker.engine.last_entry("app").sequence == 1
     )
     assert rig.spark.table("checked_fits").count() == 1
+
+
+def test_tables_alike_are_rehearsed_once_in_a_process(
+    rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = tempfile.mkdtemp
+
+    def counted(**named: str) -> str:
+        made.append(make(**named))
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", counted)
+    monkeypatch.setattr(rehearsal, "_accepted", set())
+    for name, columns in (("one", "v INT"), ("two", "v INT"), ("other", "v INT, w INT")):
+        rig.spark.sql(f"CREATE TABLE delta.`{tmp_path / name}` ({columns}) USING delta")
+    schema = StructType([StructField("v", IntegerType())])
+
+    def check(name: str, *by: str, **options: str) -> int:
+        before = len(made)
+        delta.check_append(rig.spark, resolve(rig.spark, str(tmp_path / name)), schema, options, by)
+        return len(made) - before
+
+    # tables that are there, and two that are not
+    assert [check("one"), check("two"), check("one"), check("other")] == [1, 0, 0, 1]
+    assert [check("new"), check("newer"), check("new", mergeSchema="true")] == [1, 0, 1]
+    rig.spark.sql(f"ALTER TABLE delta.`{tmp_path / 'two'}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    assert [check("two"), check("one")] == [1, 0]
+    for _ in range(2):  # what was refused is tried again
+        with pytest.raises(OptionError, match="Delta would refuse it"):
+            check("one", mergeSchema="maybe")
+    assert not any(map(os.path.exists, made))
 
 
 def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_files(

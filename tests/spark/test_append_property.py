@@ -131,6 +131,7 @@ def append_files(
         batch=batch,
         decided_at_us=0,
         options=options,
+        known=True,
     ), told
 
 
