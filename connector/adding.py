@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from broker_core import failpoint
 from connector import delta
+from connector.delta_log import version_in_checksum
 from connector.staged_files import StagedFiles
 from connector.table import Table, digest, log_at
 from connector.table_files import TableFiles
@@ -102,19 +103,13 @@ def started(spark: SparkSession, table: Table) -> JavaObject:
 def _last(transaction: JavaObject, txn_app_id: str, *, quick: bool) -> int:
     """The last txnVersion of an app. Delta notes it as read: a commit with another one conflicts.
 
-    ``quick``: from the checksum of the version, which Delta writes with each commit. The state itself is a
-    job of Spark over the whole log; it is asked where this process does not know what was before.
+    ``quick``: from the checksum of the version, if it is there. The state is asked where this process does
+    not know what was before.
     """
-    checksum = transaction.snapshot().checksumOpt()
-    if quick and checksum.isDefined() and checksum.get().setTransactions().isDefined():
+    found = version_in_checksum(transaction.snapshot(), txn_app_id) if quick else None
+    if found is not None:
         transaction.readTxn().append(txn_app_id)
-        last = -1
-        versions = checksum.get().setTransactions().get().iterator()
-        while versions.hasNext():
-            version = versions.next()
-            if str(version.appId()) == txn_app_id:
-                last = int(version.version())
-        return last
+        return found
     return int(transaction.txnVersion(txn_app_id))
 
 

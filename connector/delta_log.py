@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from connector.table import Table, in_sql, is_connect, log_at, resolve, snapshot_at
@@ -107,6 +108,27 @@ def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:
     return all(metadata.get(name) == batch[name] for name in ("app_id", "query_id", "batch_id", "sequence"))
 
 
+def checksum(snapshot: JavaObject) -> JavaObject | None:
+    """What Delta has written beside the commit of a version; None if it has not. It may lack a part. The
+    state itself is a job of Spark over the whole log.
+    """
+    found = snapshot.checksumOpt()
+    return found.get() if found.isDefined() else None
+
+
+def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
+    """The last txnVersion of an app, -1 if it has none; None if that is not known without the state."""
+    found = checksum(snapshot)
+    if found is None or not found.setTransactions().isDefined():
+        return None
+    versions = found.setTransactions().get().iterator()
+    while versions.hasNext():
+        version = versions.next()
+        if str(version.appId()) == txn_app_id:
+            return int(version.version())
+    return -1
+
+
 def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     """The last txnVersion that an existing table holds for this app, or 0; on Connect of 100 commits."""
     if is_connect(spark):
@@ -115,8 +137,11 @@ def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
             if commit.metadata.get("txn_app_id", commit.metadata.get("app_id")) == txn_app_id:
                 found.append(int(commit.metadata.get("sequence", 0)))
         return max(found)
-    versions = snapshot(spark, table).transactions()
-    found_version = versions.get(txn_app_id)
+    found_snapshot = snapshot(spark, table)
+    known = version_in_checksum(found_snapshot, txn_app_id)
+    if known is not None:
+        return max(known, 0)
+    found_version = found_snapshot.transactions().get(txn_app_id)
     return int(found_version.get()) if found_version.isDefined() else 0
 
 

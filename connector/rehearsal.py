@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
+from connector.delta_log import checksum
 from connector.table import Table, is_connect, snapshot_at, without_high_water_marks
 
 # Tables whose commits go through a catalog: a copy of their log is not a table.
@@ -57,7 +58,11 @@ def rehearse(
     if table.exists:
         snapshot = snapshot_at(spark, table.location)
         actions: list[Any] = [snapshot.protocol(), snapshot.metadata()]
-        domains = snapshot.domainMetadata().iterator()
+        found = checksum(snapshot)
+        if found is not None and found.domainMetadata().isDefined():
+            domains = found.domainMetadata().get().iterator()
+        else:
+            domains = snapshot.domainMetadata().iterator()
         while domains.hasNext():
             actions.append(domains.next())
         log = [str(action.json()) for action in actions]
