@@ -15,6 +15,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from broker_core.launcher import Broker
+from connector.table import resolve
+from connector.table_files import DISK
+from tests.spark.pipelines import delta_rows
 
 
 @pytest.fixture
@@ -49,6 +52,10 @@ class Rig:
         engine = self.broker.engine
         slices = [(log, one.start, one.end) for log, one in engine.available([queue]).items()]
         return [body.decode() for batch in engine.browse(slices) for body in batch.column("body").to_pylist()]
+
+    def rows_in(self, table: str) -> list[dict[str, Any]]:
+        """What a Delta table has, without the two jobs that Spark runs to know it."""
+        return delta_rows(Path(resolve(self.spark, table).location.removeprefix(DISK)))
 
     def stream(self, queue: str, app_id: str = "app", **options: Any) -> DataFrame:
         return (

@@ -111,7 +111,9 @@ def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig:
     for name, (*_, wanted) in CASES.items():
         found = told[name]
         assert found is None if wanted is None else wanted in str(found), f"{name}: {found}"
-        assert rig.spark.table(f"checked_{name}").count() == (wanted is None), name
+        if name != "parquet":
+            assert len(rig.rows_in(f"checked_{name}")) == (wanted is None), name
+    assert rig.spark.table("checked_parquet").count() == 0
     assert rig.broker.engine.unapplied("app") == []
     rig.publish("in", "y")
 
@@ -127,7 +129,7 @@ def test_an_append_that_the_table_refuses_stops_before_anything_is_consumed(rig:
         and rig.bodies("out") == []
         and rig.broker.engine.last_entry("app").sequence == 1
     )
-    assert rig.spark.table("checked_fits").count() == 1
+    assert len(rig.rows_in("checked_fits")) == 1
 
 
 def test_tables_alike_are_rehearsed_once_in_a_process(
@@ -188,7 +190,7 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
     )
     rig.spark.sql("ALTER TABLE altered DROP CONSTRAINT other")
     run(rig, fn)
-    assert [row["v"] for row in rig.spark.table("altered").collect()] == ["first"]
+    assert [row["v"] for row in rig.rows_in("altered")] == ["first"]
 
     rig.publish("in", "second")
     with pytest.raises(Exception, match="TXMQ_NOT_APPLIED"):
