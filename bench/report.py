@@ -78,6 +78,12 @@ def against(figure: str, values: Sequence[float], references: Sequence[float], u
     return Figure(figure, round(value, 1), unit, round(reference, 1), round(value / reference, 3))
 
 
+def beyond(figure: str, times_ms: Sequence[float], references_ms: Sequence[float]) -> Figure:
+    """By how much one median is above the other, and their ratio."""
+    value, reference = statistics.median(times_ms), statistics.median(references_ms)
+    return Figure(figure, round(value - reference, 1), "ms", round(reference, 1), round(value / reference, 3))
+
+
 def note(text: str) -> None:
     print(f"# {text}", file=sys.stderr, flush=True)
 

@@ -20,7 +20,7 @@ import txmq
 from bench.broker import fanout, fill, serving
 from bench.commits import BODY
 from bench.reference import CountingSink, ReadySource
-from bench.report import Figure, against, note
+from bench.report import Figure, against, beyond, note
 from bench.session import session
 from txmq import Broker, BrokerClient
 
@@ -169,16 +169,7 @@ def append_small_ms(folder: Path) -> list[Figure]:
             if number:
                 found += times(once)
                 references += times(plain)
-    value, reference_ms = statistics.median(found), statistics.median(references)
-    return [
-        Figure(
-            "append_small_ms",
-            round(value - reference_ms, 1),
-            "ms",
-            round(reference_ms, 1),
-            round(value / reference_ms, 3),
-        )
-    ]
+    return [beyond("append_small_ms", found, references)]
 
 
 def micro_batch_overhead_ms(folder: Path) -> list[Figure]:
@@ -223,16 +214,7 @@ def micro_batch_overhead_ms(folder: Path) -> list[Figure]:
                 references += trigger_ms(trivial)
                 found += trigger_ms(progress)
     note(f"micro_batch_overhead_ms: txmq {parts_ms(progress)}; reference {parts_ms(trivial)}")
-    value, reference_ms = statistics.median(found), statistics.median(references)
-    return [
-        Figure(
-            "micro_batch_overhead_ms",
-            round(value - reference_ms, 1),
-            "ms",
-            round(reference_ms, 1),
-            round(value / reference_ms, 3),
-        )
-    ]
+    return [beyond("micro_batch_overhead_ms", found, references)]
 
 
 def _fill_by_small_commits(data: Path, queue: str) -> None:
