@@ -120,9 +120,7 @@ class StagedFiles:
     ) -> DataFrame:
         """The rows as a frame, for a table that has changed since. Raises NotApplied if a file is gone."""
         self.require_there(files, batch)
-        log = f"{self.directory}/_delta_log"
-        if not files.children(log):
-            files.write(f"{log}/{0:020d}.json", "\n".join(self._readable()) + "\n")
+        files.write(f"{self.directory}/_delta_log/{0:020d}.json", "\n".join(self._readable()) + "\n")
         rows = spark.read.format("delta").load(f"{location}/{self.directory}")
         return rows.select(*(rows[quoted(column.name)] for column in schema))
 

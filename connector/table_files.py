@@ -68,10 +68,12 @@ class TableFiles:
             return []
 
     def write(self, path: str, text: str) -> None:
-        """Writes a small file, with its directories."""
+        """Writes a small file, with its directories; it has its name only when it is whole."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        part = _part(target)
+        part.write_text(text)
+        part.replace(target)
 
     def delete(self, path: str) -> None:
         """Deletes a directory with all that it holds, if it exists."""
@@ -91,10 +93,15 @@ def _link(source: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:  # a file system without links
-        part = source.with_name(f"{source.name}.{uuid.uuid4().hex}")
+        part = _part(source)
         shutil.copyfile(source, part)
         _fsync(part)
         part.replace(target)
+
+
+def _part(path: Path) -> Path:
+    """Where a file is while it is written. No reader of a table takes a name that begins with a dot."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def _fsync(path: Path) -> None:
