@@ -200,7 +200,9 @@ def _latencies(rig: Rig, side: str, writer: Any) -> list[float]:
 
 
 def foreach_batch(rig: Rig) -> Iterator[Figure]:
-    """A topic to a Delta table and to another topic: exactly once, beside a plain append and Spark's sink."""
+    """A topic to a Delta table that exists and to another topic: exactly once, beside a plain append and Spark's
+    sink. Without the first batch of each query, where txmq rehearses the append (see ``append_rows``).
+    """
     rig.fill("foreach-in", FOREACH_ROWS)
     rig.topics("foreach-out")
 
@@ -226,13 +228,16 @@ def foreach_batch(rig: Rig) -> Iterator[Figure]:
     limit = FOREACH_ROWS // 8
     for number in range(REPETITIONS + 1):
         lake = str(rig.folder / f"lake-{number}")
+        for side, column in (("ours", "body"), ("theirs", "value")):
+            empty = rig.spark.createDataFrame([], f"{column} binary")
+            empty.write.format("delta").save(f"{lake}-{side}")
         reference = rig.theirs("foreach-in", maxOffsetsPerTrigger=limit)
         writer = reference.writeStream.foreachBatch(plain(f"{lake}-theirs"))
-        theirs.append(rate(run(writer, rig.folder, FOREACH_ROWS)))
+        theirs.append(rate(run(writer, rig.folder, FOREACH_ROWS)[1:]))
         app = f"foreach-{number}"
         mine = rig.ours("foreach-in", app, maxOffsetsPerTrigger=limit, minPartitions=2)
         writer = mine.writeStream.foreachBatch(exactly_once(f"{lake}-ours", app))
-        ours.append(rate(run(writer, rig.folder, FOREACH_ROWS)))
+        ours.append(rate(run(writer, rig.folder, FOREACH_ROWS)[1:]))
     yield against("kafka_foreach_batch_rows", ours[1:], theirs[1:], "rows/s")
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 LEFTOVER_GRACE_S = 20.0
 
+# The file system is the one without checksums: for each file and its checksum, the other one runs processes that read
+# a link and set a mode. The sessions of notebooks, of the demo and of test_embedded.py are as those of users.
 SESSION_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -41,15 +43,17 @@ SESSION_CONF = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.log.level": "OFF",
 }
 
 # A child that runs ``python -m txmq`` or a Spark worker must find the packages, installed or not.
-_FIRST = [str(ROOT), str(ROOT / "tests" / "unzipped")]
+_FIRST = [str(ROOT), str(ROOT / "tests" / "startup")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*_FIRST, os.environ.get("PYTHONPATH", "")]))
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads cost more than all that a test multiplies
 os.environ.setdefault("TXMQ_TEST_RUN", uuid.uuid4().hex)
 jvm.use_archive()
 

@@ -70,7 +70,7 @@ def write_archive() -> None:
         try:
             ledger = str(scratch / "ledger")
             pipelines = [
-                Pipeline.create("both", served.url, scratch, "abcd", ledger=ledger, ledger_sync=True),
+                Pipeline.create("effects", served.url, scratch, "abcd", ledger=ledger, ledger_sync=True),
                 Pipeline.create("counts", served.url, scratch, "abcd", fn="counts"),
                 Pipeline.create("rate", served.url, scratch, source="rate", batches=1),
                 Pipeline.create("fails", served.url, scratch, "a", fn="fail_batch_once"),

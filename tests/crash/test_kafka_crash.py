@@ -26,7 +26,7 @@ KILLED: Killed = {
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "lost-decided": ("foreach.decided", 1, {}),
     "files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
-    "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES}),
+    "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
 }
 STOPPED: Killed = {"zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}
 

@@ -23,12 +23,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bench.kafka_server import Cluster, Node
+from bench.kafka_server import PLAIN, Cluster, Node
 from broker_core import errors
 from broker_core.engine import START, Limit, Origin, Vector
 from broker_core.kafka.encode import encode
 from broker_core.kafka.engine import KafkaEngine
 from broker_core.kafka.port import Log
+from tests.crash.test_store_crash import small_file_system
 from tests.kafka import batch_worker
 from tests.kafka.real_node import real_cluster
 
@@ -278,3 +279,50 @@ def test_soak_a_silent_node_fails_nothing_with_the_settings_of_a_user_who_has_se
                     silent.thaw()
         eventually(lambda: bodies(engine, queues[1]).total() == 12, "all rows are there")
         assert bodies(engine, queues[1]) == {b"%d" % batch: 3 for batch in range(4)}
+
+
+def test_soak_a_full_disk_stops_with_one_error_and_everything_is_there_once_when_it_has_room(
+    tmp_path: Path,
+) -> None:
+    """A node ends itself when its only disk is full."""
+    of = "full", "full-orders", "full-done"
+    app, orders, done = of
+    with contextlib.ExitStack() as stack:
+        disk = stack.enter_context(small_file_system(tmp_path / "disk", 64 << 20))
+        settings = {**SETTINGS, "log.dirs": str(disk / "logs"), "log.index.size.max.bytes": str(1 << 20)}
+        (node,) = stack.enter_context(real_cluster(tmp_path, settings=settings, heap="512m")).nodes
+        short = {"kafka.request.timeout.ms": "3000", "kafka.default.api.timeout.ms": "10000"}
+        engine = stack.enter_context(KafkaEngine(f"kafka://127.0.0.1:{node.ports[PLAIN]}", short))
+        for queue in (orders, done):
+            engine.client.create_topic(queue, 1)
+        start: Vector = {orders: START}
+        end: Vector | None = None
+        batch = 0
+
+        def steps(batches: int) -> None:
+            """Each publishes a row and claims it, unless a claim waits, and moves what is claimed."""
+            nonlocal start, end, batch
+            for _ in range(batches):
+                if end is None:
+                    rows = encode(
+                        pa.array([b"%d" % batch + b"x" * 800_000], pa.binary()),
+                        timestamp=time.time_ns() // 1_000_000,
+                    )
+                    engine.client.produce({Log(orders, 0): rows})
+                    end = engine.claim(app, [orders], start, Limit(), Origin(), "fail")
+                batch_worker.micro_batch(engine, engine, of, batch, start, end)
+                start, end, batch = end, None, batch + 1
+
+        with pytest.raises(errors.ConnectionFailed) as raised:
+            steps(100)
+        print(f"\n{batch} batches, then: {raised.value}")
+        assert batch > 0 and "127.0.0.1" in str(raised.value)
+        assert "No space left on device" in node.log.read_text()
+        subprocess.run(["mount", "-o", f"remount,size={512 << 20}", disk], check=True)
+        node.kill()
+        node.start()
+        node.wait()
+        steps(3)
+        assert bodies(engine, done) == bodies(engine, orders)
+        last = engine.last_entry(app)
+        assert last is not None and last.sequence == batch

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mar
 
 TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
 MESSAGES = ["a", "b", "c", "d"]
+TWO_TABLES = ["first", "second"]
 
 Killed = dict[str, tuple[str, int, dict[str, object]]]
 
@@ -29,33 +30,33 @@ Killed = dict[str, tuple[str, int, dict[str, object]]]
 KILLED: Killed = {
     "staged": ("foreach.staged", 1, {"options": TWO_BATCHES}),
     "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
-    "applied-some": ("foreach.applied.0", 1, {}),
+    "applied-some": ("foreach.applied.0", 1, {"tables": TWO_TABLES}),
     "called": ("foreach.called", 1, {}),
     # the second batch finds its tables, and appends files
     "files-written": ("files.written", 1, {"options": TWO_BATCHES}),
-    "files-staged": ("foreach.files_staged", 2, {"options": TWO_BATCHES}),
+    "files-staged": ("foreach.files_staged", 2, {"options": TWO_BATCHES, "tables": TWO_TABLES}),
     "files-decided": ("adding.checked", 1, {"options": TWO_BATCHES}),
     "files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
-    "files-committed": ("adding.committed", 2, {"options": TWO_BATCHES}),
+    "files-committed": ("adding.committed", 2, {"options": TWO_BATCHES, "tables": TWO_TABLES}),
     "files-complete": ("adding.complete", 1, {"options": TWO_BATCHES}),
     "files-cleared": ("adding.cleared", 1, {"options": TWO_BATCHES}),
-    "unmirrored": ("foreach.marked", 1, {"ledger_sync": True}),
-    "mirrored-untold": ("ledger.appended", 1, {"ledger_sync": True}),
+    "unmirrored": ("foreach.marked", 1, {"ledger_sync": True, "tables": []}),
+    "mirrored-untold": ("ledger.appended", 1, {"ledger_sync": True, "tables": []}),
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "rate": ("foreach.decided", 1, {"source": "rate", "batches": 2}),
     "lost-decided": ("foreach.decided", 1, {}),
     "lost-staged": ("foreach.staged", 1, {}),
-    "latest": ("foreach.opened", 1, {"options": {"startingOffsets": "latest"}}),
+    "latest": ("foreach.opened", 1, {"options": {"startingOffsets": "latest"}, "tables": []}),
     # in the process of the source
-    "unacked": ("connector.latest_offset.asked", 2, {"options": TWO_BATCHES}),
-    "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES}),
+    "unacked": ("connector.latest_offset.asked", 2, {"options": TWO_BATCHES, "tables": []}),
+    "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
 }
 # only the Python driver is killed, and its JVM lives on
 KILLED_IN_DRIVER: Killed = {"decided-driver": ("foreach.decided", 1, {"options": TWO_BATCHES})}
 STOPPED: Killed = {
     "two-drivers": ("foreach.staged", 1, {"options": TWO_BATCHES}),
     "zombie": ("foreach.applying.0", 1, {"options": TWO_BATCHES}),
-    "two-drivers-files": ("foreach.files_staged", 2, {"options": TWO_BATCHES}),
+    "two-drivers-files": ("foreach.files_staged", 1, {"options": TWO_BATCHES}),
     "zombie-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
 }
 
@@ -116,7 +117,7 @@ def _restarts(
     runs += [replace(raised, before=[["arm", "foreach.decided", "raise"]]), raised]
     runs.append(added("two-actions", served.url, fn="two_actions", persist=True))
     runs.append(added("nothing", served.url, fn="nothing"))
-    restored = added("restored", served.url)
+    restored = added("restored", served.url, tables=[])
     copy = f"{restored.checkpoint}.older"
     runs.append(restored)
     runs.append(replace(restored, before=[["copy", restored.checkpoint, copy], ["send", "e"]]))

@@ -80,13 +80,14 @@ class Served:
 
 @dataclass
 class Pipeline:
-    """One app from queue ``queue`` to queue ``out`` and the Delta tables under ``lake``."""
+    """One app from queue ``queue`` to queue ``out`` and the Delta tables ``tables`` under ``lake``."""
 
     app: str
     url: str
     lake: str
     checkpoint: str
-    fn: str = "both"
+    fn: str = "effects"
+    tables: list[str] = field(default_factory=lambda: ["first"])
     queue: str = ""
     out: str = ""
     source: str = "txmq"
@@ -154,13 +155,13 @@ class Pipeline:
         return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
     def require_once(self, messages: Iterable[str]) -> None:
-        """Every message once in ``out`` and in both tables, all from the same attempt; functions in order;
+        """Every message once in ``out`` and in each table, all from the same attempt; functions in order;
         one Delta commit a batch.
         """
         wanted = sorted(messages)
         published = dict(text.split(":") for text in self.published())
         assert sorted(published) == wanted and len(self.published()) == len(wanted)
-        for name in ("first", "second"):
+        for name in self.tables:
             rows = self.table(name)
             assert sorted(row["body"] for row in rows) == wanted, name
             assert {row["body"]: row["marker"] for row in rows} == published, (

@@ -1,0 +1,15 @@
+"""What the Python processes of tests do at their start: Python runs this file, because its folder is on PYTHONPATH
+(``tests/conftest.py``). A query of a test starts half a dozen of them, each for a moment.
+
+- They import the installed pyspark. Spark puts ``pyspark.zip`` in front of their path, and a module from an archive
+  is compiled in each process: a second of CPU for each query.
+- They collect garbage less often: most of it is found while modules are imported, where there is none.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+sys.path[:] = [entry for entry in sys.path if not entry.endswith(("pyspark.zip", "-src.zip"))]
+gc.set_threshold(50_000, 20, 20)
