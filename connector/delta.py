@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from broker_core.errors import LineageConflict, OptionError
 from connector import delta_log
 from connector.fit import Fit, Known, asserting, check_columns, fit, nullable, quoted
-from connector.rehearsal import rehearse
+from connector.rehearsal import no_rows, rehearse
 from connector.table import Table, is_path
 
 T = TypeVar("T")
@@ -211,9 +211,7 @@ def check_append(
     if table.metadata:
         merges = merges_schema(spark, options)
         found = fit(table.name, schema, Known.of(table.metadata), partition_by, merges=merges)
-    rehearse(
-        spark, table, nullable(fitted(spark.createDataFrame([], schema), found).schema), options, partition_by
-    )
+    rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), options, partition_by)
     return found
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
@@ -83,9 +83,7 @@ def rehearse(
             told = json.dumps({"commitInfo": about})
             (place / "_delta_log").mkdir()
             (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([told, *log]) + "\n")
-        writer = (
-            spark.createDataFrame([], schema).write.format("delta").mode("append").options(**dict(options))
-        )
+        writer = no_rows(spark, schema).write.format("delta").mode("append").options(**dict(options))
         if partition_by:
             writer = writer.partitionBy(*partition_by)
         writer.save(f"file:{place}")
@@ -94,6 +92,17 @@ def rehearse(
     finally:
         shutil.rmtree(place, ignore_errors=True)
     _accepted.add(asked)
+
+
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+    """A frame without rows that Spark knows to be empty: what it writes starts no Python process."""
+    if is_connect(spark):
+        return spark.createDataFrame([], schema)
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    return DataFrame(
+        session.createDataFrame(jvm.java.util.ArrayList(), session.parseDataType(schema.json())), spark
+    )
 
 
 def _key(

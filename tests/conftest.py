@@ -86,13 +86,18 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first, so that the short ones keep all workers busy to the end (with xdist's
-    ``--no-loadscope-reorder``).
+    """Files with Spark and with crashes are long and busy; others wait more than they work. So both kinds run at the
+    same time, and at the end only short ones (with xdist's ``--no-loadscope-reorder``).
     """
-    longest = {
-        item.path for item in items if item.get_closest_marker("spark") or item.get_closest_marker("crash")
+    long = {
+        item.path: None
+        for item in items
+        if item.get_closest_marker("spark") or item.get_closest_marker("crash")
     }
-    items.sort(key=lambda item: item.path not in longest)
+    short = {item.path: None for item in items if item.path not in long}
+    place = {path: number / len(long) for number, path in enumerate(long)}
+    place |= {path: 1.25 * number / len(short) for number, path in enumerate(short)}
+    items.sort(key=lambda item: place[item.path])
     if config.getoption("--soak-rounds"):
         return
     skip = pytest.mark.skip(reason="make soak ROUNDS=n")
