@@ -200,8 +200,9 @@ def _latencies(rig: Rig, side: str, writer: Any) -> list[float]:
 
 
 def foreach_batch(rig: Rig) -> Iterator[Figure]:
-    """A topic to a Delta table that exists and to another topic: exactly once, beside a plain append and Spark's
-    sink. Without the first batch of each query, where txmq rehearses the append (see ``append_rows``).
+    """A topic to a Delta table that exists and to another topic: exactly once, beside a plain append and
+    Spark's sink. Without the first batch of each query, where txmq rehearses the append
+    (see ``append_rows``).
     """
     rig.fill("foreach-in", FOREACH_ROWS)
     rig.topics("foreach-out")
