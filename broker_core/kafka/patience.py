@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from broker_core import errors
 
+# Not the generator of the program, which may be seeded; and two processes that fork have different pauses.
+_random = random.SystemRandom()
 PAUSES_S = (0.003, 0.006, 0.012, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -43,6 +45,6 @@ class Patience:
         left_s = self._deadline - self._time.now()
         if left_s <= 0 and self._pauses:
             raise error
-        pause_s = PAUSES_S[min(self._pauses, len(PAUSES_S) - 1)] * random.uniform(0.5, 1.5)
+        pause_s = PAUSES_S[min(self._pauses, len(PAUSES_S) - 1)] * _random.uniform(0.5, 1.5)
         self._pauses += 1
         self._time.sleep(min(pause_s, max(0.0, left_s)))

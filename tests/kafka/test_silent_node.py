@@ -5,6 +5,7 @@ none. The clock is moved by hand.
 
 from __future__ import annotations
 
+import random
 import threading
 from functools import partial
 from typing import Any
@@ -147,3 +148,13 @@ def test_whoever_waited_too_long_for_the_first_answer_asks_once_more() -> None:
     patience.renew()
     now[0] = 200.0
     patience.wait(error)
+
+
+def test_a_pause_leaves_the_random_numbers_of_the_program_alone() -> None:
+    """A thread that shows the lag may pause while a program that has set a seed draws its numbers."""
+    slept: list[float] = []
+    patience = Patience(30.0, Time(sleep=slept.append))
+    before = random.getstate()
+    for _ in range(2):
+        patience.wait(errors.ConnectionFailed("silent"))
+    assert random.getstate() == before and len(set(slept)) == 2
