@@ -45,6 +45,7 @@ class RemoteChannel:
         self._number = 0
         self._lock = threading.Lock()
         self._closed = False
+        self._lost = False  # closed because an answer was lost
         self._transactional = False
         self._waiting: list[dict[str, Any]] = []  # publishes of the transaction that are not sent yet
         self._waiting_bytes = 0
@@ -204,7 +205,8 @@ class RemoteChannel:
     def tx_commit(self, token: str = "") -> None:
         """Commit all of it, or nothing; ``token`` names the commit for :meth:`BrokerClient.committed`.
 
-        If the broker was restarted meanwhile, the answer is found by the number of the call.
+        If the broker was restarted meanwhile, the answer is found by the number of the call. The channel has
+        ended even so, and its next call raises ConnectionFailed.
         ConnectionFailed: not committed, or still no broker to ask. UnknownOutcome: the broker has forgotten
         the outcomes of that time.
         """
@@ -272,6 +274,8 @@ class RemoteChannel:
             return contract.decode(type(None) if kind is None else kind, self._numbered(word, arguments))
 
     def _check_open(self) -> None:
+        if self._lost:
+            raise errors.ConnectionFailed("the channel ended with its connection; open another")
         if self._closed:
             raise errors.TransactionState("the channel is closed; open another")
 
@@ -291,7 +295,7 @@ class RemoteChannel:
         try:
             (answer,) = self._connection.call(f"channel.{word}", call)
         except errors.ConnectionFailed:
-            self._closed = True  # what the broker may still hold of it ends with its lease
+            self._closed = self._lost = True  # what the broker may still hold of it ends with its lease
             _open.discard(self)
             raise
         except (KeyboardInterrupt, SystemExit):  # the broker may not have got this number

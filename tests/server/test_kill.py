@@ -186,6 +186,9 @@ def test_channel_commit_is_found_by_its_token_when_the_broker_dies_after_it(serv
         channel.tx_commit(token="mine")
         restarting.join()
         assert client.committed("mine")
+        with pytest.raises(errors.ConnectionFailed, match="open another") as raised:
+            channel.publish(b"next", routing_key="q")
+        assert raised.value.retriable, "it is no mistake of the caller"
         assert bodies(client, "q") == [b"once"]
 
 
