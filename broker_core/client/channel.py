@@ -44,8 +44,7 @@ class RemoteChannel:
         self._id = os.urandom(16).hex()
         self._number = 0
         self._lock = threading.Lock()
-        self._closed = False
-        self._lost = False  # closed because an answer was lost
+        self._closed: type[errors.TxmqError] | None = None  # what calls after the end raise
         self._transactional = False
         self._waiting: list[dict[str, Any]] = []  # publishes of the transaction that are not sent yet
         self._waiting_bytes = 0
@@ -205,10 +204,9 @@ class RemoteChannel:
     def tx_commit(self, token: str = "") -> None:
         """Commit all of it, or nothing; ``token`` names the commit for :meth:`BrokerClient.committed`.
 
-        If the broker was restarted meanwhile, the answer is found by the number of the call. The channel has
-        ended even so, and its next call raises ConnectionFailed.
-        ConnectionFailed: not committed, or still no broker to ask. UnknownOutcome: the broker has forgotten
-        the outcomes of that time.
+        If its answer is lost, it is found by the number of the call, and the next call raises
+        ConnectionFailed. This one raises it if nothing was committed, or no broker is there to ask;
+        UnknownOutcome if the broker has forgotten the outcomes of that time.
         """
         try:
             self.returned += self._say("tx_commit", list[Message], token=token)
@@ -258,7 +256,7 @@ class RemoteChannel:
                 self._end()
 
     def _end(self) -> None:
-        self._closed = True
+        self._closed = errors.TransactionState
         _open.discard(self)
         # gone with its broker, or it will end with its lease
         with contextlib.suppress(errors.ConnectionFailed):
@@ -274,10 +272,8 @@ class RemoteChannel:
             return contract.decode(type(None) if kind is None else kind, self._numbered(word, arguments))
 
     def _check_open(self) -> None:
-        if self._lost:
-            raise errors.ConnectionFailed("the channel ended with its connection; open another")
         if self._closed:
-            raise errors.TransactionState("the channel is closed; open another")
+            raise self._closed("the channel has ended; open another")
 
     def _flush(self) -> None:
         """Send the publishes that wait. If one fails, the channel ends: later ones depend on it."""
@@ -295,7 +291,7 @@ class RemoteChannel:
         try:
             (answer,) = self._connection.call(f"channel.{word}", call)
         except errors.ConnectionFailed:
-            self._closed = self._lost = True  # what the broker may still hold of it ends with its lease
+            self._closed = errors.ConnectionFailed  # what the broker may still hold of it ends with its lease
             _open.discard(self)
             raise
         except (KeyboardInterrupt, SystemExit):  # the broker may not have got this number
