@@ -273,7 +273,7 @@ class RemoteChannel:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self._closed("the channel has ended; open another")
+            raise self._closed("the channel is closed; open another")
 
     def _flush(self) -> None:
         """Send the publishes that wait. If one fails, the channel ends: later ones depend on it."""
