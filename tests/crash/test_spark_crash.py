@@ -1,9 +1,9 @@
-"""The rows of the crash table that are Spark's, with real drivers, a real broker and real Delta tables.
+"""The rows of the crash table that are Spark's, with real drivers, a real broker, a real Kafka and real Delta tables.
 
 A driver costs seconds to start. So one driver runs the pipelines of many rows, one after the other, each until
 its thread reaches the failpoint of its row and stays there; then the driver is killed. Another one restarts
 all of them; the tests look at what is left. Row numbers are those of the crash table in
-docs/transactions.md.
+docs/transactions.md. Some of the rows run on Kafka too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import Driver, Pipeline, Served
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
@@ -61,6 +62,16 @@ STOPPED: Killed = {
 }
 
 
+ON_KAFKA: Killed = {
+    "kafka-decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
+    "kafka-state": ("foreach.mirrored", 1, {"fn": "counts"}),
+    "kafka-lost-decided": ("foreach.decided", 1, {}),
+    "kafka-files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
+    "kafka-unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
+}
+STOPPED_ON_KAFKA: Killed = {"kafka-zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}
+
+
 @dataclass
 class Outcome:
     pipelines: dict[str, Pipeline]
@@ -68,11 +79,8 @@ class Outcome:
     last: dict[str, str | None]  # and of its last
 
 
-def dying(
-    scratch: Path, url: str, apps: Killed, how: str, kind: type[Pipeline] = Pipeline
-) -> tuple[dict[str, Pipeline], Driver]:
-    """Pipelines, and the one driver that dies while each of them is at its failpoint."""
-    made = {
+def made(scratch: Path, url: str, apps: Killed, kind: type[Pipeline] = Pipeline) -> dict[str, Pipeline]:
+    return {
         app: kind.create(
             app,
             url,
@@ -83,40 +91,46 @@ def dying(
         )
         for app, (_, _, special) in apps.items()
     }
-    return made, Driver(scratch, list(made.values()), at=[(at, hit) for at, hit, _ in apps.values()], how=how)
 
 
-def _kill(scratch: Path, served: Served) -> dict[str, Pipeline]:
-    killed: dict[str, Pipeline] = {}
-    for apps, how in ((KILLED, "group"), (KILLED_IN_DRIVER, "driver")):
-        made, driver = dying(scratch, served.url, apps, how)
-        driver.require_killed()
-        killed |= made
-    return killed
+def dying(scratch: Path, pipelines: dict[str, Pipeline], apps: Killed, how: str) -> Driver:
+    """The one driver that dies while each of the pipelines is at its failpoint."""
+    at = [apps[app][:2] for app in pipelines]
+    return Driver(scratch, list(pipelines.values()), at=at, how=how)
 
 
 def _restarts(
-    scratch: Path, killed: dict[str, Pipeline], served: Served, dropping: Served, mortal: Served
+    scratch: Path,
+    killed: dict[str, Pipeline],
+    served: Served,
+    dropping: Served,
+    mortal: Served,
+    kafka_url: str | None,
 ) -> list[Pipeline]:
     """Every run of the one driver that recovers, in order; an app that stands twice is run twice."""
-    for app in ("lost-decided", "lost-staged"):
+    lost = [app for app in killed if "lost" in app]
+    for app in lost:
         shutil.rmtree(killed[app].checkpoint)
     killed["unlogged"] = replace(killed["unlogged"], options={"maxOffsetsPerTrigger": "3"})
     killed["latest"].send(["e", "f"])
-    killed["state"].send(["a", "z"])
+    for app in killed:
+        if app.endswith("state"):
+            killed[app].send(["a", "z"])
     runs = list(killed.values())
-    runs += [replace(killed[app], on_new_checkpoint="resume") for app in ("lost-decided", "lost-staged")]
+    runs += [replace(killed[app], on_new_checkpoint="resume") for app in lost]
 
-    def added(app: str, url: str, **special: object) -> Pipeline:
-        return Pipeline.create(app, url, scratch, MESSAGES, **special)  # type: ignore[arg-type]
+    def added(app: str, url: str, kind: type[Pipeline] = Pipeline, **special: object) -> Pipeline:
+        return kind.create(app, url, scratch, MESSAGES, **special)  # type: ignore[arg-type]
 
-    runs.append(added("task-fails", served.url, fn="fail_once"))
-    runs += [added("batch-fails", served.url, fn="fail_batch_once")] * 2
+    for before, url, kind in (("", served.url, Pipeline), ("kafka-", kafka_url, KafkaPipeline)):
+        if url is not None:
+            runs.append(added(f"{before}task-fails", url, kind, fn="fail_once"))
+            runs += [added(f"{before}batch-fails", url, kind, fn="fail_batch_once")] * 2
+            runs.append(added(f"{before}nothing", url, kind, fn="nothing"))
     runs.append(added("reply-lost", dropping.url))
     raised = added("commit-raises", served.url)
     runs += [replace(raised, before=[["arm", "foreach.decided", "raise"]]), raised]
     runs.append(added("two-actions", served.url, fn="two_actions", persist=True))
-    runs.append(added("nothing", served.url, fn="nothing"))
     restored = added("restored", served.url, tables=[])
     copy = f"{restored.checkpoint}.older"
     runs.append(restored)
@@ -149,18 +163,36 @@ class _Supervised:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+def kafka(request: pytest.FixtureRequest) -> str | None:
+    """None without its jars: then only the rows on Kafka are skipped."""
+    try:
+        url: str = request.getfixturevalue("kafka_url")
+    except pytest.skip.Exception:
+        return None
+    return url
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory, kafka: str | None) -> Iterator[Outcome]:
     scratch = tmp_path_factory.mktemp("crash")
     served = Served(scratch / "broker")
     dropping = Served(scratch / "dropping", failpoints="server.reply.commit_batch=drop")
     deaths = ["engine.stage.durable@2=kill", "engine.commit.received=kill", "engine.commit.decided=kill"]
     mortal = Served(scratch / "mortal", failpoints="engine.read.recorded=kill")
     supervised = _Supervised(mortal, deaths)
-    overtaken, stopped = dying(scratch, served.url, STOPPED, "stop")
+    apps, stopped_apps = dict(KILLED), dict(STOPPED)
+    killed, overtaken = made(scratch, served.url, KILLED), made(scratch, served.url, STOPPED)
+    if kafka is not None:
+        apps, stopped_apps = apps | ON_KAFKA, stopped_apps | STOPPED_ON_KAFKA
+        killed |= made(scratch, kafka, ON_KAFKA, KafkaPipeline)
+        overtaken |= made(scratch, kafka, STOPPED_ON_KAFKA, KafkaPipeline)
+    stopped = dying(scratch, overtaken, stopped_apps, "stop")
     try:
-        killed = _kill(scratch, served) | overtaken
+        dying(scratch, killed, apps, "group").require_killed()
+        in_driver = made(scratch, served.url, KILLED_IN_DRIVER)
+        dying(scratch, in_driver, KILLED_IN_DRIVER, "driver").require_killed()
         stopped.wait_stopped()
-        runs = _restarts(scratch, killed, served, dropping, mortal)
+        runs = _restarts(scratch, killed | in_driver | overtaken, served, dropping, mortal, kafka)
         errors = Driver(scratch, runs).require_done_each()
         stopped.resume()
         stopped.wait()
@@ -173,6 +205,13 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
         supervised.end()
         for each in (served, dropping, mortal):
             each.stop()
+
+
+@pytest.fixture
+def on_kafka(outcome: Outcome, kafka: str | None) -> Outcome:
+    if kafka is None:
+        pytest.skip("a real Kafka needs its jars from Maven")
+    return outcome
 
 
 KILLED_BROKER = ["in a read", "in staging", "before the commit", "after the commit, before the answer"]
@@ -346,3 +385,56 @@ def test_a_function_that_never_executes_the_batch_consumes_it_all_the_same(outco
     assert outcome.last["nothing"] is None
     assert outcome.pipelines["nothing"].depth() == 0
     assert outcome.pipelines["nothing"].entries() == 1
+
+
+# -- on Kafka ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("app", ["decided", "files-copied", "unlogged", "zombie"])
+def test_on_kafka_a_driver_killed_or_overtaken_leaves_everything_exactly_once(
+    on_kafka: Outcome, app: str
+) -> None:
+    require_once(on_kafka, f"kafka-{app}")
+
+
+def test_on_kafka_a_task_that_fails_after_its_rows_and_is_retried_publishes_once(on_kafka: Outcome) -> None:
+    assert on_kafka.last["kafka-task-fails"] is None
+    pipeline = on_kafka.pipelines["kafka-task-fails"]
+    assert pipeline.published() == [f"{message}:x" for message in MESSAGES]
+    assert Path(f"{pipeline.lake}.failed").exists()
+
+
+def test_on_kafka_a_batch_whose_function_fails_leaves_nothing_and_its_replay_everything_once(
+    on_kafka: Outcome,
+) -> None:
+    assert "the function fails after it has staged everything" in str(on_kafka.first["kafka-batch-fails"])
+    require_once(on_kafka, "kafka-batch-fails")
+
+
+def test_on_kafka_a_lost_checkpoint_stops_loudly_and_resumes_without_loss_or_duplicates(
+    on_kafka: Outcome,
+) -> None:
+    assert "[TXMQ_LINEAGE]" in str(on_kafka.first["kafka-lost-decided"])
+    require_once(on_kafka, "kafka-lost-decided")
+
+
+def test_on_kafka_state_of_a_replayed_batch_is_kept(on_kafka: Outcome) -> None:
+    assert on_kafka.last["kafka-state"] is None, on_kafka.last["kafka-state"]
+    rows = sorted(
+        (row["sequence"], row["body"], row["count"])
+        for row in on_kafka.pipelines["kafka-state"].table("counts")
+    )
+    assert sum(1 for _, body, _ in rows if body == "z") == 1
+    assert {body: max(count for _, name, count in rows if name == body) for _, body, _ in rows} == {
+        **dict.fromkeys("bcd", 1),
+        "a": 2,
+        "z": 1,
+    }
+
+
+def test_on_kafka_a_function_that_never_executes_the_batch_consumes_it_all_the_same(
+    on_kafka: Outcome,
+) -> None:
+    assert on_kafka.last["kafka-nothing"] is None
+    assert on_kafka.pipelines["kafka-nothing"].depth() == 0
+    assert on_kafka.pipelines["kafka-nothing"].entries() == 1
