@@ -1,9 +1,9 @@
-"""The rows of the crash table that are Spark's, with real drivers, a real broker, a real Kafka and real Delta tables.
+"""The rows of the crash table that are Spark's, on txmq and some on Kafka too: real drivers, brokers and tables.
 
 A driver costs seconds to start. So one driver runs the pipelines of many rows, one after the other, each until
 its thread reaches the failpoint of its row and stays there; then the driver is killed. Another one restarts
 all of them; the tests look at what is left. Row numbers are those of the crash table in
-docs/transactions.md. Some of the rows run on Kafka too.
+docs/transactions.md.
 """
 
 from __future__ import annotations
