@@ -53,6 +53,13 @@ def selected_rows(selection: Selection) -> RowNumbers:
     )
 
 
+def row_numbers(selection: Selection) -> npt.NDArray[np.int64]:
+    """As :func:`selected_rows`, as an array."""
+    rows = selected_rows(selection)
+    # numpy would ask a range for each of its numbers
+    return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+
+
 def find_exchange(exchanges: Mapping[str, Exchange], name: str) -> Exchange:
     """Returns the exchange. Raises ExchangeNotFound; AccessRefused for an internal one."""
     exchange = exchanges.get(name)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from broker_core.broker.block import EXPIRATION
 from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
-from broker_core.broker.routing import Selection, select, selected_rows
+from broker_core.broker.routing import Selection, row_numbers, select
 from broker_core.ids import BlockId, QueueId
 from broker_core.properties import TRANSIENT, delivery_mode
 
@@ -72,7 +72,7 @@ class Spilled(NamedTuple):
             if transient is None or not queue.written:
                 yield Share(queue, selection, queue.written)
                 continue
-            rows = np.asarray(selected_rows(selection))
+            rows = row_numbers(selection)
             flags = transient[rows]
             for part in np.split(rows, np.flatnonzero(flags[1:] != flags[:-1]) + 1):
                 yield Share(queue, _selection(part), not transient[part[0]])
@@ -84,7 +84,7 @@ class Spilled(NamedTuple):
         lost = _unpacked(self.mandatory, self.rows)
         for queue, selection in self.selections:
             if not (queue.deleted or queue.replies):
-                lost[np.asarray(selected_rows(selection))] = False
+                lost[row_numbers(selection)] = False
         return [int(row) for row in np.flatnonzero(lost)]
 
 

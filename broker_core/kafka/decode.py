@@ -308,7 +308,7 @@ def _plain(batches: list[tuple[Head, bytes | memoryview]], start: int, end: int,
     found = [
         record
         for head, content in batches
-        for record in plain.records(head, content, log)
+        for record in plain.records(head, bytes(content), log)
         if start <= record.offset < end
     ]
     return Records(

@@ -9,7 +9,8 @@ does every client.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import crc32c
@@ -53,13 +54,28 @@ def encode(
     1 to MAX_ROWS rows; the sizes a topic takes (``max.message.bytes``) are the caller's business. Raises
     TransactionTooLarge for a record of MAX_RECORD bytes.
     """
-    content = _content(values, keys, headers)
-    body = deflate(codec, content)
-    attributes = codec | (TRANSACTIONAL if transactional else 0)
-    rows = len(values)
+    body = deflate(codec, _content(values, keys, headers))
+    return _batch([body], len(values), timestamp, codec | (TRANSACTIONAL if transactional else 0))
+
+
+def encode_large(records: Sequence[tuple[bytes, bytes, bytes]], *, timestamp: int) -> bytes:
+    """As :func:`encode`, for a few large records (key, value, block of headers): their bytes are copied
+    once.
+    """
+    pieces: list[bytes] = []
+    for number, (key, value, headers) in enumerate(records):
+        before = b"".join(
+            (b"\0\0", encode_signed(number), encode_signed(len(key)), key, encode_signed(len(value)))
+        )
+        pieces += [encode_signed(len(before) + len(value) + len(headers)), before, value, headers]
+    return _batch(pieces, len(records), timestamp, 0)
+
+
+def _batch(body: Sequence[bytes | memoryview], rows: int, timestamp: int, attributes: int) -> bytes:
     tail = _TAIL.pack(attributes, rows - 1, timestamp, timestamp, NOTHING, NOTHING, NOTHING, rows)
-    checksum = crc32c.crc32c(body, crc32c.crc32c(tail))
-    return b"".join((_FRONT.pack(0, HEAD.size - 12 + len(body), NOTHING, MAGIC, checksum), tail, body))
+    checksum = reduce(lambda found, piece: crc32c.crc32c(piece, found), body, crc32c.crc32c(tail))
+    length = HEAD.size - 12 + sum(map(len, body))
+    return b"".join((_FRONT.pack(0, length, NOTHING, MAGIC, checksum), tail, *body))
 
 
 def stamp(batch: bytearray, *, producer_id: int, epoch: int, sequence: int, timestamp: int) -> None:

@@ -57,12 +57,13 @@ class Message:
     def name(self) -> str:
         return str(self._form.api.name).removesuffix("Request")
 
-    def encode(self, correlation: int) -> bytes:
+    def encode(self, correlation: int) -> bytes | bytearray:
         """The frame, its length in front."""
         request = self._form.api(**self._form.fields)
         request.API_VERSION = self._version
         request.with_header(correlation_id=correlation, client_id=CLIENT_ID)
-        return bytes(request.encode(framed=True, header=True))
+        frame: bytes | bytearray = request.encode(framed=True, header=True)
+        return frame
 
     def decode(self, frame: memoryview, correlation: int) -> Any:
         """The answer in a frame without its length. Raises RemoteProtocolError."""

@@ -27,7 +27,7 @@ EPOCH_PER_TRANSACTION = 2  # this transaction.version: EndTxn answers with the n
 class Ready(NamedTuple):
     """An encoded record batch with its transactional bit set, and how many records it has."""
 
-    batch: bytes
+    batch: bytes | memoryview
     rows: int
 
 

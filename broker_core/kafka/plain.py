@@ -18,12 +18,14 @@ NO_HEADERS = b"\0"
 
 
 class Record(NamedTuple):
-    """One record. ``timestamp`` in milliseconds; ``headers`` as they are stored, their count in front."""
+    """One record. ``timestamp`` in milliseconds; ``value``: a part of the content, not a copy; ``headers`` as
+    they are stored, their count in front.
+    """
 
     offset: int
     timestamp: int
     key: bytes | None
-    value: bytes | None
+    value: bytes | memoryview | None
     headers: bytes
 
 
@@ -61,16 +63,17 @@ def _record(head: Head, content: bytes | memoryview, position: int) -> tuple[Rec
     value, position = _nullable(content, position, end)
     headers = bytes(content[position:end])
     check_headers(headers)
+    key = None if key is None else bytes(key)
     return Record(head.base_offset + delta, timestamp, key, value, headers), end
 
 
-def _nullable(content: bytes | memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+def _nullable(content: bytes | memoryview, position: int, end: int) -> tuple[bytes | memoryview | None, int]:
     size, position = read_signed(content, position, end)
     if size == -1:
         return None, position
     if not 0 <= size <= end - position:
         raise ValueError(f"a field of {size} bytes, and {end - position} are left")
-    return bytes(content[position : position + size]), position + size
+    return content[position : position + size], position + size
 
 
 # -- headers -------------------------------------------------------------------------------------------------

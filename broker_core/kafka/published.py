@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker_core.broker.routing import Routed, selected_rows
+from broker_core.broker.routing import Routed, row_numbers
 from broker_core.errors import TransactionTooLarge
 from broker_core.ids import QueueId
 from broker_core.kafka.compression import Codec
@@ -65,7 +65,7 @@ class Publisher:
         keys = _keys(rows)
         headers = _headers(rows)
         for queue_id, selection in routed.selections.items():
-            queue, chosen = target(queue_id), np.asarray(selected_rows(selection), np.int64)
+            queue, chosen = target(queue_id), row_numbers(selection)
             for partition, among in self._spread(queue, chosen, keys):
                 columns = _Columns(rows.column("body"), keys, headers).take(among)
                 log = Log(queue.topic, partition)
@@ -119,9 +119,9 @@ class _Columns(NamedTuple):
     headers: pa.DictionaryArray | None
 
     def take(self, rows: Integers) -> _Columns:
-        index = pa.array(rows)
         if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
             return self.slice(int(rows[0]), len(rows))
+        index = pa.array(rows)
         return _Columns(*(None if column is None else column.take(index) for column in self))
 
     def slice(self, first: int, count: int) -> _Columns:
@@ -161,10 +161,10 @@ def _keys(rows: pa.RecordBatch) -> pa.BinaryArray | None:
 
 def _headers(rows: pa.RecordBatch) -> pa.DictionaryArray | None:
     """Returns the header blocks of the rows; None where no message has a property or a named exchange."""
-    exchanges = rows.column("exchange").dictionary_encode()
-    properties = rows.column("properties").dictionary_encode()
-    if exchanges.dictionary.to_pylist() == [""] and properties.dictionary.to_pylist() == [b""]:
+    columns = rows.column("exchange"), rows.column("properties")
+    if not any(pc.max(pc.binary_length(column)).as_py() for column in columns):
         return None
+    exchanges, properties = (column.dictionary_encode() for column in columns)
     width = len(properties.dictionary)
     codes = exchanges.indices.to_numpy(zero_copy_only=False).astype(np.int64) * width
     codes += properties.indices.to_numpy(zero_copy_only=False)

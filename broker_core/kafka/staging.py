@@ -25,7 +25,7 @@ from broker_core.failpoint import here
 from broker_core.kafka import topics
 from broker_core.kafka.client import Client
 from broker_core.kafka.compression import Codec
-from broker_core.kafka.encode import encode, encode_headers
+from broker_core.kafka.encode import encode_headers, encode_large
 from broker_core.kafka.owner import now_ms
 from broker_core.kafka.port import Log
 from broker_core.kafka.published import BATCH_BYTES, Publisher
@@ -139,19 +139,18 @@ class _Branch:
         """Sends what waits as one record batch. While it is appended, the next rows are encoded."""
         here("kafka.stage.append")
         header, first = self.header, len(self._checksums)
-        blocks = [_headers(header, value, first + number) for number, value in enumerate(self._waiting)]
-        batch = encode(
-            pa.array([value.data for value in self._waiting], pa.binary()),
-            keys=pa.array([header.branch.encode()] * len(blocks), pa.binary()),
-            headers=pa.array(blocks, pa.binary()),
-            timestamp=now_ms(),
-        )
+        key, count = header.branch.encode(), len(self._waiting)
+        records = [
+            (key, value.data, _headers(header, value, first + number))
+            for number, value in enumerate(self._waiting)
+        ]
+        batch = encode_large(records, timestamp=now_ms())
         self._checksums += [signed(xxhash.xxh3_64_intdigest(value.data)) for value in self._waiting]
         self._size_bytes += sum(len(value.data) for value in self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         self._settle()  # in their order: the records of a branch have numbers
         # sent again where the answer is lost: the copy that is not acknowledged is named by nothing
-        self._sent = len(blocks), self._client.producing({self._log: batch}, repeat=True)
+        self._sent = count, self._client.producing({self._log: batch}, repeat=True)
 
     def _settle(self) -> None:
         """Waits until what was sent is appended."""

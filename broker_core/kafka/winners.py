@@ -31,7 +31,7 @@ LANE = "staged"  # large answers do not hold up what is published meanwhile
 
 class StagedRecord(NamedTuple):
     branch: str
-    value: bytes
+    value: bytes | memoryview
     headers: Mapping[str, str]
 
     @property

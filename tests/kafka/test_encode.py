@@ -14,7 +14,7 @@ from broker_core import errors
 from broker_core.kafka import encode as module
 from broker_core.kafka.compression import Codec, TooLarge, deflate, inflate
 from broker_core.kafka.decode import decode
-from broker_core.kafka.encode import encode, encode_headers, stamp
+from broker_core.kafka.encode import encode, encode_headers, encode_large, stamp
 from tests.kafka.batches import EVERYTHING, LOG, Row, rows, rows_of_kafka_python
 
 NOW = 1_700_000_000_000
@@ -51,6 +51,26 @@ def test_every_row_is_read_back(
     )
     assert rows_of_kafka_python(data) == expected
     assert rows(decode(data, 0, EVERYTHING, log=LOG)) == expected
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=80), BYTES.map(lambda value: value or b""), HEADERS),
+        min_size=1,
+        max_size=200,
+    )
+)
+def test_large_records_are_written_as_columns_are(made: list[tuple[bytes, bytes, tuple]]) -> None:
+    keys, values, headers = zip(*made, strict=True)
+    columns = encode(
+        pa.array(values, pa.binary()),
+        keys=pa.array(keys, pa.binary()),
+        headers=blocks(headers),
+        timestamp=NOW,
+    )
+    records = [(key, value, encode_headers(each)) for key, value, each in made]
+    assert encode_large(records, timestamp=NOW) == columns
 
 
 @pytest.mark.parametrize("keyed", [False, True])
