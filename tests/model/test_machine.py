@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import MicroBatches, OneLineage
 
-EXAMPLES = 80
+EXAMPLES = 40
 SOAKED = 300
 QUIET = (
     HealthCheck.too_slow,

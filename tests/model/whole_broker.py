@@ -369,7 +369,9 @@ class WholeBroker(RuleBasedStateMachine):
     @precondition(lambda self: self.peers)
     @rule(data=st.data())
     def close_channel(self, data: st.DataObject) -> None:
-        peer = data.draw(st.sampled_from(self.peers))
+        self.close_one(data.draw(st.sampled_from(self.peers)))
+
+    def close_one(self, peer: Peer) -> None:
         self.peers.remove(peer)
         peer.channel.close()
         self.naive.give_back(held for _, held in (*peer.held.values(), *peer.marked.values()))
