@@ -14,7 +14,7 @@ import pytest
 from broker_core import errors
 from broker_core.arrow import parts
 from broker_core.engine import BranchHeader
-from broker_core.kafka import port, winners
+from broker_core.kafka import port, published, staging, winners
 from broker_core.kafka.client import Client
 from broker_core.kafka.code import Code
 from broker_core.kafka.compression import Codec
@@ -132,8 +132,10 @@ def test_c4_what_is_under_way_behind_a_request_that_fails_keeps_its_order(
     version: int, fault: str | Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a branch of several requests, which are sent, fetched and published while the next is prepared."""
-    monkeypatch.setattr(winners, "PIECE_BYTES", 1 << 20)
-    bodies = [b"%d" % number + bytes(BATCH_BYTES) for number in range(4)]
+    monkeypatch.setattr(winners, "PIECE_BYTES", 35_000)
+    for module in (published, staging):
+        monkeypatch.setattr(module, "BATCH_BYTES", 30_000)
+    bodies = [b"%d" % number + bytes(30_000) for number in range(4)]
     for number in range(1, ENOUGH):
         cluster = Cluster(version)
         driver = cluster.driver()
@@ -141,9 +143,9 @@ def test_c4_what_is_under_way_behind_a_request_that_fails_keeps_its_order(
         opened = driver.open(0)
         branch = driver.stage(opened.token, bodies)
         driver.commit(0, opened.token, [branch])
-        published = [cluster.read(Log("orders", partition)) for partition in range(2)]
-        assert sorted(itertools.chain(*published)) == bodies
-        assert all(found == sorted(found) for found in published)
+        logs = [cluster.read(Log("orders", partition)) for partition in range(2)]
+        assert sorted(itertools.chain(*logs)) == bodies
+        assert all(found == sorted(found) for found in logs)
         if count() < number:
             return
     raise AssertionError("it never ended")
