@@ -4,6 +4,7 @@ before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import partial
 from operator import attrgetter
@@ -83,7 +84,8 @@ class Life:
 
 
 @pytest.fixture(params=["call", "return"])
-def life(request: pytest.FixtureRequest) -> Iterator[Life]:
+def life(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[Life]:
+    caplog.set_level(logging.CRITICAL, "txmq")  # thousands of traces, a quarter of the time
     made = Life(request.param)
     yield made
     assert made.faults.raised > 20, "hardly an exception was thrown"
