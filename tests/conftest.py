@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEFTOVER_GRACE_S = 20.0
 
 # The file system is the one without checksums: for each file and its checksum, the other one runs processes that read
-# a link and set a mode. The sessions of notebooks, of the demo and of test_embedded.py are as those of users.
+# a link and set a mode. The sessions of a notebook, of the demo and of test_embedded.py are as those of users.
 SESSION_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -145,11 +145,11 @@ def rounds(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session of this process: local[2], so that a test sees more than one task, and it knows Delta."""
+    """The session of this process: two tasks at a time, each tried four times as in a cluster, and it knows Delta."""
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[2]").appName("txmq tests")
+    builder = SparkSession.builder.master("local[2,4]").appName("txmq tests")
     for key, value in SESSION_CONF.items():
         builder = builder.config(key, value)
     builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))

@@ -22,12 +22,19 @@ Fn = Callable[[DataFrame, BatchTransaction], None]
 
 
 def run(
-    rig: Any, fn: Fn, *, app_id: str = "app", queue: str = "in", checkpoint: str = "checkpoint", **more: Any
+    rig: Any,
+    fn: Fn,
+    *,
+    app_id: str = "app",
+    queue: str = "in",
+    checkpoint: str = "checkpoint",
+    options: dict[str, Any] | None = None,
+    **more: Any,
 ) -> None:
-    """One query over what is in ``queue``."""
+    """One query over what is in ``queue``, with ``options`` of its source."""
     each = transactional(fn, url=rig.broker.url, app_id=app_id, **more)
     writer = (
-        rig.stream(queue, app_id)
+        rig.stream(queue, app_id, **(options or {}))
         .writeStream.foreachBatch(each)
         .option("checkpointLocation", rig.checkpoint(checkpoint))
     )
@@ -73,11 +80,16 @@ def test_publishes_appends_and_consumption_of_a_batch_are_one_decision(rig: Any,
 def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whole(
     rig: Any, monkeypatch: pytest.MonkeyPatch, persist: bool
 ) -> None:
+    """Each way is a micro-batch of one query."""
     rig.declare("in", "out")
-    executed: list[int] = []
-    execute = staging.execute
-    monkeypatch.setattr(staging, "execute", lambda frame: (executed.append(1), execute(frame)))
+    execute, now = staging.execute, ""
     again: dict[str, int] = {}
+
+    def counted(frame: DataFrame) -> None:
+        again[now] += 1
+        execute(frame)
+
+    monkeypatch.setattr(staging, "execute", counted)
     rows = "CAST(body AS STRING) AS body"
     ways: dict[str, Callable[[DataFrame], DataFrame | None]] = {
         "projection": lambda batch: batch.selectExpr(rows),
@@ -91,19 +103,19 @@ def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whol
         ),
         "nothing": lambda batch: None,
     }
-    for number, (name, way) in enumerate(ways.items()):
-        rig.declare(f"in{number}")
-        rig.publish(f"in{number}", "a", "b")
-        executed.clear()
+    for _ in ways:
+        rig.publish("in", "a", "b")
 
-        def fn(batch: DataFrame, tx: BatchTransaction, way: Any = way) -> None:
-            frame = way(batch)
-            if frame is not None:
-                tx.publish(frame, queue="out")
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        nonlocal now
+        now = list(ways)[tx.batch_id]
+        again[now] = 0
+        frame = ways[now](batch)
+        if frame is not None:
+            tx.publish(frame, queue="out")
 
-        run(rig, fn, app_id=name, queue=f"in{number}", checkpoint=name, persist=persist)
-        again[name] = len(executed)
-        assert rig.bodies(f"in{number}") == [], name
+    run(rig, fn, options={"maxOffsetsPerTrigger": 2}, persist=persist)
+    assert rig.bodies("in") == []
     assert again == {name: 0 if name in ("projection", "filter") else 1 for name in ways}
 
 
@@ -154,25 +166,36 @@ def test_a_message_to_no_queue_fails_the_whole_batch(rig: Any) -> None:
     assert rig.bodies("out") == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("appends", "expected"),
-    [
-        ([("body", {}), ("body", {"mergeSchema": True})], "have different options"),
-        ([("body", {}), ("offset", {})], "have different columns"),
-        ([("body", {"partitionBy": "day"})], "partitionBy names column 'day'"),
-        ([("body", {"txnVersion": 1})], "option 'txnVersion' of the append"),
-        ([("body AS `a b`", {})], "Found invalid character(s)"),
-        ([("NULL AS nothing", {})], "has type void"),
-    ],
-)
-def test_an_append_that_would_fail_after_the_decision_is_refused_before_it(
-    rig: Any, tmp_path: Path, appends: list[tuple[str, dict[str, Any]]], expected: str
-) -> None:
-    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
-        for column, options in appends:
-            tx.append(batch.selectExpr(column), str(tmp_path / "lake"), **options)
+# what an error says: the appends to one table, the last of which is refused
+REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "have different options": [("body", {}), ("body", {"mergeSchema": True})],
+    "have different columns": [("body", {}), ("offset", {})],
+    "partitionBy names column 'day'": [("body", {"partitionBy": "day"})],
+    "option 'txnVersion' of the append": [("body", {"txnVersion": 1})],
+    "Found invalid character(s)": [("body AS `a b`", {})],
+    "has type void": [("NULL AS nothing", {})],
+}
 
-    assert expected in refused(rig, fn)
+
+def test_an_append_that_would_fail_after_the_decision_is_refused_before_it(rig: Any, tmp_path: Path) -> None:
+    """All of them in one micro-batch, which fails with the last one."""
+    told: list[str] = []
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        for number, (*taken, (column, options)) in enumerate(REFUSED.values()):
+            table = str(tmp_path / f"lake{number}")
+            for first, own in taken:
+                tx.append(batch.selectExpr(first), table, **own)
+            with pytest.raises(OptionError) as error:
+                tx.append(batch.selectExpr(column), table, **options)
+            told.append(str(error.value))
+        raise error.value
+
+    told.append(refused(rig, fn))
+    assert told[-1] == told[-2]
+    for expected, text in zip(REFUSED, told, strict=False):
+        assert expected in text
+    assert not list(tmp_path.glob("lake*"))
 
 
 def test_a_function_that_after_commit_does_not_have_is_refused_before_the_decision(rig: Any) -> None:

@@ -4,12 +4,13 @@ retried.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.functions import col, expr
 
 from broker_core.properties import Properties
@@ -73,42 +74,26 @@ def test_the_publishes_of_a_batch_and_what_it_consumed_belong_to_one_ledger_entr
 def test_a_task_that_fails_once_after_half_its_rows_publishes_each_row_once(rig: Any, tmp_path: Path) -> None:
     rig.declare("in", "out")
     rig.publish("in", *[str(number) for number in range(2000)])
-    arguments = [rig.broker.url, rig.checkpoint(), str(tmp_path / "failed")]
-    child = subprocess.run(
-        [sys.executable, "-c", FAILING_ONCE, *arguments], capture_output=True, text=True, timeout=300
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    assert (tmp_path / "failed").read_text() == "1000"
+    mark = tmp_path / "failed"
+
+    def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        written = 0
+        for batch in batches:
+            half = batch.num_rows // 2
+            yield batch.slice(0, half)
+            written += half
+            context = TaskContext.get()
+            if context is not None and context.attemptNumber() == 0:
+                mark.write_text(str(written))
+                raise RuntimeError("fails once")
+            yield batch.slice(half)
+
+    rows = rig.stream("in", minPartitions=1).select("body")
+    rig.sink(rows.mapInArrow(fail_once, rows.schema), queue="out").trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    assert mark.read_text() == "1000"
     assert sorted(rig.bodies("out"), key=int) == [str(number) for number in range(2000)]
-
-
-FAILING_ONCE = """
-import pathlib, sys
-from pyspark import TaskContext
-from pyspark.sql import SparkSession
-
-url, checkpoint, mark = sys.argv[1:]
-spark = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false").config("spark.log.level", "OFF").getOrCreate()
-
-
-def fail_once(batches):
-    written = 0
-    for batch in batches:
-        half = batch.num_rows // 2
-        yield batch.slice(0, half)
-        written += half
-        if TaskContext.get().attemptNumber() == 0:
-            pathlib.Path(mark).write_text(str(written))
-            raise RuntimeError("fails once")
-        yield batch.slice(half)
-
-
-rows = spark.readStream.format("txmq").options(url=url, queue="in", appId="app", minPartitions="1").load().select("body")
-rows = rows.mapInArrow(fail_once, rows.schema)
-sink = rows.writeStream.format("txmq").options(url=url, queue="out", appId="app", checkpointLocation=checkpoint)
-sink.trigger(availableNow=True).start().awaitTermination()
-spark.stop()
-"""
 
 
 def test_a_batch_that_fails_publishes_and_consumes_nothing(rig: Any) -> None:
