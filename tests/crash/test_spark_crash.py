@@ -11,19 +11,22 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.spark.kafka_pipelines import KafkaPipeline
-from tests.spark.pipelines import Driver, Pipeline, Served
+from tests.spark.pipelines import Driver, Pipeline, Served, empty_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
 
 TWO_BATCHES = {"maxOffsetsPerTrigger": "2"}
 MESSAGES = ["a", "b", "c", "d"]
 TWO_TABLES = ["first", "second"]
+
+COLUMNS = {"body": "string", "marker": "string", "sequence": "integer"}  # of what the pipelines append
 
 Killed = dict[str, tuple[str, int, dict[str, object]]]
 
@@ -33,14 +36,14 @@ KILLED: Killed = {
     "decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
     "applied-some": ("foreach.applied.0", 1, {"tables": TWO_TABLES}),
     "called": ("foreach.called", 1, {}),
-    # the second batch finds its tables, and appends files
-    "files-written": ("files.written", 1, {"options": TWO_BATCHES}),
-    "files-staged": ("foreach.files_staged", 2, {"options": TWO_BATCHES, "tables": TWO_TABLES}),
-    "files-decided": ("adding.checked", 1, {"options": TWO_BATCHES}),
+    # their tables are there before them, so they append files
+    "files-written": ("files.written", 1, {}),
+    "files-staged": ("foreach.files_staged", 2, {"tables": TWO_TABLES}),
+    "files-decided": ("adding.checked", 1, {}),
     "files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
-    "files-committed": ("adding.committed", 2, {"options": TWO_BATCHES, "tables": TWO_TABLES}),
-    "files-complete": ("adding.complete", 1, {"options": TWO_BATCHES}),
-    "files-cleared": ("adding.cleared", 1, {"options": TWO_BATCHES}),
+    "files-committed": ("adding.committed", 2, {"tables": TWO_TABLES}),
+    "files-complete": ("adding.complete", 1, {}),
+    "files-cleared": ("adding.cleared", 1, {}),
     "unmirrored": ("foreach.marked", 1, {"ledger_sync": True, "tables": []}),
     "mirrored-untold": ("ledger.appended", 1, {"ledger_sync": True, "tables": []}),
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
@@ -52,13 +55,13 @@ KILLED: Killed = {
     "unacked": ("connector.latest_offset.asked", 2, {"options": TWO_BATCHES, "tables": []}),
     "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
 }
-# only the Python driver is killed, and its JVM lives on
+# only the Python driver is killed, and its JVM lives on; one pipeline, because its driver is woken only once
 KILLED_IN_DRIVER: Killed = {"decided-driver": ("foreach.decided", 1, {"options": TWO_BATCHES})}
 STOPPED: Killed = {
     "two-drivers": ("foreach.staged", 1, {"options": TWO_BATCHES}),
     "zombie": ("foreach.applying.0", 1, {"options": TWO_BATCHES}),
-    "two-drivers-files": ("foreach.files_staged", 1, {"options": TWO_BATCHES}),
-    "zombie-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
+    "files-two-drivers": ("foreach.files_staged", 1, {}),
+    "files-zombie": ("adding.copied", 1, {"options": TWO_BATCHES}),
 }
 
 
@@ -66,7 +69,7 @@ ON_KAFKA: Killed = {
     "kafka-decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
     "kafka-state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "kafka-lost-decided": ("foreach.decided", 1, {}),
-    "kafka-files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
+    "kafka-files-copied": ("adding.copied", 1, {}),
     "kafka-unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
 }
 STOPPED_ON_KAFKA: Killed = {"kafka-zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}
@@ -80,7 +83,7 @@ class Outcome:
 
 
 def made(scratch: Path, url: str, apps: Killed, kind: type[Pipeline] = Pipeline) -> dict[str, Pipeline]:
-    return {
+    pipelines = {
         app: kind.create(
             app,
             url,
@@ -91,23 +94,30 @@ def made(scratch: Path, url: str, apps: Killed, kind: type[Pipeline] = Pipeline)
         )
         for app, (_, _, special) in apps.items()
     }
+    for app, pipeline in pipelines.items():
+        for table in pipeline.tables if "files" in app else ():
+            empty_table(Path(pipeline.lake) / table, COLUMNS)
+    return pipelines
 
 
-def dying(scratch: Path, pipelines: dict[str, Pipeline], apps: Killed, how: str) -> Driver:
+def dying(
+    scratch: Path, pipelines: dict[str, Pipeline], apps: Killed, how: str, then: dict[str, Any] | None = None
+) -> Driver:
     """The one driver that dies while each of the pipelines is at its failpoint."""
     at = [apps[app][:2] for app in pipelines]
-    return Driver(scratch, list(pipelines.values()), at=at, how=how)
+    return Driver(scratch, list(pipelines.values()), at=at, how=how, then=then)
 
 
 def _restarts(
     scratch: Path,
     killed: dict[str, Pipeline],
+    later: list[Pipeline],
     served: Served,
     dropping: Served,
     mortal: Served,
     kafka_url: str | None,
 ) -> list[Pipeline]:
-    """Every run of the one driver that recovers, in order; an app that stands twice is run twice."""
+    """Every run of the one driver that recovers, in order; an app that stands twice is run twice. ``later``: at last."""
     lost = [app for app in killed if "lost" in app]
     for app in lost:
         shutil.rmtree(killed[app].checkpoint)
@@ -137,7 +147,7 @@ def _restarts(
     runs.append(replace(restored, before=[["copy", restored.checkpoint, copy], ["send", "e"]]))
     runs.append(replace(restored, before=[["copy", copy, restored.checkpoint], ["send", "f"]]))
     runs.append(added("broker-dies", mortal.url, options=TWO_BATCHES))
-    return runs
+    return runs + later
 
 
 class _Supervised:
@@ -186,16 +196,20 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, kafka: str | None) -> Iter
         apps, stopped_apps = apps | ON_KAFKA, stopped_apps | STOPPED_ON_KAFKA
         killed |= made(scratch, kafka, ON_KAFKA, KafkaPipeline)
         overtaken |= made(scratch, kafka, STOPPED_ON_KAFKA, KafkaPipeline)
-    stopped = dying(scratch, overtaken, stopped_apps, "stop")
+    in_driver = made(scratch, served.url, KILLED_IN_DRIVER)
+    # the driver that is stopped goes on when others have taken over, until it is killed itself
+    at = [KILLED_IN_DRIVER[app][:2] for app in in_driver]
+    then = {"at": at, "how": "driver", "pipelines": [asdict(pipeline) for pipeline in in_driver.values()]}
+    stopped = dying(scratch, overtaken, stopped_apps, "stop", then)
     try:
         dying(scratch, killed, apps, "group").require_killed()
-        in_driver = made(scratch, served.url, KILLED_IN_DRIVER)
-        dying(scratch, in_driver, KILLED_IN_DRIVER, "driver").require_killed()
         stopped.wait_stopped()
-        runs = _restarts(scratch, killed | in_driver | overtaken, served, dropping, mortal, kafka)
+        later = [
+            replace(pipeline, before=[["wake", str(stopped.process.pid)]]) for pipeline in in_driver.values()
+        ]
+        runs = _restarts(scratch, killed | overtaken, later, served, dropping, mortal, kafka)
         errors = Driver(scratch, runs).require_done_each()
-        stopped.resume()
-        stopped.wait()
+        stopped.require_killed()
         first = {run.app: error for run, error in reversed(list(zip(runs, errors, strict=True)))}
         last = {run.app: error for run, error in zip(runs, errors, strict=True)}
         assert supervised.deaths == len(KILLED_BROKER)

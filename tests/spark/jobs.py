@@ -29,6 +29,14 @@ from broker_core.client.broker import BrokerClient
 from connector.conf import recommended_conf
 from connector.foreach_batch import BatchTransaction, transactional
 
+# Most of what a query of seconds costs: compiling its code, and, for each file, processes that read a link and set a
+# mode, for the file and for its checksum. tests/spark has sessions that compile.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+QUICK = {
+    **INTERPRETED,
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+}
+
 
 def session(more: dict[str, str], scratch: str) -> SparkSession:
     """A small session with Delta."""
@@ -41,11 +49,7 @@ def session(more: dict[str, str], scratch: str) -> SparkSession:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": f"{scratch}/warehouse",
         "spark.log.level": "ERROR",
-        # Most of what a query of seconds costs: compiling its code, and, for each file, processes that read a link
-        # and set a mode, for the file and for its checksum. tests/spark has sessions that compile.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+        **QUICK,
         **recommended_conf(),
         **more,
     }
@@ -63,7 +67,7 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
     all of them die at once.
 
     ``how``: ``group`` kills driver, JVM and sources, ``driver`` only the Python driver, ``stop`` suspends it; after
-    SIGCONT the pipelines go on.
+    SIGCONT the pipelines go on, and ``then`` says what it dies of.
     """
     going_on = threading.Event()
     threads = []
@@ -93,6 +97,8 @@ def die(spark: SparkSession, pipelines: list[dict[str, Any]], death: dict[str, A
     going_on.set()
     for thread in threads:
         thread.join()
+    if death["then"]:
+        die(spark, death["then"]["pipelines"], {**death["then"], "then": None})
 
 
 def suspended_processes() -> int:
@@ -186,7 +192,7 @@ def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
 
 def prepare(pipeline: dict[str, Any]) -> None:
     """What happens before the query starts: ``["copy", from, to]`` of a checkpoint, ``["send", body]``,
-    ``["arm", failpoint, action]``.
+    ``["arm", failpoint, action]``, ``["wake", id]`` of a suspended driver, until it has died.
     """
     failpoint.disarm()
     for word, *values in pipeline["before"]:
@@ -196,6 +202,11 @@ def prepare(pipeline: dict[str, Any]) -> None:
         elif word == "send":
             with BrokerClient(pipeline["url"]) as client, client.channel() as channel:
                 channel.publish(values[0].encode(), routing_key=pipeline["queue"])
+        elif word == "wake":
+            suspended = psutil.Process(int(values[0]))
+            suspended.resume()
+            while suspended.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.05)
         else:
             failpoint.arm(values[0], values[1])
 

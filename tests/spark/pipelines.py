@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,30 @@ class Pipeline:
             assert self.depth() == 0
 
 
+def empty_table(table: Path, columns: Mapping[str, str]) -> None:
+    """A Delta table without rows, made without Spark; ``columns`` by name, with the types of Delta's log."""
+    fields = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns.items()
+    ]
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": {},
+        "createdTime": 0,
+    }
+    counted = {"tableSizeBytes": 0, "numFiles": 0, "numMetadata": 1, "numProtocol": 1}
+    nothing: dict[str, list[Any]] = {"setTransactions": [], "domainMetadata": []}
+    log = table / "_delta_log"
+    log.mkdir(parents=True)
+    actions = [{"protocol": protocol}, {"metaData": metadata}]
+    (log / f"{0:020d}.json").write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    checksum = {**counted, **nothing, "metadata": metadata, "protocol": protocol}
+    (log / f"{0:020d}.crc").write_text(json.dumps(checksum))
+
+
 def delta_actions(table: Path) -> list[dict[str, Any]]:
     """The actions of a table's commits, in order (no checkpoints: tables of tests are small)."""
     files = sorted((table / "_delta_log").glob("*.json"))
@@ -230,7 +254,7 @@ def specification(
 
 class Driver:
     """A child process that runs :mod:`tests.spark.jobs`. ``at``: for each pipeline the failpoint, and its hit,
-    where the driver's death finds it (see ``jobs.die``).
+    where the driver's death finds it (see ``jobs.die``). ``then``: what it runs until its next death.
     """
 
     def __init__(
@@ -240,6 +264,7 @@ class Driver:
         *,
         at: Sequence[tuple[str, int]] = (),
         how: str = "group",
+        then: Mapping[str, Any] | None = None,
         session: dict[str, str] | None = None,
     ) -> None:
         name = uuid.uuid4().hex[:8]
@@ -248,7 +273,8 @@ class Driver:
         self._output = scratch / f"{name}.out"
         sources = scratch / f"{name}.failpoints"  # of the process that runs a query's source
         sources.touch()
-        death = {"at": at, "how": how, "reached": str(self._reached), "sources": str(sources)} if at else None
+        places = {"reached": str(self._reached), "sources": str(sources)}
+        death = {"at": at, "how": how, **places, "then": then and {**then, **places}} if at else None
         told = scratch / f"{name}.json"
         told.write_text(json.dumps(specification(scratch, pipelines, session=session, death=death)))
         command = [sys.executable, "-m", "tests.spark.jobs", str(told)]
@@ -303,9 +329,6 @@ class Driver:
             )
 
         wait_until(stopped, "the driver reaches its failpoints")
-
-    def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         """The whole group, whatever is left of it."""
