@@ -17,6 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from broker_core.launcher import Broker
 from connector.table import resolve
 from connector.table_files import DISK
+from tests.spark.jobs import INTERPRETED
 from tests.spark.pipelines import delta_rows
 
 
@@ -24,6 +25,18 @@ from tests.spark.pipelines import delta_rows
 def broker(tmp_path: Path) -> Iterator[Broker]:
     with Broker.open(tmp_path / "broker") as broker:
         yield broker
+
+
+@pytest.fixture
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """Queries run without being compiled: over a few rows, compiling them is most of what they cost. Tests of tables
+    use it; the queries of those of sources, sinks and functions are compiled.
+    """
+    for name, value in INTERPRETED.items():
+        spark.conf.set(name, value)
+    yield
+    for name in INTERPRETED:
+        spark.conf.unset(name)
 
 
 class Rig:

@@ -23,7 +23,7 @@ from connector.table import resolve
 from tests.spark.conftest import Rig
 from tests.spark.pipelines import delta_rows, delta_transactions
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 class Place:

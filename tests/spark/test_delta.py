@@ -15,7 +15,7 @@ from connector import delta, delta_log
 from connector.table import resolve, snapshot_at
 from tests.spark.pipelines import delta_actions, delta_rows
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 def append(
