@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from broker_core.broker.block import EXPIRATION
 from broker_core.broker.exchange import Queues
 from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
@@ -184,6 +185,36 @@ class Transaction:
         self.messages = messages + 1
         self.size_bytes = total
         self.unspilled_bytes += size_bytes + len(message.properties)
+
+    def publish_alike(
+        self, like: Message, bodies: Sequence[bytes], queues: Queues, mandatory: bool, now_us: int
+    ) -> bool:
+        """Does what ``Channel.publish`` does with a message for each body, which has all else of ``like``.
+        Returns False, with nothing done, if one of them may have to be refused.
+        """
+        _, routing_key, exchange, properties = like
+        count, size_bytes = len(bodies), sum(map(len, bodies))
+        most, most_bytes = self.limits.messages, self.limits.size_bytes
+        if (
+            (properties and properties[0] & EXPIRATION)
+            or size_bytes > MAX_BODY_BYTES
+            or (most is not None and self.messages + count > most)
+            or (most_bytes is not None and self.size_bytes + size_bytes > most_bytes)
+        ):
+            return False
+        if now_us and not self:
+            self.opened_us = now_us
+        for queue in queues:
+            if queue.arguments.limited:
+                self._count(queue, count, size_bytes)
+        self.publishes += [
+            _new(Publish, (_new(Message, (body, routing_key, exchange, properties)), queues, mandatory))
+            for body in bodies
+        ]
+        self.messages += count
+        self.size_bytes += size_bytes
+        self.unspilled_bytes += size_bytes + count * len(properties)
+        return True
 
     def _count(self, queue: Queue, messages: int, size_bytes: int) -> None:
         known = self.incoming.get(queue, (0, 0))

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import (
+    Decoded,
     Decoder,
     DeliverEncoder,
-    Event,
+    Publishes,
     Violation,
     encode_ack,
     encode_content,
@@ -31,6 +32,7 @@ from broker_core.amqp.v0_9_1.methods import (
     BasicPublish,
     TxCommit,
 )
+from broker_core.amqp.v0_9_1.repeated import MOST_CHANNELS
 from broker_core.errors import LocalProtocolError, RemoteProtocolError
 from broker_core.properties import Properties, check
 from tests.amqp.strategies import (
@@ -52,16 +54,17 @@ TAG = st.integers(0, 2**64 - 1)
 class PlainDecoder(Decoder):
     """The decoder without its fast path."""
 
-    def _fast(self, data: bytes, position: int, events: list[Event]) -> int:
+    def _fast(self, data: bytes, position: int, events: list[Decoded]) -> int:
         return position
 
 
-def comparable(events: list[Event]) -> list[Any]:
+def comparable(events: list[Decoded]) -> list[Any]:
     return [
         (type(event.error), event.error.message, event.channel, event.method)
         if isinstance(event, Violation)
         else (type(event), event)
-        for event in events
+        for decoded in events
+        for event in (decoded.commands() if isinstance(decoded, Publishes) else [decoded])
     ]
 
 
@@ -170,17 +173,32 @@ def test_the_fast_path_is_the_one_taken_for_publishes_acks_and_repeated_methods(
     )
 
 
-def test_a_publish_like_the_two_before_it_is_known_by_its_bytes():
+def test_publishes_like_the_two_before_them_are_known_by_their_bytes_and_are_one_event():
     properties = Properties(delivery_mode=2).encode()
-    publishes = [
-        encode_content(1, BasicPublish("e", "k"), properties, bytes(size), 0) for size in (5, 6, 7, 8, 4000)
-    ]
+    first, last = (
+        b"".join(
+            encode_content(channel, BasicPublish("e", "k"), properties, bytes(size), 0)
+            for size in (5, 5, 6, 7, 4000, 4000, 1)
+        )
+        for channel in (1, 2)
+    )
     fed = Decoder(handshake=False)
-    for publish in publishes:
-        fed.feed(publish)
-    events: list[Event] = []
-    assert fed._repeated.take(b"".join(publishes), 0, 4000, events) == len(b"".join(publishes))
-    assert comparable(events) == comparable(PlainDecoder(handshake=False).feed(b"".join(publishes)))
+    fed.feed(first + last)
+    events = fed.feed(first + last)
+    assert [(event.channel, len(event.bodies)) for event in events if isinstance(event, Publishes)] == [
+        (1, 7),
+        (2, 7),
+    ]
+    assert comparable(events) == comparable(PlainDecoder(handshake=False).feed(first + last))
+
+
+def test_a_client_that_publishes_on_very_many_channels_is_remembered_within_bounds():
+    publishes = [encode_content(channel, BasicPublish("e", "k"), b"", b"x", 0) for channel in range(1, 300)]
+    fed = Decoder(handshake=False)
+    for _ in range(3):
+        expected = comparable(PlainDecoder(handshake=False).feed(b"".join(publishes)))
+        assert comparable(fed.feed(b"".join(publishes))) == expected
+        assert len(fed._repeated) <= MOST_CHANNELS
 
 
 @given(

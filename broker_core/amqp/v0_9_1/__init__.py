@@ -19,9 +19,11 @@ from broker_core.amqp.v0_9_1.encoder import (
 from broker_core.amqp.v0_9_1.events import (
     Command,
     ContentTooLarge,
+    Decoded,
     Event,
     Heartbeat,
     ProtocolHeader,
+    Publishes,
     Violation,
 )
 from broker_core.amqp.v0_9_1.methods import METHODS, Method
@@ -32,12 +34,14 @@ __all__ = [
     "PROTOCOL_HEADER",
     "Command",
     "ContentTooLarge",
+    "Decoded",
     "Decoder",
     "DeliverEncoder",
     "Event",
     "Heartbeat",
     "Method",
     "ProtocolHeader",
+    "Publishes",
     "Violation",
     "encode_ack",
     "encode_content",

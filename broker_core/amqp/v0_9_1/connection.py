@@ -14,7 +14,7 @@ they are cut into pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from broker_core.amqp.v0_9_1 import methods as m
@@ -26,10 +26,12 @@ from broker_core.amqp.v0_9_1.events import (
     Command,
     ConnectionEvent,
     ContentTooLarge,
+    Decoded,
     Event,
     Failed,
     Heartbeat,
     ProtocolHeader,
+    Publishes,
     TimedOut,
     Violation,
 )
@@ -91,7 +93,7 @@ class AmqpConnection:
         self._decoder = Decoder(offer.frame_max, offer.max_body_bytes, offer.max_pending_bytes)
         self._life = Lifecycle(self.out, Timers(now, offer.handshake_timeout_s), offer.close_timeout_s)
         self._zero = Negotiation(offer, self._life, self.out, self._decoder)
-        self._held: list[Event] | None = None  # decoded while the caller holds events back
+        self._held: list[Decoded] | None = None  # decoded while the caller holds events back
         self._listener: _Listener | None = None  # set when the bytes cannot be decoded
         self._look: Callable[[Event], Event | None] | None = None
 
@@ -148,12 +150,16 @@ class AmqpConnection:
         self._life.timers.heard_at = now
         return self._take(held or [], b"")
 
+    def separate(self, publishes: Publishes) -> Iterable[ConnectionEvent]:
+        """The events of ``publishes``, which takes no effect itself then."""
+        return self._take(publishes.commands(), b"")
+
     def watch(self, look: Callable[[Event], Event | None] | None) -> None:
         """``look`` gets every event but violations before it takes effect, and returns the one to pass on."""
         self._look = look
         self._life.watch(look is not None)
 
-    def _take(self, events: list[Event], data: bytes) -> Iterator[ConnectionEvent]:
+    def _take(self, events: Sequence[Decoded], data: bytes) -> Iterator[ConnectionEvent]:
         """The hot path: a command of an open channel passes with three look-ups."""
         life, channels, is_open, work = self._life, self.channels.states, ChannelState.open, WORK
         for event in events:
@@ -161,11 +167,13 @@ class AmqpConnection:
                 self._held.append(event)
             elif (
                 life.passes
-                and type(event) is Command
+                and (type(event) is Command or type(event) is Publishes)
                 and channels.get(event.channel) is is_open
                 and type(event.method) in work
             ):
                 yield event
+            elif type(event) is Publishes:
+                yield from self.separate(event)
             else:
                 passed = self._pass(event)
                 if passed is not None:
@@ -274,7 +282,8 @@ class AmqpConnection:
             self._life.go(Step.close)
         held, self._held = self._held, None
         for event in held or ():
-            self._pass(event)
+            if type(event) is not Publishes:  # which are ignored from now on
+                self._pass(event)
         return text
 
     def finish(self, now: float) -> None:

@@ -18,7 +18,7 @@ from broker_core.amqp.v0_9_1.codec import decode_payload, erlang_binary, method_
 from broker_core.amqp.v0_9_1.events import (
     Command,
     ContentTooLarge,
-    Event,
+    Decoded,
     Heartbeat,
     ProtocolHeader,
     Violation,
@@ -39,7 +39,7 @@ from broker_core.amqp.v0_9_1.remembered import (
     publish_of,
     remember,
 )
-from broker_core.amqp.v0_9_1.repeated import Repeated
+from broker_core.amqp.v0_9_1.repeated import RepeatedByChannel
 from broker_core.errors import (
     ConnectionException,
     FrameError,
@@ -115,7 +115,7 @@ class Decoder:
         *,
         handshake: bool = True,
     ) -> None:
-        self._repeated = Repeated()
+        self._repeated = RepeatedByChannel()
         self._negotiable = frame_max or DEFAULT_FRAME_MAX
         self.frame_max = min(FRAME_MIN, self._negotiable) if handshake else frame_max
         self.max_body_bytes = max_body_bytes
@@ -137,14 +137,14 @@ class Decoder:
     @frame_max.setter
     def frame_max(self, frame_max: int) -> None:
         self._frame_max = frame_max or DEFAULT_FRAME_MAX
-        self._repeated.forget()
+        self._repeated.clear()
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes kept between two calls: the incomplete frame and the contents in assembly."""
         return len(self._rest) + self.pending_bytes
 
-    def feed(self, data: bytes) -> list[Event]:
+    def feed(self, data: bytes) -> list[Decoded]:
         """The events that ``data`` completes, in order. Raises nothing."""
         if self._over:
             return []
@@ -154,7 +154,7 @@ class Decoder:
                 return []
             data = bytes(self._rest)
             self._rest.clear()
-        events: list[Event] = []
+        events: list[Decoded] = []
         position = self._frames(data, events)
         if position < len(data):
             self._rest += data[position:]
@@ -174,7 +174,7 @@ class Decoder:
 
     # -- frames ----------------------------------------------------------------------------------------------
 
-    def _frames(self, data: bytes, events: list[Event]) -> int:
+    def _frames(self, data: bytes, events: list[Decoded]) -> int:
         """Takes frames off ``data`` from its beginning; the position of the bytes to keep for the next
         call.
         """
@@ -216,7 +216,7 @@ class Decoder:
             self._frame(events, kind, channel, payload)
         return size if self._over else position
 
-    def _fast(self, data: bytes, position: int, events: list[Event]) -> int:
+    def _fast(self, data: bytes, position: int, events: list[Decoded]) -> int:
         """Takes acks, methods seen before and whole publishes off ``data``; the position of the first other
         frame.
 
@@ -229,14 +229,9 @@ class Decoder:
         # where contents in assembly leave less room than one more could need, the plain path counts exactly
         roomy = self.pending_bytes + 2 * frame_max + _ASSEMBLY_BYTES <= self.max_pending_bytes
         size = len(data)
-        repeated = self._repeated
+        known = self._repeated
         most = min(max_body_bytes, frame_max)
         while position + _METHOD_BYTES <= size:
-            if repeated.known and roomy and repeated.channel not in assemblies:
-                taken = repeated.take(data, position, most, events)
-                if taken > position:
-                    position = taken
-                    continue
             kind, channel, length, ids = _METHOD_FRAME(data, position)
             if kind != METHOD or channel in assemblies or not channel:
                 break
@@ -252,6 +247,11 @@ class Decoder:
                 events.append(_new_tuple(Command, (channel, ack, b"", b"")))
                 position += _ACK_BYTES
                 continue
+            if ids == _PUBLISH_IDS and roomy and known[channel].known:
+                taken = known[channel].take(data, position, most, events)
+                if taken > position:
+                    position = taken
+                    continue
             header = position + length + 8
             if header > size or length > frame_max or data[header - 1] != FRAME_END:
                 break
@@ -293,7 +293,7 @@ class Decoder:
                     or data[end - 1] != FRAME_END
                 ):
                     break
-                repeated.learn(channel, method, properties, data, position, header, body)
+                known[channel].learn(method, properties, data, position, header, body, end)
             if properties == b"\0\0":
                 properties = b""
             events.append(
@@ -304,7 +304,7 @@ class Decoder:
             position = end
         return position
 
-    def _frame(self, events: list[Event], kind: int, channel: int, payload: bytes) -> None:
+    def _frame(self, events: list[Decoded], kind: int, channel: int, payload: bytes) -> None:
         length = len(payload)
         known = (
             (kind == METHOD and length >= 4)
@@ -331,7 +331,7 @@ class Decoder:
 
     def _violate(
         self,
-        events: list[Event],
+        events: list[Decoded],
         error: ConnectionException,
         channel: int,
         method: type[Method] | None = None,
@@ -343,7 +343,7 @@ class Decoder:
 
     # -- methods and contents --------------------------------------------------------------------------------
 
-    def _method(self, events: list[Event], channel: int, payload: bytes) -> None:
+    def _method(self, events: list[Decoded], channel: int, payload: bytes) -> None:
         assembly = self._assemblies.get(channel)
         if assembly is not None:
             if not assembly.skipped:
@@ -373,7 +373,7 @@ class Decoder:
             self._skip(assembly)
         self._check_pending(events, channel)
 
-    def _interrupted(self, events: list[Event], channel: int, assembly: _Assembly) -> None:
+    def _interrupted(self, events: list[Decoded], channel: int, assembly: _Assembly) -> None:
         if assembly.remaining is None:
             wanted = f"content header for class {assembly.method.CLASS_ID}"
             text = f"expected {wanted}, got non content header frame instead"
@@ -381,7 +381,7 @@ class Decoder:
             text = "expected content body, got non content body frame instead"
         self._violate(events, UnexpectedFrame(text), channel, type(assembly.method))
 
-    def _header(self, events: list[Event], channel: int, payload: bytes) -> None:
+    def _header(self, events: list[Decoded], channel: int, payload: bytes) -> None:
         assembly = self._assemblies[channel]
         class_id, weight, size = _CONTENT_HEADER.unpack_from(payload)
         expected = assembly.method.CLASS_ID
@@ -410,7 +410,7 @@ class Decoder:
         if not size and not self._over:
             self._complete(events, channel, assembly)
 
-    def _body(self, events: list[Event], channel: int, payload: bytes) -> None:
+    def _body(self, events: list[Decoded], channel: int, payload: bytes) -> None:
         assembly = self._assemblies[channel]
         remaining = assembly.remaining
         if remaining is None:
@@ -436,13 +436,13 @@ class Decoder:
         if length == remaining and not self._over:
             self._complete(events, channel, assembly)
 
-    def _complete(self, events: list[Event], channel: int, assembly: _Assembly) -> None:
+    def _complete(self, events: list[Decoded], channel: int, assembly: _Assembly) -> None:
         if assembly.skipped:
             self._forget(channel, assembly)
         else:
             self._emit(events, channel, assembly, bytes(assembly.body))
 
-    def _emit(self, events: list[Event], channel: int, assembly: _Assembly, body: bytes) -> None:
+    def _emit(self, events: list[Decoded], channel: int, assembly: _Assembly, body: bytes) -> None:
         self._forget(channel, assembly)
         events.append(Command(channel, assembly.method, assembly.properties, body))
 
@@ -457,7 +457,7 @@ class Decoder:
         del self._assemblies[channel]
         self.pending_bytes -= assembly.cost
 
-    def _check_pending(self, events: list[Event], channel: int) -> None:
+    def _check_pending(self, events: list[Decoded], channel: int) -> None:
         if self.pending_bytes > self.max_pending_bytes:
             limit = f"the connection may have {self.max_pending_bytes}"
             text = f"contents in assembly need {self.pending_bytes} bytes, {limit}"

@@ -1,7 +1,8 @@
 """Events: of a decoder about its bytes, and of a connection about its state.
 
 Not here: what follows from it.
-Invariant: every event is complete; a :class:`Command` has all of its content.
+Invariant: every event is complete; a :class:`Command` has all of its content. A :class:`Publishes` is its
+commands and nothing else: whether they come as one event depends on how the bytes are cut.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ class Command(NamedTuple):
     method: Method
     properties: bytes = b""
     body: bytes = b""
+
+
+@final
+class Publishes(NamedTuple):
+    """Several commands: publishes that follow each other and differ only in their bodies."""
+
+    channel: int
+    method: Method
+    properties: bytes
+    bodies: list[bytes]
+
+    def commands(self) -> list[Command]:
+        channel, method, properties, bodies = self
+        return [Command(channel, method, properties, body) for body in bodies]
 
 
 class ProtocolHeader(NamedTuple):
@@ -56,6 +71,7 @@ class Violation(NamedTuple):
 
 
 Event: TypeAlias = Command | ProtocolHeader | Heartbeat | ContentTooLarge | Violation
+Decoded: TypeAlias = Event | Publishes
 
 
 class ChannelFailed(NamedTuple):
@@ -82,4 +98,4 @@ class TimedOut(NamedTuple):
     why: str
 
 
-ConnectionEvent: TypeAlias = Command | ChannelFailed | Failed | CloseRequested
+ConnectionEvent: TypeAlias = Command | Publishes | ChannelFailed | Failed | CloseRequested

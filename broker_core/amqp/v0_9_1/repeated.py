@@ -1,8 +1,10 @@
-"""The publish that came last, as the bytes around its body: often the next one differs only in the body.
+"""The publish that came last on a channel, as the bytes around its body: often the next ones differ only in
+the body.
 
 Not here: decoding (``decoder.py``). It finds out by comparing bytes whether a publish is like the last one.
-Invariant: bytes that begin with ``head``, then have a body size, ``middle``, and a frame of that size, are a
-publish of ``method`` on ``channel`` with ``properties``.
+Invariant: bytes that begin with ``_head``, then have a body size, ``_middle``, and a frame of that size, are
+a publish of ``_method`` on ``_channel`` with ``_properties``. Bytes that begin with ``_start`` are one of
+``_step`` bytes.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from broker_core.amqp.v0_9_1.events import Command, Event
+from broker_core.amqp.v0_9_1.events import Command, Decoded, Publishes
 from broker_core.amqp.v0_9_1.methods import BasicPublish, Method
 
+MOST_CHANNELS = 64  # of a connection, that are remembered
+
 _BODY_SIZE_AT, _PROPERTIES_AT = 11, 19  # in the frame of a content header
-_SIZE_AT = 3  # in the frame of a body
-_MOST_BYTES = 1024  # remembered of a publish; a connection has one
+_SIZE_AT, _BODY_AT = 3, 7  # in the frame of a body
+_MOST_BYTES = 1024  # remembered of a publish
 _FRAME_END = 0xCE
 _SIZE = struct.Struct(">I").unpack_from
 _BODY_SIZE = struct.Struct(">Q").unpack_from
@@ -23,56 +27,86 @@ _new_tuple: Callable[[type[Command], tuple[int, Method, bytes, bytes]], Command]
 
 
 class Repeated:
-    """``head``: the method frame, and the frame of the content header up to the body size. ``middle``: the
-    rest of it, and the frame of the body up to its size. ``known`` False: neither is there.
+    """``_head``: the method frame, and the frame of the content header up to the body size. ``_middle``: the
+    rest of it, and the frame of the body up to its size. ``_start``: both, with the sizes of the last body.
+    ``known`` False: none of them is there.
     """
 
-    __slots__ = ("_properties", "channel", "head", "known", "method", "middle", "properties")
+    __slots__ = (
+        "_channel", "_head", "_method", "_middle", "_properties", "_raw", "_start", "_step",
+        "known",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.channel = 0
-        self.method: Method = BasicPublish()
-        self._properties = b""  # as they came
-        self.forget()
-
-    def forget(self) -> None:
+    def __init__(self, channel: int) -> None:
+        self._channel = channel
+        self._method: Method = BasicPublish()
+        self._raw = b""  # the properties as they came
         self.known = False
-        self.head = self.middle = self.properties = b""
+        self._properties = self._head = self._middle = self._start = b""
+        self._step = 0
 
     def learn(
-        self, channel: int, method: Method, properties: bytes, data: bytes, start: int, header: int, body: int
+        self, method: Method, properties: bytes, data: bytes, start: int, header: int, body: int, end: int
     ) -> None:
-        """Notes a publish whose frames begin at ``start``, ``header`` and ``body`` of ``data``. From its
-        second time on it is known.
+        """Notes a publish from ``start`` to ``end`` of ``data``, whose other frames begin at ``header`` and
+        ``body``. From its second time on it is known.
         """
-        if method is not self.method or properties != self._properties or channel != self.channel:
-            self.forget()
+        if method is not self._method or properties != self._raw:
+            self.known = False
             if body - start <= _MOST_BYTES:
-                self.channel, self.method, self._properties = channel, method, properties
+                self._method, self._raw = method, properties
         elif not self.known:
             self.known = True
-            self.properties = b"" if properties == b"\0\0" else properties
-            self.head = data[start : header + _BODY_SIZE_AT]
-            self.middle = data[header + _PROPERTIES_AT : body + _SIZE_AT]
+            self._properties = b"" if properties == b"\0\0" else properties
+            self._head = data[start : header + _BODY_SIZE_AT]
+            self._middle = data[header + _PROPERTIES_AT : body + _SIZE_AT]
+            self._start = data[start : body + _BODY_AT]
+            self._step = end - start
 
-    def take(self, data: bytes, position: int, most: int, events: list[Event]) -> int:
-        """Takes known publishes with bodies of at most ``most`` bytes off ``data``, and returns the position
-        of what follows.
+    def take(self, data: bytes, position: int, most: int, events: list[Decoded]) -> int:
+        """Takes known publishes with bodies of at most ``most`` bytes off ``data``, as one event, and returns
+        the position of what follows.
         """
-        head, middle, size = self.head, self.middle, len(data)
-        before, behind = len(head), len(head) + len(middle) + 12
-        channel, method, properties = self.channel, self.method, self.properties
-        while data.startswith(head, position) and data.startswith(middle, position + before + 8):
-            (body_size,) = _BODY_SIZE(data, position + before)
-            body = position + behind
-            end = body + body_size
-            if (
-                not 0 < body_size <= most
-                or end >= size
-                or data[end] != _FRAME_END
-                or _SIZE(data, body - 4)[0] != body_size
+        size, ahead = len(data), len(self._start)
+        bodies: list[bytes] = []
+        while True:
+            start, step = self._start, self._step
+            while (
+                data.startswith(start, position)
+                and position + step <= size
+                and data[position + step - 1] == _FRAME_END
             ):
+                bodies.append(data[position + ahead : position + step - 1])
+                position += step
+            if position == size or not self._resize(data, position, most):
                 break
-            events.append(_new_tuple(Command, (channel, method, properties, data[body:end])))
-            position = end + 1
+        if len(bodies) == 1:
+            events.append(_new_tuple(Command, (self._channel, self._method, self._properties, bodies[0])))
+        elif bodies:
+            events.append(Publishes(self._channel, self._method, self._properties, bodies))
         return position
+
+    def _resize(self, data: bytes, position: int, most: int) -> bool:
+        """Returns whether a known publish begins at ``position`` and has a body of another size."""
+        at = position + len(self._head)
+        if not data.startswith(self._head, position) or not data.startswith(self._middle, at + 8):
+            return False
+        body = position + len(self._start)
+        if body > len(data):
+            return False
+        (body_size,) = _BODY_SIZE(data, at)
+        step = len(self._start) + body_size + 1
+        if step == self._step or not 0 < body_size <= most or _SIZE(data, body - 4)[0] != body_size:
+            return False
+        self._start, self._step = data[position:body], step
+        return True
+
+
+class RepeatedByChannel(dict[int, Repeated]):
+    """The publishes of one connection by channel, for a few channels."""
+
+    def __missing__(self, channel: int) -> Repeated:
+        if len(self) >= MOST_CHANNELS:
+            self.clear()
+        repeated = self[channel] = Repeated(channel)
+        return repeated

@@ -19,16 +19,24 @@ from typing import Any, Protocol, cast
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
-from broker_core.amqp.v0_9_1.events import ChannelFailed, CloseRequested, Command, ConnectionEvent, Failed
+from broker_core.amqp.v0_9_1.events import (
+    ChannelFailed,
+    CloseRequested,
+    Command,
+    ConnectionEvent,
+    Failed,
+    Publishes,
+)
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.checks import assert_never
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server.amqp import handshake
+from broker_core.server.amqp.commands.basic import publish_alike
 from broker_core.server.amqp.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.points import Points
-from broker_core.server.amqp.ports import Server
+from broker_core.server.amqp.ports import FLUSH_BYTES, Server
 from broker_core.server.amqp.session import as_amqp
 from broker_core.server.amqp.sessions import Sessions
 
@@ -37,7 +45,6 @@ logger = logging.getLogger("txmq.amqp")
 HIGH_BYTES = 1024 * 1024  # unsent above this: consumers stop, until it is below LOW_BYTES
 LOW_BYTES = 256 * 1024
 HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the broker stops reading from the client
-FLUSH_BYTES = 256 * 1024  # gathered above this: written before the tick ends
 
 
 class Listener(Server, Protocol):
@@ -140,12 +147,15 @@ class Connection(asyncio.Protocol):
         """The hot path: a command of an open channel goes straight to its session."""
         sessions = self.sessions.by_number
         for event in events:
-            if type(event) is not Command:
+            if type(event) is not Command and type(event) is not Publishes:
                 self._happened(event)
                 continue
             try:
                 session = sessions.get(event.channel)
-                if session is not None:
+                if type(event) is Publishes:
+                    if session is None or not publish_alike(session, event):
+                        self._carry_out(self.protocol.separate(event))
+                elif session is not None:
                     session.handle(event)
                 else:
                     self._other(event)

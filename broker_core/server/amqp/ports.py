@@ -18,6 +18,8 @@ from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 
+FLUSH_BYTES = 256 * 1024  # gathered above this: written before the tick ends
+
 
 class Server(Protocol):
     """``commands``: the function of each method, called with session, method and command."""

@@ -109,6 +109,11 @@ class Session:
     def ended(self) -> bool:
         return self._phase is Phase.ended
 
+    @property
+    def ready(self) -> bool:
+        """Returns whether a command is carried out at once."""
+        return self._phase is _READY
+
     def move(self, move: Move) -> None:
         self._phase = PHASES[self._phase, move]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.amqp.v0_9_1.events import Command
+from broker_core.amqp.v0_9_1.events import Command, Publishes
 from broker_core.broker.carbon_copy import carbon_copies, has_copies
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message import Message
@@ -68,6 +68,33 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     channel.publish(_new(Message, (body, routing_key, name, properties)), queues, method.mandatory, 0)
     if not gathered.waits:
         gathered.gather()
+
+
+def publish_alike(session: Session, publishes: Publishes) -> bool:
+    """Does what ``publish`` does with each of them, if they need nothing but their queues. Otherwise it
+    returns False, with nothing done.
+    """
+    _, method, properties, bodies = publishes
+    assert isinstance(method, m.BasicPublish)
+    if not session.ready or method.immediate or (properties and properties is not session.ordinary):
+        return False
+    source = session.state.topology.exchanges.get(method.exchange)
+    queues = None if source is None or source.internal else source.known(method.routing_key)
+    if not queues:
+        return False
+    channel, gathered = session.channel, session.gathered
+    like = _new(Message, (b"", method.routing_key, method.exchange, properties))
+    now = session.clock() if session.timed and channel.transactional else 0
+    if not channel.transaction.publish_alike(like, bodies, queues, method.mandatory, now):
+        return False
+    if channel.transactional:
+        session.broker.spill_full(channel.transaction)
+        return True
+    if channel.confirming:
+        gathered.published += len(bodies)
+    if not gathered.waits:
+        gathered.gather()
+    return True
 
 
 def _check_user_id(session: Session, properties: bytes) -> None:
