@@ -7,7 +7,7 @@ Invariant: a consumer has credit only within the limits of its channel and of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from broker_core.broker.arguments import type_name
@@ -35,8 +35,10 @@ class Consumer:
     """``prefetch`` 0: no limit of its own. ``writable``: the shell sets it to False while the connection
     accepts no more data, and wakes the queue afterwards.
 
-    ``send`` gets the consumer, the delivery tag, the redelivered flag, and the message. The shell calls
-    ``cancelled`` when the queue is deleted (``Consumers.clear``). A cancelled consumer is not ``active``.
+    ``send`` gets the consumer, the first delivery tag, and the redelivered flags and the messages of
+    deliveries with consecutive tags. It sends the first, and more while the consumer is ``writable``, and
+    returns how many it has sent. The shell calls ``cancelled`` when the queue is deleted
+    (``Consumers.clear``). A cancelled consumer is not ``active``.
     """
 
     __slots__ = (
@@ -125,7 +127,7 @@ class Unacked(NamedTuple):
     consumer: Consumer | None
 
 
-Send = Callable[[Consumer, int, bool, InboxRow], None]  # must not raise
+Send = Callable[[Consumer, int, Sequence[bool], Sequence[InboxRow]], int]  # must not raise
 Cancelled = Callable[[Consumer], None]
 UNLIMITED = 1 << 62
 

@@ -169,27 +169,19 @@ class Dispatch:
         settles: list[Settle],
     ) -> int:
         """Sends to one consumer while it is writable and returns how many. This is the hot path."""
-        channel, send = consumer.channel, consumer.send
-        first_tag = tag = channel.last_tag
-        fresh = isinstance(entries, range) and queue.ready.none_sent(entries.start, entries.stop)
-        was_sent = queue.ready.was_sent
-        if consumer.no_ack:
-            for offset, row in zip(entries, rows):
-                if not consumer.writable:
-                    break
-                tag += 1
-                settles.append(_new(Settle, (queue, offset, "ack")))
-                send(consumer, tag, not fresh and was_sent(offset), row)
+        channel = consumer.channel
+        first_tag = channel.last_tag + 1
+        if isinstance(entries, range) and queue.ready.none_sent(entries.start, entries.stop):
+            redelivered = [False] * len(rows)
         else:
-            unacked = channel.unacked
-            for offset, row in zip(entries, rows):
-                if not consumer.writable:
-                    break
-                tag += 1
-                unacked[tag] = _new(Unacked, (queue, offset, consumer))
-                send(consumer, tag, not fresh and was_sent(offset), row)
-        channel.last_tag = tag
-        given = tag - first_tag
+            redelivered = [queue.ready.was_sent(offset) for offset in entries[: len(rows)]]
+        given = consumer.send(consumer, first_tag, redelivered, rows)
+        channel.last_tag += given
+        if consumer.no_ack:
+            settles += [_new(Settle, (queue, offset, "ack")) for offset in entries[:given]]
+        else:
+            held = [_new(Unacked, (queue, offset, consumer)) for offset in entries[:given]]
+            channel.unacked.update(zip(range(first_tag, first_tag + given), held))
         if given:
             queue.ready.hold_all(entries[:given])
             if not consumer.no_ack:
@@ -228,7 +220,7 @@ class Dispatch:
                 channel.unacked[tag] = _new(Unacked, (queue, offset, consumer))
                 consumer.unacked += 1
                 channel.consuming += 1
-            consumer.send(consumer, tag, queue.ready.was_sent(offset), row)
+            consumer.send(consumer, tag, (queue.ready.was_sent(offset),), (row,))
             given += 1
         if given:
             queue.ready.hold_all(entries[:given])

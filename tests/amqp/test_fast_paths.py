@@ -218,6 +218,46 @@ def test_a_delivery_has_the_bytes_of_the_plain_encoder(
         assert fast == encode_content(channel, method, properties, body, frame_max)
 
 
+@given(
+    CHANNEL,
+    SHORT,
+    FRAME_MAX,
+    st.sampled_from([1, 2**64 - 4, 2**64 - 2]),
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from("ef"), SHORT | st.just("k"), ENCODED_PROPERTIES, BODY),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([-1, 0, 300, 10_000, 1 << 20]),
+)
+@settings(deadline=None)
+def test_many_deliveries_have_the_bytes_of_the_plain_encoder_and_end_where_they_are_too_many(
+    channel: int,
+    tag: str,
+    frame_max: int,
+    first_tag: int,
+    deliveries: list[tuple[bool, str, str, bytes, bytes]],
+    most_bytes: int,
+):
+    encoder = DeliverEncoder(channel, tag, frame_max)
+    redelivered = [again for again, *_ in deliveries]
+    messages = [(exchange, key, properties, body) for _, exchange, key, properties, body in deliveries]
+    try:
+        data, count = encoder.encode_many(first_tag, redelivered, messages, most_bytes)
+    except LocalProtocolError:
+        assert first_tag + len(messages) > 2**64
+        return
+    one_by_one = [
+        encode_content(
+            channel, BasicDeliver(tag, first_tag + at, again, exchange, key), properties, body, frame_max
+        )
+        for at, (again, exchange, key, properties, body) in enumerate(deliveries[:count])
+    ]
+    assert data == b"".join(one_by_one)
+    assert len(data) - len(one_by_one[-1]) <= max(0, most_bytes)
+    assert count == len(deliveries) or len(data) > most_bytes or first_tag > 1
+
+
 def test_a_delivery_is_right_however_many_routing_keys_came_before():
     encoder = DeliverEncoder(1, "tag", 0)
     for number in [*range(1000), *range(1000)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -54,12 +55,17 @@ class Shell:
             **options,
         )
 
-    def _send(self, consumer: Consumer, tag: int, redelivered: bool, row: InboxRow) -> None:
-        self.got.append((consumer.tag, row.body, redelivered))
-        self.properties.append(Properties.decode(row.properties))
-        self.full_after -= 1
-        if self.full_after == 0:
-            consumer.writable = False
+    def _send(
+        self, consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
+    ) -> int:
+        for given, (row, again) in enumerate(zip(rows, redelivered, strict=True), 1):
+            self.got.append((consumer.tag, row.body, again))
+            self.properties.append(Properties.decode(row.properties))
+            self.full_after -= 1
+            if self.full_after == 0:
+                consumer.writable = False
+                return given
+        return len(rows)
 
     def dispatch(self, budget: int = 4096) -> list[Got]:
         """What was sent until nothing is runnable; with a budget, until it is used up."""

@@ -4,6 +4,7 @@ and closing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,7 +124,14 @@ class DispatchModel(RuleBasedStateMachine):
     def _known(self, channel: Channel) -> set[Consumer]:
         return {consumer for (owner, _), consumer in self.holding.items() if owner is channel}
 
-    def send(self, consumer: Consumer, tag: int, redelivered: bool, row: InboxRow) -> None:
+    def send(
+        self, consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
+    ) -> int:
+        for tag, (row, again) in enumerate(zip(rows, redelivered, strict=True), first_tag):
+            self.sent(consumer, tag, again, row)
+        return len(rows)
+
+    def sent(self, consumer: Consumer, tag: int, redelivered: bool, row: InboxRow) -> None:
         message = self.messages[int(row.body)]
         assert consumer in self.consumers, "a cancelled consumer gets nothing"
         assert self._ready()[0] is message, "the next one in the order of the queue, and nobody else has it"

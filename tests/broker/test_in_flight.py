@@ -186,7 +186,9 @@ def test_credit_comes_back_while_another_thread_deletes_a_queue_of_the_same_chan
     channel = Channel(state)
     channel.qos(1, True)
     for number in range(3):
-        channel.consume(state.topology.queue(f"q{number}"), str(number), lambda *_: None, lambda _: None)
+        channel.consume(
+            state.topology.queue(f"q{number}"), str(number), lambda *sent: len(sent[-1]), lambda _: None
+        )
     state.dispatch.send(0)
     for number in range(3):
         publish(node, f"q{number}", b"2")

@@ -243,7 +243,9 @@ def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:
     life.commit(*[("", "q", b"")] * 3)
     channel = Channel(life.state)
     channel.tx_select(0)
-    channel.consume(life.state.topology.queue("q"), "tag", lambda *_: None, lambda _: None, prefetch=2)
+    channel.consume(
+        life.state.topology.queue("q"), "tag", lambda *sent: len(sent[-1]), lambda _: None, prefetch=2
+    )
     life.state.dispatch.send(life.clock.now_us)
     channel.settle(1, "ack", False, 0)
     channel.publish(Message(b"dropped", "q", "", b""), life.state.topology.route("", "q"), False, 0)

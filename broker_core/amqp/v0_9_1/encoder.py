@@ -8,6 +8,7 @@ than ``frame_max``.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from broker_core.amqp.v0_9_1.codec import encode_payload, short_string
 from broker_core.amqp.v0_9_1.methods import BasicAck, BasicDeliver, BasicGetOk, BasicNack, Method
@@ -26,6 +27,7 @@ _TAG_END = 1 << 64
 _ROUTES = 256  # remembered by each consumer; publishers choose the routing keys
 _KIND_AND_CHANNEL = struct.Struct(">BH")
 _TAG = struct.Struct(">QB").pack  # delivery tag, redelivered
+_TAG_BYTES = 9
 _HEADER_REST = struct.Struct(">IIQ").pack  # payload size, class and weight, body size
 _BODY_HEAD = struct.Struct(">BBHI").pack  # end of the header frame; type, channel, payload size
 _GET_OK_HEAD = struct.Struct(">BHIIQB").pack
@@ -96,6 +98,48 @@ class DeliverEncoder:
                 b"\xce",
             )
         )
+
+    def encode_many(
+        self,
+        first_tag: int,
+        redelivered: Sequence[bool],
+        messages: Sequence[tuple[str, str, bytes, bytes]],
+        most_bytes: int,
+    ) -> tuple[bytes, int]:
+        """The frames of deliveries with consecutive tags, until they have more than ``most_bytes``, and how
+        many these are. ``messages``: the last arguments of ``encode``. Raises as it does.
+        """
+        if not 0 <= first_tag < _TAG_END - len(messages):
+            return self.encode(first_tag, redelivered[0], *messages[0]), 1
+        channel, most = self._channel, self._frame_max - 8
+        parts: list[bytes] = []
+        total, tag, each = 0, first_tag, 0
+        like = ("", "", b"", 0)  # the last one; ``before``, ``between`` and ``each`` are of it
+        before = between = b""
+        for (exchange, routing_key, properties, body), again in zip(messages, redelivered):
+            size = len(body)
+            if (exchange, routing_key, properties, size) != like:
+                if not 0 < size <= most or not properties:
+                    data = self.encode(tag, again, exchange, routing_key, properties, body)
+                    parts.append(data)
+                    total += len(data)
+                    tag += 1
+                    if total > most_bytes:
+                        break
+                    continue
+                like = (exchange, routing_key, properties, size)
+                before, behind = self._routes.get((exchange, routing_key)) or self._route(
+                    exchange, routing_key
+                )
+                header = _HEADER_REST(12 + len(properties), _BASIC, size)
+                between = b"".join((behind, header, properties, _BODY_HEAD(0xCE, 3, channel, size)))
+                each = len(before) + len(between) + size + _TAG_BYTES + 1
+            parts += (before, _TAG(tag, again), between, body, b"\xce")
+            tag += 1
+            total += each
+            if total > most_bytes:
+                break
+        return b"".join(parts), tag - first_tag
 
     def _route(self, exchange: str, routing_key: str) -> tuple[bytes, bytes]:
         payload = encode_payload(BasicDeliver(self._consumer_tag, 0, False, exchange, routing_key))

@@ -13,7 +13,7 @@ durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import TypeVar
@@ -37,7 +37,7 @@ from broker_core.message import Message
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.backlog import Backlog
 from broker_core.server.amqp.gathered import Gathered
-from broker_core.server.amqp.ports import ClientConnection, Server
+from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
 
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
 
@@ -206,19 +206,38 @@ class Session:
         """
         connection = self.connection
         if not connection.observed:
-            encode = DeliverEncoder(self.number, tag, connection.protocol.tuned.frame_max).encode
-            write = connection.write
+            encoder = DeliverEncoder(self.number, tag, connection.protocol.tuned.frame_max)
+            encode, encode_many, write = encoder.encode, encoder.encode_many, connection.write
+            out = connection.protocol.out
 
-            def deliver(_consumer: Consumer, delivery_tag: int, redelivered: bool, row: InboxRow) -> None:
-                write(
-                    encode(delivery_tag, redelivered, row.exchange, row.routing_key, row.properties, row.body)
-                )
+            def deliver(
+                consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
+            ) -> int:
+                messages = [row[4:8] for row in rows]
+                if len(messages) == 1:
+                    write(encode(first_tag, redelivered[0], *messages[0]))
+                    return 1
+                given = 0
+                while given < len(messages) and consumer.writable:
+                    room = FLUSH_BYTES - out.size
+                    data, count = encode_many(first_tag + given, redelivered[given:], messages[given:], room)
+                    write(data)
+                    given += count
+                return given
 
             return deliver
 
-        def observed(_consumer: Consumer, delivery_tag: int, redelivered: bool, row: InboxRow) -> None:
-            method = m.BasicDeliver(tag, delivery_tag, redelivered, row.exchange, row.routing_key)
-            connection.send(self.number, method, row.properties, row.body, queue=queue)
+        def observed(
+            consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
+        ) -> int:
+            given = 0
+            for row, again in zip(rows, redelivered):
+                if not consumer.writable:
+                    break
+                method = m.BasicDeliver(tag, first_tag + given, again, row.exchange, row.routing_key)
+                connection.send(self.number, method, row.properties, row.body, queue=queue)
+                given += 1
+            return given
 
         return observed
 
