@@ -32,8 +32,8 @@ def append_alike(
     if size_bytes is None:
         return False
     block, count = blocks.open(), len(publishes)
-    if block.rows + count > OPEN_ROWS or block.size_bytes + size_bytes > OPEN_BYTES:
-        return False
+    if block.rows + count > OPEN_ROWS or block.size_bytes + size_bytes >= OPEN_BYTES:
+        return False  # an empty body behind those that fill the block would be in the next one
     first_row = block.rows
     routes: list[bytes] = []
     for queue in queues:
@@ -60,7 +60,7 @@ def _size_if_alike(publishes: Sequence[Publish]) -> int | None:
         return None
     size_bytes, plain = 0, b""
     for (body, _, _, properties), others, _ in publishes:
-        if others != queues:
+        if others is not queues and others != queues:
             return None
         if properties is not plain:  # often it is one object
             if not _is_plain(properties):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_core.broker import alike, block, messages
@@ -91,6 +91,7 @@ class Place(Node):
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(TRANSACTION, max_size=8), st.integers(1, 20), st.integers(1, 60))
+@example([(False, ("a",), [(None, b"", False, body) for body in (b"12", b"3456", b"")])], 3, 6)
 def test_messages_alike_leave_what_they_leave_one_by_one(transactions, rows, size_bytes):
     with pytest.MonkeyPatch.context() as patch:
         for module in (alike, block):
