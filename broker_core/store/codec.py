@@ -270,19 +270,34 @@ def encode_change(change: Change) -> Encoded:
         assert isinstance(known, Encoded)
         if known[0] == len(journal) and known[1] == len(messages):
             return known
+    # of the message before, which is checked: in one transaction they often are the same objects
+    number: int | None = None
+    at: int | None = None
+    name: str | None = None
+    key: str | None = None
+    flags: bytes | None = None
     for message in messages:
         _, _, sequence, committed_at, exchange, routing_key, properties, body, _ = message
         if not (
             type(body) is bytes
-            and type(properties) is bytes
-            and type(routing_key) is str
-            and type(exchange) is str
-            and type(sequence) is int
-            and type(committed_at) is int
-            and routing_key.isascii()
-            and exchange.isascii()
+            and properties is flags
+            and routing_key is key
+            and exchange is name
+            and committed_at is at
+            and sequence is number
         ):
-            _check_message(message)
+            if not (
+                type(body) is bytes
+                and type(properties) is bytes
+                and type(routing_key) is str
+                and type(exchange) is str
+                and type(sequence) is int
+                and type(committed_at) is int
+                and routing_key.isascii()
+                and exchange.isascii()
+            ):
+                _check_message(message)
+            number, at, name, key, flags = sequence, committed_at, exchange, routing_key, properties
     if not journal:
         encoded = change.encoded = _new(Encoded, (0, len(messages), _NOTHING))
         return encoded

@@ -18,7 +18,7 @@ proportion to them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
@@ -72,7 +72,7 @@ def _consecutive(rows: Sequence[InboxRow]) -> list[list[InboxRow]]:
 def _pack(rows: Sequence[InboxRow]) -> Iterator[Packed]:
     count = len(rows)
     _, _, sequences, times, exchanges, keys, properties, bodies, routes = zip(*rows, strict=True)
-    values = [*map(str.encode, exchanges), *map(str.encode, keys), *properties, *bodies, *routes]
+    values = [*_encoded(exchanges), *_encoded(keys), *properties, *bodies, *routes]
     lengths = list(map(len, values))
     if count > 1 and sum(lengths) > GROUP_BYTES:
         half = count // 2
@@ -84,6 +84,12 @@ def _pack(rows: Sequence[InboxRow]) -> Iterator[Packed]:
     stamps = len(sequences)
     head = struct.pack(f"<I{2 * stamps}q{5 * count}I", stamps, *sequences, *times, *lengths)
     yield rows[0][0] << ROW_BITS | rows[0][1], count, b"".join((head, *values))
+
+
+def _encoded(texts: Sequence[str]) -> Iterable[bytes]:
+    """Returns the texts as bytes; often all are the same one."""
+    count = len(texts)
+    return [texts[0].encode()] * count if texts.count(texts[0]) == count else map(str.encode, texts)
 
 
 def guarded(row: Packed) -> tuple[int, int, bytes, int]:

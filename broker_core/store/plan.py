@@ -73,15 +73,15 @@ class Plan:
         self.carried = rows[-1][2]  # rows are in commit order
         block_id = rows[0][0]
         self.inbox[block_id] = rows
-        if rows[-1][0] != block_id or any(row[0] != block_id for row in rows):
+        if rows[-1][0] != block_id or [row[0] for row in rows].count(block_id) < len(rows):
             self.inbox = {
                 block_id: [row for row in rows if row[0] == block_id] for block_id in {row[0] for row in rows}
             }
         for block_id, rows in self.inbox.items():
-            first = expected = len(inbox.get(block_id, ()))
-            for row in rows:
+            first = len(inbox.get(block_id, ()))
+            end = first + len(rows)
+            for row, expected in zip(rows, range(first, end)):
                 if row[1] != expected:
                     raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
-                expected += 1
-            if expected > MAX_ROWS or block_id in named:
+            if end > MAX_ROWS or block_id in named:
                 raise ValueError(f"block {block_id} takes no more rows behind row {first}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker_core import failpoint
 from broker_core.broker.change import Change, InboxRow
@@ -25,9 +28,10 @@ from broker_core.broker.records import (
     Record,
     RunRecord,
 )
-from broker_core.errors import CorruptCatalog, DataDirectoryFormat, StoreError
+from broker_core.errors import CorruptCatalog, DataDirectoryFormat, OptionError, StoreError
+from broker_core.ids import BlockId
 from broker_core.store.catalog import FORMAT, PAGE_BYTES
-from broker_core.store.codec import encode, guard, sql_types
+from broker_core.store.codec import encode, encode_change, guard, sql_types
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage import salvage
 from broker_core.store.verify import verify
@@ -321,3 +325,29 @@ def test_another_program_that_holds_the_catalog_is_named_as_the_cause(tmp_path: 
         DurableStore(tmp_path / "data")
     connection.close()
     DurableStore(tmp_path / "data").close()
+
+
+_VALUES = st.tuples(
+    st.sampled_from([7, 7, True, 1 << 64]),
+    st.sampled_from(["", "", "\ud800"]),
+    st.sampled_from(["key", "key", "\u00e9", "\ud800", b"key"]),
+    st.sampled_from([b"", b"p", "p"]),
+    st.sampled_from([b"x", b"x", bytearray(b"x")]),
+)
+
+
+@given(st.lists(_VALUES, max_size=6))
+def test_a_message_is_checked_however_many_like_it_came_before(messages: list[tuple[Any, ...]]) -> None:
+    rows = [
+        InboxRow(BlockId(1), number, sequence, 1, *values, b"")
+        for number, (sequence, *values) in enumerate(messages)
+    ]
+
+    def is_refused(some: list[InboxRow]) -> bool:
+        try:
+            encode_change(Change(rows=some))
+        except OptionError:
+            return True
+        return False
+
+    assert is_refused(rows) == any(is_refused([row]) for row in rows)
