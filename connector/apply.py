@@ -8,7 +8,7 @@ repeated.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -19,6 +19,7 @@ from broker_core import failpoint
 from broker_core.engine import Engine, LedgerEntry, ToApply
 from broker_core.errors import MissingBranch, NotApplied, OptionError, cause
 from connector import adding, delta, staging
+from connector.after_commit import AfterCommit, call
 from connector.hidden import Attempt, sweep
 from connector.ledger import offsets_of
 from connector.options import Address
@@ -26,8 +27,6 @@ from connector.staged_files import LOST, StagedFiles, is_files, rows_in
 from connector.table import Table, is_path, resolve
 from connector.table_files import TableFiles
 from connector.trace import INTERRUPTIONS, told
-
-AfterCommit = Callable[[DataFrame, int], None]
 
 
 class Apply:
@@ -57,7 +56,7 @@ class Apply:
                 self._append_to(spark, engine, entry, parts)
                 failpoint.here(f"foreach.applied.{number}")
             for name, parts in functions.items():
-                self.function(name)(self._rows(spark, parts), entry.sequence)
+                call(name, self.function(name), self._rows(spark, parts), entry)
                 failpoint.here("foreach.called")
             engine.mark_applied(self._app_id, entry.sequence)
             failpoint.here("foreach.marked")

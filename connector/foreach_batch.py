@@ -31,8 +31,9 @@ from broker_core import failpoint
 from broker_core.engine import BranchHeader, BranchKind, Engine, LedgerEntry, OnNewCheckpoint, StagedBranch
 from broker_core.errors import ConnectionFailed, OptionError, TxmqError
 from connector import delta, staged_files, staging
+from connector.after_commit import AfterCommit, check_functions
 from connector.appends import Appends
-from connector.apply import AfterCommit, Apply
+from connector.apply import Apply
 from connector.fit import nullable
 from connector.hidden import Attempt
 from connector.ledger import DeltaLedger
@@ -67,10 +68,11 @@ def transactional(
 
     ``url`` or ``data``: the broker. ``app_id``: the stable name of the pipeline, equal to the ``appId`` of a
     txmq source. ``ledger``: a Delta table (path or name) for the offsets of every batch; ``ledger_sync``:
-    write it before the batch ends. ``after_commit``: the functions ``f(rows, sequence)`` for
-    ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs. ``lineage``: on Spark
-    Connect with a source that is not txmq, a string that you change together with the checkpoint.
-    ``settings``: of the connections to Kafka, with the names of the options (``kafka.sasl.username``).
+    write it before the batch ends. ``after_commit``: the functions ``f(rows, sequence)`` or ``f(rows,
+    sequence, token)`` for ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs.
+    ``lineage``: on Spark Connect with a source that is not txmq, a string that you change together with the
+    checkpoint. ``settings``: of the connections to Kafka, with the names of the options
+    (``kafka.sasl.username``).
 
     Raises OptionError. A batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
     """
@@ -82,9 +84,7 @@ def transactional(
         {name: value for name, value in given.items() if value is not None}, "stream write"
     )
     functions = dict(after_commit or {})
-    for name, function in functions.items():
-        if not callable(function):
-            raise OptionError(f"after_commit[{name!r}] is {function!r}", "give a function f(rows, sequence)")
+    check_functions(functions)
     if ledger_sync and not ledger:
         raise OptionError("ledger_sync=True without ledger", "name the Delta table with ledger=")
     return Transactional(
@@ -167,7 +167,11 @@ class BatchTransaction:
             self._stage(rows, "append", target)
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
-        """Call function ``name`` after the decision, in order, at least once. Raises OptionError."""
+        """Call function ``name`` with ``rows`` after the decision, in order, at least once.
+
+        A parameter ``token`` of the function gets the text of a UUID: the same in each repetition of the
+        call, another one for every other batch, function, app and data directory. Raises OptionError.
+        """
         self._refuse_late_use("after_commit")
         self._owner.apply.function(name)
         schema = nullable(rows.schema)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -27,7 +28,7 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads
 from broker_core.node.engine import EmbeddedEngine
-from connector import delta, staging
+from connector import after_commit, delta, staging
 from connector.foreach_batch import BatchTransaction, Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
 from connector.reader_lock import ReaderLock
@@ -120,6 +121,15 @@ def decided_batch_is_replayed(w: World) -> None:
     w.kill_all()
     w.crash_engine()
     w.finish()
+
+
+def driver_dies_between_the_function_and_the_mark(w: World) -> None:
+    """Crash row 7."""
+    w.produce(3)
+    w.until(w.start_driver(), "mark_applied")
+    w.kill_all()
+    w.finish()
+    require(len(w.upserts) > len(w.entries), "the function was not called again")
 
 
 def newest_commit_log_entry_is_lost(w: World) -> None:
@@ -599,6 +609,14 @@ def rows_may_be_freed_early(patch: Patch) -> None:
     patch.setattr(Branches, "published", without)
 
 
+def a_token_is_made_for_each_call(patch: Patch) -> None:
+    patch.setattr(after_commit, "token", lambda name, entry: uuid4().hex)
+
+
+def a_token_is_that_of_the_app(patch: Patch) -> None:
+    patch.setattr(after_commit, "token", lambda name, entry: f"{entry.app_id}/{name}")
+
+
 def coalesced_appends(patch: Patch) -> None:
     def without(self: DeltaLedger, spark: Any, entries: Any) -> None:
         rows = spark.createDataFrame([row for entry in entries for row in ledger_rows(entry)], LEDGER_COLUMNS)
@@ -739,6 +757,12 @@ CASES = [
     Case("c5_decide_before_apply", append_at_once, plain),
     Case("c5_rows_of_one_execution", apply_from_a_new_execution, plain),
     Case("c5_rows_kept_until_applied", rows_may_be_freed_early, decided_batch_is_replayed),
+    Case(
+        "c5_token_of_the_decision",
+        a_token_is_made_for_each_call,
+        driver_dies_between_the_function_and_the_mark,
+    ),
+    Case("c5_token_of_one_batch", a_token_is_that_of_the_app, plain),
     Case("c6_one_commit_per_sequence", coalesced_appends, two_mirrors, {"ledger_sync": False}),
     Case("abort_refused_once_decided", rollback_of_what_is_decided, commit_raises_though_it_committed),
     Case("native_replay_stages_nothing", a_replay_of_the_sink_fails, decided_batch_is_replayed, NATIVE),

@@ -88,6 +88,7 @@ class World:
         self.produced: dict[str, list[str]] = {queue: [] for queue in queues}  # per queue, in offset order
         self.transactions: list[list[str]] = []
         self.upserts: list[tuple[int, tuple[str, ...]]] = []
+        self.tokens: set[tuple[int, str]] = set()  # (sequence, token) of these calls
         self.acked: dict[str, int] = dict.fromkeys(queues, 0)  # the furthest end in any commit log
         self.entries: dict[int, LedgerEntry] = {}
         self.batches: dict[int, list[str]] = {}  # sequence -> bodies that it published
@@ -291,10 +292,11 @@ class World:
             elif what == "after_commit":
                 tx.after_commit(rows, "upsert")
 
-    def upsert(self, rows: Any, sequence: int) -> None:
+    def upsert(self, rows: Any, sequence: int, token: str) -> None:
         found = tuple(sorted(row["body"] for row in rows.collect()))
         point("upsert")
         self.upserts.append((sequence, found))
+        self.tokens.add((sequence, token))
 
     # -- what holds after every step -------------------------------------------------------------------------
     def check(self) -> None:
@@ -324,6 +326,11 @@ class World:
                 rows == dict(reversed(self.upserts))[sequence],
                 f"C5: a repeated call for batch {sequence} has other rows",
             )
+        sequences, tokens = ({pair[at] for pair in self.tokens} for at in (0, 1))
+        require(
+            len(self.tokens) == len(sequences) == len(tokens),
+            f"C5: a batch has two tokens, or two batches have one: {sorted(self.tokens)}",
+        )
 
     def _check_ledger(self) -> None:
         last = self.engine.last_entry(self.app)

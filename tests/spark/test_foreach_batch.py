@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
 from broker_core.errors import LineageConflict, OptionError, Unroutable, cause
-from connector import foreach_batch, staging
+from connector import after_commit, foreach_batch, staging
 from connector.foreach_batch import BatchTransaction, transactional
 from tests.spark.pipelines import delta_rows, delta_transactions
 
@@ -205,6 +205,36 @@ def test_a_function_that_after_commit_does_not_have_is_refused_before_the_decisi
     assert "no function 'upsert' in after_commit (there: other)" in text
 
 
+def test_the_functions_of_a_batch_get_its_rows_and_sequence_and_a_token_each(rig: Any) -> None:
+    rig.declare("in")
+    rig.publish("in", "a", "b")
+    got: dict[str, tuple[Any, ...]] = {}
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        rows = batch.selectExpr("CAST(body AS STRING) AS body")
+        for name in ("with", "without", "other"):
+            tx.after_commit(rows, name)
+
+    def bodies(rows: DataFrame) -> list[str]:
+        return sorted(row["body"] for row in rows.collect())
+
+    def told(name: str) -> Callable[[DataFrame, int, str], None]:
+        return lambda rows, sequence, token: got.update({name: (bodies(rows), sequence, token)})
+
+    functions = {
+        "with": told("with"),
+        "other": told("other"),
+        "without": lambda rows, sequence: got.update({"without": (bodies(rows), sequence)}),
+    }
+    run(rig, fn, after_commit=functions)
+    entry = rig.broker.engine.last_entry("app")
+    assert got == {
+        "with": (["a", "b"], 1, after_commit.token("with", entry)),
+        "other": (["a", "b"], 1, after_commit.token("other", entry)),
+        "without": (["a", "b"], 1),
+    }
+
+
 def test_a_new_checkpoint_under_a_used_app_id_stops_with_both_ways_out(rig: Any) -> None:
     rig.declare("in", "out")
     rig.publish("in", "a")
@@ -257,6 +287,7 @@ def test_tx_is_of_no_use_after_its_function(rig: Any) -> None:
         ({"on_unroutable": "ignore"}, "allowed: "),
         ({"on_new_checkpoint": "maybe"}, "allowed: "),
         ({"after_commit": {"upsert": 1}}, "give a function f(rows, sequence)"),
+        ({"after_commit": {"upsert": lambda rows: None}}, "takes the arguments (rows)"),
         ({"ledger_sync": True}, "ledger_sync=True without ledger"),
     ],
 )
