@@ -28,6 +28,7 @@ from broker_core import failpoint
 from broker_core.client.broker import BrokerClient
 from connector.conf import recommended_conf
 from connector.foreach_batch import BatchTransaction, transactional
+from tests.spark.recipes import recipe
 
 # Most of what a query of seconds costs: compiling its code, and, for each file, processes that read a link and set a
 # mode, for the file and for its checksum. tests/spark has sessions that compile.
@@ -159,9 +160,15 @@ def function(pipeline: dict[str, Any]) -> Any:
     def counts(batch: DataFrame, tx: BatchTransaction) -> None:
         tx.append(batch.selectExpr("body", "count", f"{tx.sequence} AS sequence"), f"{lake}/counts")
 
-    return {
-        made.__name__: made for made in (effects, nothing, two_actions, fail_once, fail_batch_once, counts)
-    }[pipeline["fn"]]
+    def recipes(batch: DataFrame, tx: BatchTransaction) -> None:
+        rows = batch.selectExpr("offset", f"concat('{tx.app_id}:', CAST(body AS STRING)) AS body")
+        for table in pipeline["tables"]:
+            tx.append(rows, f"{lake}/{table}")
+        for name in pipeline["targets"]:
+            tx.after_commit(rows, name)
+
+    ways = (effects, nothing, two_actions, fail_once, fail_batch_once, counts, recipes)
+    return {made.__name__: made for made in ways}[pipeline["fn"]]
 
 
 def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
@@ -218,13 +225,14 @@ def run(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         with open(f"{pipeline['lake']}.collected", "a") as log:
             log.write(json.dumps([sequence, sorted(row["body"] for row in rows.collect())]) + "\n")
 
+    targets = {name: recipe(name, address) for name, address in pipeline["targets"].items()}
     each = transactional(
         function(pipeline),
         url=pipeline["url"],
         app_id=pipeline["app"],
         ledger=pipeline.get("ledger"),
         ledger_sync=pipeline.get("ledger_sync", False),
-        after_commit={"collect": collect},
+        after_commit={"collect": collect, **targets},
         on_new_checkpoint=pipeline["on_new_checkpoint"],
         persist=pipeline.get("persist", False),
         lineage=pipeline.get("lineage"),

@@ -99,6 +99,7 @@ class Pipeline:
     lineage: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     before: list[list[str]] = field(default_factory=list)  # see jobs.prepare
+    targets: dict[str, str] = field(default_factory=dict)  # recipe -> its address
 
     @classmethod
     def create(cls, app: str, url: str, scratch: Path, messages: Iterable[str] = (), **more: Any) -> Pipeline:
