@@ -1,11 +1,14 @@
 """txmq: a message queue for Spark Structured Streaming in which a micro-batch is one transaction.
 
 The public names. Names that need Spark are imported at their first use, so that a broker runs without Spark.
+A program that has imported pyspark is warned if the Python that Spark would run cannot load txmq.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from broker_core.client.broker import BrokerClient, connect
@@ -60,9 +63,27 @@ _LAZY = {
 }
 
 
+_SPARK = ("mirror_offsets", "transactional")  # needs a session
+_noticed = False
+
+
+def _notice(stacklevel: int) -> None:
+    """A RuntimeWarning, once, if Spark's Python cannot load txmq."""
+    global _noticed
+    if not _noticed:
+        _noticed = True
+        from connector import workers
+
+        text = workers.notice()
+        if text:
+            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'txmq' has no attribute {name!r}")
+    if name in _SPARK:
+        _notice(stacklevel=2)
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
@@ -115,3 +136,6 @@ __all__ = [
     "recommended_conf",
     "transactional",
 ]
+
+if "pyspark" in sys.modules:
+    _notice(stacklevel=2)
