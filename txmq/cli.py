@@ -26,6 +26,8 @@ from broker_core.errors import (
 )
 from broker_core.properties import Properties
 from txmq.address import admin_at, client_at, engine_at
+from txmq.doctor.command import arguments as doctor_arguments
+from txmq.doctor.command import doctor
 from txmq.output import Row, done, print_json, script, show
 
 
@@ -53,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_topology(commands)
     _add_messages(commands)
     _add_setup(commands)
+    doctor_arguments(_command(commands, "doctor", doctor, "check this installation, and say what to do"))
     verify = _command(commands, "verify", _verify, "check a data directory and change nothing")
     verify.add_argument("directory", metavar="DIR")
     salvage = _command(commands, "salvage", _salvage, "copy the intact data to a new data directory")

@@ -36,23 +36,32 @@ def sync_directory(path: Path) -> None:
 
 
 def prepare(path: Path) -> None:
-    """Creates ``path`` if it is missing. Raises DataDirectoryInvalid for a file, a foreign or an unusable
-    directory.
+    """Creates ``path`` if it is missing. Raises DataDirectoryInvalid, as :func:`check` does."""
+    try:
+        if not path.exists():
+            path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: {error.strerror}") from error
+    check(path)
+
+
+def check(path: Path, *, foreign: bool = True) -> None:
+    """Raises DataDirectoryInvalid for a file, for an unusable directory, and if ``foreign``, for a directory
+    with other files than a data directory has.
     """
     try:
-        if path.exists() and not path.is_dir():
+        if not path.is_dir():
             raise DataDirectoryInvalid(f"{path} is a file, not a data directory; name another path")
-        path.mkdir(parents=True, exist_ok=True)
         names = sorted(entry.name for entry in path.iterdir())
         usable = os.access(path, os.R_OK | os.W_OK | os.X_OK)
     except OSError as error:
         raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: {error.strerror}") from error
     if not usable:
         raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: no permission to write")
-    foreign = [name for name in names if not name.startswith(_OURS)]
-    if foreign and not {"catalog.db", "segments"} & set(names):
+    others = [name for name in names if not name.startswith(_OURS)]
+    if foreign and others and not {"catalog.db", "segments"} & set(names):
         raise DataDirectoryInvalid(
-            f"{path} is not empty and no data directory: it holds {', '.join(foreign[:3])}; name an empty or "
+            f"{path} is not empty and no data directory: it holds {', '.join(others[:3])}; name an empty or "
             "a new directory"
         )
 

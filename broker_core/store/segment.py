@@ -75,7 +75,7 @@ def _write_all(descriptor: int, data: pa.Buffer | bytes, path: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _link(descriptor: int, path: Path) -> None:
+def link(descriptor: int, path: Path) -> None:
     """Gives the open file the name ``path``. Raises OSError."""
     root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -219,7 +219,7 @@ class Segments:
                 failpoint.here("store.adopt.verified")
                 with self._lock:
                     number, self.next_number = self.next_number, self.next_number + 1
-                _link(descriptor, self.path(number))
+                link(descriptor, self.path(number))
         except (OSError, ValueError):
             os.close(descriptor)
             return []

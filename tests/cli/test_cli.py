@@ -77,6 +77,7 @@ def test_help_names_every_command() -> None:
         "transactions",
         "attempts",
         "discard",
+        "doctor",
         "commit",
         "rollback",
         "unapplied",

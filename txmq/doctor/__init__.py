@@ -1,0 +1,1 @@
+"""``txmq doctor``: the command (``command.py``) and its checks."""
