@@ -32,20 +32,18 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
 def test_notebook_runs_as_a_plain_script(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    if notebook.stem == "exactly_once":  # as by the path of a Python whose environment is not activated
+    if notebook.stem == "exactly_once":  # as a user runs it, by the path of a Python that is not activated
         venv.create(tmp_path / "bare", symlinks=True)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bare' / 'bin'}{os.pathsep}{os.environ['PATH']}")
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             monkeypatch.delenv(name, raising=False)
-    if notebook.stem == "on_kafka":
-        url: str = request.getfixturevalue("kafka_url")
-        monkeypatch.setenv("KAFKA", url.removeprefix("kafka://"))
-    if (
-        notebook.stem != "exactly_once"
-    ):  # one of them has the session of a user, the others one that starts sooner
+    else:
         given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
         quick = shlex.join(word for setting in QUICK.items() for word in ("--conf", "=".join(setting)))
         monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{quick} {given}")
+    if notebook.stem == "on_kafka":
+        url: str = request.getfixturevalue("kafka_url")
+        monkeypatch.setenv("KAFKA", url.removeprefix("kafka://"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = run_to_end([sys.executable, str(notebook)], tmp_path, cwd=tmp_path)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"

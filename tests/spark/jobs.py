@@ -219,8 +219,19 @@ def prepare(pipeline: dict[str, Any]) -> None:
 
 
 def run(spark: SparkSession, pipeline: dict[str, Any]) -> None:
-    """One query, to the end of what is there."""
+    """One query, to the end of what is there; started again where Spark gave up a Python process, for which it waits
+    ten seconds on any machine.
+    """
+    while True:
+        try:
+            run_once(spark, pipeline)
+            return
+        except Exception as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
 
+
+def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
     def collect(rows: DataFrame, sequence: int) -> None:
         with open(f"{pipeline['lake']}.collected", "a") as log:
             log.write(json.dumps([sequence, sorted(row["body"] for row in rows.collect())]) + "\n")
