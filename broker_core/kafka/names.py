@@ -95,13 +95,15 @@ def write_id(token: str) -> str:
 def _of_app(prefix: str, app_id: str) -> str:
     if not app_id:
         raise OptionError("appId is empty", "name the app")
-    topic = prefix + _escaped(app_id)
-    if len(topic) > LONGEST:
+    escaped = _escaped(app_id)
+    # by the longest of its topics: an app that has one of them gets the other
+    if len(escaped) > LONGEST - len(_STAGE_OF):
         raise OptionError(
-            f"appId {app_id!r} is too long for a topic of Kafka: {topic} has {len(topic)} bytes",
-            f"at most {LONGEST} fit",
+            f"appId {app_id!r} is too long for a topic of Kafka: {escaped} has {len(escaped)} bytes",
+            f"at most {LONGEST - len(_STAGE_OF)} fit; a character other than a-z, A-Z, 0-9 and '-' counts 3 "
+            "for each of its bytes",
         )
-    return topic
+    return prefix + escaped
 
 
 def _escaped(app_id: str) -> str:
