@@ -37,9 +37,9 @@ class SourceBench:
         clock = Time(lambda: self.now, sleep)
         return Client(self.kafka.wire(), list(self.kafka.nodes.values()), reconnect_s=reconnect_s, time=clock)
 
-    def source(self) -> Source:
+    def source(self, reconnect_s: float = 30.0) -> Source:
         """Of another process."""
-        return Source(self.connect(), lambda app_id: self.decided)
+        return Source(self.connect(reconnect_s), lambda app_id: self.decided)
 
     # -- what others write -----------------------------------------------------------------------------------
 

@@ -132,7 +132,13 @@ class Server:
     def left(self) -> object:
         """The answers, the messages in the order of the queues, and what the channels remember."""
         queues = {
-            queue.name: [row for run in queue.log.runs for row in self.broker.read_rows(run).to_pylist()]
+            queue.name: [
+                row
+                for run in queue.log.runs
+                for rows in [self.broker.read_rows(run).to_pylist()]
+                for first, end in queue.progress.unsettled_within(run.first, run.end)
+                for row in rows[first - run.first : end - run.first]
+            ]
             for queue in self.broker.state.topology.queues.values()
         }
         for rows in queues.values():
