@@ -142,7 +142,7 @@ class Client:
 
     def produce(
         self,
-        batches: Mapping[Log, bytes | bytearray],
+        batches: Mapping[Log, bytes | bytearray | memoryview],
         *,
         transactional_id: str | None = None,
         implicit: bool = False,
@@ -157,7 +157,7 @@ class Client:
 
     def producing(
         self,
-        batches: Mapping[Log, bytes | bytearray],
+        batches: Mapping[Log, bytes | bytearray | memoryview],
         *,
         transactional_id: str | None = None,
         implicit: bool = False,

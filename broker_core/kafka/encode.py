@@ -78,7 +78,9 @@ def _batch(body: Sequence[bytes | memoryview], rows: int, timestamp: int, attrib
     return b"".join((_FRONT.pack(0, length, NOTHING, MAGIC, checksum), tail, *body))
 
 
-def stamp(batch: bytearray, *, producer_id: int, epoch: int, sequence: int, timestamp: int) -> None:
+def stamp(
+    batch: bytearray | memoryview, *, producer_id: int, epoch: int, sequence: int, timestamp: int
+) -> None:
     """Makes an encoded batch the producer's own, in place. ``sequence`` is that of its first record
     (KIP-98).
     """

@@ -105,9 +105,12 @@ class Transaction:
         """Sends one batch to each log, stamped with producer, sequence and the time of now. The next call
         waits until they are appended, and raises what that raises.
         """
-        now, stamped = self._owner.now(), {}
+        now = self._owner.now()
+        stamped: dict[Log, bytearray | memoryview] = {}
         for log, (batch, _) in batches.items():
-            stamped[log] = data = bytearray(batch)
+            # what was fetched for this transaction alone is stamped where it is
+            data = batch if isinstance(batch, memoryview) and not batch.readonly else bytearray(batch)
+            stamped[log] = data
             stamp(
                 data,
                 producer_id=self._producer.id,

@@ -8,7 +8,7 @@ right key, with the right number, and the checksums of all of them are those of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from broker_core.kafka.receipt import Named, Place, Span, missing
 from broker_core.kafka.record_batch import Head, read_head
 from broker_core.kafka.staging import NUMBER, PARTITION, ROWS, TOKEN, TOPIC
 
-PIECE_BYTES = 16 << 20  # of one fetch
+PIECE_BYTES = 4 << 20  # of one fetch
 LANE = "staged"  # large answers do not hold up what is published meanwhile
 
 
@@ -57,30 +57,39 @@ def read(client: Client, places: Iterable[Place]) -> Iterator[list[StagedRecord]
         spans.sort(reverse=True)  # the next one last
     positions = {log: spans[-1].first for log, spans in wanted.items() if spans}
     patience = client.patience()
-    fetch = partial(client.fetching, isolation=Isolation.READ_UNCOMMITTED, max_bytes=PIECE_BYTES, lane=LANE)
-    fetched = fetch(positions) if positions else None
-    while fetched is not None:
-        found: list[StagedRecord] = []
-        moved = False
-        for log, answer in fetched().items():
-            spans, before = wanted[log], positions.pop(log)
-            position = before
-            for head in _heads(answer.records, str(log)):
-                found += _within(head, answer.records, spans, log)
-                position = max(position, head.last_offset + 1)
-            moved |= position > before
-            if spans:
-                positions[log] = max(position, spans[-1].first)
-        if not moved:  # a leader that is new has not caught up yet
-            patience.wait(
-                errors.ConnectionFailed(f"{', '.join(map(str, positions))}: what was staged is not shown yet")
-            )
-        # it comes while the caller publishes this piece
-        fetched = fetch(positions) if positions else None
-        if found:
-            yield found
-        if moved:  # the time of the caller does not count
-            patience.renew()
+    with ThreadPoolExecutor(1, "txmq-staged") as ahead:
+        fetched = ahead.submit(_fetched, client, dict(positions)) if positions else None
+        while fetched is not None:
+            found: list[StagedRecord] = []
+            moved = False
+            for log, data in fetched.result().items():
+                spans, before = wanted[log], positions.pop(log)
+                position = before
+                for head in _heads(data, str(log)):
+                    found += _within(head, data, spans, log)
+                    position = max(position, head.last_offset + 1)
+                moved |= position > before
+                if spans:
+                    positions[log] = max(position, spans[-1].first)
+            if not moved:  # a leader that is new has not caught up yet
+                patience.wait(
+                    errors.ConnectionFailed(
+                        f"{', '.join(map(str, positions))}: what was staged is not shown yet"
+                    )
+                )
+            # it comes while the caller publishes this piece
+            fetched = ahead.submit(_fetched, client, dict(positions)) if positions else None
+            if found:
+                yield found
+            if moved:  # the time of the caller does not count
+                patience.renew()
+
+
+def _fetched(client: Client, positions: Mapping[Log, int]) -> dict[Log, memoryview]:
+    answers = client.fetching(
+        positions, isolation=Isolation.READ_UNCOMMITTED, max_bytes=PIECE_BYTES, lane=LANE
+    )()
+    return {log: answer.records for log, answer in answers.items()}
 
 
 def _heads(data: memoryview, log: str) -> Iterator[Head]:
