@@ -8,6 +8,7 @@ TxmqError
 │       ├── FrameError, MethodSyntaxError, CommandInvalid, ChannelNumberError, UnexpectedFrame,
 │       │   ResourceExhausted (501 to 506)
 │       └── NotAllowed (530), NotImplementedFeature (540), InternalFault (541)
+├── LoginRefused             user, password or token are missing or wrong
 ├── ConnectionFailed         nothing listens, or the connection broke; retriable
 ├── KafkaError               an answer of Kafka that has no class of its own
 ├── ChannelError             AMQP channel exceptions: reply_code and reply_name of the specification
@@ -142,6 +143,12 @@ class NotImplementedFeature(ConnectionException):
 
 class InternalFault(ConnectionException):
     code, reply_code, reply_name = "TXMQ_AMQP_INTERNAL", 541, "INTERNAL_ERROR"
+
+
+class LoginRefused(TxmqError):
+    """A call without user, password or token, or with wrong ones."""
+
+    code = "TXMQ_LOGIN_REFUSED"
 
 
 class ConnectionFailed(TxmqError):

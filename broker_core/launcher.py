@@ -35,6 +35,8 @@ from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.holder import open_store
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.identity import Authenticator
+from broker_core.server.access.logins import Logins
 from broker_core.server.amqp.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
@@ -82,7 +84,7 @@ class Broker:
                 self._local, store.adopt if isinstance(store, DurableStore) else None, identity=self._id
             )
             hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
-            self._server = _listen(self._engine, self._local, hello, host, port)
+            self._server = _listen(self._engine, self._local, hello, Logins(), host, port)
             self.host, self.port = host, self._server.port
             undo.callback(self._server.stop)
             self._amqp = (
@@ -234,10 +236,15 @@ class Broker:
 
 
 def _listen(
-    engine: EmbeddedEngine, local: LocalBroker, hello: contract.Hello, host: str, port: int
+    engine: EmbeddedEngine,
+    local: LocalBroker,
+    hello: contract.Hello,
+    authenticator: Authenticator,
+    host: str,
+    port: int,
 ) -> FlightServer:
     try:
-        return FlightServer(engine, local, hello, host, port)
+        return FlightServer(engine, local, hello, authenticator, host, port)
     except Exception as error:
         raise errors.ConnectionFailed(
             f"cannot listen on {bracketed(host)}:{port}; if another process uses the port, choose another "

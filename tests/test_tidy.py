@@ -204,9 +204,9 @@ def words() -> dict[str, int]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_function_and_class_is_used(package: str) -> None:
-    """A name that stands once in the whole project is only defined. Spark and asyncio call some by name."""
+    """A name that stands once in the whole project is only defined. Spark, pyarrow and asyncio call some by name."""
     called_by_others = re.compile(
-        r"__\w+__|onQuery\w+|reportLatestOffset|connection_(made|lost)|data_received|(pause|resume)_writing"
+        r"__\w+__|onQuery\w+|reportLatestOffset|connection_(made|lost)|data_received|(pause|resume)_writing|sending_headers"
     )
     dead = [
         f"{module}.{node.name}"

@@ -21,8 +21,10 @@ import pyarrow.flight as arrow_flight
 from broker_core import endpoint, errors
 from broker_core.address import Address, bracketed
 from broker_core.client import starter
+from broker_core.client.login import SendHeader
 from broker_core.endpoint import Endpoint
 from broker_core.flight import contract
+from broker_core.flight.authorization import Basic, Bearer
 
 CONNECT_S = 5.0  # for a broker that was never reached
 RECONNECT_S = 30.0
@@ -174,7 +176,8 @@ class Connection:
 
     def _made(self) -> Live | None:
         if not self.address.directory:
-            return _try(self.address.host, self.address.port, "")
+            login = Basic(self.address.user, self.address.password) if self.address.user else None
+            return _try(self.address.host, self.address.port, "", login)
         made: list[Live] = []
 
         def answers(found: Endpoint) -> bool:
@@ -217,8 +220,11 @@ class Connection:
                 live.client.close()
 
 
-def _try(host: str, port: int, directory_id: str) -> Live | None:
-    """A connection to the broker at ``host:port``; None if none answers, or one of another data directory."""
+def _try(host: str, port: int, directory_id: str, login: Basic | Bearer | None = None) -> Live | None:
+    """A connection to the broker at ``host:port``; None if none answers, or one of another data directory.
+
+    Raises LoginRefused.
+    """
     global _used
     if _forked_in_use:
         raise errors.LocalProtocolError(
@@ -227,7 +233,10 @@ def _try(host: str, port: int, directory_id: str) -> Live | None:
             "start the process with spawn, or fork before the first use"
         )
     _used = True
-    client = arrow_flight.connect(f"grpc://{bracketed(host)}:{port}", generic_options=_OPTIONS)
+    middleware = [SendHeader(login.header)] if login is not None else []
+    client = arrow_flight.connect(
+        f"grpc://{bracketed(host)}:{port}", generic_options=_OPTIONS, middleware=middleware
+    )
     try:
         (result,) = client.do_action(("hello", b""), arrow_flight.FlightCallOptions(timeout=HELLO_S))
         hello: contract.Hello = contract.decode(contract.Hello, result.body)
@@ -236,6 +245,9 @@ def _try(host: str, port: int, directory_id: str) -> Live | None:
         return None
     except FAILED as error:
         client.close()
+        crossed = contract.error_from(error)
+        if isinstance(crossed, errors.LoginRefused):
+            raise crossed from None
         if directory_id:
             return None
         raise errors.RemoteProtocolError(

@@ -24,7 +24,9 @@ from broker_core.flight import contract
 from broker_core.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.identity import Authenticator
 from broker_core.server.flight.channels import Channels
+from broker_core.server.flight.login import MIDDLEWARE, ReadHeader, caller
 
 # gRPC logs to stderr when a port is taken or a peer is gone; the errors of txmq report the same
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -36,7 +38,13 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
     """Listens from the moment it is made. ``failed`` is set once the store takes no more work."""
 
     def __init__(
-        self, engine: EmbeddedEngine, broker: LocalBroker, hello: contract.Hello, host: str, port: int
+        self,
+        engine: EmbeddedEngine,
+        broker: LocalBroker,
+        hello: contract.Hello,
+        authenticator: Authenticator,
+        host: str,
+        port: int,
     ) -> None:
         self.failed = threading.Event()
         self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
@@ -44,13 +52,14 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         self._engine = engine
         self._broker = broker
         self._hello = hello
+        self._authenticator = authenticator
         self._channels = Channels(broker)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._calls = 0
         self._last_call = time.monotonic()
         bracketed = f"[{host}]" if ":" in host else host
-        super().__init__(f"grpc://{bracketed}:{port}")
+        super().__init__(f"grpc://{bracketed}:{port}", middleware={MIDDLEWARE: ReadHeader()})
 
     def idle_s(self) -> float:
         """How long there has been no call and no stream; 0 while there is one."""
@@ -70,6 +79,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]:
         with self._call(action.type):
+            caller(context, self._authenticator)
             kind, _, word = action.type.rpartition(".")
             answer = self._answer(kind, word, action.body)
             failpoint.here(f"server.reply.{word}")
@@ -167,6 +177,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
         with self._call("get"):
+            caller(context, self._authenticator)
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             if request.branches is not None:
                 rows = self._engine.read_branches(request.branches)
@@ -197,6 +208,7 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
         with self._call("put"):
+            caller(context, self._authenticator)
             header: BranchHeader = contract.decode_checked(BranchHeader, descriptor.command or b"", "put")
             for chunk in _chunks(reader):
                 part = _part_number(chunk.app_metadata)
@@ -230,6 +242,8 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             raise
         except ConnectionResetError as error:  # a failpoint that loses the reply
             raise pyarrow.flight.FlightUnavailableError(f"the reply of {name} was lost") from error
+        except errors.LoginRefused as error:
+            raise pyarrow.flight.FlightUnauthenticatedError(contract.error_text(error)) from error
         except errors.TxmqError as error:
             if isinstance(error, (errors.StoreFailed, errors.DiskFull)):
                 self.failed.set()

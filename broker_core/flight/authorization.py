@@ -1,0 +1,56 @@
+"""The header of every Flight call that says who calls: ``authorization``, as gRPC and Arrow Flight have it.
+
+``Basic base64(user:password)``, or ``Bearer token``. Not here: who sends it (``client/``), who checks it
+(``server/flight/login.py``).
+
+Invariant: a text of an error never has the password or the token.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import NamedTuple
+
+from broker_core.errors import LoginRefused
+
+HEADER = "authorization"
+
+
+class Basic(NamedTuple):
+    """What a user proves itself with."""
+
+    user: str
+    password: str
+
+    @property
+    def header(self) -> str:
+        pair = base64.b64encode(f"{self.user}:{self.password}".encode(errors="surrogateescape"))
+        return f"Basic {pair.decode()}"
+
+
+class Bearer(NamedTuple):
+    """What a process of the data directory's owner proves itself with: the token of ``endpoint.json``."""
+
+    token: str
+
+    @property
+    def header(self) -> str:
+        return f"Bearer {self.token}"
+
+
+def parse(header: str) -> Basic | Bearer:
+    """What ``header`` carries. Raises LoginRefused."""
+    scheme, _, value = header.strip().partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return Bearer(value.strip())
+    if scheme.lower() == "basic":
+        try:
+            user, colon, password = base64.b64decode(value.strip(), validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            user = colon = password = ""
+        if colon:
+            return Basic(user, password)
+    raise LoginRefused(
+        f"the header {HEADER!r} is not understood", "it must be Basic base64(user:password), or Bearer token"
+    )

@@ -1,0 +1,36 @@
+"""Who a caller is, once it has proved it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A user with its tags. ``owner``: a process that may read the data directory; it may do everything.
+
+    ``user`` of an owner is "".
+    """
+
+    user: str
+    tags: frozenset[str] = frozenset()
+    owner: bool = False
+
+
+OWNER = Identity("", owner=True)
+
+
+class Authenticator(Protocol):
+    """Decides who a caller is. ``address``: of the client, without its port; "" if it is not known.
+
+    Every method raises LoginRefused, and may wait for as long as a slow hash takes: not for an event loop.
+    """
+
+    def basic(self, user: str, password: str, address: str) -> Identity: ...
+
+    def bearer(self, token: str, address: str) -> Identity: ...
+
+    def anonymous(self, address: str) -> Identity:
+        """Of a call that carries no ``authorization``."""
+        ...

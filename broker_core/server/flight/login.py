@@ -1,0 +1,55 @@
+"""The login of a Flight call: its ``authorization`` header becomes an ``Identity``.
+
+Not here: whether a password is right (``access/logins.py``), what the caller may do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pyarrow.flight
+
+from broker_core.errors import LoginRefused
+from broker_core.flight import authorization
+from broker_core.server.access.identity import Authenticator, Identity
+
+MIDDLEWARE = "authorization"  # the name under which a server has ``ReadHeader``
+_PEER = re.compile(r"^(?:ipv4|ipv6):(.*?)(?::\d+)?$")
+
+
+class ReadHeader(pyarrow.flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
+    """Keeps the header of each call: only the call itself knows the address of its client."""
+
+    def start_call(self, _info: Any, headers: dict[str, list[str]]) -> Header:
+        return Header(headers.get(authorization.HEADER, []))
+
+
+class Header(pyarrow.flight.ServerMiddleware):  # type: ignore[misc]
+    """The ``authorization`` headers of one call."""
+
+    def __init__(self, values: list[str]) -> None:
+        super().__init__()
+        self.values = values
+
+
+def caller(context: Any, authenticator: Authenticator) -> Identity:
+    """Who makes the call of ``context``. Raises LoginRefused."""
+    header = context.get_middleware(MIDDLEWARE)
+    values = [] if header is None else header.values
+    address = peer_address(context.peer())
+    if not values:
+        return authenticator.anonymous(address)
+    if len(values) > 1:
+        raise LoginRefused(f"a call has {len(values)} headers {authorization.HEADER!r}", "send one")
+    match authorization.parse(values[0]):
+        case authorization.Basic(user, password):
+            return authenticator.basic(user, password, address)
+        case authorization.Bearer(token):
+            return authenticator.bearer(token, address)
+
+
+def peer_address(peer: str) -> str:
+    """The address in gRPC's name of a client, ``ipv4:127.0.0.1:4711``; "" if it has none."""
+    found = _PEER.match(peer.replace("%5B", "[").replace("%5D", "]").replace("%25", "%"))
+    return found.group(1).strip("[]").partition("%")[0] if found else ""
