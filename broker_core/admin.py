@@ -43,6 +43,29 @@ class Preparation:
         return self.state not in ("there", "optional")
 
 
+@dataclass(frozen=True, slots=True)
+class UserInfo:
+    """One row of ``txmq users list``. ``source``: catalog, file (``--users``), both, or default."""
+
+    name: str
+    tags: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionInfo:
+    """One row of ``txmq permissions list``; ``exchange`` "" for all names, else of a topic exchange, whose
+    routing keys ``write`` and ``read`` permit.
+    """
+
+    user: str
+    vhost: str
+    exchange: str
+    configure: str
+    write: str
+    read: str
+
+
 class Admin(Protocol):
     def prepare(
         self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]

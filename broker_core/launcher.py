@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -35,7 +35,8 @@ from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.holder import open_store
 from broker_core.node.local import LocalBroker
-from broker_core.server.access.identity import Authenticator
+from broker_core.server.access.accounts import Accounts
+from broker_core.server.access.audit import Audit
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
@@ -69,6 +70,7 @@ class Broker:
         handlers: Sequence[Handler] = (),
         limits: Limits | None = None,
         outcomes: Kept | None = None,
+        users: Mapping[str, str] | None = None,
     ) -> None:
         """Use :meth:`open` or :meth:`memory`."""
         self._directory = directory
@@ -83,17 +85,30 @@ class Broker:
             self._engine = EmbeddedEngine(
                 self._local, store.adopt if isinstance(store, DurableStore) else None, identity=self._id
             )
+            audit = Audit(directory)
+            undo.callback(audit.close)
+            self._logins = Logins(self._local.state.users, audit, given=users)
+            undo.callback(self._logins.close)
+            self.accounts = Accounts(self._local)
             hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
-            self._server = _listen(self._engine, self._local, hello, Logins(), host, port)
+            self._server = _listen(self._engine, self._local, hello, self._logins, self.accounts, host, port)
             self.host, self.port = host, self._server.port
             undo.callback(self._server.stop)
             self._amqp = (
-                AmqpServer(self._local, amqp, handlers=handlers, options=amqp_options, directory=directory)
+                AmqpServer(
+                    self._local,
+                    amqp,
+                    handlers=handlers,
+                    options=amqp_options,
+                    logins=self._logins,
+                    directory=directory,
+                )
                 if amqp
                 else None
             )
             if self._amqp is not None:
                 self._amqp.start()
+                self.accounts.changed.append(self._amqp.users_changed)
                 undo.callback(self._amqp.stop)
             failpoint.here("launcher.open.listening")
             if directory:
@@ -114,13 +129,15 @@ class Broker:
         handlers: Sequence[Handler] = (),
         limits: Limits | None = None,
         outcomes: Kept | None = None,
+        users: Mapping[str, str] | None = None,
         started: bool = False,
     ) -> Broker:
         """Opens the broker of a data directory, created if missing.
 
         ``limits`` are those of one transaction; ``outcomes``: how many are kept, and for how long, for
         ``outcome``. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener; ``handlers`` intercept the commands of
-        AMQP clients (docs/handlers.md).
+        AMQP clients (docs/handlers.md). ``users``: NAME -> password or its hash, beside those that
+        ``accounts`` keeps in the directory; they may do everything, unless the directory has the same name.
 
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.
@@ -139,6 +156,7 @@ class Broker:
             handlers=handlers,
             limits=limits,
             outcomes=outcomes,
+            users=users,
         )
 
     @classmethod
@@ -148,9 +166,10 @@ class Broker:
         amqp: Sequence[str] = (),
         amqp_options: AmqpOptions | None = None,
         handlers: Sequence[Handler] = (),
+        users: Mapping[str, str] | None = None,
     ) -> Broker:
         """Opens a broker without files, for tests."""
-        return cls(MemoryStore(), amqp=amqp, amqp_options=amqp_options, handlers=handlers)
+        return cls(MemoryStore(), amqp=amqp, amqp_options=amqp_options, handlers=handlers, users=users)
 
     @property
     def engine(self) -> EmbeddedEngine:
@@ -221,6 +240,8 @@ class Broker:
             return
         self._closed = True
         with contextlib.ExitStack() as steps:  # all run, even if Ctrl-C interrupts one
+            steps.callback(self._logins.audit.close)
+            steps.callback(self._logins.close)
             steps.callback(self._local.close)  # 3. committed data is on the disk; the lock is released
             steps.callback(self._server.stop)
             if self._amqp is not None:
@@ -239,35 +260,18 @@ def _listen(
     engine: EmbeddedEngine,
     local: LocalBroker,
     hello: contract.Hello,
-    authenticator: Authenticator,
+    logins: Logins,
+    accounts: Accounts,
     host: str,
     port: int,
 ) -> FlightServer:
     try:
-        return FlightServer(engine, local, hello, authenticator, host, port)
+        return FlightServer(engine, local, hello, logins, accounts, host, port)
     except Exception as error:
         raise errors.ConnectionFailed(
             f"cannot listen on {bracketed(host)}:{port}; if another process uses the port, choose another "
             "one, or 0 for a free one"
         ) from error
-
-
-def read_users(path: str) -> dict[str, str]:
-    """Reads a file with NAME:PASSWORD on each line. Raises OptionError."""
-    try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.OptionError(f"the users file {path} cannot be read: {error}") from error
-    users: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.startswith("#"):
-            name, colon, password = line.partition(":")
-            if not name or not colon:
-                raise errors.OptionError(f"line {number} of the users file {path} is not NAME:PASSWORD")
-            users[name] = password
-    if not users:
-        raise errors.OptionError(f"the users file {path} has no user: give a line NAME:PASSWORD for each")
-    return users
 
 
 def _reachable(host: str) -> str:
@@ -298,6 +302,7 @@ def serve(
     handlers: Sequence[Handler] = (),
     limits: Limits | None = None,
     outcomes: Kept | None = None,
+    users: Mapping[str, str] | None = None,
     idle_timeout_s: float | None = None,
 ) -> int:
     """Runs the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``.
@@ -325,6 +330,7 @@ def serve(
         handlers=handlers,
         limits=limits,
         outcomes=outcomes,
+        users=users,
         started=True,
     ) as broker:
         broker.server.gives_up = idle_timeout_s is not None
@@ -369,4 +375,4 @@ def _leave_out_pandas() -> None:
         sys.meta_path.remove(finder)
 
 
-__all__: Sequence[str] = ["Broker", "read_users", "serve"]
+__all__: Sequence[str] = ["Broker", "serve"]

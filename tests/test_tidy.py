@@ -30,7 +30,7 @@ LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.store.salvage": (542, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
-    "broker_core.amqp.v0_9_1.connection.AmqpConnection": (263, ENTRY),
+    "broker_core.amqp.v0_9_1.connection.AmqpConnection": (265, ENTRY),
     "broker_core.amqp.v0_9_1.decoder.Decoder": (
         363,
         "a state machine whose states share the position in the bytes",
@@ -38,7 +38,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.channel.Channel": (313, ENTRY),
     "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (464, STATE),
-    "broker_core.client.broker.BrokerClient": (314, ENTRY),
+    "broker_core.client.broker.BrokerClient": (315, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
     "broker_core.micro_batch.claim.Claims": (305, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (385, "the rules C1, C4, C5 and C6 over the same entries"),
@@ -47,8 +47,8 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (404, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (378, ENTRY),
-    "broker_core.server.amqp.connection.Connection": (267, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (388, ENTRY),
+    "broker_core.server.amqp.connection.Connection": (275, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,
         "the commit, its recovery and its parts are one order of steps",
@@ -57,11 +57,12 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.store.segment.Segments": (261, "files, their open ends and their blocks are one state"),
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
+    "broker_core.broker.broker.BrokerState": (16, "the parts of which the state is composed"),
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
-    "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
-    "broker_core.server.amqp.session.Session": (16, "what a channel of AMQP remembers between commands"),
+    "broker_core.server.amqp.server.AmqpServer": (21, "the composition of a door"),
+    "broker_core.server.amqp.session.Session": (17, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),
 }
 

@@ -25,6 +25,7 @@ from broker_core.errors import (
     UnknownTransaction,
 )
 from broker_core.properties import Properties
+from txmq import accounts
 from txmq.address import admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_topology(commands)
     _add_messages(commands)
     _add_setup(commands)
+    accounts.arguments(commands, _command)
     doctor_arguments(_command(commands, "doctor", doctor, "check this installation, and say what to do"))
     verify = _command(commands, "verify", _verify, "check a data directory and change nothing")
     verify.add_argument("directory", metavar="DIR")
@@ -103,7 +105,7 @@ def _add_serve(commands: Any) -> None:
         default=[],
         help=f"address for AMQP 0-9-1 clients; may be repeated; '{NO_AMQP}' for none; default {DEFAULT_AMQP}",
     )
-    serve.add_argument("--users", metavar="FILE", help="NAME:PASSWORD lines; default: guest:guest, locally")
+    serve.add_argument("--users", metavar="FILE", help="NAME:PASSWORD or NAME:HASH lines; mode 600")
     serve.add_argument(
         "--trace", action="store_true", help="copy every message to the exchange amq.rabbitmq.trace"
     )
@@ -268,9 +270,9 @@ def _serve(options: argparse.Namespace) -> int:
     # imports the broker: no other command needs it
     from broker_core.broker.outcomes import Kept
     from broker_core.broker.transaction import Limits
-    from broker_core.launcher import read_users, serve
+    from broker_core.launcher import serve
+    from broker_core.server.access.users_file import read_users
     from broker_core.server.amqp.handler import Handler
-    from broker_core.server.amqp.options import AmqpOptions
     from broker_core.server.amqp.rate_limit import PublishRateLimit
     from broker_core.server.amqp.trace import Tracer
 
@@ -290,7 +292,7 @@ def _serve(options: argparse.Namespace) -> int:
         options.data,
         listen=options.listen,
         amqp=() if NO_AMQP in options.amqp else options.amqp or (DEFAULT_AMQP,),
-        amqp_options=AmqpOptions(users=read_users(options.users)) if options.users else None,
+        users=read_users(options.users) if options.users else None,
         handlers=handlers,
         outcomes=Kept(**{name: value for name, value in outcomes.items() if value is not None}),
         limits=Limits(**{name: value for name, value in limits.items() if value is not None}),

@@ -32,6 +32,7 @@ from broker_core.broker.settlement import Settlement
 from broker_core.broker.stored import Stored
 from broker_core.broker.topology import Topology
 from broker_core.broker.transaction_names import TransactionNames
+from broker_core.broker.users import Users
 from broker_core.ids import BlockId
 
 R = TypeVar("R", bound=Record)
@@ -70,6 +71,7 @@ class BrokerState:
         )
         self.prepared = Prepared(blocks, names, overflow, settlement, transactions)
         self.dispatch = Dispatch(topology, blocks, self.expiry, agenda)
+        self.users = Users(self.undo)
         self.loaded = Loaded()
 
     def publish(self) -> None:

@@ -18,6 +18,7 @@ from broker_core.broker.change import ROUTE, InboxRow, routes_of
 from broker_core.broker.exchange import EXCHANGE_TYPES
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import (
+    AppUserRecord,
     AttemptRecord,
     BindingRecord,
     ChannelCommitRecord,
@@ -32,6 +33,7 @@ from broker_core.broker.records import (
     OriginRecord,
     OutcomeRecord,
     PartRecord,
+    PermissionRecord,
     PreparedRecord,
     ProgressRecord,
     QueueRecord,
@@ -39,6 +41,8 @@ from broker_core.broker.records import (
     Record,
     ReleaseRecord,
     RunRecord,
+    TopicPermissionRecord,
+    UserRecord,
 )
 from broker_core.broker.repair import Info, repair
 from broker_core.broker.topology import Topology
@@ -105,6 +109,12 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
     )
     for prepared in by_class.get(PreparedRecord, ()):
         state.prepared.restore(prepared, state.topology.queues_by_id)
+    state.users.restore(
+        *(
+            by_class.get(kind, ())
+            for kind in (UserRecord, PermissionRecord, TopicPermissionRecord, AppUserRecord)
+        )
+    )
     state.blocks.forget_unpinned()
     state.loaded.records = {kind: records for kind, records in by_class.items() if kind in _OF_MICRO_BATCHES}
 

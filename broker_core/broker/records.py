@@ -305,6 +305,50 @@ class ForgottenRecord(Record):
     decided_at: int
 
 
+@dataclass(frozen=True, slots=True)
+class UserRecord(Record):
+    """A user. ``password_hash`` is of ``password.py``; ``tags`` are sorted."""
+
+    TABLE, KEY = "user", ("name",)
+    name: str
+    password_hash: str
+    tags: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRecord(Record):
+    """What a user may do in a virtual host: a regular expression for each permission."""
+
+    TABLE, KEY = "permission", ("user", "vhost")
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPermissionRecord(Record):
+    """Which routing keys of a topic exchange a user may publish and bind with."""
+
+    TABLE, KEY = "topic_permission", ("user", "vhost", "exchange")
+    user: str
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppUserRecord(Record):
+    """The user who first used an app id."""
+
+    TABLE, KEY = "app_user", ("vhost", "app_id")
+    vhost: str
+    app_id: str
+    user: str
+
+
 RECORDS: tuple[type[Record], ...] = (
     ExchangeRecord,
     QueueRecord,
@@ -326,4 +370,8 @@ RECORDS: tuple[type[Record], ...] = (
     OutcomeRecord,
     ChannelCommitRecord,
     ForgottenRecord,
+    UserRecord,
+    PermissionRecord,
+    TopicPermissionRecord,
+    AppUserRecord,
 )

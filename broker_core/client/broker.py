@@ -359,22 +359,22 @@ class BrokerClient:
         return RemoteChannel(self._connection)
 
     def queues(self) -> list[QueueInfo]:
-        found: list[QueueInfo] = self._admin(list[QueueInfo], "queues")
+        found: list[QueueInfo] = self.administer(list[QueueInfo], "queues")
         return found
 
     def prepared(self) -> list[PreparedInfo]:
-        found: list[PreparedInfo] = self._admin(list[PreparedInfo], "prepared")
+        found: list[PreparedInfo] = self.administer(list[PreparedInfo], "prepared")
         return found
 
     def commit(self, xid: str) -> int:
         """Commit a prepared transaction; how much of it was dropped because its queue is gone. Raises
         UnknownTransaction, TransactionState."""
-        dropped: int = self._admin(int, "commit", xid=xid)
+        dropped: int = self.administer(int, "commit", xid=xid)
         return dropped
 
     def rollback(self, xid: str) -> None:
         """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""
-        self._admin(type(None), "rollback", xid=xid)
+        self.administer(type(None), "rollback", xid=xid)
 
     def committed(self, token: str, since: float | None = None) -> bool:
         """Whether a commit that was given this token took place (decision 21).
@@ -382,17 +382,18 @@ class BrokerClient:
         False: it did not. Raises UnknownOutcome if it may have taken place and is forgotten. With ``since``,
         the earliest time when it began (in s, by the broker's clock), only if something later is forgotten.
         """
-        found: bool = self._admin(bool, "committed", token=token, since=since)
+        found: bool = self.administer(bool, "committed", token=token, since=since)
         return found
 
     def outcome(self, xid: str, since: float | None = None) -> str:
         """prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction (there is
         none), UnknownOutcome.
         """
-        found: str = self._admin(str, "outcome", xid=xid, since=since)
+        found: str = self.administer(str, "outcome", xid=xid, since=since)
         return found
 
-    def _admin(self, kind: Any, word: str, **arguments: Any) -> Any:
+    def administer(self, kind: Any, word: str, **arguments: Any) -> Any:
+        """A word of ``admin.`` and its answer, of type ``kind``; called by what has a method for each."""
         (answer,) = self._connection.call(f"admin.{word}", contract.encode(arguments))
         return contract.decode(kind, answer)
 

@@ -230,6 +230,21 @@ METHODS = tuple(
 )
 
 
+# the words of ``admin.`` for users and permissions
+ACCOUNTS = (
+    "users",
+    "add_user",
+    "set_password",
+    "set_tags",
+    "delete_user",
+    "permissions",
+    "set_permissions",
+    "clear_permissions",
+    "set_topic_permissions",
+    "clear_topic_permissions",
+)
+
+
 @cache
 def _signature(method: str) -> tuple[tuple[str, ...], dict[str, Any]]:
     function = getattr(Engine, method)

@@ -23,6 +23,8 @@ from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.content import check_rows
+from broker_core.broker.permits import publish_rows
+from broker_core.broker.rights import Rights
 from broker_core.checks import checked_calls
 from broker_core.engine import (
     AppInfo,
@@ -250,15 +252,18 @@ class EmbeddedEngine:
         return opened
 
     @uninterrupted
-    def stage_part(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> tuple[int, int]:
+    def stage_part(
+        self, header: BranchHeader, part: int, rows: pa.RecordBatch, rights: Rights | None = None
+    ) -> tuple[int, int]:
         """Stages one part and returns (rows, checksum); it is durable then. The same (branch, part) is staged
-        only once.
+        only once. ``rights``: of the user who stages; None: all.
 
-        Raises, like a publish, RemoteProtocolError, PreconditionFailed, OptionError for an invalid message.
+        Raises, like a publish, AccessRefused, RemoteProtocolError, PreconditionFailed, OptionError for an
+        invalid message.
         """
         check_part(header, part, rows)
         if header.kind == "publish":
-            check_rows(rows)
+            self._check_messages(rows, rights)
         inline = rows.num_rows <= INLINE_ROWS and rows.nbytes <= INLINE_BYTES
         info = None if inline else self._local.append(rows)  # 1. the bytes, outside the commit
         here("engine.stage.appended")
@@ -266,7 +271,9 @@ class EmbeddedEngine:
         return staged
 
     @uninterrupted
-    def stage_file(self, header: BranchHeader, first: int, file: PartFile) -> list[tuple[int, int]]:
+    def stage_file(
+        self, header: BranchHeader, first: int, file: PartFile, rights: Rights | None = None
+    ) -> list[tuple[int, int]]:
         """Like ``stage_part``, for parts from ``first`` on in a writer's file; one commit. Empty if the file
         cannot be used.
         """
@@ -282,12 +289,17 @@ class EmbeddedEngine:
         try:
             for part, (_, rows) in enumerate(adopted, first):
                 check_part(header, part, rows)
-                check_rows(rows)
+                self._check_messages(rows, rights)
         except TxmqError:
             taken = [info.block_id for info, _ in adopted]
             self._local.run(lambda _state, change, _now_us: change.forgets.extend(taken))
             raise
         return self._stage(header, first, adopted) if adopted else []
+
+    def _check_messages(self, rows: pa.RecordBatch, rights: Rights | None) -> None:
+        check_rows(rows)
+        if rights is not None:
+            publish_rows(rights, self._local.state.topology, rows)
 
     def _stage(
         self, header: BranchHeader, first: int, given: Sequence[tuple[BlockInfo | None, pa.RecordBatch]]

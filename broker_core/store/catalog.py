@@ -33,7 +33,7 @@ from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import Place
 
-FORMAT = 4
+FORMAT = 5
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 # a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024

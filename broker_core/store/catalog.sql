@@ -184,3 +184,25 @@ CREATE TABLE inbox (
   messages BLOB NOT NULL,
   guard INTEGER NOT NULL
 );
+
+-- What follows came with format 5; a catalog of an older format is given it when it is opened.
+
+CREATE TABLE user (
+  name TEXT, password_hash TEXT, tags TEXT, guard INTEGER,
+  PRIMARY KEY (name)
+) WITHOUT ROWID;
+
+CREATE TABLE permission (
+  user TEXT, vhost TEXT, configure TEXT, write TEXT, read TEXT, guard INTEGER,
+  PRIMARY KEY (user, vhost)
+) WITHOUT ROWID;
+
+CREATE TABLE topic_permission (
+  user TEXT, vhost TEXT, exchange TEXT, write TEXT, read TEXT, guard INTEGER,
+  PRIMARY KEY (user, vhost, exchange)
+) WITHOUT ROWID;
+
+CREATE TABLE app_user (
+  vhost TEXT, app_id TEXT, user TEXT, guard INTEGER,
+  PRIMARY KEY (vhost, app_id)
+) WITHOUT ROWID;

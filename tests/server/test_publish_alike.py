@@ -18,6 +18,7 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.broker.transaction import Limits
 from broker_core.node.local import LocalBroker
 from broker_core.properties import Properties
+from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import connection as connection_module
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS, basic
@@ -110,6 +111,7 @@ class Server:
         self.broker = LocalBroker(MemoryStore(), Clock(), limits=limits, upkeep=False)
         self.broker.spill_rows = spill_rows
         self.handlers, self.options, self.commands = Handlers(), AmqpOptions(), COMMANDS
+        self.logins = Logins(self.broker.state.users)
         self.offer = handshake.offer(self.options)
         self.loop: Any = Loop()
         self.commits = CommitQueue(self.loop, self.broker)

@@ -250,9 +250,11 @@ class AmqpConnection:
             self._life.end(Step.end)
 
     # -- what the caller decides --------------------------------------------------------------------------
-    def authenticated(self) -> None:
-        """Accept the login of a ConnectionStartOk; ``close`` refuses it."""
-        self._zero.authenticated()
+    def authenticated(self, admit: Callable[[str], None] | None = None) -> None:
+        """Accept the login of a ConnectionStartOk; ``close`` refuses it. ``admit`` is called with the virtual
+        host of ConnectionOpen, and raises NotAllowed to refuse it.
+        """
+        self._zero.authenticated(admit)
 
     def close_channel(self, number: int, error: ChannelError, ids: tuple[int, int] = (0, 0)) -> str:
         """Send channel.close, and ignore what comes on the channel until close-ok. Returns the reply text.

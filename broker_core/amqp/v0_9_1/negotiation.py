@@ -6,6 +6,7 @@ Not here: the order of the steps (``states.py``), and the login: the caller answ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,13 +46,14 @@ class Offer:
 class Negotiation:
     """``tuned``: the negotiated limits, and before that the offered ones."""
 
-    __slots__ = ("_decoder", "_life", "_offer", "_out", "client_properties", "tuned")
+    __slots__ = ("_admit", "_decoder", "_life", "_offer", "_out", "client_properties", "tuned")
 
     def __init__(self, offer: Offer, life: Lifecycle, out: Outgoing, decoder: Decoder) -> None:
         self._offer = offer
         self._life = life
         self._out = out
         self._decoder = decoder
+        self._admit: Callable[[str], None] | None = None
         self.client_properties: dict[str, Any] = {}
         self.tuned = m.ConnectionTuneOk(offer.channel_max, offer.frame_max, 0)
 
@@ -63,8 +65,9 @@ class Negotiation:
             self._out.write(PROTOCOL_HEADER)  # specification 4.2.2: send the supported version
             self._life.end(Step.end)
 
-    def authenticated(self) -> None:
+    def authenticated(self, admit: Callable[[str], None] | None) -> None:
         offer = self._offer
+        self._admit = admit
         self._out.send(0, m.ConnectionTune(offer.channel_max, offer.frame_max, offer.heartbeat_s))
 
     def take(self, command: Command) -> Command | CloseRequested | None:
@@ -86,6 +89,8 @@ class Negotiation:
             case m.ConnectionOpen():
                 if method.virtual_host != "/":
                     raise NotAllowed(f"vhost {method.virtual_host} not found", "there is one, '/'")
+                if self._admit is not None:
+                    self._admit(method.virtual_host)
                 self._life.open(self.tuned.heartbeat)
                 self._out.send(0, m.ConnectionOpenOk())
             case m.ConnectionUpdateSecret():  # a password does not expire: nothing changes, as in RabbitMQ

@@ -1,21 +1,92 @@
-"""The authenticator of a running broker."""
+"""The logins of a running broker: who a caller is.
+
+Not here: what the caller may do (``broker/rights.py``), who changes users (``accounts.py``), how a password
+is hashed (``password.py``).
+
+A password that was right is remembered by a keyed digest, until the user has another one: a call of Flight
+costs no scrypt. Everything else waits for its turn (``throttle.py``) and is checked in one of two threads, so
+that no door is blocked.
+Invariant: an unknown user costs the same time as a wrong password, and its refusal has the same text. A log
+never has a password.
+"""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 
+from broker_core import password as passwords
+from broker_core.broker.rights import Rights
+from broker_core.broker.users import DEFAULT_USER, Users
 from broker_core.errors import LoginRefused
+from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import OWNER, Identity
+from broker_core.server.access.throttle import Throttle
+
+logger = logging.getLogger("txmq.access")
+
+THREADS = 2  # of scrypt: each needs 32 MiB
+WAITING = 64  # calls of Flight that wait for their turn: each holds a thread
+REMEMBERED = 10_000
+_WRONG = "unknown user or wrong password"
 
 
 class Logins:
-    """Implements ``identity.Authenticator``. ``token``: of ``endpoint.json``; "": there is none."""
+    """Implements ``identity.Authenticator``.
 
-    def __init__(self, token: str = "") -> None:
+    ``given``: users of ``--users``, with passwords or hashes. ``token``: of ``endpoint.json``; "": there is
+    none. ``open_to_anonymous``: while nobody has added a user, a call of this host needs no login.
+    """
+
+    def __init__(
+        self,
+        users: Users,
+        audit: Audit | None = None,
+        *,
+        given: Mapping[str, str] | None = None,
+        token: str = "",
+        open_to_anonymous: bool = True,
+    ) -> None:
+        self.audit = audit or Audit()
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="txmq-login")
+        self._users = users
         self._token = token.encode()
+        self._open = open_to_anonymous
+        self._secret = os.urandom(32)
+        self._given = {name: self._kept(name, text) for name, text in (given or {}).items()}
+        users.given = frozenset(self._given)
+        self._unknown = passwords.unmatched()
+        self._throttle = Throttle(self._secret)
+        self._lock = threading.Lock()  # of the next two, and of the throttle
+        self._right: OrderedDict[bytes, str] = OrderedDict()  # digest -> what the password was checked with
+        self._rights: dict[str, Rights] = {}
+        self._owner = Rights(users, "", owner=True)
+        self._waiting = threading.BoundedSemaphore(WAITING)
 
+    # -- the port ----------------------------------------------------------------------------------------
     def basic(self, user: str, password: str, address: str) -> Identity:
-        return OWNER
+        known = self.known(user, password, address)
+        if known is not None:
+            return known
+        if not self._waiting.acquire(blocking=False):
+            raise LoginRefused("too many logins wait", "try again later")
+        try:
+            wait_s = self.turn(user, address)
+            if wait_s:
+                time.sleep(wait_s)
+            found = self.pool.submit(self.check, user, password, address).result()
+            self.audit.say("login", user, address, door="flight", answer="accepted")
+            return found
+        finally:
+            self._waiting.release()
 
     def bearer(self, token: str, address: str) -> Identity:
         if self._token and hmac.compare_digest(self._token, token.encode(errors="surrogateescape")):
@@ -23,4 +94,103 @@ class Logins:
         raise LoginRefused("the token is not that of this broker", "read it again from endpoint.json")
 
     def anonymous(self, address: str) -> Identity:
-        return OWNER
+        if self._open and self._users.default and is_loopback(address):
+            return self._identity(DEFAULT_USER)
+        raise LoginRefused(
+            "this broker serves nobody without a login",
+            "give user and password; without users, the default user comes from the host of the broker",
+        )
+
+    # -- the steps of a login, for a door that must not wait --------------------------------------------
+    def known(self, user: str, password: str, address: str) -> Identity | None:
+        """The caller, if this password was right before, or is that of the default user; costs no time."""
+        if self._users.default:
+            same = hmac.compare_digest(password.encode(errors="surrogateescape"), DEFAULT_USER.encode())
+            return self._identity(user) if user == DEFAULT_USER and same and is_loopback(address) else None
+        kept = self._kept_of(user)
+        digest = self._digest(user, password)
+        if kept is None or self._right.get(digest) != kept:
+            return None
+        return self._identity(user)
+
+    def turn(self, user: str, address: str) -> float:
+        """Seconds until this login is to be checked. Raises LoginRefused: too many failed."""
+        with self._lock:
+            wait_s = self._throttle.turn(user, address, time.monotonic())
+        if wait_s is None:
+            logger.warning("login of %r from %s is refused: too many have failed", user, address)
+            raise LoginRefused("too many logins of this user or address failed", "try again later")
+        return wait_s
+
+    def check(self, user: str, password: str, address: str) -> Identity:
+        """Takes tens of milliseconds: in a thread of ``pool``. Raises LoginRefused."""
+        kept = self._kept_of(user)
+        if kept is not None and kept.startswith("="):
+            right = hmac.compare_digest(kept[1:], self._digest(user, password).hex())
+            if not right:
+                passwords.is_right(password, self._unknown)
+        else:
+            right = passwords.is_right(password, kept or self._unknown) and kept is not None
+        why = "" if right else _WRONG
+        if self._users.default and user == DEFAULT_USER and password == DEFAULT_USER:
+            why = f"user '{DEFAULT_USER}' can only connect via localhost"
+        now = time.monotonic()
+        with self._lock:
+            if why:
+                self._throttle.failed(user, address, now)
+            else:
+                assert kept is not None
+                self._throttle.succeeded(user, address)
+                self._right[self._digest(user, password)] = kept
+                while len(self._right) > REMEMBERED:
+                    self._right.popitem(last=False)
+        if why:
+            logger.warning("login of %r from %s is refused: %s", user, address, why)
+            self.audit.say("login", user, address, answer="refused", why=why)
+            raise LoginRefused(_WRONG)
+        return self._identity(user)
+
+    # -- what the caller may do --------------------------------------------------------------------------
+    def rights(self, identity: Identity) -> Rights:
+        """One for each user, for calls of Flight."""
+        if identity.owner:
+            return self._owner
+        found = self._rights.get(identity.user)
+        if found is None:
+            if len(self._rights) >= REMEMBERED:
+                self._rights.clear()
+            found = self._rights[identity.user] = Rights(self._users, identity.user)
+        return found
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _identity(self, user: str) -> Identity:
+        return Identity(user, self._users.tags(user))
+
+    def _kept_of(self, user: str) -> str | None:
+        """With what a password of this user is compared: a hash, or "=" and the digest of a plain one."""
+        given = self._given.get(user)
+        if given is not None:
+            return given
+        record = self._users.by_name.get(user)
+        return record.password_hash if record is not None and record.password_hash else None
+
+    def _kept(self, user: str, text: str) -> str:
+        return text if passwords.is_hash(text) else "=" + self._digest(user, text).hex()
+
+    def _digest(self, user: str, password: str) -> bytes:
+        """Of user and password, under a key that only this process has."""
+        name = user.encode(errors="surrogateescape")
+        digest = blake2b(len(name).to_bytes(4, "big") + name, key=self._secret, digest_size=32)
+        digest.update(password.encode(errors="surrogateescape"))
+        return digest.digest()
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
+    return (mapped or known).is_loopback

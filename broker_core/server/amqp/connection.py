@@ -11,10 +11,10 @@ that were read and not carried out wait in the protocol.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol, cast
 
 from broker_core.amqp.v0_9_1 import methods as m
@@ -29,8 +29,10 @@ from broker_core.amqp.v0_9_1.events import (
 )
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.broker.rights import Rights
 from broker_core.checks import assert_never
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
+from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands.basic import publish_alike
 from broker_core.server.amqp.handler import Handler, Handlers
@@ -51,6 +53,7 @@ class Listener(Server, Protocol):
     """The server, for its connections. ``unwritten``: flush the connection at the end of the tick."""
 
     handlers: Handlers
+    logins: Logins
     options: AmqpOptions
     offer: Offer
 
@@ -67,8 +70,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Listener) -> None:
         self.server = server
         self.name = ""
-        self.loopback = False
-        self.user = ""
+        self.address = ""
+        self.rights = Rights(server.broker.state.users, "")  # of nobody
         self.attached: dict[Handler, Any] = {}
         self.writable = True
         self.observed = bool(server.handlers)
@@ -80,6 +83,10 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._paused: set[object] = set()
         self._unwritten = False  # ``flush`` will be called
+
+    @property
+    def user(self) -> str:
+        return self.rights.user
 
     @property
     def state(self) -> ConnectionState:
@@ -101,7 +108,7 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(HIGH_BYTES, LOW_BYTES)
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.name = f"{_address(peer)} -> {_address(here)}"
-        self.loopback = bool(peer) and ipaddress.ip_address(peer[0].partition("%")[0]).is_loopback
+        self.address = peer[0].partition("%")[0] if peer else ""
         self.server.opened(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -172,8 +179,12 @@ class Connection(asyncio.Protocol):
                 self.sessions.open(command.channel)
                 self.send(command.channel, m.ChannelOpenOk())
             case m.ConnectionStartOk() as method:
-                self.user = handshake.login(method, self.server.options, self.name, self.loopback)
-                self.protocol.authenticated()
+                handshake.log_in(self, method, self.server.logins)
+
+    def logged_in(self, user: str) -> None:
+        self.rights = Rights(self.server.broker.state.users, user)
+        self.protocol.authenticated(partial(handshake.admit, self.rights))
+        self.flush_later()
 
     def _happened(self, event: ChannelFailed | Failed | CloseRequested) -> None:
         match event:

@@ -1,22 +1,25 @@
 """What the server offers before a connection is open, and the login (specification 2.2.4).
 
-Not here: the order of the steps (``amqp/v0_9_1/states.py``), the limits (``amqp/v0_9_1/negotiation.py``).
+Not here: the order of the steps (``amqp/v0_9_1/states.py``), the limits (``amqp/v0_9_1/negotiation.py``),
+whether a password is right (``access/logins.py``).
 Invariant: a refused client never learns which of user, password or address was wrong; only the log has it.
 """
 
 from __future__ import annotations
 
-import hmac
-import logging
+import asyncio
 import platform
+from typing import Protocol
 
 from broker_core.amqp.v0_9_1 import sasl
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
-from broker_core.errors import CommandInvalid, ConnectionAccessRefused
+from broker_core.broker.rights import Rights
+from broker_core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
+from broker_core.server.access.identity import Identity
+from broker_core.server.access.logins import Logins
 from broker_core.server.amqp.options import AmqpOptions
-
-logger = logging.getLogger("txmq.amqp")
+from broker_core.server.amqp.ports import ClientConnection
 
 VERSION = "3.12.0"  # clients infer the features of RabbitMQ from it
 CAPABILITIES = {
@@ -61,9 +64,15 @@ def _start(options: AmqpOptions) -> ConnectionStart:
     return ConnectionStart(0, 9, properties, " ".join(_MECHANISMS).encode(), b"en_US")
 
 
-def login(method: ConnectionStartOk, options: AmqpOptions, connection: str, loopback: bool) -> str:
-    """The user. ``loopback``: the client is on this host. Raises CommandInvalid, MethodSyntaxError,
-    ConnectionAccessRefused.
+class Entrant(ClientConnection, Protocol):
+    """A connection whose client logs in."""
+
+    def logged_in(self, user: str) -> None: ...
+
+
+def log_in(connection: Entrant, method: ConnectionStartOk, logins: Logins) -> None:
+    """Calls ``connection.logged_in``, at once or later; the connection is paused meanwhile. A refusal closes
+    it. Raises CommandInvalid, MethodSyntaxError, ConnectionAccessRefused.
     """
     read = _MECHANISMS.get(method.mechanism)
     if read is None:
@@ -71,22 +80,52 @@ def login(method: ConnectionStartOk, options: AmqpOptions, connection: str, loop
             f"unknown authentication mechanism '{method.mechanism}'", f"use {' or '.join(_MECHANISMS)}"
         )
     user, password = read(method.response)
-    refusal = _refusal(user, password, options, loopback)
-    if refusal:
-        logger.warning("connection %s: login of %r is refused: %s", connection, user, refusal)
-        raise ConnectionAccessRefused(
-            f"Login was refused using authentication mechanism {method.mechanism}. For details see the "
-            "broker logfile."
-        )
-    return user
+    address, loop = connection.address, connection.server.loop
+    known = logins.known(user, password, address)
+    if known is not None:
+        _accept(connection, user, logins)
+        return
+    try:
+        wait_s = logins.turn(user, address)
+    except LoginRefused:
+        raise _refused(method) from None
+    connection.pause(log_in)
+
+    def check() -> None:
+        if not connection.protocol.closing:
+            checked = loop.run_in_executor(logins.pool, logins.check, user, password, address)
+            checked.add_done_callback(done)
+
+    def done(checked: asyncio.Future[Identity]) -> None:
+        error = None if checked.cancelled() else checked.exception()
+        if checked.cancelled() or connection.protocol.closing:
+            return
+        if error is None:
+            _accept(connection, user, logins)
+        else:
+            refused = _refused(method) if isinstance(error, LoginRefused) else error
+            connection.fail(0, refused, method)
+        connection.resume(log_in)
+
+    if wait_s:
+        loop.call_later(wait_s, check)
+    else:
+        check()
 
 
-def _refusal(user: str, password: str, options: AmqpOptions, loopback: bool) -> str:
-    """Why the login is refused; "" if it is not."""
-    known = options.users.get(user)
-    same = hmac.compare_digest((known or "").encode(), password.encode(errors="surrogateescape"))
-    if known is None or not same:
-        return "unknown user or wrong password"
-    if user in options.loopback_users and not loopback:
-        return "this user can only connect from the host of the broker"
-    return ""
+def _accept(connection: Entrant, user: str, logins: Logins) -> None:
+    logins.audit.say("login", user, connection.address, door="amqp", answer="accepted")
+    connection.logged_in(user)
+
+
+def _refused(method: ConnectionStartOk) -> ConnectionAccessRefused:
+    return ConnectionAccessRefused(
+        f"Login was refused using authentication mechanism {method.mechanism}. For details see the broker "
+        "logfile."
+    )
+
+
+def admit(rights: Rights, vhost: str) -> None:
+    """Raises NotAllowed for a user without any permission in the virtual host."""
+    if not rights.enters:
+        raise NotAllowed(f"access to vhost '{vhost}' refused for user '{rights.user}'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from broker_core.message import MAX_BODY_BYTES
@@ -11,13 +10,8 @@ from broker_core.server.alarm import AlarmLimits
 
 @dataclass(frozen=True, slots=True)
 class AmqpOptions:
-    """``users``: name -> password. ``loopback_users`` may only connect from this host.
+    """``heartbeat_s`` 0: no heartbeats."""
 
-    ``heartbeat_s`` 0: no heartbeats.
-    """
-
-    users: Mapping[str, str] = field(default_factory=lambda: {"guest": "guest"}, repr=False)
-    loopback_users: frozenset[str] = frozenset({"guest"})
     channel_max: int = 2047
     frame_max: int = 131_072
     heartbeat_s: int = 60

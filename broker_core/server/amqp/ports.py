@@ -15,6 +15,7 @@ from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.broker.rights import Rights
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 
@@ -35,13 +36,14 @@ class Server(Protocol):
 class ClientConnection(Protocol):
     """The connection of one client.
 
-    ``name``: both addresses. ``user``: "" before the login. ``attached``: what handlers keep as long as the
-    connection lives. ``writable``: the client reads what it is sent. ``observed``: the server has handlers.
+    ``name``: both addresses. ``address``: of the client. ``user``: "" before the login. ``rights``: what the
+    user may do. ``attached``: what handlers keep as long as the connection lives. ``writable``: the client
+    reads what it is sent. ``observed``: the server has handlers.
     """
 
     name: str
-    user: str
-    loopback: bool
+    address: str
+    rights: Rights
     attached: dict[Any, Any]
     writable: bool
     observed: bool
@@ -49,6 +51,9 @@ class ClientConnection(Protocol):
 
     @property
     def server(self) -> Server: ...
+
+    @property
+    def user(self) -> str: ...
 
     @property
     def state(self) -> ConnectionState: ...

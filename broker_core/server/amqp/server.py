@@ -4,7 +4,7 @@ Not here: one connection (``connection.py``), one channel (``session.py``), comm
 (``commit_queue.py``).
 
 Invariant: connections, sessions and ``commits`` belong to the loop's thread. Other threads use only
-``start``, ``stop``, ``idle_s`` and ``addresses``.
+``start``, ``stop``, ``idle_s``, ``users_changed`` and ``addresses``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from broker_core.address import bracketed
 from broker_core.errors import ConnectionForced, OptionError
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.logins import Logins
 from broker_core.server.alarm import Alarm
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS
@@ -35,6 +36,7 @@ logger = logging.getLogger("txmq.amqp")
 BACKLOG = 1024  # connections that wait for accept
 SWEEP_S = 0.5
 SPILL_S = 0.05  # for spilling within one sweep
+CHECK_S = 5.0
 STOP_S = 1.0  # for clients to answer connection.close
 
 
@@ -51,11 +53,13 @@ class AmqpServer:
         *,
         handlers: Sequence[Handler] = (),
         options: AmqpOptions | None = None,
+        logins: Logins | None = None,
         directory: str = "",
     ) -> None:
         self.broker = broker
         self.handlers = Handlers(handlers)
         self.options = options or AmqpOptions()
+        self.logins = logins or Logins(broker.state.users)
         self.commands = COMMANDS
         self.offer = handshake.offer(self.options)
         self.connections: set[Connection] = set()
@@ -95,6 +99,16 @@ class AmqpServer:
         asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         thread.join()
+
+    def users_changed(self) -> None:
+        """Check every connection again; done when this returns."""
+        if self._thread is threading.current_thread():
+            self._check_users()
+        elif self._thread is not None:
+            checked = threading.Event()
+            self.loop.call_soon_threadsafe(self._check_users)
+            self.loop.call_soon_threadsafe(checked.set)
+            checked.wait(CHECK_S)  # a loop that is busy for longer will check them
 
     def idle_s(self) -> float:
         """Seconds since the last connection ended; 0 while there is one."""
@@ -188,6 +202,13 @@ class AmqpServer:
         unwritten, self._unwritten = self._unwritten, []
         for connection in unwritten:
             connection.flush()
+
+    def _check_users(self) -> None:
+        users = self.broker.state.users
+        for connection in list(self.connections):
+            connection.rights.forget()
+            if connection.user and not users.exists(connection.user):
+                connection.fail(0, ConnectionForced(f"user '{connection.user}' was deleted"))
 
     # -- periodic work ----------------------------------------------------------------------------------
     def _sweep(self) -> None:

@@ -92,6 +92,7 @@ class Session:
         self.broker = server.broker
         self.commits = server.commits
         self.state = server.broker.state
+        self.rights = connection.rights
         self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         server.broker.watch(self.channel)

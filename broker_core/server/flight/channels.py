@@ -21,6 +21,9 @@ from broker_core import checks, errors
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
+from broker_core.server.flight import permits
+from broker_core.server.flight.caller import Caller
+from broker_core.server.flight.permits import Permits
 
 LEASE_S = 60.0
 LOOK_S = 5.0  # how often leases are checked
@@ -38,8 +41,9 @@ WORDS.add("publish_all")
 class _Held:
     """One channel and its last call. ``lock`` puts the calls of a channel in order."""
 
-    def __init__(self, channel: LocalChannel, opened_us: int) -> None:
+    def __init__(self, channel: LocalChannel, opened_us: int, caller: Caller) -> None:
         self.channel = channel
+        self.caller = caller  # who opened it
         self.opened_us = opened_us  # by the clock of commits: this channel commits nothing earlier
         self.lock = threading.Lock()
         self.number = 0
@@ -50,8 +54,9 @@ class _Held:
 
 
 class Channels:
-    def __init__(self, broker: LocalBroker) -> None:
+    def __init__(self, broker: LocalBroker, permits: Permits) -> None:
         self._broker = broker
+        self._permits = permits
         self._held: dict[str, _Held] = {}
         self._ended: OrderedDict[str, float] = OrderedDict()  # ids, and when their channels ended
         self._lock = threading.Lock()
@@ -62,11 +67,18 @@ class Channels:
     def held(self) -> int:
         return len(self._held)
 
-    def call(self, word: str, call: contract.ChannelCall) -> Any:
-        """Carry out ``word``. Raises what the channel raises; ConnectionFailed if the channel is gone."""
-        if word == "open":
-            return self._open(call.channel)
+    def call(self, word: str, call: contract.ChannelCall, caller: Caller) -> Any:
+        """Carry out ``word``. Raises what the channel raises; AccessRefused; ConnectionFailed if the channel
+        is gone.
+        """
         held = self._held.get(call.channel)
+        if held is not None and held.caller.identity.user != caller.identity.user:
+            raise errors.AccessRefused(
+                f"access to channel {call.channel} refused for user '{caller.identity.user}'"
+            )
+        if word == "open":
+            caller.enter()
+            return self._open(call.channel, caller)
         if word == "close":
             return self._end(call.channel)
         if held is None:
@@ -81,9 +93,9 @@ class Channels:
         with held.lock:
             if held.ended:
                 raise _gone(call.channel)
-            return self._once(held, word, call)
+            return self._once(held, word, call, caller)
 
-    def _once(self, held: _Held, word: str, call: contract.ChannelCall) -> Any:
+    def _once(self, held: _Held, word: str, call: contract.ChannelCall, caller: Caller) -> Any:
         number = call.number
         if number < max(held.number, 1):
             raise errors.RemoteProtocolError(
@@ -99,7 +111,9 @@ class Channels:
             held.number, held.answer, held.error = number, None, None
             held.channel.call = (call.channel, number)
             try:
-                held.answer = _said(held.channel, word, _arguments(word, call.arguments))
+                arguments = _arguments(word, call.arguments)
+                self._permits.check(permits.CHANNEL, word, caller, arguments)
+                held.answer = _said(held.channel, word, arguments)
             except Exception as error:  # kept as the answer: the call was made and is not made again
                 held.error = error
         held.used_at = time.monotonic()
@@ -107,7 +121,7 @@ class Channels:
             raise held.error
         return held.answer
 
-    def _open(self, channel_id: str) -> int:
+    def _open(self, channel_id: str, caller: Caller) -> int:
         """The client makes the id, so a repeated open opens one channel. When it was opened, by the clock of
         commits.
         """
@@ -121,7 +135,7 @@ class Channels:
             if channel_id in self._ended:
                 raise errors.RemoteProtocolError(f"channel {channel_id} has ended; open another one")
             if channel_id not in self._held:
-                self._held[channel_id] = _Held(self._broker.channel(), now)
+                self._held[channel_id] = _Held(self._broker.channel(), now, caller)
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="channel-leases", daemon=True)
                 self._watcher.start()
@@ -149,6 +163,14 @@ class Channels:
             for channel_id, held in list(self._held.items()):
                 if held.used_at < overdue and not held.lock.locked():
                     self._end(channel_id)
+
+    def end_deleted(self) -> None:
+        """Ends the channels of users who are deleted."""
+        users = self._broker.state.users
+        for channel_id, held in list(self._held.items()):
+            who = held.caller.identity
+            if not who.owner and not users.exists(who.user):
+                self._end(channel_id)
 
     def close(self) -> None:
         self._closed.set()

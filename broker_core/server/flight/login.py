@@ -33,11 +33,10 @@ class Header(pyarrow.flight.ServerMiddleware):  # type: ignore[misc]
         self.values = values
 
 
-def caller(context: Any, authenticator: Authenticator) -> Identity:
+def identity(context: Any, authenticator: Authenticator, address: str) -> Identity:
     """Who makes the call of ``context``. Raises LoginRefused."""
     header = context.get_middleware(MIDDLEWARE)
     values = [] if header is None else header.values
-    address = peer_address(context.peer())
     if not values:
         return authenticator.anonymous(address)
     if len(values) > 1:

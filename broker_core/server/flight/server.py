@@ -24,9 +24,13 @@ from broker_core.flight import contract
 from broker_core.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
-from broker_core.server.access.identity import Authenticator
+from broker_core.server.access.accounts import Accounts
+from broker_core.server.access.logins import Logins
+from broker_core.server.flight import permits
+from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.channels import Channels
-from broker_core.server.flight.login import MIDDLEWARE, ReadHeader, caller
+from broker_core.server.flight.login import MIDDLEWARE, ReadHeader, identity, peer_address
+from broker_core.server.flight.permits import Permits
 
 # gRPC logs to stderr when a port is taken or a peer is gone; the errors of txmq report the same
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -42,7 +46,8 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         engine: EmbeddedEngine,
         broker: LocalBroker,
         hello: contract.Hello,
-        authenticator: Authenticator,
+        logins: Logins,
+        accounts: Accounts,
         host: str,
         port: int,
     ) -> None:
@@ -52,8 +57,11 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         self._engine = engine
         self._broker = broker
         self._hello = hello
-        self._authenticator = authenticator
-        self._channels = Channels(broker)
+        self._logins = logins
+        self._permits = Permits(engine, broker)
+        self._channels = Channels(broker, self._permits)
+        accounts.changed.append(self._channels.end_deleted)
+        self._accounts = {word: getattr(accounts, word) for word in contract.ACCOUNTS}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._calls = 0
@@ -79,15 +87,21 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]:
         with self._call(action.type):
-            caller(context, self._authenticator)
             kind, _, word = action.type.rpartition(".")
-            answer = self._answer(kind, word, action.body)
+            answer = self._answer(self._caller(context), kind, word, action.body)
             failpoint.here(f"server.reply.{word}")
             return answer
 
-    def _answer(self, kind: str, word: str, body: pa.Buffer) -> list[Any]:
+    def _caller(self, context: Any) -> Caller:
+        """Raises LoginRefused."""
+        address = peer_address(context.peer())
+        who = identity(context, self._logins, address)
+        return Caller(who, self._logins.rights(who), address)
+
+    def _answer(self, caller: Caller, kind: str, word: str, body: pa.Buffer) -> list[Any]:
         if kind == "engine" and word in contract.METHODS:
             arguments = contract.decode_arguments(word, getattr(Engine, word), body)
+            self._permits.check(permits.ENGINE, word, caller, arguments)
             if word == "wait":
                 return [contract.encode(self._wait(**arguments))]
             return [contract.encode(getattr(self._engine, word)(**arguments))]
@@ -95,19 +109,21 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
             return [
                 contract.encode(
                     self._channels.call(
-                        word, contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")
+                        word, contract.decode_checked(contract.ChannelCall, body, f"channel.{word}"), caller
                     )
                 )
             ]
         if kind == "admin":
-            return [contract.encode(self._admin(word, body))]
+            return [contract.encode(self._admin(caller, word, body))]
         if word == "read":
-            return self._read(contract.decode_checked(ReadTicket, body, "read"))
+            return self._read(caller, contract.decode_checked(ReadTicket, body, "read"))
         if word == "stage":
-            return [contract.encode(self._stage_part(*contract.decode_part(body)))]
+            return [contract.encode(self._stage_part(caller, *contract.decode_part(body)))]
         if word == "adopt":
             return [
-                contract.encode(self._stage_file(contract.decode_checked(contract.FileHeader, body, "adopt")))
+                contract.encode(
+                    self._stage_file(caller, contract.decode_checked(contract.FileHeader, body, "adopt"))
+                )
             ]
         if word == "hello":
             return [contract.encode(self._hello)]
@@ -125,7 +141,8 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
                 return False
         return False
 
-    def _read(self, ticket: ReadTicket) -> list[Any]:
+    def _read(self, caller: Caller, ticket: ReadTicket) -> list[Any]:
+        self._permits.read(caller, ticket)
         plan = self._engine.open_read(ticket)
         answer: list[Any] = [contract.encode(plan)]
         if plan.rows > contract.SMALL_READ_ROWS:
@@ -139,8 +156,9 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
                 return answer
         return [contract.encode(None), contract.encode_rows(batches, READ_SCHEMA)]
 
-    def _admin(self, word: str, body: pa.Buffer) -> Any:
+    def _admin(self, caller: Caller, word: str, body: pa.Buffer) -> Any:
         words: dict[str, Callable[..., Any]] = {
+            **self._accounts,
             "queues": self._broker.queues,
             "prepared": self._broker.prepared,
             "committed": self._committed,
@@ -155,7 +173,9 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
                 f"unknown action admin.{word}; client and broker are of different versions"
             )
         function = words[word]
-        return function(**contract.decode_arguments(f"admin.{word}", function, body))
+        arguments = contract.decode_arguments(f"admin.{word}", function, body)
+        self._permits.check(permits.ADMIN, word, caller, arguments)
+        return function(**arguments)
 
     def _committed(self, token: str, since: float | None = None) -> bool:
         return committed(self._broker, token, since)
@@ -177,30 +197,34 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
 
     def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
         with self._call("get"):
-            caller(context, self._authenticator)
+            caller = self._caller(context)
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             if request.branches is not None:
+                self._permits.read_branches(caller, request.branches)
                 rows = self._engine.read_branches(request.branches)
                 first = next(rows, None)
                 schema = first.schema if first is not None else pa.schema([])
-                return pyarrow.flight.GeneratorStream(schema, self._stream(_chain(first, rows), context))
+                return pyarrow.flight.GeneratorStream(schema, self._stream(_chain(first, rows), caller))
             if request.browse is not None:
+                caller.read({log for log, _, _ in request.browse})
                 return pyarrow.flight.GeneratorStream(
-                    READ_SCHEMA, self._stream(self._engine.browse(request.browse), context)
+                    READ_SCHEMA, self._stream(self._engine.browse(request.browse), caller)
                 )
             if request.read is not None:
+                self._permits.read(caller, request.read)
                 return pyarrow.flight.GeneratorStream(
-                    READ_SCHEMA, self._stream(self._engine.read(request.read), context)
+                    READ_SCHEMA, self._stream(self._engine.read(request.read), caller)
                 )
             raise errors.RemoteProtocolError(
                 "a ticket names nothing to read; client and broker are of different versions"
             )
 
-    def _stream(self, rows: Iterator[pa.RecordBatch], context: Any) -> Iterator[pa.RecordBatch]:
+    def _stream(self, rows: Iterator[pa.RecordBatch], caller: Caller) -> Iterator[pa.RecordBatch]:
         with self._call("get"):
             for batch in rows:
                 if self._stopping.is_set():
                     raise pyarrow.flight.FlightUnavailableError("the broker is stopping")
+                caller.enter()  # the user may be deleted meanwhile
                 failpoint.here("server.read.batch")
                 yield batch
 
@@ -208,22 +232,26 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
         with self._call("put"):
-            caller(context, self._authenticator)
+            caller = self._caller(context)
             header: BranchHeader = contract.decode_checked(BranchHeader, descriptor.command or b"", "put")
             for chunk in _chunks(reader):
                 part = _part_number(chunk.app_metadata)
-                receipt = self._stage_part(contract.PartHeader(header, part), chunk.data)
+                receipt = self._stage_part(caller, contract.PartHeader(header, part), chunk.data)
                 failpoint.here("server.reply.part")
                 writer.write(pa.py_buffer(contract.encode(receipt)))
 
-    def _stage_part(self, part: contract.PartHeader, batch: pa.RecordBatch) -> contract.PartReceipt:
+    def _stage_part(
+        self, caller: Caller, part: contract.PartHeader, batch: pa.RecordBatch
+    ) -> contract.PartReceipt:
+        self._permits.stage(caller, part.header)
         failpoint.here("server.stage.part")
-        rows, checksum = self._engine.stage_part(part.header, part.part, batch)
+        rows, checksum = self._engine.stage_part(part.header, part.part, batch, caller.rights)
         return contract.PartReceipt(part.part, rows, checksum)
 
-    def _stage_file(self, given: contract.FileHeader) -> list[contract.PartReceipt]:
+    def _stage_file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
+        self._permits.stage(caller, given.header)
         failpoint.here("server.stage.file")
-        staged = self._engine.stage_file(given.header, given.part, given.file)
+        staged = self._engine.stage_file(given.header, given.part, given.file, caller.rights)
         return [
             contract.PartReceipt(part, rows, checksum)
             for part, (rows, checksum) in enumerate(staged, given.part)

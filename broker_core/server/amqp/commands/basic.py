@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command, Publishes
+from broker_core.broker import permits
 from broker_core.broker.carbon_copy import carbon_copies, has_copies
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message import Message
@@ -25,6 +26,8 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     name, routing_key = method.exchange, method.routing_key
     if method.immediate:
         raise NotImplementedFeature("immediate=true")
+    if name not in session.rights.writable:
+        permits.publish(session.rights, session.state.topology, name, routing_key)
     copies = False
     if properties is not session.ordinary and properties:
         if properties[1] & _USER_ID:
@@ -76,7 +79,12 @@ def publish_alike(session: Session, publishes: Publishes) -> bool:
     """
     _, method, properties, bodies = publishes
     assert isinstance(method, m.BasicPublish)
-    if not session.ready or method.immediate or (properties and properties is not session.ordinary):
+    if (
+        not session.ready
+        or method.immediate
+        or method.exchange not in session.rights.writable
+        or (properties and properties is not session.ordinary)
+    ):
         return False
     source = session.state.topology.exchanges.get(method.exchange)
     queues = None if source is None or source.internal else source.known(method.routing_key)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker import permits
 from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
@@ -47,6 +48,8 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
     if name == direct_reply.NAME:
         direct_reply.consume(session, method, tag)
         return
+    if tag not in session.channel.consumers:  # else it is refused for that
+        permits.read_queue(session.rights, name)
     priority = _consume_priority(name, dict(method.arguments))
     with session.look as state:
         queue = state.topology.usable(name, session.connection)
@@ -102,6 +105,7 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
     if session.wait_for_gathered(command):
         return
     name = session.queue_name(method.queue)
+    permits.read_queue(session.rights, name)
     if name.startswith(transaction_exchange.QUEUE_PREFIX):
         get_outcome(session, method, name)
         return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker import permits
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.server.amqp.commands.names import one_line
@@ -18,7 +19,9 @@ from broker_core.server.amqp.session import Session
 def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> None:
     if session.wait_for_gathered(command):
         return
-    name = one_line(method.exchange)
+    name, rights, topology = one_line(method.exchange), session.rights, session.state.topology
+    if not method.passive:
+        permits.declare_exchange(rights, topology, name, method.type, method.arguments)
 
     def work(state: BrokerState, change: Change, _now: int) -> None:
         if method.passive:
@@ -39,16 +42,20 @@ def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> No
 
 @command
 def delete(session: Session, method: m.ExchangeDelete, _: Command) -> None:
+    name = one_line(method.exchange)
+    permits.delete_exchange(session.rights, name)
+
     def work(state: BrokerState, change: Change, _now: int) -> None:
-        state.topology.delete_exchange(change, one_line(method.exchange), if_unused=method.if_unused)
+        state.topology.delete_exchange(change, name, if_unused=method.if_unused)
 
     session.submit(method, work, lambda _: None if method.nowait else m.ExchangeDeleteOk())
 
 
 @command
 def bind(session: Session, method: m.ExchangeBind, _: Command) -> None:
+    destination, source = _binding(session, method)
+
     def work(state: BrokerState, change: Change, _now: int) -> None:
-        destination, source = one_line(method.destination), one_line(method.source)
         state.topology.bind_exchange(change, destination, source, method.routing_key, dict(method.arguments))
 
     session.submit(method, work, lambda _: None if method.nowait else m.ExchangeBindOk())
@@ -56,10 +63,19 @@ def bind(session: Session, method: m.ExchangeBind, _: Command) -> None:
 
 @command
 def unbind(session: Session, method: m.ExchangeUnbind, _: Command) -> None:
+    destination, source = _binding(session, method)
+
     def work(state: BrokerState, change: Change, _now: int) -> None:
-        destination, source = one_line(method.destination), one_line(method.source)
         state.topology.unbind_exchange(
             change, destination, source, method.routing_key, dict(method.arguments)
         )
 
     session.submit(method, work, lambda _: None if method.nowait else m.ExchangeUnbindOk())
+
+
+def _binding(session: Session, method: m.ExchangeBind | m.ExchangeUnbind) -> tuple[str, str]:
+    """Destination and source, if they are permitted."""
+    destination, source = one_line(method.destination), one_line(method.source)
+    topology = session.state.topology
+    permits.bind(session.rights, topology, "exchange", destination, source, method.routing_key)
+    return destination, source

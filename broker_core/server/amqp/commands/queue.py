@@ -10,6 +10,7 @@ import secrets
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker import permits
 from broker_core.broker.arguments import check_reserved
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
@@ -31,6 +32,8 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
         name = f"amq.gen-{secrets.token_urlsafe(16)}"
     elif not method.passive:
         check_reserved(name, session.state.topology.queues)
+    if not method.passive:
+        permits.declare_queue(session.rights, session.state.topology, name, method.arguments)
 
     def work(state: BrokerState, change: Change, now: int) -> tuple[int, int]:
         if method.passive:
@@ -78,12 +81,15 @@ def unbind(session: Session, method: m.QueueUnbind, _: Command) -> None:
 
 
 def _binding(session: Session, method: m.QueueBind | m.QueueUnbind) -> tuple[str, str]:
-    """Queue and routing key.
+    """Queue and routing key, if they are permitted.
 
     With neither a queue nor a key, the key is the queue's name too (specification 1.7.2.3.3).
     """
     queue = session.queue_name(one_line(method.queue))
-    return queue, method.routing_key or ("" if method.queue else queue)
+    routing_key = method.routing_key or ("" if method.queue else queue)
+    exchange, topology = one_line(method.exchange), session.state.topology
+    permits.bind(session.rights, topology, "queue", queue, exchange, routing_key)
+    return queue, routing_key
 
 
 @command
@@ -91,6 +97,7 @@ def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
     if session.wait_for_gathered(command):
         return
     name = session.queue_name(method.queue)
+    permits.read_queue(session.rights, name)
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
         return state.messages.purge(change, name, session.connection)
@@ -103,6 +110,7 @@ def delete(session: Session, method: m.QueueDelete, command: Command) -> None:
     if session.wait_for_gathered(command):
         return
     name, connection = session.queue_name(one_line(method.queue)), session.connection
+    permits.delete_queue(session.rights, name)
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
         return state.topology.delete_queue(

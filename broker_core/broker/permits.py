@@ -1,0 +1,101 @@
+"""Which permissions a command needs: RabbitMQ's table, shared by all doors.
+
+=====================  =====================  ========================  ==========================
+command                configure              write                     read
+=====================  =====================  ========================  ==========================
+exchange.declare       exchange               alternate exchange (new)  exchange (new, with one)
+exchange.delete        exchange
+exchange.bind, unbind                         destination               source
+queue.declare          queue                  dead-letter exchange      queue (new, with one)
+queue.delete           queue
+queue.bind, unbind                            queue                     exchange
+queue.purge                                                             queue
+basic.publish                                 exchange
+basic.get, consume                                                      queue
+=====================  =====================  ========================  ==========================
+
+A passive declare needs none. A topic exchange may limit the routing keys of publish and bind as well. The
+default exchange is permitted as ``amq.default``; where it cannot be used, the command itself refuses it.
+Every function raises AccessRefused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker_core.broker.exchange import EXCHANGE_TYPES
+from broker_core.broker.rights import Kind, Rights
+from broker_core.broker.topology import Topology
+
+
+def publish(rights: Rights, topology: Topology, exchange: str, routing_key: str) -> None:
+    rights.require_publish(exchange, routing_key, topic=_is_topic(topology, exchange))
+
+
+def read_queue(rights: Rights, queue: str) -> None:
+    rights.require("read", "queue", queue)
+
+
+def delete_queue(rights: Rights, queue: str) -> None:
+    rights.require("configure", "queue", queue)
+
+
+def declare_queue(rights: Rights, topology: Topology, queue: str, arguments: Mapping[str, Any]) -> None:
+    """Not passive."""
+    rights.require("configure", "queue", queue)
+    dead_letters = arguments.get("x-dead-letter-exchange")
+    if queue not in topology.queues and isinstance(dead_letters, str):
+        rights.require("read", "queue", queue)
+        rights.require("write", "exchange", dead_letters)
+
+
+def declare_exchange(
+    rights: Rights, topology: Topology, exchange: str, type: str, arguments: Mapping[str, Any]
+) -> None:
+    """Not passive."""
+    if not exchange or type not in EXCHANGE_TYPES:
+        return
+    rights.require("configure", "exchange", exchange)
+    alternate = arguments.get("alternate-exchange")
+    if exchange not in topology.exchanges and isinstance(alternate, str):
+        rights.require("read", "exchange", exchange)
+        rights.require("write", "exchange", alternate)
+
+
+def delete_exchange(rights: Rights, exchange: str) -> None:
+    if exchange and not exchange.startswith("amq."):
+        rights.require("configure", "exchange", exchange)
+
+
+def bind(
+    rights: Rights, topology: Topology, kind: Kind, destination: str, source: str, routing_key: str
+) -> None:
+    """Unbind too. ``kind``: of the destination."""
+    rights.require("write", kind, destination)
+    if not source or (kind == "exchange" and not destination):
+        return
+    rights.require("read", "exchange", source)
+    if _is_topic(topology, source):
+        rights.require_topic("read", source, routing_key)
+
+
+def _is_topic(topology: Topology, exchange: str) -> bool:
+    found = topology.exchanges.get(exchange)
+    return found is not None and found.type == "topic"
+
+
+def publish_rows(rights: Rights, topology: Topology, rows: pa.RecordBatch) -> None:
+    """Of MESSAGE_SCHEMA: every exchange that the rows name, and every routing key where keys are limited."""
+    if rights.everything:
+        return
+    names = rows.column("exchange")
+    for exchange in names.unique().to_pylist():
+        rights.require("write", "exchange", exchange)
+        if rights.limits_topics(exchange) and _is_topic(topology, exchange):
+            keys = rows.column("routing_key").filter(pc.equal(names, exchange))
+            for routing_key in keys.unique().to_pylist():
+                rights.require_topic("write", exchange, routing_key)

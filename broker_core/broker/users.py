@@ -1,0 +1,210 @@
+"""The users of the broker, their permissions and their apps. Pure; ``Change`` makes each durable.
+
+Not here: passwords (``password.py``), logins (``server/access``), what a permission means
+(``permission.py``).
+
+Invariant: ``epoch`` is another object after each change, also after one that is undone, so a cached answer
+of an older one is never taken for a current one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker_core.broker.arguments import check_text
+from broker_core.broker.change import Change
+from broker_core.broker.permission import VHOST, check_pattern
+from broker_core.broker.records import AppUserRecord, PermissionRecord, TopicPermissionRecord, UserRecord
+from broker_core.broker.undo import Undo
+from broker_core.errors import AccessRefused, OptionError
+
+DEFAULT_USER = "guest"  # until the first user is added
+ADMINISTRATOR, MONITORING = "administrator", "monitoring"
+TAGS = (ADMINISTRATOR, MONITORING)
+
+
+class Users:
+    """``given``: users that the catalog does not keep (``--users``)."""
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self.by_name: dict[str, UserRecord] = {}
+        self.permissions: dict[tuple[str, str], PermissionRecord] = {}
+        # (user, vhost) -> exchange -> record
+        self.topics: dict[tuple[str, str], dict[str, TopicPermissionRecord]] = {}
+        self.apps: dict[tuple[str, str], str] = {}  # (vhost, app_id) -> user
+        self.given: frozenset[str] = frozenset()
+        self.epoch: object = object()
+
+    def restore(
+        self,
+        users: Iterable[UserRecord],
+        permissions: Iterable[PermissionRecord],
+        topics: Iterable[TopicPermissionRecord],
+        apps: Iterable[AppUserRecord],
+    ) -> None:
+        self.by_name = {record.name: record for record in users}
+        self.permissions = {(record.user, record.vhost): record for record in permissions}
+        for topic in topics:
+            self.topics.setdefault((topic.user, topic.vhost), {})[topic.exchange] = topic
+        self.apps = {(record.vhost, record.app_id): record.user for record in apps}
+
+    # -- who there is ----------------------------------------------------------------------------------------
+    @property
+    def default(self) -> bool:
+        """Nobody ever added a user: there is the default user, and it may do everything."""
+        return not self.by_name and not self.given
+
+    def exists(self, name: str) -> bool:
+        return name in self.by_name or name in self.given or (self.default and name == DEFAULT_USER)
+
+    def trusts(self, name: str) -> bool:
+        """Whether the user may do everything, without a record that says so: the default user, and one that
+        is only given.
+        """
+        return name not in self.by_name and self.exists(name)
+
+    def tags(self, name: str) -> frozenset[str]:
+        known = self.by_name.get(name)
+        if known is not None:
+            return frozenset(known.tags)
+        return frozenset({ADMINISTRATOR} if self.exists(name) else ())
+
+    # -- changes ---------------------------------------------------------------------------------------------
+    def add(self, change: Change, name: str, password_hash: str, tags: Iterable[str] = ()) -> None:
+        """Raises OptionError: it exists, or the name or a tag is wrong."""
+        if not name or ":" in name:
+            raise OptionError(f"{name!r} cannot be the name of a user", "give one without a colon")
+        check_text("the name of a user", name)
+        if name in self.by_name:
+            raise OptionError(f"user '{name}' already exists", "set another password with txmq users passwd")
+        self._put(change, UserRecord(name, password_hash, _tags(tags)))
+
+    def set_password(self, change: Change, name: str, password_hash: str) -> None:
+        """Raises OptionError."""
+        self._put(change, UserRecord(name, password_hash, list(self._user(name).tags)))
+
+    def set_tags(self, change: Change, name: str, tags: Iterable[str]) -> None:
+        """Raises OptionError."""
+        self._put(change, UserRecord(name, self._user(name).password_hash, _tags(tags)))
+
+    def delete(self, change: Change, name: str) -> None:
+        """Deletes a user with its permissions; its apps belong to the user who uses them next.
+
+        Raises OptionError: there is no such user, or no other, because the default user would come back.
+        """
+        self._user(name)
+        if len(self.by_name) == 1 and not self.given - {name}:
+            raise OptionError(
+                f"user '{name}' is the last one, and without users the default user '{DEFAULT_USER}' would "
+                "come back",
+                "add another user first",
+            )
+        self._changed()
+        self._undo.item(self.by_name, name)
+        del self.by_name[name]
+        change.drop(UserRecord, (name,))
+        for user, vhost in [key for key in self.permissions if key[0] == name]:
+            self._drop_permission(change, user, vhost)
+        for user, vhost in [key for key in self.topics if key[0] == name]:
+            for exchange in list(self.topics[user, vhost]):
+                self._drop_topic(change, user, vhost, exchange)
+        for app in [app for app, user in self.apps.items() if user == name]:
+            self._undo.item(self.apps, app)
+            del self.apps[app]
+            change.drop(AppUserRecord, app)
+
+    def permit(self, change: Change, user: str, configure: str, write: str, read: str) -> None:
+        """Raises OptionError: no such user, or no regular expression."""
+        self._user(user)
+        for pattern in (configure, write, read):
+            check_pattern(pattern)
+        self._changed()
+        self._undo.item(self.permissions, (user, VHOST))
+        record = self.permissions[user, VHOST] = PermissionRecord(user, VHOST, configure, write, read)
+        change.put(record)
+
+    def forbid(self, change: Change, user: str) -> None:
+        """Takes the permissions. Raises OptionError: no such user."""
+        self._user(user)
+        if (user, VHOST) in self.permissions:
+            self._changed()
+            self._drop_permission(change, user, VHOST)
+
+    def permit_topic(self, change: Change, user: str, exchange: str, write: str, read: str) -> None:
+        """Raises OptionError: no such user, or no regular expression."""
+        self._user(user)
+        check_text("the name of an exchange", exchange)
+        for pattern in (write, read):
+            check_pattern(pattern)
+        self._changed()
+        self._undo.item(self.topics, (user, VHOST))
+        topics = self.topics.setdefault((user, VHOST), {})
+        self._undo.item(topics, exchange)
+        record = topics[exchange] = TopicPermissionRecord(user, VHOST, exchange, write, read)
+        change.put(record)
+
+    def forbid_topic(self, change: Change, user: str, exchange: str = "") -> None:
+        """Takes the topic permissions of an exchange, or of all. Raises OptionError: no such user."""
+        self._user(user)
+        for name in [exchange] if exchange else list(self.topics.get((user, VHOST), ())):
+            if name in self.topics.get((user, VHOST), {}):
+                self._changed()
+                self._drop_topic(change, user, VHOST, name)
+
+    def uses_app(self, app_id: str, user: str) -> bool:
+        return self.apps.get((VHOST, app_id)) == user
+
+    def use_app(self, change: Change, app_id: str, user: str) -> None:
+        """The app belongs to the user who first uses it. Raises AccessRefused."""
+        if self.apps.get((VHOST, app_id), user) != user:
+            raise AccessRefused(
+                f"access to app '{app_id}' in vhost '{VHOST}' refused for user '{user}'",
+                "an app id belongs to the user who first used it",
+            )
+        if (VHOST, app_id) not in self.apps and self.exists(user):
+            self._undo.item(self.apps, (VHOST, app_id))
+            self.apps[VHOST, app_id] = user
+            change.put(AppUserRecord(VHOST, app_id, user))
+
+    def _user(self, name: str) -> UserRecord:
+        known = self.by_name.get(name)
+        if known is None:
+            if name in self.given:
+                raise OptionError(
+                    f"user '{name}' is in the users file alone, and has all permissions",
+                    "add it with txmq users add, to give it others",
+                )
+            raise OptionError(f"user '{name}' does not exist", "list the users with txmq users list")
+        return known
+
+    def _put(self, change: Change, record: UserRecord) -> None:
+        self._changed()
+        self._undo.item(self.by_name, record.name)
+        self.by_name[record.name] = record
+        change.put(record)
+
+    def _drop_permission(self, change: Change, user: str, vhost: str) -> None:
+        self._undo.item(self.permissions, (user, vhost))
+        del self.permissions[user, vhost]
+        change.drop(PermissionRecord, (user, vhost))
+
+    def _drop_topic(self, change: Change, user: str, vhost: str, exchange: str) -> None:
+        topics = self.topics[user, vhost]
+        self._undo.item(topics, exchange)
+        del topics[exchange]
+        change.drop(TopicPermissionRecord, (user, vhost, exchange))
+
+    def _changed(self) -> None:
+        self._undo.append((self._renew,))
+        self._renew()
+
+    def _renew(self) -> None:
+        self.epoch = object()
+
+
+def _tags(tags: Iterable[str]) -> list[str]:
+    wrong = sorted(set(tags) - set(TAGS))
+    if wrong:
+        raise OptionError(f"there is no tag '{wrong[0]}'", f"use {' or '.join(TAGS)}")
+    return sorted(set(tags))

@@ -1,0 +1,62 @@
+"""Users and permissions of a broker in another process.
+
+A password is hashed here, so it never crosses to the broker. Every method raises OptionError for a wrong
+name, tag, pattern or password, and AccessRefused for a caller without the tag administrator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker_core import password as passwords
+from broker_core.admin import PermissionInfo, UserInfo
+from broker_core.client.broker import BrokerClient
+
+
+class RemoteAccounts:
+    """The same words as ``Broker.accounts`` has, with passwords in place of hashes."""
+
+    def __init__(self, client: BrokerClient) -> None:
+        self._client = client
+
+    def users(self) -> list[UserInfo]:
+        found: list[UserInfo] = self._client.administer(list[UserInfo], "users")
+        return found
+
+    def add_user(self, name: str, password: str, tags: Sequence[str] = ()) -> None:
+        """A user without permissions. It ends the default user."""
+        self._do("add_user", name=name, password_hash=passwords.hashed(password), tags=list(tags))
+
+    def set_password(self, name: str, password: str) -> None:
+        self._do("set_password", name=name, password_hash=passwords.hashed(password))
+
+    def set_tags(self, name: str, tags: Sequence[str]) -> None:
+        """In place of those that it has."""
+        self._do("set_tags", name=name, tags=list(tags))
+
+    def delete_user(self, name: str) -> None:
+        """Its connections are closed, its apps are free."""
+        self._do("delete_user", name=name)
+
+    def permissions(self) -> list[PermissionInfo]:
+        found: list[PermissionInfo] = self._client.administer(list[PermissionInfo], "permissions")
+        return found
+
+    def set_permissions(self, user: str, configure: str, write: str, read: str) -> None:
+        """Regular expressions, for names of queues and exchanges; "" is none, ".*" all."""
+        self._do("set_permissions", user=user, configure=configure, write=write, read=read)
+
+    def clear_permissions(self, user: str) -> None:
+        self._do("clear_permissions", user=user)
+
+    def set_topic_permissions(self, user: str, exchange: str, write: str, read: str) -> None:
+        """Regular expressions for routing keys, with ``{username}`` and ``{vhost}``."""
+        self._do("set_topic_permissions", user=user, exchange=exchange, write=write, read=read)
+
+    def clear_topic_permissions(self, user: str, exchange: str = "") -> None:
+        """``exchange`` "": of all."""
+        self._do("clear_topic_permissions", user=user, exchange=exchange)
+
+    def _do(self, word: str, **arguments: Any) -> None:
+        self._client.administer(type(None), word, **arguments)

@@ -1,0 +1,115 @@
+"""Passwords as they are kept: scrypt with a salt, in the form ``$scrypt$ln=15,r=8,p=1$SALT$HASH``.
+
+``ln`` is the binary logarithm of the cost; salt and hash are base64. A hash carries its cost, so a later
+version may raise it. One check takes tens of milliseconds and 32 MiB.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+from typing import NamedTuple
+
+from broker_core.errors import OptionError
+
+_PREFIX = "$scrypt$"
+_SALT_BYTES, _HASH_BYTES = 16, 32
+_MAX_MEMORY = 256 * 1024 * 1024
+MAX_BYTES = 1024  # of a password
+
+
+class Cost(NamedTuple):
+    """scrypt's parameters (RFC 7914): memory is 128 * r * 2**ln bytes."""
+
+    ln: int = 15
+    r: int = 8
+    p: int = 1
+
+
+COST = Cost()
+
+
+class _Hash(NamedTuple):
+    cost: Cost
+    salt: bytes
+    digest: bytes
+
+
+def hashed(password: str, cost: Cost = COST) -> str:
+    """Raises OptionError for an empty password, one that is too long, and one that is no text."""
+    salt = os.urandom(_SALT_BYTES)
+    digest = _scrypt(_checked(password), salt, cost, _HASH_BYTES)
+    return _text(cost, salt, digest)
+
+
+def unmatched(cost: Cost = COST) -> str:
+    """A hash that no password has: to compare with takes the same time."""
+    return _text(cost, os.urandom(_SALT_BYTES), os.urandom(_HASH_BYTES))
+
+
+def is_hash(text: str) -> bool:
+    """Whether ``text`` is meant as a hash."""
+    return text.startswith(_PREFIX)
+
+
+def check_hash(text: str) -> None:
+    """Raises OptionError, without the text, for one that ``hashed`` could not have made."""
+    _parse(text)
+
+
+def is_right(password: str, text: str) -> bool:
+    """Whether ``text`` is a hash of ``password``, in a time that depends on the hash alone."""
+    known = _parse(text)
+    given = password.encode(errors="surrogateescape")[:MAX_BYTES]
+    return hmac.compare_digest(_scrypt(given, known.salt, known.cost, len(known.digest)), known.digest)
+
+
+def _text(cost: Cost, salt: bytes, digest: bytes) -> str:
+    return f"{_PREFIX}ln={cost.ln},r={cost.r},p={cost.p}${_base64(salt)}${_base64(digest)}"
+
+
+def _checked(password: str) -> bytes:
+    try:
+        encoded = password.encode()
+    except UnicodeEncodeError:
+        raise OptionError("the password is no UTF-8") from None
+    if not encoded or len(encoded) > MAX_BYTES:
+        raise OptionError(
+            "the password is empty" if not encoded else f"the password has {len(encoded)} bytes",
+            f"it must have 1 to {MAX_BYTES} bytes",
+        )
+    return encoded
+
+
+def _scrypt(password: bytes, salt: bytes, cost: Cost, length: int) -> bytes:
+    return hashlib.scrypt(
+        password, salt=salt, n=1 << cost.ln, r=cost.r, p=cost.p, maxmem=_MAX_MEMORY + (1 << 20), dklen=length
+    )
+
+
+def _parse(text: str) -> _Hash:
+    try:
+        _, name, parameters, salt, digest = text.split("$")
+        values = dict(item.split("=") for item in parameters.split(","))
+        cost = Cost(int(values["ln"]), int(values["r"]), int(values["p"]))
+        known = _Hash(cost, base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True))
+    except (ValueError, KeyError, binascii.Error):
+        raise OptionError("a hash of a password must be $scrypt$ln=15,r=8,p=1$SALT$HASH") from None
+    if (
+        name != "scrypt"
+        or not 4 <= cost.ln <= 20
+        or not 1 <= cost.r <= 32
+        or not 1 <= cost.p <= 16
+        or 128 * cost.r << cost.ln > _MAX_MEMORY
+        or not 8 <= len(known.salt) <= 64
+        or not 16 <= len(known.digest) <= 64
+    ):
+        raise OptionError("a hash of a password has parameters that are not supported")
+    return known
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

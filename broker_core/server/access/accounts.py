@@ -1,0 +1,103 @@
+"""Users and permissions, as an operator changes them.
+
+Not here: the rules (``broker/users.py``), logins (``logins.py``). Passwords come as hashes: whoever sets one
+hashes it.
+
+Invariant: a change is durable, and every door has heard of it, when the call returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from broker_core import password as passwords
+from broker_core.admin import PermissionInfo, UserInfo
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.permission import VHOST
+from broker_core.broker.users import DEFAULT_USER
+from broker_core.node.local import LocalBroker
+
+Changes = Callable[[BrokerState, Change], None]
+
+
+class Accounts:
+    """``changed``: called after each change, in the thread that made it."""
+
+    def __init__(self, broker: LocalBroker) -> None:
+        self._broker = broker
+        self.changed: list[Callable[[], None]] = []
+
+    def users(self) -> list[UserInfo]:
+        with self._broker.look as state:
+            users = state.users
+            names = sorted({*users.by_name, *users.given}) or [DEFAULT_USER]
+            return [
+                UserInfo(
+                    name,
+                    tuple(sorted(users.tags(name))),
+                    "default"
+                    if users.default
+                    else "+".join(
+                        source
+                        for source, known in (("catalog", users.by_name), ("file", users.given))
+                        if name in known
+                    ),
+                )
+                for name in names
+            ]
+
+    def add_user(self, name: str, password_hash: str, tags: Sequence[str] = ()) -> None:
+        """Raises OptionError."""
+        passwords.check_hash(password_hash)
+        self._change(lambda state, change: state.users.add(change, name, password_hash, tags))
+
+    def set_password(self, name: str, password_hash: str) -> None:
+        """Raises OptionError."""
+        passwords.check_hash(password_hash)
+        self._change(lambda state, change: state.users.set_password(change, name, password_hash))
+
+    def set_tags(self, name: str, tags: Sequence[str]) -> None:
+        """Raises OptionError."""
+        self._change(lambda state, change: state.users.set_tags(change, name, tags))
+
+    def delete_user(self, name: str) -> None:
+        """Closes its connections. Raises OptionError."""
+        self._change(lambda state, change: state.users.delete(change, name))
+
+    def permissions(self) -> list[PermissionInfo]:
+        with self._broker.look as state:
+            users = state.users
+            listed = [
+                PermissionInfo(user, vhost, "", each.configure, each.write, each.read)
+                for (user, vhost), each in users.permissions.items()
+            ]
+            listed += [
+                PermissionInfo(user, vhost, exchange, "", each.write, each.read)
+                for (user, vhost), topics in users.topics.items()
+                for exchange, each in topics.items()
+            ]
+            trusted = [name for name in {*users.given, DEFAULT_USER} if users.trusts(name)]
+            listed += [PermissionInfo(name, VHOST, "", ".*", ".*", ".*") for name in trusted]
+        return sorted(listed, key=lambda each: (each.user, each.vhost, each.exchange))
+
+    def set_permissions(self, user: str, configure: str, write: str, read: str) -> None:
+        """Raises OptionError."""
+        self._change(lambda state, change: state.users.permit(change, user, configure, write, read))
+
+    def clear_permissions(self, user: str) -> None:
+        """Raises OptionError."""
+        self._change(lambda state, change: state.users.forbid(change, user))
+
+    def set_topic_permissions(self, user: str, exchange: str, write: str, read: str) -> None:
+        """Raises OptionError."""
+        self._change(lambda state, change: state.users.permit_topic(change, user, exchange, write, read))
+
+    def clear_topic_permissions(self, user: str, exchange: str = "") -> None:
+        """``exchange`` "": of all. Raises OptionError."""
+        self._change(lambda state, change: state.users.forbid_topic(change, user, exchange))
+
+    def _change(self, change_users: Changes) -> None:
+        self._broker.run(lambda state, change, _now: change_users(state, change))
+        for told in self.changed:
+            told()

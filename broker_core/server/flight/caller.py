@@ -1,0 +1,54 @@
+"""The caller of a Flight call, and what it may ask for.
+
+Not here: which call needs what (``permits.py``), who it is (``login.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from broker_core.broker.rights import Rights
+from broker_core.broker.users import ADMINISTRATOR, MONITORING
+from broker_core.errors import AccessRefused
+from broker_core.server.access.identity import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Every method raises AccessRefused. ``address``: of the client, without its port."""
+
+    identity: Identity
+    rights: Rights
+    address: str
+
+    @property
+    def administers(self) -> bool:
+        return self.identity.owner or ADMINISTRATOR in self.identity.tags
+
+    def enter(self) -> None:
+        """Needs any permission in the virtual host, or a tag."""
+        if not self.rights.enters and not self.identity.tags and not self.identity.owner:
+            raise AccessRefused(
+                f"access to vhost '{self.rights.vhost}' refused for user '{self.identity.user}'",
+                "an administrator gives permissions with txmq permissions set",
+            )
+
+    def read(self, queues: Iterable[str]) -> None:
+        self.enter()
+        for queue in queues:
+            self.rights.require("read", "queue", queue)
+
+    def operate(self, what: str) -> None:
+        """Needs a tag."""
+        if not self.identity.owner and not self.identity.tags & {ADMINISTRATOR, MONITORING}:
+            raise self._refused(what, f"{ADMINISTRATOR} or {MONITORING}")
+
+    def administer(self, what: str) -> None:
+        if not self.administers:
+            raise self._refused(what, ADMINISTRATOR)
+
+    def _refused(self, what: str, tags: str) -> AccessRefused:
+        return AccessRefused(
+            f"access to {what} refused for user '{self.identity.user}'", f"it needs the tag {tags}"
+        )

@@ -1,0 +1,229 @@
+"""Which permission each Flight call needs. A call without an entry here is refused.
+
+=============================================================  ===========================================
+calls                                                          need
+=============================================================  ===========================================
+``hello``                                                      a login
+``engine``: logs, available, offsets, wait; DoGet: browse      read on the queues
+claim, resolve, count, ack; read                               the app, and read on the queues
+open_batch, commit_batch, unapplied, mark_applied, unmirrored,
+mark_mirrored, last_entry, app; DoGet: branches                the app
+stage, adopt, DoPut                                            the app of the attempt, and write on each
+                                                               exchange that the rows name
+commit_branches, rollback_batch                                the app of the attempt, or its token
+skip, release, apps, attempts                                  the tag administrator or monitoring
+``channel``                                                    as AMQP (``broker/permits.py``)
+``admin``: queues, prepared, commit, rollback                  the tag administrator or monitoring
+committed, outcome, call_took_place                            any permission, and the name
+give_up, users and permissions                                 the tag administrator
+=============================================================  ===========================================
+
+An app id belongs to the user who first used it; an administrator may use each, without becoming its user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from broker_core import errors
+from broker_core.broker import permits
+from broker_core.engine import BranchHeader, ReadTicket
+from broker_core.flight import contract
+from broker_core.micro_batch import overview
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.local import LocalBroker
+from broker_core.server.flight.caller import Caller
+
+Arguments = Mapping[str, Any]
+Check = Callable[["Permits", Caller, Arguments], None]
+
+GENERATED = f"amq.gen-{'0' * 32}"  # stands for the name that the broker will choose
+
+
+def _queues(name: str) -> Check:
+    return lambda _permits, caller, given: caller.read(given[name])
+
+
+def _app(permits: Permits, caller: Caller, given: Arguments) -> None:
+    permits.use_app(caller, given["app_id"])
+
+
+def _app_and_queues(*names: str) -> Check:
+    def check(permits: Permits, caller: Caller, given: Arguments) -> None:
+        caller.read({queue for name in names for queue in given[name]})
+        permits.use_app(caller, given["app_id"])
+
+    return check
+
+
+def _attempt(permits: Permits, caller: Caller, given: Arguments) -> None:
+    caller.enter()
+    permits.require_attempt(caller, given["token"])
+
+
+def _operate(what: str) -> Check:
+    return lambda _permits, caller, _given: caller.operate(what)
+
+
+def _administer(what: str) -> Check:
+    return lambda _permits, caller, _given: caller.administer(what)
+
+
+def _enter(_permits: Permits, caller: Caller, _given: Arguments) -> None:
+    caller.enter()
+
+
+ENGINE: dict[str, Check] = {
+    "identity": _enter,
+    "logs": _queues("queues"),
+    "available": _queues("logs"),
+    "offsets": _queues("queues"),
+    "wait": _queues("queues"),
+    "claim": _app_and_queues("queues", "start"),
+    "resolve": _app_and_queues("start", "end"),
+    "count": _app_and_queues("ranges"),
+    "ack": _app_and_queues("end"),
+    "open_batch": _app,
+    "commit_batch": _app,
+    "commit_branches": _attempt,
+    "rollback_batch": _attempt,
+    "unapplied": _app,
+    "mark_applied": _app,
+    "unmirrored": _app,
+    "mark_mirrored": _app,
+    "last_entry": _app,
+    "app": _app,
+    "skip": _operate("the rows of other apps"),
+    "apps": _operate("the list of apps"),
+    "attempts": _operate("the list of attempts"),
+    "release": _operate("the queues of other apps"),
+}
+ADMIN: dict[str, Check] = {
+    "queues": _operate("the list of queues"),
+    "prepared": _operate("the list of prepared transactions"),
+    "commit": _operate("prepared transactions"),
+    "rollback": _operate("prepared transactions"),
+    "committed": _enter,
+    "outcome": _enter,
+    "call_took_place": _enter,
+    "give_up": _administer("the data directory"),
+    **dict.fromkeys(contract.ACCOUNTS, _administer("users and permissions")),
+}
+
+
+def _declare_exchange(permits_: Permits, caller: Caller, given: Arguments) -> None:
+    permits.declare_exchange(
+        caller.rights,
+        permits_.topology,
+        given["exchange"],
+        given.get("type", "direct"),
+        given.get("arguments") or {},
+    )
+
+
+def _declare_queue(permits_: Permits, caller: Caller, given: Arguments) -> None:
+    if not given.get("passive", False):
+        queue = given.get("queue") or GENERATED
+        permits.declare_queue(caller.rights, permits_.topology, queue, given.get("arguments") or {})
+
+
+def _bind(permits_: Permits, caller: Caller, given: Arguments) -> None:
+    queue, exchange = given["queue"], given["exchange"]
+    permits.bind(caller.rights, permits_.topology, "queue", queue, exchange, given.get("routing_key", ""))
+
+
+def _publish(permits_: Permits, caller: Caller, given: Arguments) -> None:
+    exchange, routing_key = given.get("exchange", ""), given.get("routing_key", "")
+    permits.publish(caller.rights, permits_.topology, exchange, routing_key)
+
+
+def _publish_all(permits_: Permits, caller: Caller, given: Arguments) -> None:
+    for message in given["messages"]:
+        _publish(permits_, caller, message)
+
+
+def _read(_permits: Permits, caller: Caller, given: Arguments) -> None:
+    permits.read_queue(caller.rights, given["queue"])
+
+
+CHANNEL: dict[str, Check] = {
+    "exchange_declare": _declare_exchange,
+    "exchange_delete": lambda _, caller, given: permits.delete_exchange(caller.rights, given["exchange"]),
+    "queue_declare": _declare_queue,
+    "queue_bind": _bind,
+    "queue_unbind": _bind,
+    "queue_purge": _read,
+    "queue_delete": lambda _, caller, given: permits.delete_queue(caller.rights, given["queue"]),
+    "publish": _publish,
+    "publish_all": _publish_all,
+    "get": _read,
+    **dict.fromkeys(
+        (
+            "ack",
+            "nack",
+            "reject",
+            "recover",
+            "tx_select",
+            "confirm_select",
+            "tx_commit",
+            "tx_rollback",
+            "prepare",
+        ),
+        _enter,
+    ),
+}
+
+
+class Permits:
+    """Every method raises AccessRefused."""
+
+    def __init__(self, engine: EmbeddedEngine, broker: LocalBroker) -> None:
+        self._engine = engine
+        self._broker = broker
+        self.topology = broker.state.topology
+
+    def check(self, calls: Mapping[str, Check], word: str, caller: Caller, given: Arguments) -> None:
+        """Before ``word`` is carried out with these arguments, which are checked."""
+        if caller.rights.everything and caller.administers:
+            return
+        check = calls.get(word)
+        if check is None:
+            raise errors.AccessRefused(f"access to {word} refused for user '{caller.identity.user}'")
+        check(self, caller, given)
+
+    def read(self, caller: Caller, ticket: ReadTicket) -> None:
+        caller.read({*ticket.ranges, *(log for log, _, _ in ticket.slices)})
+        self.use_app(caller, ticket.app_id)
+
+    def read_branches(self, caller: Caller, branches: Iterable[str]) -> None:
+        caller.enter()
+        for branch in branches:
+            with self._broker.look:
+                app_id = overview.app_of_branch(self._engine.batches, branch)
+            if app_id:
+                self.use_app(caller, app_id)
+
+    def stage(self, caller: Caller, header: BranchHeader) -> None:
+        """But for the exchanges, which the rows name."""
+        caller.enter()
+        if header.app_id:
+            self.use_app(caller, header.app_id)
+        self.require_attempt(caller, header.token)
+
+    def require_attempt(self, caller: Caller, token: str) -> None:
+        """Its app must be the caller's; an attempt without an app is its who knows the token."""
+        with self._broker.look:
+            app_id = overview.app_of_token(self._engine.batches, token)
+        if app_id:
+            self.use_app(caller, app_id)
+
+    def use_app(self, caller: Caller, app_id: str) -> None:
+        caller.enter()
+        user = caller.identity.user
+        if caller.administers:
+            return
+        users = self._broker.state.users
+        if users.uses_app(app_id, user):
+            return
+        self._broker.run(lambda state, change, _now: state.users.use_app(change, app_id, user))

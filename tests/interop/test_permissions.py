@@ -1,0 +1,195 @@
+"""The table of permissions, with codes and texts: txmq's, and RabbitMQ's with ``TXMQ_INTEROP_URL`` and
+``TXMQ_INTEROP_CTL`` (a rabbitmqctl).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+from pamqp import commands as c
+
+from broker_core import password as passwords
+from broker_core.launcher import Broker
+from tests.amqp_peer import Peer
+from tests.permission_rows import NOTHING, PASSWORD, ROWS, USER, Row, Set, check, prepare
+
+ROOT = "root"  # may do everything
+
+
+class Site(NamedTuple):
+    """A broker with the user of the rows. ``topic``: exchange, write, read; ``clear``: no permission."""
+
+    host: str
+    set_permissions: Set
+    set_topic: Callable[[str, str, str], None]
+    clear: Callable[[], None]
+
+    def url(self, user: str) -> str:
+        return f"amqp://{user}:{PASSWORD.replace(' ', '%20')}@{self.host}/"
+
+    def opened(self) -> contextlib.AbstractContextManager[Peer]:
+        return opened(self, USER)
+
+
+@contextlib.contextmanager
+def opened(site: Site, user: str) -> Iterator[Peer]:
+    with Peer(f"amqp://{site.host}") as made:
+        made.user, made.password = user, PASSWORD
+        yield made.opened(1)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    other, control = os.environ.get("TXMQ_INTEROP_URL"), os.environ.get("TXMQ_INTEROP_CTL")
+    if other and not control:
+        pytest.skip("TXMQ_INTEROP_CTL is not set: users of the other broker cannot be made")
+    if other and control:
+
+        def ctl(*words: str) -> None:
+            subprocess.run([control, "-q", *words], check=True, timeout=120)
+
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ctl("delete_user", USER)
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ctl("delete_user", ROOT)
+        for user in (USER, ROOT):
+            ctl("add_user", user, PASSWORD)
+        ctl("set_permissions", ROOT, ".*", ".*", ".*")
+        made = Site(
+            urlsplit(other).netloc.rpartition("@")[2],
+            lambda *patterns: ctl("set_permissions", USER, *patterns),
+            lambda *patterns: ctl("set_topic_permissions", USER, *patterns),
+            lambda: ctl("clear_permissions", USER),
+        )
+        prepared(made)
+        yield made
+        return
+    directory: Path = tmp_path_factory.mktemp("permissions")
+    with Broker.open(directory, amqp=["127.0.0.1:0"]) as broker:
+        accounts = broker.accounts
+        for user in (USER, ROOT):
+            accounts.add_user(user, passwords.hashed(PASSWORD, passwords.Cost(4)))
+        accounts.set_permissions(ROOT, ".*", ".*", ".*")
+        made = Site(
+            urlsplit(broker.amqp_urls[0]).netloc,
+            lambda *patterns: accounts.set_permissions(USER, *patterns),
+            lambda *patterns: accounts.set_topic_permissions(USER, *patterns),
+            lambda: accounts.clear_permissions(USER),
+        )
+        prepared(made)
+        yield made
+
+
+def prepared(site: Site) -> None:
+    with opened(site, ROOT) as root:
+        prepare(root)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_command_needs_the_permissions_of_the_table(site: Site, row: Row) -> None:
+    check(row, site.set_permissions, site.opened)
+
+
+def test_a_user_without_permissions_does_not_enter_the_vhost(site: Site) -> None:
+    site.clear()
+    with Peer(f"amqp://{site.host}") as client:
+        client.user, client.password = USER, PASSWORD
+        client.tuned()
+        client.send(0, c.Connection.TuneOk(2047, 131_072, 0))
+        client.send(0, c.Connection.Open("/"))
+        closed = client.expect(c.Connection.Close, 0)
+    assert (closed.reply_code, closed.reply_text) == (
+        530,
+        f"NOT_ALLOWED - access to vhost '/' refused for user '{USER}'",
+    )
+
+
+def test_permissions_come_before_existence(site: Site) -> None:
+    site.set_permissions(NOTHING, NOTHING, NOTHING)
+    with site.opened() as client:
+        client.send(1, c.Queue.Bind(queue="nowhere", exchange="nothing", routing_key=""))
+        assert client.expect(c.Channel.Close, 1).reply_code == 403
+    site.set_permissions(".*", ".*", ".*")
+    with site.opened() as client:
+        client.send(1, c.Queue.Bind(queue="nowhere", exchange="nothing", routing_key=""))
+        assert client.expect(c.Channel.Close, 1).reply_code == 404
+
+
+def test_a_pattern_is_searched_and_an_empty_one_permits_the_empty_name(site: Site) -> None:
+    site.set_permissions("", "", "mpt")
+    with site.opened() as client:
+        assert client.get(1, "q-empty") is None
+        client.send(1, c.Basic.Get(queue="q"))
+        assert client.expect(c.Channel.Close, 1).reply_code == 403
+    with site.opened() as client:
+        client.publish(1, "", "q", b"")
+        closed = client.expect(c.Channel.Close, 1)
+    assert closed.reply_text == (
+        f"ACCESS_REFUSED - access to exchange 'amq.default' in vhost '/' refused for user '{USER}'"
+    )
+
+
+def test_topic_permissions_limit_the_routing_keys_of_topic_exchanges(site: Site) -> None:
+    site.set_permissions(".*", ".*", ".*")
+    site.set_topic("amq.topic", "^{username}\\.[a-z]+$", "^public")
+    text = (
+        "ACCESS_REFUSED - access to topic '{}' in exchange topic 'amq.topic' in vhost '/' refused for user "
+        f"'{USER}'"
+    )
+    with site.opened() as client:
+        client.publish(1, "amq.topic", f"{USER}.news", b"")
+        client.publish(1, "amq.topic", "other.news", b"")
+        assert client.expect(c.Channel.Close, 1).reply_text == text.format("other.news")
+    with site.opened() as client:
+        client.call(1, c.Queue.Bind(queue="q", exchange="amq.topic", routing_key="public.a"), c.Queue.BindOk)
+        client.send(1, c.Queue.Bind(queue="q", exchange="amq.topic", routing_key="secret.a"))
+        assert client.expect(c.Channel.Close, 1).reply_text == text.format("secret.a")
+    with site.opened() as client:
+        client.publish(1, "amq.direct", "anything", b"")
+        client.call(1, c.Queue.Bind(queue="q", exchange="amq.direct", routing_key="any"), c.Queue.BindOk)
+
+
+def test_pika_gets_the_refusal_as_its_own_exception(site: Site) -> None:
+    site.set_permissions(NOTHING, NOTHING, "^q$")
+    login = pika.PlainCredentials(USER, PASSWORD)
+    host, _, port = site.host.partition(":")
+    with pika.BlockingConnection(
+        pika.ConnectionParameters(host, int(port or 5672), credentials=login)
+    ) as made:
+        channel = made.channel()
+        channel.confirm_delivery()
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+            channel.basic_publish("x", "k", b"body")
+        assert caught.value.reply_code == 403
+        again = made.channel()
+        again.queue_purge("q")
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+            again.queue_declare("mine")
+        assert caught.value.reply_text == (
+            f"ACCESS_REFUSED - access to queue 'mine' in vhost '/' refused for user '{USER}'"
+        )
+
+
+def test_a_wrong_password_and_an_unknown_user_get_the_same_answer(site: Site) -> None:
+    answers = set()
+    for user, password in ((USER, "wrong"), ("nobody", "wrong"), (USER, "")):
+        with Peer(f"amqp://{site.host}") as client:
+            client.started()
+            client.start_ok(response=f"\0{user}\0{password}")
+            closed = client.expect(c.Connection.Close, 0)
+        answers.add((closed.reply_code, closed.reply_text))
+    assert answers == {
+        (
+            403,
+            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see the "
+            "broker logfile.",
+        )
+    }

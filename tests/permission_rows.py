@@ -1,0 +1,242 @@
+"""Every method of AMQP that a client sends on a channel, with the permissions that it needs: RabbitMQ's table.
+
+Not here: brokers. The same rows run against txmq (``server/test_permissions.py``) and, with
+``TXMQ_INTEROP_URL`` and ``TXMQ_INTEROP_CTL``, against RabbitMQ (``interop/test_permissions.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pamqp import base
+from pamqp import commands as c
+
+from tests.amqp_peer import AnyFrame, Peer, content
+
+Need = tuple[str, str, str]  # permission, kind, name
+Set = Callable[[str, str, str], None]  # the patterns of the user: configure, write, read
+
+USER, PASSWORD = "limited", "a password"
+NOTHING = "^$"
+
+
+class Row(NamedTuple):
+    """``frame`` needs ``needs``, in the order in which they are checked. ``answer`` None: nothing comes."""
+
+    name: str
+    frame: base.Frame
+    answer: type[base.Frame] | None
+    needs: tuple[Need, ...] = ()
+    before: tuple[base.Frame, ...] = ()  # on the same channel
+
+
+def _recover_async() -> base.Frame:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return c.Basic.RecoverAsync(requeue=True)
+
+
+ROWS = (
+    Row(
+        "exchange.declare",
+        c.Exchange.Declare(exchange="x-new"),
+        c.Exchange.DeclareOk,
+        (("configure", "exchange", "x-new"),),
+    ),
+    Row(
+        "exchange.declare with an alternate exchange",
+        c.Exchange.Declare(exchange="x-alternate", arguments={"alternate-exchange": "x"}),
+        c.Exchange.DeclareOk,
+        (
+            ("configure", "exchange", "x-alternate"),
+            ("read", "exchange", "x-alternate"),
+            ("write", "exchange", "x"),
+        ),
+    ),
+    Row(
+        "exchange.declare again with an alternate exchange",
+        c.Exchange.Declare(exchange="x-diverting", arguments={"alternate-exchange": "x"}),
+        c.Exchange.DeclareOk,
+        (("configure", "exchange", "x-diverting"),),
+    ),
+    Row("exchange.declare passive", c.Exchange.Declare(exchange="x", passive=True), c.Exchange.DeclareOk),
+    Row(
+        "exchange.delete",
+        c.Exchange.Delete(exchange="x-gone"),
+        c.Exchange.DeleteOk,
+        (("configure", "exchange", "x-gone"),),
+    ),
+    Row(
+        "exchange.bind",
+        c.Exchange.Bind(destination="x-other", source="x", routing_key="k"),
+        c.Exchange.BindOk,
+        (("write", "exchange", "x-other"), ("read", "exchange", "x")),
+    ),
+    Row(
+        "exchange.unbind",
+        c.Exchange.Unbind(destination="x-other", source="x", routing_key="k"),
+        c.Exchange.UnbindOk,
+        (("write", "exchange", "x-other"), ("read", "exchange", "x")),
+    ),
+    Row(
+        "queue.declare",
+        c.Queue.Declare(queue="q-new"),
+        c.Queue.DeclareOk,
+        (("configure", "queue", "q-new"),),
+    ),
+    Row(
+        "queue.declare with a dead-letter exchange",
+        c.Queue.Declare(queue="q-letters", arguments={"x-dead-letter-exchange": "x"}),
+        c.Queue.DeclareOk,
+        (("configure", "queue", "q-letters"), ("read", "queue", "q-letters"), ("write", "exchange", "x")),
+    ),
+    Row(
+        "queue.declare with the default exchange for dead letters",
+        c.Queue.Declare(queue="q-default", arguments={"x-dead-letter-exchange": ""}),
+        c.Queue.DeclareOk,
+        (
+            ("configure", "queue", "q-default"),
+            ("read", "queue", "q-default"),
+            ("write", "exchange", "amq.default"),
+        ),
+    ),
+    Row(
+        "queue.declare again with a dead-letter exchange",
+        c.Queue.Declare(queue="q-dying", arguments={"x-dead-letter-exchange": "x"}),
+        c.Queue.DeclareOk,
+        (("configure", "queue", "q-dying"),),
+    ),
+    Row("queue.declare passive", c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk),
+    Row(
+        "queue.delete", c.Queue.Delete(queue="q-gone"), c.Queue.DeleteOk, (("configure", "queue", "q-gone"),)
+    ),
+    Row(
+        "queue.bind",
+        c.Queue.Bind(queue="q", exchange="x", routing_key="k"),
+        c.Queue.BindOk,
+        (("write", "queue", "q"), ("read", "exchange", "x")),
+    ),
+    Row(
+        "queue.unbind",
+        c.Queue.Unbind(queue="q", exchange="x", routing_key="k"),
+        c.Queue.UnbindOk,
+        (("write", "queue", "q"), ("read", "exchange", "x")),
+    ),
+    Row("queue.purge", c.Queue.Purge(queue="q"), c.Queue.PurgeOk, (("read", "queue", "q"),)),
+    Row("basic.publish", c.Basic.Publish(exchange="x"), None, (("write", "exchange", "x"),)),
+    Row(
+        "basic.publish to the default exchange",
+        c.Basic.Publish(exchange="", routing_key="q"),
+        None,
+        (("write", "exchange", "amq.default"),),
+    ),
+    Row("basic.get", c.Basic.Get(queue="q-empty"), c.Basic.GetEmpty, (("read", "queue", "q-empty"),)),
+    Row(
+        "basic.consume",
+        c.Basic.Consume(queue="q-empty", consumer_tag="t"),
+        c.Basic.ConsumeOk,
+        (("read", "queue", "q-empty"),),
+    ),
+    Row("basic.cancel", c.Basic.Cancel(consumer_tag="t"), c.Basic.CancelOk),
+    Row("basic.qos", c.Basic.Qos(prefetch_count=1), c.Basic.QosOk),
+    Row("basic.ack", c.Basic.Ack(0, multiple=True), None),
+    Row("basic.nack", c.Basic.Nack(0, multiple=True), None),
+    Row("basic.reject", c.Basic.Reject(7), c.Channel.Close),  # 406: there is no such tag
+    Row("basic.recover", c.Basic.Recover(requeue=True), c.Basic.RecoverOk),
+    Row("basic.recover-async", _recover_async(), None),
+    Row("tx.select", c.Tx.Select(), c.Tx.SelectOk),
+    Row("tx.commit", c.Tx.Commit(), c.Tx.CommitOk, before=(c.Tx.Select(),)),
+    Row("tx.rollback", c.Tx.Rollback(), c.Tx.RollbackOk, before=(c.Tx.Select(),)),
+    Row("confirm.select", c.Confirm.Select(), c.Confirm.SelectOk),
+    Row("channel.flow", c.Channel.Flow(active=True), c.Channel.FlowOk),
+    Row("channel.close", c.Channel.Close(200, "", 0, 0), c.Channel.CloseOk),
+)
+OBJECTS = (
+    c.Exchange.Declare(exchange="x"),
+    c.Exchange.Declare(exchange="x-other"),
+    c.Exchange.Declare(exchange="x-gone"),
+    c.Exchange.Declare(exchange="x-diverting", arguments={"alternate-exchange": "x"}),
+    c.Queue.Declare(queue="q"),
+    c.Queue.Declare(queue="q-empty"),
+    c.Queue.Declare(queue="q-gone"),
+    c.Queue.Declare(queue="q-dying", arguments={"x-dead-letter-exchange": "x"}),
+)
+MADE = (
+    *(c.Exchange.Delete(exchange=name) for name in ("x", "x-other", "x-gone", "x-diverting")),
+    *(c.Exchange.Delete(exchange=name) for name in ("x-new", "x-alternate")),
+    *(c.Queue.Delete(queue=name) for name in ("q", "q-empty", "q-gone", "q-dying")),
+    *(c.Queue.Delete(queue=name) for name in ("q-new", "q-letters", "q-default")),
+)
+
+
+def prepare(peer: Peer) -> None:
+    """What the rows use, as a user who may do everything; channel 1 is open."""
+    for frame in (*MADE, *OBJECTS):
+        peer.send(1, frame)
+        peer.receive()
+
+
+def encode(frame: base.Frame) -> bytes:
+    """A method with its content, if it has one."""
+    return content(1, frame, b"body")
+
+
+def write(peer: Peer, frame: base.Frame) -> None:
+    if isinstance(frame, c.Basic.Publish):
+        peer.write(encode(frame))
+    else:
+        peer.send(1, frame)
+
+
+def answer(peer: Peer, row: Row) -> AnyFrame | None:
+    """What the broker says to the frame of ``row``; None if it was taken without an answer."""
+    for frame in row.before:
+        peer.send(1, frame)
+        peer.receive()
+    write(peer, row.frame)
+    if row.answer is None:  # what comes first, if nothing comes for the frame itself
+        peer.send(1, c.Basic.Qos(prefetch_count=7))
+        found = peer.receive()[1]
+        return None if isinstance(found, c.Basic.QosOk) else found
+    return peer.receive()[1]
+
+
+def without(need: Need) -> tuple[str, str, str]:
+    """Patterns that permit everything but this."""
+    permission, _, name = need
+    other = f"^(?!{re.escape(name)}$).*$"
+    return tuple(other if each == permission else ".*" for each in ("configure", "write", "read"))  # type: ignore[return-value]
+
+
+def only(needs: tuple[Need, ...]) -> tuple[str, str, str]:
+    """Patterns that permit these names alone."""
+    return tuple(  # type: ignore[return-value]
+        "^(" + "|".join(re.escape(name) for permission, _, name in needs if permission == each) + ")$"
+        for each in ("configure", "write", "read")
+    )
+
+
+def refused(found: AnyFrame | None) -> str:
+    """The text of a refusal that closes the channel; "" if it is none."""
+    return found.reply_text if isinstance(found, c.Channel.Close) and found.reply_code == 403 else ""
+
+
+def check(
+    row: Row, set_permissions: Set, opened: Callable[[], contextlib.AbstractContextManager[Peer]]
+) -> None:
+    """A user without one of the needs is refused, with RabbitMQ's text; one with them alone is not."""
+    for need in row.needs:
+        set_permissions(*without(need))
+        with opened() as peer:
+            _, kind, name = need
+            expected = f"ACCESS_REFUSED - access to {kind} '{name}' in vhost '/' refused for user '{USER}'"
+            assert refused(answer(peer, row)) == expected, (row.name, need)
+    set_permissions(*only(row.needs))
+    with opened() as peer:
+        found = answer(peer, row)
+        assert not refused(found), (row.name, refused(found))
+        assert found is None if row.answer is None else isinstance(found, row.answer), (row.name, found)
