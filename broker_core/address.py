@@ -7,38 +7,58 @@ Not here: the file with the address of a data directory's broker (``endpoint.py`
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
 from broker_core import errors
+from broker_core.credentials import Credentials
 
 DEFAULT_PORT = 5673
 DEFAULT_AMQP = "127.0.0.1:5672"
+DEFAULT_AMQPS = "127.0.0.1:5671"
 NO_AMQP = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A broker: a host and port, or a data directory (absolute path)."""
+    """A broker: a host and port, or a data directory (absolute path); and how a client proves who it is.
+
+    ``tls_*``: files, as in ``credentials.Credentials``.
+    """
 
     host: str = ""
     port: int = 0
     directory: str = ""
     user: str = ""
     password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    tls: bool = False
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+
+    @property
+    def credentials(self) -> Credentials:
+        """What this address was made with: for another process."""
+        return Credentials(self.user, self.password, "", self.token, self.tls_ca, self.tls_cert, self.tls_key)
 
     def __str__(self) -> str:
         if self.directory:
             return f"data={self.directory}"
-        return f"txmq://{bracketed(self.host)}:{self.port}"
+        return f"{'txmqs' if self.tls else 'txmq'}://{bracketed(self.host)}:{self.port}"
 
 
 def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def parse_address(url: str | None = None, data: str | os.PathLike[str] | None = None) -> Address:
-    """Returns the address. Raises OptionError unless exactly one argument is given and valid."""
+def parse_address(
+    url: str | None = None, data: str | os.PathLike[str] | None = None, credentials: Credentials | None = None
+) -> Address:
+    """Returns the address. Raises OptionError unless exactly one of ``url`` and ``data`` is given, and all is
+    valid.
+    """
     if (url is None) == (data is None):
         wrong = (
             "both options 'url' and 'data' are given"
@@ -52,32 +72,32 @@ def parse_address(url: str | None = None, data: str | os.PathLike[str] | None = 
         text = os.fspath(data)
         if not text:
             raise errors.OptionError("option 'data' is empty; it must name a directory")
+        if credentials is not None and credentials != Credentials():
+            raise errors.OptionError(
+                "options of a login or of TLS are given with 'data'",
+                "leave them out: a client that may read the directory finds what it needs there",
+            )
         return Address(directory=os.path.abspath(text))
     assert url is not None
-    return _parse_url(url)
+    return _parse_url(url, credentials or Credentials())
 
 
-def _parse_url(url: str) -> Address:
+def _parse_url(url: str, credentials: Credentials) -> Address:
     scheme = url.partition("://")[0].lower()
-    if scheme == "txmqs":
-        raise errors.OptionError(
-            f"option 'url' is {_shown(url)!r}, but TLS (txmqs://) is not supported by this version; use "
-            "txmq://host:port"
-        )
     if scheme == "kafka":
         raise errors.OptionError(
-            f"option 'url' is {_shown(url)!r}, but Kafka has no channels and no prepared transactions; use a "
-            "Kafka client, or txmq://host:port"
+            f"option 'url' is {without_password(url)!r}, but Kafka has no channels and no prepared "
+            "transactions; use a Kafka client, or txmq://host:port"
         )
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         raise errors.OptionError(
-            f"option 'url' is {_shown(url)!r}; its port must be a number from 1 to 65535"
+            f"option 'url' is {without_password(url)!r}; its port must be a number from 1 to 65535"
         ) from None
     if (
-        parts.scheme != "txmq"
+        parts.scheme not in ("txmq", "txmqs")
         or not parts.hostname
         or parts.path not in ("", "/")
         or parts.query
@@ -85,24 +105,59 @@ def _parse_url(url: str) -> Address:
         or port == 0
     ):
         raise errors.OptionError(
-            f"option 'url' is {_shown(url)!r}; it must be txmq://[user:password@]host:port, for example "
-            f"txmq://localhost:{DEFAULT_PORT}"
+            f"option 'url' is {without_password(url)!r}; it must be txmq://[user:password@]host:port, or "
+            f"txmqs:// for TLS, for example txmq://localhost:{DEFAULT_PORT}"
         )
+    tls = parts.scheme == "txmqs"
+    if not tls and (credentials.tls_ca or credentials.tls_cert or credentials.tls_key):
+        raise errors.OptionError(
+            f"option 'url' is {without_password(url)!r}, and an option of TLS is given",
+            "use txmqs://host:port, or leave out tlsCa, tlsCert and tlsKey",
+        )
+    if parts.username or parts.password:
+        password = unquote(parts.password or "")
+        if (
+            credentials.user
+            or credentials.token
+            or (password and (credentials.password or credentials.password_file))
+        ):
+            raise errors.OptionError(
+                f"option 'url' is {without_password(url)!r}, and another option has a user, a password or a "
+                "token",
+                "give each of them once",
+            )
+        credentials = replace(
+            credentials, user=unquote(parts.username or ""), password=password or credentials.password
+        )
+    found = credentials.resolved()
     return Address(
         host=parts.hostname,
         port=port or DEFAULT_PORT,
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
+        user=found.user,
+        password=found.password,
+        token=found.token,
+        tls=tls,
+        tls_ca=found.tls_ca,
+        tls_cert=found.tls_cert,
+        tls_key=found.tls_key,
     )
 
 
-def _shown(url: str) -> str:
-    """Returns ``url`` without its password."""
+def without_login(url: str) -> str:
+    """Returns a valid ``url`` without the user and the password before its host."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def without_password(url: str) -> str:
+    """Returns ``url`` as a text may show it. What is no url may still hold a password."""
     head, at, tail = url.rpartition("@")
     if not at:
         return url
-    scheme, _, login = head.partition("://")
-    return f"{scheme}://{login.partition(':')[0]}:***@{tail}"
+    scheme = re.match(r"[A-Za-z][\w+.-]*://", head)
+    login = head[scheme.end() :] if scheme else head
+    user, colon, _ = login.partition(":")
+    return f"{scheme[0] if scheme else ''}{user}{':***' if colon else ''}@{tail}"
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

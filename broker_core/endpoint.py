@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ENDPOINT = "endpoint.json"
@@ -17,27 +17,37 @@ ID = "id"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The content of ``DIR/endpoint.json``; ``id`` is that of the data directory."""
+    """The content of ``DIR/endpoint.json``; ``id`` is that of the data directory.
+
+    ``token``: made at each start of a broker; who has it may do everything. Only the owner of the directory
+    can read it.
+    """
 
     host: str
     port: int
     pid: int
     id: str
+    token: str = field(default="", repr=False)
 
 
 def read_endpoint(directory: str) -> Endpoint | None:
     """Returns the endpoint, or None if the file is missing or invalid."""
     try:
         found = json.loads(Path(directory, ENDPOINT).read_text())
-        return Endpoint(str(found["host"]), int(found["port"]), int(found["pid"]), str(found["id"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        token = str(found.get("token", ""))  # before there were tokens: none
+        return Endpoint(str(found["host"]), int(found["port"]), int(found["pid"]), str(found["id"]), token)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def write_endpoint(directory: str, endpoint: Endpoint) -> None:
     """Writes a new file and renames it: a reader sees the old file or the new one."""
     aside = Path(directory, f"{ENDPOINT}.{os.getpid()}")
-    aside.write_text(json.dumps(asdict(endpoint)) + "\n")
+    aside.unlink(missing_ok=True)
+    # a file that was there, or that another user could make, might be readable for others
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(json.dumps(asdict(endpoint)) + "\n")
     aside.replace(Path(directory, ENDPOINT))
 
 

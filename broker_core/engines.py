@@ -15,6 +15,7 @@ from typing import Any
 from broker_core.admin import Admin
 from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import connect as connect_client
+from broker_core.credentials import Credentials
 from broker_core.engine import Engine
 from broker_core.errors import OptionError
 
@@ -26,32 +27,36 @@ def connect(
     url: str | None = None,
     data: str | os.PathLike[str] | None = None,
     settings: Mapping[str, str] | None = None,
+    credentials: Credentials | None = None,
     *,
     reached: bool = False,
 ) -> Engine:
     """Returns the engine of this process for an address: one, made once, connected when first used.
 
-    ``settings``: of the connections to Kafka, by their full names (``kafka.sasl.username``). ``reached``: as
-    :func:`broker_core.client.broker.connect`. Raises OptionError.
+    ``settings``: of the connections to Kafka, by their full names (``kafka.sasl.username``).
+    ``credentials``, ``reached``: as :func:`broker_core.client.broker.connect`. Raises OptionError.
     """
     check_settings(url, settings or {})
+    check_credentials(url, credentials)
     if url is not None and data is None and url.lower().startswith(KAFKA):
         engine: Engine = _kafka("engine").connect(url, dict(settings or {}))
         return engine
-    return connect_client(url=url, data=data, reached=reached)
+    return connect_client(url=url, data=data, credentials=credentials, reached=reached)
 
 
 def connect_admin(
     url: str | None = None,
     data: str | os.PathLike[str] | None = None,
     settings: Mapping[str, str] | None = None,
+    credentials: Credentials | None = None,
 ) -> Admin:
     """Returns the operator's port of the same address. Raises OptionError."""
     check_settings(url, settings or {})
+    check_credentials(url, credentials)
     if url is not None and data is None and url.lower().startswith(KAFKA):
         admin: Admin = _kafka("admin").connect(url, dict(settings or {}))
         return admin
-    return RemoteAdmin(connect_client(url=url, data=data))
+    return RemoteAdmin(connect_client(url=url, data=data, credentials=credentials))
 
 
 def check_settings(url: str | None, settings: Mapping[str, str]) -> None:
@@ -60,6 +65,15 @@ def check_settings(url: str | None, settings: Mapping[str, str]) -> None:
         raise OptionError(
             f"option {min(settings)!r} is for connections to Kafka",
             "leave it out, or give a url that begins with kafka://",
+        )
+
+
+def check_credentials(url: str | None, credentials: Credentials | None) -> None:
+    """Raises OptionError for a login of txmq at an address of Kafka."""
+    if (url or "").lower().startswith(KAFKA) and credentials not in (None, Credentials()):
+        raise OptionError(
+            "options of a login or of TLS are given with a url of Kafka",
+            "use kafka.sasl.username, kafka.sasl.password and kafka.ssl.ca.location",
         )
 
 

@@ -13,6 +13,7 @@ import gc
 import importlib.abc
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -41,7 +42,9 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.amqp.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
+from broker_core.server.doors import LOOPBACK, Doors
 from broker_core.server.flight.server import FlightServer, committed
+from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
@@ -71,10 +74,12 @@ class Broker:
         limits: Limits | None = None,
         outcomes: Kept | None = None,
         users: Mapping[str, str] | None = None,
+        doors: Doors | None = None,
     ) -> None:
         """Use :meth:`open` or :meth:`memory`."""
         self._directory = directory
         self._closed = False
+        self._doors = doors = doors or Doors()
         with contextlib.ExitStack() as undo:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
@@ -87,13 +92,21 @@ class Broker:
             )
             audit = Audit(directory)
             undo.callback(audit.close)
-            self._logins = Logins(self._local.state.users, audit, given=users)
+            hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
+            token = secrets.token_urlsafe(32) if directory else ""
+            self._logins = Logins(
+                self._local.state.users, audit, given=users, token=token, open_to_anonymous=not doors.token_only
+            )
             undo.callback(self._logins.close)
             self.accounts = Accounts(self._local)
-            hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
-            self._server = _listen(self._engine, self._local, hello, self._logins, self.accounts, host, port)
-            self.host, self.port = host, self._server.port
+            files = TlsFiles(doors.tls) if doors.tls is not None else None
+            self._server = FlightServer(self._engine, self._local, hello, self._logins, self.accounts)
             undo.callback(self._server.stop)
+            self.host, self.port = host, self._server.listen(host, port, files)
+            # what a certificate is for is a name of this host, and seldom loopback
+            near = (_reachable(host), self.port)
+            if directory and files is not None:
+                near = (LOOPBACK, self._server.listen(LOOPBACK, 0))
             self._amqp = (
                 AmqpServer(
                     self._local,
@@ -102,19 +115,22 @@ class Broker:
                     options=amqp_options,
                     logins=self._logins,
                     directory=directory,
+                    tls_listeners=doors.amqps,
+                    tls=files,
                 )
-                if amqp
+                if amqp or doors.amqps
                 else None
             )
             if self._amqp is not None:
                 self._amqp.start()
                 self.accounts.changed.append(self._amqp.users_changed)
                 undo.callback(self._amqp.stop)
+            self._renewal = Renewal(files, self._renew) if files is not None else None
+            if self._renewal is not None:
+                undo.callback(self._renewal.stop)
             failpoint.here("launcher.open.listening")
             if directory:
-                endpoint.write_endpoint(
-                    directory, Endpoint(_reachable(host), self.port, os.getpid(), self._id)
-                )
+                endpoint.write_endpoint(directory, Endpoint(*near, os.getpid(), self._id, token))
             undo.pop_all()
 
     @classmethod
@@ -130,6 +146,7 @@ class Broker:
         limits: Limits | None = None,
         outcomes: Kept | None = None,
         users: Mapping[str, str] | None = None,
+        doors: Doors | None = None,
         started: bool = False,
     ) -> Broker:
         """Opens the broker of a data directory, created if missing.
@@ -138,13 +155,15 @@ class Broker:
         ``outcome``. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener; ``handlers`` intercept the commands of
         AMQP clients (docs/handlers.md). ``users``: NAME -> password or its hash, beside those that
         ``accounts`` keeps in the directory; they may do everything, unless the directory has the same name.
+        ``doors``: TLS, and who is let in (docs/security.md).
 
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.
 
         Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog,
-        ConnectionFailed (the port is in use).
+        ConnectionFailed (the port is in use), OptionError (a listener that others reach without TLS).
         """
+        (doors or Doors()).check(host, amqp)
         path = os.path.abspath(os.fspath(directory))
         return cls(
             DurableStore(path) if started else open_store(path),
@@ -157,6 +176,7 @@ class Broker:
             limits=limits,
             outcomes=outcomes,
             users=users,
+            doors=doors,
         )
 
     @classmethod
@@ -177,12 +197,18 @@ class Broker:
 
     @property
     def url(self) -> str:
-        return f"txmq://{bracketed(_reachable(self.host))}:{self.port}"
+        return f"{self._doors.scheme}://{bracketed(_reachable(self.host))}:{self.port}"
 
     @property
     def amqp_urls(self) -> list[str]:
         """Returns the addresses for AMQP clients."""
-        return [f"amqp://{address}" for address in (self._amqp.addresses if self._amqp is not None else ())]
+        if self._amqp is None:
+            return []
+        listeners = self._amqp.listeners
+        return [
+            *(f"amqp://{address}" for address in listeners.addresses),
+            *(f"amqps://{address}" for address in listeners.tls_addresses),
+        ]
 
     @property
     def server(self) -> FlightServer:
@@ -197,6 +223,16 @@ class Broker:
     def failed(self) -> bool:
         """Returns whether the store has failed: nothing can be committed until the broker is opened again."""
         return self._local.committer.failure is not None
+
+    def renew_certificates(self) -> None:
+        """Read the files of TLS again, if they have changed; done too within a second after they have."""
+        if self._renewal is not None:
+            self._renewal.ask()
+
+    def _renew(self) -> None:
+        self._server.renew()
+        if self._amqp is not None:
+            self._amqp.renew()
 
     def channel(self) -> LocalChannel:
         return self._local.channel()
@@ -246,6 +282,8 @@ class Broker:
             steps.callback(self._server.stop)
             if self._amqp is not None:
                 steps.callback(self._amqp.stop)  # 2. no client is served
+            if self._renewal is not None:
+                steps.callback(self._renewal.stop)
             if self._directory:  # 1. no new client finds the broker
                 endpoint.remove_endpoint(self._directory, os.getpid())
 
@@ -256,22 +294,6 @@ class Broker:
         self.close()
 
 
-def _listen(
-    engine: EmbeddedEngine,
-    local: LocalBroker,
-    hello: contract.Hello,
-    logins: Logins,
-    accounts: Accounts,
-    host: str,
-    port: int,
-) -> FlightServer:
-    try:
-        return FlightServer(engine, local, hello, logins, accounts, host, port)
-    except Exception as error:
-        raise errors.ConnectionFailed(
-            f"cannot listen on {bracketed(host)}:{port}; if another process uses the port, choose another "
-            "one, or 0 for a free one"
-        ) from error
 
 
 def _reachable(host: str) -> str:
@@ -303,12 +325,14 @@ def serve(
     limits: Limits | None = None,
     outcomes: Kept | None = None,
     users: Mapping[str, str] | None = None,
+    doors: Doors | None = None,
     idle_timeout_s: float | None = None,
 ) -> int:
     """Runs the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``.
     Returns the exit code.
 
-    Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it accepts connections. If the store fails, it
+    Prints ``ready txmq://HOST:PORT amqp://HOST:PORT`` when it accepts connections. SIGHUP: certificates are
+    read again. If the store fails, it
     ends with code 1, and must be started again.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
@@ -331,8 +355,10 @@ def serve(
         limits=limits,
         outcomes=outcomes,
         users=users,
+        doors=doors,
         started=True,
     ) as broker:
+        signal.signal(signal.SIGHUP, lambda *_: broker.renew_certificates())
         broker.server.gives_up = idle_timeout_s is not None
         # messages in flight are thousands of short-lived objects: collect cycles less often
         gc.freeze()
@@ -341,7 +367,8 @@ def serve(
         # this time at the latest. With the default of 5 ms an answer took 100 ms while the upkeep expired or
         # sealed many messages.
         sys.setswitchinterval(SWITCH_S)
-        print("ready", f"txmq://{bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
+        scheme = (doors or Doors()).scheme
+        print("ready", f"{scheme}://{bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
         while not ending.wait(LOOK_S):
             if broker.server.failed.is_set() or broker.failed:
                 print(

@@ -10,17 +10,17 @@ which names the option, the value, the allowed values and, for a typing error, t
 from __future__ import annotations
 
 import difflib
-import json
-import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any, Literal, TypeVar, cast
 
+from broker_core.address import parse_address, without_login, without_password
+from broker_core.credentials import Credentials
 from broker_core.engine import EARLIEST, LATEST, Engine, OnNewCheckpoint, Origin
-from broker_core.engines import SETTING, check_settings, connect
+from broker_core.engines import KAFKA, SETTING, check_credentials, check_settings, connect
 from broker_core.errors import OptionError
+from connector import parsers
 
 Mode = Literal["stream read", "batch read", "stream write", "batch write"]
 ALL: tuple[Mode, ...] = ("stream read", "batch read", "stream write", "batch write")
@@ -30,144 +30,6 @@ STREAM: tuple[Mode, ...] = ("stream read", "stream write")
 
 # Spark adds these to the options of a sink.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
-
-_URL = re.compile(r"(txmqs?|kafka)://[^/\s]+/?", re.IGNORECASE)
-_DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?")
-_UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)b?")
-_UNIT_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-class _Wrong(ValueError):
-    """A value is not allowed; the text lists the allowed ones."""
-
-
-# -- parsers: text -> value, or _Wrong(what is allowed) ------------------------------------------------------
-
-
-def _text(value: str) -> str:
-    return value
-
-
-def _name(value: str) -> str:
-    if not value.strip():
-        raise _Wrong("a text that is not empty")
-    return value.strip()
-
-
-def _url(value: str) -> str:
-    if not _URL.fullmatch(value.strip()):
-        raise _Wrong("txmq://[user:password@]host:port, or kafka://host:port,host:port")
-    return value.strip()
-
-
-def _directory(value: str) -> str:
-    if not value.strip():
-        raise _Wrong("the path of a data directory")
-    if "://" in value:
-        raise _Wrong(
-            "the path of a data directory on this machine; the address of a broker goes into option 'url'"
-        )
-    return os.path.abspath(os.path.expanduser(value.strip()))
-
-
-def _names(value: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in value.split(","))
-    if not all(names):
-        raise _Wrong("a queue, or several separated by commas")
-    if len(set(names)) != len(names):
-        raise _Wrong("each queue once")
-    return names
-
-
-def _boolean(value: str) -> bool:
-    if value.strip().lower() not in ("true", "false"):
-        raise _Wrong("true, false")
-    return value.strip().lower() == "true"
-
-
-def _positive(value: str) -> int:
-    if not re.fullmatch(r"\d{1,18}", value.strip()) or int(value) == 0:
-        raise _Wrong("a whole number above 0")
-    return int(value)
-
-
-def _size_bytes(value: str) -> int:
-    found = _SIZE.fullmatch(value.strip().lower())
-    size_bytes = int(found[1]) * _UNIT_BYTES[found[2]] if found else 0
-    if not 0 < size_bytes < 1 << 63:
-        raise _Wrong("a number of bytes above 0, such as 1048576, 512k, 10m, 1g")
-    return size_bytes
-
-
-def _duration_s(value: str) -> float:
-    found = _DURATION.fullmatch(value.strip().lower())
-    if not found or int(found[1]) == 0:
-        raise _Wrong("a duration above 0, such as 500ms, 30s, 15m, 2h; without a unit, milliseconds")
-    return int(found[1]) * _UNIT_S[found[2] or "ms"]
-
-
-def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if value.strip().lower() not in allowed:
-            raise _Wrong(", ".join(allowed))
-        return value.strip().lower()
-
-    return parse
-
-
-def _json_offsets(value: str) -> dict[str, int] | None:
-    try:
-        offsets = json.loads(value)
-    except ValueError:
-        return None
-    if not isinstance(offsets, dict) or not offsets:
-        return None
-    offsets = _by_log(offsets)
-    if not all(
-        isinstance(offset, int) and not isinstance(offset, bool) and offset >= EARLIEST
-        for offset in offsets.values()
-    ):
-        return None
-    return offsets
-
-
-def _by_log(offsets: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"orders": {"3": 12}}``, as Spark's Kafka source takes it, is ``{"orders/3": 12}``."""
-    logs: dict[str, Any] = {}
-    for name, found in offsets.items():
-        if isinstance(found, dict) and found:
-            logs |= {f"{name}/{partition}": offset for partition, offset in found.items()}
-        else:
-            logs[name] = found
-    return logs
-
-
-def _offsets(value: str) -> str | dict[str, int]:
-    text = value.strip()
-    if text.lower() in ("earliest", "latest"):
-        return text.lower()
-    offsets = _json_offsets(text)
-    if offsets is None:
-        raise _Wrong(
-            'earliest, latest, or JSON from queue to offset such as {"orders": 1200} (-2 earliest, -1 latest)'
-        )
-    return offsets
-
-
-def _timestamp_us(value: str) -> int:
-    """Milliseconds since the epoch, or ISO 8601 (UTC without a zone), as microseconds since the epoch."""
-    text = value.strip()
-    if re.fullmatch(r"\d{1,15}", text):
-        return int(text) * 1000
-    try:
-        moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
-    except ValueError:
-        raise _Wrong("milliseconds since the epoch, or ISO 8601 such as 2013-01-01T05:00:00Z") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return int(moment.timestamp() * 1_000_000)
-
 
 # -- the table -----------------------------------------------------------------------------------------------
 
@@ -187,47 +49,63 @@ class Option:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("url", None, _url, ALL, "a running broker: `txmq://host:5673`, or Kafka: "
+    Option("url", None, parsers.url, ALL, "a running broker: `txmq://host:5673`, or Kafka: "
                              "`kafka://host:9092,host:9092`", excludes=("data",)),
-    Option("data", None, _directory, ALL,
+    Option("data", None, parsers.directory, ALL,
            "the broker of this data directory, started if needed; one of `url`, `data` is required"),
-    Option("queue", None, _names, ALL, "read: one queue, or several separated by commas; write: default "
-                                       "exchange and this routing key",
+    Option("queue", None, parsers.names, ALL,
+           "read: one queue, or several separated by commas; write: default exchange and this routing key",
            required=READ, excludes=("exchange", "routingKey")),
-    Option("appId", None, _name, STREAM, "the stable name of the pipeline: owner of the claim and of the "
-                                         "ledger entry", required=STREAM),
-    Option("startingOffsets", "earliest", _offsets, READ,
+    Option("appId", None, parsers.name, STREAM,
+           "the stable name of the pipeline: owner of the claim and of the ledger entry", required=STREAM),
+    Option("startingOffsets", "earliest", parsers.offsets, READ,
            '`earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay',
            excludes=("startingTimestamp",)),
-    Option("startingTimestamp", None, _timestamp_us, READ, "first message committed at or after it (ms since "
-                                                           "the epoch, or ISO 8601)"),
-    Option("endingOffsets", "latest", _offsets, ("batch read",), '`latest` or JSON `{"queue": offset}`, '
-                                                                 'exclusive'),
-    Option("maxOffsetsPerTrigger", None, _positive, ("stream read",),
+    Option("startingTimestamp", None, parsers.timestamp_us, READ,
+           "first message committed at or after it (ms since the epoch, or ISO 8601)"),
+    Option("endingOffsets", "latest", parsers.offsets, ("batch read",),
+           '`latest` or JSON `{"queue": offset}`, exclusive'),
+    Option("maxOffsetsPerTrigger", None, parsers.positive, ("stream read",),
            "maximum messages per micro-batch; a transaction is not split"),
-    Option("maxBytesPerTrigger", None, _size_bytes, ("stream read",),
+    Option("maxBytesPerTrigger", None, parsers.size_bytes, ("stream read",),
            "maximum bytes per micro-batch (`10m`); a transaction is not split"),
-    Option("minOffsetsPerTrigger", None, _positive, ("stream read",),
+    Option("minOffsetsPerTrigger", None, parsers.positive, ("stream read",),
            "wait for this many messages in all queues together"),
-    Option("maxTriggerDelay", "15m", _duration_s, ("stream read",),
+    Option("maxTriggerDelay", "15m", parsers.duration_s, ("stream read",),
            "maximum wait after the commit of the oldest message (`30s`)",
            needs="minOffsetsPerTrigger"),
-    Option("minPartitions", None, _positive, READ,
+    Option("minPartitions", None, parsers.positive, READ,
            "minimum tasks per micro-batch; default: one per 1,000 rows, up to the cores of the host or the "
            "partitions"),
-    Option("maxRecordsPerPartition", None, _positive, READ, "maximum messages per task"),
-    Option("includeProperties", "false", _boolean, READ, "adds the column `properties`"),
-    Option("failOnDataLoss", "true", _boolean, ("stream read",),
+    Option("maxRecordsPerPartition", None, parsers.positive, READ, "maximum messages per task"),
+    Option("includeProperties", "false", parsers.boolean, READ, "adds the column `properties`"),
+    Option("failOnDataLoss", "true", parsers.boolean, ("stream read",),
            "fail if messages of a claimed range no longer exist"),
-    Option("exchange", "", _text, WRITE,
+    Option("exchange", "", parsers.text, WRITE,
            "the exchange, unless a column gives it; empty: the default exchange"),
-    Option("routingKey", "", _text, WRITE, "the routing key, unless a column gives it"),
-    Option("onUnroutable", "fail", _choice("fail", "drop"), WRITE, "a message that reaches no queue: `fail` "
-                                                                   "the transaction, or `drop` it"),
-    Option("onNewCheckpoint", "fail", _choice("fail", "resume"), STREAM,
+    Option("routingKey", "", parsers.text, WRITE, "the routing key, unless a column gives it"),
+    Option("onUnroutable", "fail", parsers.choice("fail", "drop"), WRITE,
+           "a message that reaches no queue: `fail` the transaction, or `drop` it"),
+    Option("onNewCheckpoint", "fail", parsers.choice("fail", "resume"), STREAM,
            "another checkpoint owns this `appId`: `fail`, or `resume` where its last decided batch ended"),
+    Option("user", None, parsers.name, ALL,
+           "the user of the broker at `url`; its password is one of the next two, or `TXMQ_PASSWORD`"),
+    Option("password", None, parsers.text, ALL, "never shown; see docs/security.md for secret stores",
+           excludes=("passwordFile",)),
+    Option("passwordFile", None, parsers.name, ALL, "a file of the driver with the password"),
+    Option("token", None, parsers.name, ALL, "a token in place of a user",
+           excludes=("user", "password", "passwordFile")),
+    Option("tlsCa", None, parsers.name, ALL,
+           "`txmqs://`: the authority of the broker's certificate, a PEM file on every host; default: those "
+           "of the machine"),
+    Option("tlsCert", None, parsers.name, ALL, "a certificate of this client, a PEM file on every host",
+           needs="tlsKey"),
+    Option("tlsKey", None, parsers.name, ALL, "its key", needs="tlsCert"),
 )  # fmt: skip
 BY_KEY = {option.name.lower(): option for option in OPTIONS}
+
+_SECRETS = frozenset({"password", "token"})
+_LIKE_SECRETS = re.compile("(?i)pass|secret|token|key|pwd|credential")
 
 _PATH_HINT = {
     "read": ".load() takes no path: name the queue by .option('queue', ...) and the broker by .option('url', "
@@ -256,6 +134,14 @@ def table() -> str:
     return "\n".join(rows)
 
 
+def _shown(key: str, value: str) -> str:
+    """The value of an option as an error may show it."""
+    known = BY_KEY.get(key.lower())
+    if key.lower() in _SECRETS or (known is None and _LIKE_SECRETS.search(key)):
+        return "'***'"
+    return repr(without_password(value))
+
+
 def check_known(raw: Mapping[str, str], modes: tuple[Mode, ...]) -> None:
     """Raises OptionError for the first name that is not an option. Settings of Kafka are checked later."""
     for key, value in raw.items():
@@ -267,13 +153,13 @@ def _refuse_unknown(key: str, value: str, modes: tuple[Mode, ...]) -> None:
     direction = "read" if modes[0] in READ else "write"
     if key in ("path", "paths"):
         raise OptionError(
-            f"option {key!r} ({value!r}) is not an option of format txmq; {_PATH_HINT[direction]}"
+            f"option {key!r} ({_shown(key, value)}) is not an option of format txmq; {_PATH_HINT[direction]}"
         )
     allowed = [option.name for option in OPTIONS if set(modes) & set(option.modes)]
     near = difflib.get_close_matches(key, [name.lower() for name in allowed], n=1, cutoff=0.6)
     meant = f"did you mean {BY_KEY[near[0]].name!r}? " if near else ""
     raise OptionError(
-        f"unknown option {key!r} (value {value!r}) for a {' or '.join(modes)}; {meant}allowed "
+        f"unknown option {key!r} (value {_shown(key, value)}) for a {' or '.join(modes)}; {meant}allowed "
         f"are {', '.join(allowed)}"
     )
 
@@ -294,8 +180,8 @@ def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
         option = BY_KEY[key]
         if mode not in option.modes:
             raise OptionError(
-                f"option {option.name!r} (value {value!r}) is for {' and '.join(option.modes)}, not for a "
-                f"{mode}; leave it out"
+                f"option {option.name!r} (value {_shown(key, value)}) is for "
+                f"{' and '.join(option.modes)}, not for a {mode}; leave it out"
             )
     values: dict[str, Any] = {}
     for key, option in BY_KEY.items():
@@ -316,29 +202,30 @@ def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
 
 def _parse_one(option: Option, given: Mapping[str, str]) -> Any:
     value = given[option.name.lower()]
+    shown = _shown(option.name, value)
     for other in option.excludes:
         if other.lower() in given:
             raise OptionError(
-                f"options {option.name!r} ({value!r}) and {other!r} ({given[other.lower()]!r}) exclude each "
-                "other; give one of them"
+                f"options {option.name!r} ({shown}) and {other!r} ({_shown(other, given[other.lower()])}) "
+                "exclude each other; give one of them"
             )
     if option.needs and option.needs.lower() not in given:
         raise OptionError(
-            f"option {option.name!r} (value {value!r}) has no meaning without "
+            f"option {option.name!r} (value {shown}) has no meaning without "
             f"{option.needs!r}; give both or none"
         )
     try:
         return option.parse(value)
-    except _Wrong as wrong:
-        raise OptionError(f"option {option.name!r} has the wrong value {value!r}; allowed: {wrong}") from None
+    except parsers.Wrong as wrong:
+        raise OptionError(f"option {option.name!r} has the wrong value {shown}; allowed: {wrong}") from None
 
 
 def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
     """The options with an absolute ``data``; called in the driver: a task may have another directory."""
     if "data" in raw:
         try:
-            raw["data"] = _directory(raw["data"])
-        except _Wrong:
+            raw["data"] = parsers.directory(raw["data"])
+        except parsers.Wrong:
             pass  # refused later, with the other options
     return raw
 
@@ -348,13 +235,14 @@ def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the broker is: exactly one of ``url`` and ``data`` is set; ``data`` is absolute. ``settings``: of
-    the connections to Kafka, never shown.
+    """Where the broker is: exactly one of ``url`` and ``data`` is set; ``data`` is absolute, ``url`` without
+    a login. ``settings``: of the connections to Kafka; neither they nor ``credentials`` are shown.
     """
 
     url: str | None
     data: str | None
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    credentials: Credentials = field(default=Credentials(), repr=False)
 
     def engine(self) -> Engine:
         """The connection of this process, which is opened at the first use.
@@ -364,14 +252,21 @@ class Address:
         from pyspark import TaskContext
 
         reached = TaskContext.get() is not None
-        return connect(url=self.url, data=self.data, settings=self.settings, reached=reached)
+        return connect(self.url, self.data, self.settings, self.credentials, reached=reached)
 
 
 def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> Address:
     """Raises OptionError."""
     settings = {key.lower(): value for key, value in raw.items() if _is_setting(key)}
     check_settings(values["url"], settings)
-    return Address(values["url"], values["data"], settings)
+    names = ("user", "password", "passwordFile", "token", "tlsCa", "tlsCert", "tlsKey")
+    credentials = Credentials(*(values[name] or "" for name in names))
+    check_credentials(values["url"], credentials)
+    if values["url"] is None or values["url"].lower().startswith(KAFKA):
+        return Address(values["url"], values["data"], settings)
+    # here, in the driver: a task has neither its environment nor its files
+    found = parse_address(values["url"], None, credentials)
+    return Address(without_login(values["url"]), None, settings, found.credentials)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The broker that a command is for: ``--url`` or ``--data``, and ``--settings``."""
+"""The broker that a command is for: ``--url`` or ``--data``, ``--settings``, and a login."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from broker_core.client.broker import connect as connect_client
 from broker_core.engine import Engine
 from broker_core.engines import check_settings, connect, connect_admin
 from broker_core.errors import DataDirectoryInvalid, OptionError
+from txmq.login import credentials
 
 
 def client_at(options: argparse.Namespace) -> BrokerClient:
     """The embedded broker, for what only it has."""
     _require_directory(options)
-    client = connect_client(url=options.url, data=options.data)
     check_settings(options.url, _settings(options))
-    return client
+    return connect_client(url=options.url, data=options.data, credentials=credentials(options))
 
 
 def engine_at(options: argparse.Namespace) -> Engine:
     _require_directory(options)
-    return connect(options.url, options.data, _settings(options))
+    return connect(options.url, options.data, _settings(options), credentials(options))
 
 
 def admin_at(options: argparse.Namespace, *, create: bool = False) -> Admin:
     if not create:
         _require_directory(options)
-    return connect_admin(options.url, options.data, _settings(options))
+    return connect_admin(options.url, options.data, _settings(options), credentials(options))
 
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:

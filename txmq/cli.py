@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timezone
 from typing import Any
 
-from broker_core.address import DEFAULT_AMQP, DEFAULT_PORT, NO_AMQP
+from broker_core.address import DEFAULT_PORT
 from broker_core.admin import NOBODY
 from broker_core.engine import Engine
 from broker_core.errors import (
@@ -29,7 +29,10 @@ from txmq import accounts
 from txmq.address import admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
+from txmq.login import arguments as login_arguments
 from txmq.output import Row, done, print_json, script, show
+from txmq.serve import arguments as serve_arguments
+from txmq.serve import count, serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="txmq", description="Run, inspect and operate a txmq broker.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add_serve(commands)
+    serve_arguments(_command(commands, "serve", serve, "run the broker of a data directory until SIGTERM"))
     _add_lists(commands)
     _add_decisions(commands)
     _add_topology(commands)
@@ -82,57 +85,12 @@ def _command(
     if address:
         broker = parser.add_mutually_exclusive_group(required=True)
         broker.add_argument(
-            "--url", help=f"a running broker: txmq://host:{DEFAULT_PORT}, or kafka://host:9092"
+            "--url", help=f"a running broker: txmq[s]://host:{DEFAULT_PORT}, or kafka://host:9092"
         )
         broker.add_argument("--data", metavar="DIR", help="the broker of this directory, started if needed")
         parser.add_argument("--settings", metavar="FILE", help="lines NAME=VALUE for Kafka: kafka.sasl...")
+        login_arguments(parser)
     return parser
-
-
-def _add_serve(commands: Any) -> None:
-    serve = _command(commands, "serve", _serve, "run the broker of a data directory until SIGTERM")
-    serve.add_argument("--data", metavar="DIR", required=True, help="created if missing")
-    serve.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        default=f"127.0.0.1:{DEFAULT_PORT}",
-        help="port 0 takes a free one; default %(default)s",
-    )
-    serve.add_argument(
-        "--amqp",
-        metavar="HOST:PORT",
-        action="append",
-        default=[],
-        help=f"address for AMQP 0-9-1 clients; may be repeated; '{NO_AMQP}' for none; default {DEFAULT_AMQP}",
-    )
-    serve.add_argument("--users", metavar="FILE", help="NAME:PASSWORD or NAME:HASH lines; mode 600")
-    serve.add_argument(
-        "--trace", action="store_true", help="copy every message to the exchange amq.rabbitmq.trace"
-    )
-    serve.add_argument(
-        "--publish-rate",
-        metavar="N",
-        type=_above_zero,
-        help="messages a second that one AMQP connection may publish",
-    )
-    serve.add_argument(
-        "--transaction-messages",
-        metavar="N",
-        type=_count,
-        help="a larger transaction is refused; default 10 million",
-    )
-    serve.add_argument(
-        "--transaction-bytes", metavar="N", type=_count, help="a larger transaction is refused; default 8 GiB"
-    )
-    serve.add_argument(
-        "--transaction-time",
-        metavar="SECONDS",
-        type=_above_zero,
-        help="a longer one is rolled back; default: never",
-    )
-    serve.add_argument("--outcomes", metavar="N", type=_count, help="outcomes to keep; default 100 thousand")
-    serve.add_argument("--outcome-hours", metavar="HOURS", type=_above_zero, help="for how long; default 24")
-    serve.add_argument("--idle-timeout", metavar="SECONDS", type=_above_zero, help="end after this idle time")
 
 
 def _add_lists(commands: Any) -> None:
@@ -153,7 +111,7 @@ def _add_decisions(commands: Any) -> None:
     skip = _command(commands, "skip", _skip, "write unapplied rows to files (stop the query)", address=True)
     skip.add_argument("app", metavar="APP")
     skip.add_argument(
-        "sequence", metavar="SEQUENCE", type=_count, help="the batch, as `txmq unapplied` lists it"
+        "sequence", metavar="SEQUENCE", type=count, help="the batch, as `txmq unapplied` lists it"
     )
     skip.add_argument(
         "--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing"
@@ -211,11 +169,11 @@ def _add_messages(commands: Any) -> None:
     publish.add_argument("body", metavar="BODY", nargs="+", help="one message each; - reads one per line")
     peek = _command(commands, "peek", _peek, "show messages of a queue; nothing is consumed", address=True)
     peek.add_argument("queue", metavar="QUEUE")
-    peek.add_argument("--limit", metavar="N", type=_count, default=10, help="maximum; default %(default)s")
+    peek.add_argument("--limit", metavar="N", type=count, default=10, help="maximum; default %(default)s")
     peek.add_argument(
         "--offset",
         metavar="N",
-        type=_count,
+        type=count,
         default=None,
         help="from this offset on; default: the oldest message not settled",
     )
@@ -239,20 +197,6 @@ def _add_setup(commands: Any) -> None:
         )
 
 
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must not be below 0")
-    return value
-
-
 def _argument(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -264,40 +208,6 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 # -- commands ------------------------------------------------------------------------------------------------
-
-
-def _serve(options: argparse.Namespace) -> int:
-    # imports the broker: no other command needs it
-    from broker_core.broker.outcomes import Kept
-    from broker_core.broker.transaction import Limits
-    from broker_core.launcher import serve
-    from broker_core.server.access.users_file import read_users
-    from broker_core.server.amqp.handler import Handler
-    from broker_core.server.amqp.rate_limit import PublishRateLimit
-    from broker_core.server.amqp.trace import Tracer
-
-    handlers: list[Handler] = []
-    if options.trace:
-        handlers.append(Tracer())
-    if options.publish_rate is not None:
-        handlers.append(PublishRateLimit(options.publish_rate))
-    hours = options.outcome_hours
-    outcomes = {"count": options.outcomes, "age_s": hours * 3600 if hours is not None else None}
-    limits = {
-        "messages": options.transaction_messages,
-        "size_bytes": options.transaction_bytes,
-        "open_s": options.transaction_time,
-    }
-    return serve(
-        options.data,
-        listen=options.listen,
-        amqp=() if NO_AMQP in options.amqp else options.amqp or (DEFAULT_AMQP,),
-        users=read_users(options.users) if options.users else None,
-        handlers=handlers,
-        outcomes=Kept(**{name: value for name, value in outcomes.items() if value is not None}),
-        limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
-        idle_timeout_s=options.idle_timeout,
-    )
 
 
 def _queues(options: argparse.Namespace) -> int:

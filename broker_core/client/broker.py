@@ -29,6 +29,7 @@ from broker_core.checks import checked_calls
 from broker_core.client.channel import RemoteChannel
 from broker_core.client.connection import CONNECT_S, FAILED, RECONNECT_S, Connection, Live
 from broker_core.client.stage import stage
+from broker_core.credentials import Credentials
 from broker_core.engine import (
     AppInfo,
     AttemptInfo,
@@ -55,20 +56,24 @@ _clients_lock = threading.Lock()
 
 
 def connect(
-    *, url: str | None = None, data: str | os.PathLike[str] | None = None, reached: bool = False
+    *,
+    url: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    credentials: Credentials | None = None,
+    reached: bool = False,
 ) -> BrokerClient:
     """The client of this process for an address: one, made once, connected when first used.
 
-    ``reached``: another process has reached this broker, so this one waits for it as after a lost connection.
-    Raises OptionError.
+    ``credentials``: user and password, token, and files for TLS. ``reached``: another process has reached
+    this broker, so this one waits for it as after a lost connection. Raises OptionError.
     """
-    address = parse_address(url, data)
+    address = parse_address(url, data, credentials)
     key = (os.getpid(), address)
     with _clients_lock:
         client = _clients.get(key)
         if client is None or client.closed:
             connect_s = RECONNECT_S if reached else CONNECT_S
-            client = _clients[key] = BrokerClient(url, data=data, connect_s=connect_s)
+            client = _clients[key] = _client_of(address, RECONNECT_S, connect_s, map_files=True)
         return client
 
 
@@ -84,9 +89,10 @@ os.register_at_fork(after_in_child=_after_fork)
 class BrokerClient:
     """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
 
-    ``url`` is ``txmq://host:port``; ``data`` a directory, whose broker is started if none runs. Nothing
-    connects before the first call; until then a process may be forked. ``connect_s``: how long to look for a
-    broker that never answered; ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
+    ``url`` is ``txmq://host:port``, or ``txmqs://`` for TLS, with the login and the files of ``credentials``;
+    ``data`` a directory, whose broker is started if none runs. Nothing connects before the first call; until
+    then a process may be forked. ``connect_s``: how long to look for a broker that never answered;
+    ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
     """
 
     features = Features()
@@ -96,24 +102,22 @@ class BrokerClient:
         url: str | None = None,
         *,
         data: str | os.PathLike[str] | None = None,
+        credentials: Credentials | None = None,
         reconnect_s: float = RECONNECT_S,
         connect_s: float = CONNECT_S,
         map_files: bool = True,
     ) -> None:
-        self._arguments = (
-            url,
-            os.path.abspath(data) if data is not None else None,
-            reconnect_s,
-            connect_s,
-            map_files,
-        )
+        self._set_up(parse_address(url, data, credentials), reconnect_s, connect_s, map_files)
+
+    def _set_up(self, address: Address, reconnect_s: float, connect_s: float, map_files: bool) -> None:
+        self._arguments = (address, reconnect_s, connect_s, map_files)
         self._map_files = map_files
-        self.address = parse_address(url, data)
+        self.address = address
         self.closed = False
-        self._connection = Connection(self.address, reconnect_s, connect_s)
+        self._connection = Connection(address, reconnect_s, connect_s)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_unpickled, self._arguments)
+        return (_client_of, self._arguments)
 
     def __enter__(self) -> BrokerClient:
         return self
@@ -398,10 +402,11 @@ class BrokerClient:
         return contract.decode(kind, answer)
 
 
-def _unpickled(
-    url: str | None, data: str | None, reconnect_s: float, connect_s: float, map_files: bool
-) -> BrokerClient:
-    return BrokerClient(url, data=data, reconnect_s=reconnect_s, connect_s=connect_s, map_files=map_files)
+def _client_of(address: Address, reconnect_s: float, connect_s: float, map_files: bool) -> BrokerClient:
+    """The address holds the login: another process may have neither its environment nor its files."""
+    client = BrokerClient.__new__(BrokerClient)
+    client._set_up(address, reconnect_s, connect_s, map_files)
+    return client
 
 
 def _batches(live: Live, ticket: contract.Ticket) -> Iterator[pa.RecordBatch]:

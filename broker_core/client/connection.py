@@ -20,7 +20,7 @@ import pyarrow.flight as arrow_flight
 
 from broker_core import endpoint, errors
 from broker_core.address import Address, bracketed
-from broker_core.client import starter
+from broker_core.client import starter, tls
 from broker_core.client.login import SendHeader
 from broker_core.endpoint import Endpoint
 from broker_core.flight import contract
@@ -106,6 +106,7 @@ class Connection:
         self._reconnect_s = reconnect_s
         self._connect_s = connect_s
         self._live: Live | None = None
+        self._why: errors.ConnectionFailed | None = None  # the last attempt failed
         self._reached = False  # ever
         self._closed = False
         self._pid = os.getpid()
@@ -133,15 +134,17 @@ class Connection:
     def broken(self, live: Live, error: Exception, patience: Patience) -> None:
         """Raise the broker's error; or drop the connection, and return if there is time to try again."""
         crossed = contract.error_from(error)
-        if crossed is not None:
+        # the broker of a directory makes a new token at each start, and may listen on the port of before
+        restarted = isinstance(crossed, errors.LoginRefused) and bool(self.address.directory)
+        if crossed is not None and not restarted:
             raise crossed from None
-        if not isinstance(error, BROKEN):
+        if not isinstance(error, BROKEN) and not restarted:
             raise errors.RemoteProtocolError(
                 f"{self.address}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
             ) from error
         self._drop(live)
         if not patience.failed():
-            raise self._failure() from error
+            raise crossed or self._failure() from error
 
     # -- making it -------------------------------------------------------------------------------------------
 
@@ -176,12 +179,16 @@ class Connection:
 
     def _made(self) -> Live | None:
         if not self.address.directory:
-            login = Basic(self.address.user, self.address.password) if self.address.user else None
-            return _try(self.address.host, self.address.port, "", login)
+            try:
+                self._why = None
+                return _try(self.address, "")
+            except errors.ConnectionFailed as error:
+                self._why = error
+                return None
         made: list[Live] = []
 
         def answers(found: Endpoint) -> bool:
-            live = _try(found.host, found.port, found.id)
+            live = _try(Address(host=found.host, port=found.port, token=found.token), found.id)
             if live is not None:
                 made.append(live)
             return live is not None
@@ -191,6 +198,8 @@ class Connection:
 
     def _failure(self) -> errors.ConnectionFailed:
         directory = self.address.directory
+        if self._why is not None:
+            return self._why
         if directory:
             return errors.ConnectionFailed(
                 f"the broker of {directory} does not answer; look into {os.path.join(directory, starter.LOG)}"
@@ -220,10 +229,11 @@ class Connection:
                 live.client.close()
 
 
-def _try(host: str, port: int, directory_id: str, login: Basic | Bearer | None = None) -> Live | None:
-    """A connection to the broker at ``host:port``; None if none answers, or one of another data directory.
+def _try(address: Address, directory_id: str) -> Live | None:
+    """A connection to the broker at a host and port; None if none answers, or one of another data directory.
 
-    Raises LoginRefused.
+    Raises LoginRefused, OptionError; RemoteProtocolError if TLS cannot be agreed on, or what listens is no
+    broker of this version; ConnectionFailed if it may be only now that TLS cannot be agreed on.
     """
     global _used
     if _forked_in_use:
@@ -233,34 +243,45 @@ def _try(host: str, port: int, directory_id: str, login: Basic | Bearer | None =
             "start the process with spawn, or fork before the first use"
         )
     _used = True
-    middleware = [SendHeader(login.header)] if login is not None else []
     client = arrow_flight.connect(
-        f"grpc://{bracketed(host)}:{port}", generic_options=_OPTIONS, middleware=middleware
+        f"{'grpc+tls' if address.tls else 'grpc'}://{bracketed(address.host)}:{address.port}",
+        generic_options=_OPTIONS,
+        middleware=_middleware(address),
+        **tls.arguments(address),
     )
     try:
         (result,) = client.do_action(("hello", b""), arrow_flight.FlightCallOptions(timeout=HELLO_S))
         hello: contract.Hello = contract.decode(contract.Hello, result.body)
-    except BROKEN:
+    except BROKEN as error:
         client.close()
+        refusal = tls.Refusal("") if directory_id else tls.refusal(address)
+        if refusal.why:
+            kind = errors.RemoteProtocolError if refusal.certain else errors.ConnectionFailed
+            raise kind(f"{address} cannot be used: {refusal.why}") from error
         return None
     except FAILED as error:
         client.close()
+        if directory_id:
+            return None
         crossed = contract.error_from(error)
         if isinstance(crossed, errors.LoginRefused):
             raise crossed from None
-        if directory_id:
-            return None
         raise errors.RemoteProtocolError(
-            f"what listens at txmq://{bracketed(host)}:{port} is no txmq broker: {type(error).__name__}"
+            f"what listens at {address} is no txmq broker: {type(error).__name__}"
         ) from error
     if hello.version != contract.VERSION:
         client.close()
         raise errors.RemoteProtocolError(
-            f"the broker at txmq://{bracketed(host)}:{port} speaks version {hello.version} of the protocol "
-            "and this client "
+            f"the broker at {address} speaks version {hello.version} of the protocol and this client "
             f"{contract.VERSION}; use the same txmq on both sides"
         )
     if directory_id and hello.id != directory_id:
         client.close()
         return None
     return Live(client, hello)
+
+
+def _middleware(address: Address) -> list[SendHeader]:
+    if address.token:
+        return [SendHeader(Bearer(address.token).header)]
+    return [SendHeader(Basic(address.user, address.password).header)] if address.user else []

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from broker_core import errors
 from broker_core.address import NO_AMQP
+from broker_core.credentials import PASSWORD_VARIABLE
 from broker_core.endpoint import Endpoint, read_endpoint
 
 IDLE_TIMEOUT_S = 60
@@ -51,7 +52,7 @@ def find_or_start(
     if found is not None:
         return found
     try:
-        os.makedirs(directory, exist_ok=True)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:
         raise errors.DataDirectoryInvalid(
             f"cannot create the data directory {directory}: {error.strerror}; choose another one"
@@ -65,7 +66,7 @@ def find_or_start(
 def _start_lock(directory: str, deadline: float) -> Iterator[None]:
     try:
         descriptor = os.open(
-            os.path.join(directory, START_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            os.path.join(directory, START_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
     except OSError as error:
         raise errors.DataDirectoryInvalid(
@@ -119,9 +120,9 @@ def _spawn(directory: str, log: str) -> int:
     command = [
         sys.executable, "-m", "txmq", "serve",
         "--data", directory, "--listen", "127.0.0.1:0", "--amqp", NO_AMQP,
-        "--idle-timeout", str(IDLE_TIMEOUT_S),
+        "--idle-timeout", str(IDLE_TIMEOUT_S), "--token-only",
     ]  # fmt: skip
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         pid = os.posix_spawn(
             sys.executable,
@@ -143,6 +144,7 @@ def _spawn(directory: str, log: str) -> int:
 def _environment() -> dict[str, str]:
     """That of this process; the child must find this package, also if it is not installed."""
     environment = dict(os.environ)
+    environment.pop(PASSWORD_VARIABLE, None)
     root = str(Path(__file__).resolve().parents[2])
     if Path(root).name not in ("site-packages", "dist-packages"):
         known = environment.get("PYTHONPATH", "")

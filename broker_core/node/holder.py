@@ -44,7 +44,8 @@ def _gives_up(directory: str) -> bool:
     found = endpoint.read_endpoint(directory)
     if found is None:
         return False
-    connection = Connection(Address(host=found.host, port=found.port), reconnect_s=0, connect_s=0)
+    address = Address(host=found.host, port=found.port, token=found.token)
+    connection = Connection(address, reconnect_s=0, connect_s=0)
     try:
         if connection.live().hello.id != found.id:
             return False

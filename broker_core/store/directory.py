@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
+import stat
 from pathlib import Path
 
 from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
 
+logger = logging.getLogger("txmq.store")
+
+OURS_ALONE = 0o700
 _OURS = ("lock", "catalog.db", "segments", "sums", "broker.", "endpoint.")
 
 
@@ -39,10 +44,23 @@ def prepare(path: Path) -> None:
     """Creates ``path`` if it is missing. Raises DataDirectoryInvalid, as :func:`check` does."""
     try:
         if not path.exists():
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=OURS_ALONE, parents=True, exist_ok=True)
     except OSError as error:
         raise DataDirectoryInvalid(f"{path} cannot be used as a data directory: {error.strerror}") from error
     check(path)
+
+
+def close_to_others(path: Path) -> None:
+    """Takes the rights of other users from a directory, which one of an older version or a volume gives them.
+
+    It only warns if the directory belongs to another user.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            path.chmod(mode & ~0o077)
+    except OSError as error:
+        logger.warning("other users of this machine may read the directory %s: %s", path, error.strerror)
 
 
 def check(path: Path, *, foreign: bool = True) -> None:
@@ -73,7 +91,7 @@ class DirectoryLock:
         """``write`` False: the lock file is not changed. Raises DataDirectoryLocked, DataDirectoryInvalid."""
         name = path / "lock"
         try:
-            self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY, 0o644)
+            self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY, 0o600)
         except OSError as error:
             raise DataDirectoryInvalid(
                 f"{path} cannot be used as a data directory: {error.strerror}"
@@ -91,6 +109,7 @@ class DirectoryLock:
         if write:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            close_to_others(path)
 
     def release(self) -> None:
         with contextlib.suppress(OSError):

@@ -44,7 +44,7 @@ from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file
 from broker_core.store.catalog import Catalog, log_path
 from broker_core.store.codec import encode_change
-from broker_core.store.directory import DirectoryLock, segment_path, sync_directory
+from broker_core.store.directory import DirectoryLock, prepare, segment_path, sync_directory
 from broker_core.store.doubtful import Doubtful, selected
 from broker_core.store.failure import store_error
 from broker_core.store.inbox import pack
@@ -400,7 +400,8 @@ class _Salvage:
     # -- the new directory -----------------------------------------------------------------------------------
     def _write(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
         """Writes the catalog last: a directory without one is not a data directory."""
-        (self.target / "segments").mkdir(parents=True, exist_ok=True)
+        prepare(self.target)
+        (self.target / "segments").mkdir(exist_ok=True)
         segments = Segments(self.target, 1)
         places: dict[BlockId, Place] = {}
         for block_id in sorted([*self.kept, *self.partial]):
@@ -413,8 +414,7 @@ class _Salvage:
         segments.end_all()
         if "ledger" not in self.remains.torn and (self.source / "id").is_file():
             shutil.copy(self.source / "id", self.target / "id")  # the identity of the same broker
-        name = self.target / "catalog.db"
-        unready = self.target / "salvage.new"
+        name, unready = self.target / "catalog.db", self.target / "salvage.new"
         unready.mkdir()
         catalog_file.create(unready / name.name)
         catalog = Catalog(unready / name.name)

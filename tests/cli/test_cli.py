@@ -347,14 +347,14 @@ def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (
-            ["transactions", "--url", "kafka://u:secret@h:9092"],
-            "'kafka://u:***@h:9092', but Kafka has no channels",
-        ),
+        (["transactions", "--url", "kafka://h:9092"], "'kafka://h:9092', but Kafka has no channels"),
         (["queues", "--url", "txmq://h:1", "--settings", "missing"], "--settings is 'missing', which cannot"),
-        (["queues", "--url", "txmqs://h:1"], "TLS (txmqs://) is not supported"),
+        (["queues", "--url", "txmqs://u:secret@h:1"], "--url has a password, which other users of this"),
+        (["queues", "--url", "txmqs://h:1", "--user", "u"], "option 'user' is 'u', and there is no password"),
+        (["queues", "--url", "txmqs://h:1", "--tls-ca", "missing"], "option 'tlsCa' is"),
+        (["queues", "--url", "txmq://h:1", "--tls-ca", "ca"], "use txmqs://host:port, or leave out tlsCa"),
         (["queues", "--url", "http://h:1"], "it must be txmq://[user:password@]host:port"),
-        (["queues", "--url", "txmq://u:secret@h:99999"], "'txmq://u:***@h:99999'; its port must be a number"),
+        (["queues", "--url", "txmq://h:99999"], "'txmq://h:99999'; its port must be a number"),
         (["serve", "--data", "d", "--listen", "nowhere"], "--listen is 'nowhere'; it must be HOST:PORT"),
         (
             ["publish", "--queue", "q", "--exchange", "e", "--url", "txmq://h:1", "x"],

@@ -27,6 +27,7 @@ class Served:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.port = 0
+        self.amqp_urls: list[str] = []
         self._process: Forked | None = None
 
     @property
@@ -51,8 +52,9 @@ class Served:
         ]
         self._process = Forked("txmq", command, {**os.environ, "TXMQ_FAILPOINTS": failpoints})
         ready = self._process.stdout.readline()
-        assert ready.startswith("ready txmq://127.0.0.1:"), ready
-        self.port = int(ready.rpartition(":")[2])
+        assert ready.startswith(("ready txmq://127.0.0.1:", "ready txmqs://127.0.0.1:")), ready
+        flight, *self.amqp_urls = ready.split()[1:]
+        self.port = int(flight.rpartition(":")[2])
         return self
 
     def kill(self) -> None:

@@ -28,9 +28,15 @@ def test_user_and_password_are_taken_and_never_shown() -> None:
     address = parse_address("txmq://guest:s%40cret@h:7")
     assert (address.user, address.password) == ("guest", "s@cret")
     assert "cret" not in f"{address} {address!r}"
-    with pytest.raises(errors.OptionError) as caught:
-        parse_address("txmqs://guest:secret@h:7")
-    assert "secret" not in str(caught.value)
+    for url in (
+        "txmqs://guest:secret@h:0",
+        "kafka://guest:secret@h",
+        "guest:secret@h",
+        "txmq://a:://secret@h:x",
+    ):
+        with pytest.raises(errors.OptionError) as caught:
+            parse_address(url)
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

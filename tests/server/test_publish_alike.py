@@ -112,10 +112,10 @@ class Server:
         self.broker.spill_rows = spill_rows
         self.handlers, self.options, self.commands = Handlers(), AmqpOptions(), COMMANDS
         self.logins = Logins(self.broker.state.users)
-        self.offer = handshake.offer(self.options)
+        self.tls = None
         self.loop: Any = Loop()
         self.commits = CommitQueue(self.loop, self.broker)
-        self.connection = Connection(self)
+        self.connection = Connection(self, handshake.offer(self.options))
         self.transport: Any = Transport()
         self.connection.connection_made(self.transport)
         self.commits.answered = self.connection.flush

@@ -43,7 +43,8 @@ class Logins:
     """Implements ``identity.Authenticator``.
 
     ``given``: users of ``--users``, with passwords or hashes. ``token``: of ``endpoint.json``; "": there is
-    none. ``open_to_anonymous``: while nobody has added a user, a call of this host needs no login.
+    none. ``open_to_anonymous``: while nobody has added a user, a call of this host needs no login, and the
+    default user logs in from there.
     """
 
     def __init__(
@@ -96,6 +97,11 @@ class Logins:
     def anonymous(self, address: str) -> Identity:
         if self._open and self._users.default and is_loopback(address):
             return self._identity(DEFAULT_USER)
+        if not self._open:
+            raise LoginRefused(
+                "this broker serves only those who have its token",
+                "name its data directory with data=DIR, as the user that it belongs to",
+            )
         raise LoginRefused(
             "this broker serves nobody without a login",
             "give user and password; without users, the default user comes from the host of the broker",
@@ -106,11 +112,27 @@ class Logins:
         """The caller, if this password was right before, or is that of the default user; costs no time."""
         if self._users.default:
             same = hmac.compare_digest(password.encode(errors="surrogateescape"), DEFAULT_USER.encode())
-            return self._identity(user) if user == DEFAULT_USER and same and is_loopback(address) else None
+            right = self._open and user == DEFAULT_USER and same and is_loopback(address)
+            return self._identity(user) if right else None
         kept = self._kept_of(user)
         digest = self._digest(user, password)
         if kept is None or self._right.get(digest) != kept:
             return None
+        return self._identity(user)
+
+    def external(self, user: str, address: str) -> Identity:
+        """The user that a certificate names: TLS has proved it. Raises LoginRefused."""
+        why = ""
+        if not user:
+            why = "the client has sent no certificate with a name"
+        elif not self._users.exists(user):
+            why = "its certificate names no user"
+        elif self._users.default and not (self._open and is_loopback(address)):
+            why = f"user '{DEFAULT_USER}' can only connect via localhost"
+        if why:
+            logger.warning("login of %r from %s is refused: %s", user, address, why)
+            self.audit.say("login", user, address, answer="refused", why=why)
+            raise LoginRefused(_WRONG)
         return self._identity(user)
 
     def turn(self, user: str, address: str) -> float:

@@ -41,6 +41,7 @@ from broker_core.server.amqp.points import Points
 from broker_core.server.amqp.ports import FLUSH_BYTES, Server
 from broker_core.server.amqp.session import as_amqp
 from broker_core.server.amqp.sessions import Sessions
+from broker_core.server.tls import TlsFiles, certified
 
 logger = logging.getLogger("txmq.amqp")
 
@@ -55,7 +56,7 @@ class Listener(Server, Protocol):
     handlers: Handlers
     logins: Logins
     options: AmqpOptions
-    offer: Offer
+    tls: TlsFiles | None
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -67,7 +68,7 @@ class Listener(Server, Protocol):
 class Connection(asyncio.Protocol):
     """Implements ``ports.ClientConnection``; every method runs in the loop's thread."""
 
-    def __init__(self, server: Listener) -> None:
+    def __init__(self, server: Listener, offer: Offer) -> None:
         self.server = server
         self.name = ""
         self.address = ""
@@ -75,7 +76,7 @@ class Connection(asyncio.Protocol):
         self.attached: dict[Handler, Any] = {}
         self.writable = True
         self.observed = bool(server.handlers)
-        self.protocol = AmqpConnection(server.offer, time.monotonic())
+        self.protocol = AmqpConnection(offer, time.monotonic())
         self._out = self.protocol.out
         self.sessions = Sessions(self, server)
         self.points = Points(self, server.handlers, self.sessions.by_number, server.options.frame_max)
@@ -179,7 +180,8 @@ class Connection(asyncio.Protocol):
                 self.sessions.open(command.channel)
                 self.send(command.channel, m.ChannelOpenOk())
             case m.ConnectionStartOk() as method:
-                handshake.log_in(self, method, self.server.logins)
+                name = certified(self._transport, self.server.tls)
+                handshake.log_in(self, method, self.server.logins, name)
 
     def logged_in(self, user: str) -> None:
         self.rights = Rights(self.server.broker.state.users, user)
@@ -295,8 +297,8 @@ class Connection(asyncio.Protocol):
             if not self.writable and transport.get_write_buffer_size() > HARD_BYTES:
                 self.pause("output")
         if self._out.mute and self.state is ConnectionState.closed:
-            # the client ends its own half: to close both would reset what it still sends
-            transport.write_eof()
+            # the client ends its own half: to close both would reset what it still sends; TLS has no halves
+            transport.write_eof() if transport.can_write_eof() else transport.close()
 
     # -- flow control ----------------------------------------------------------------------------------------
     def pause(self, why: object) -> None:

@@ -33,13 +33,14 @@ CAPABILITIES = {
     "per_consumer_qos": True,
     "direct_reply_to": False,
 }
+EXTERNAL = "EXTERNAL"
 _MECHANISMS = {"PLAIN": sasl.plain, "AMQPLAIN": sasl.amqplain}
 
 
-def offer(options: AmqpOptions) -> Offer:
-    """What each client is offered."""
+def offer(options: AmqpOptions, *, external: bool = False) -> Offer:
+    """What each client is offered. ``external``: also a login with the certificate of its TLS."""
     return Offer(
-        start=_start(options),
+        start=_start(options, [EXTERNAL, *_MECHANISMS] if external else list(_MECHANISMS)),
         channel_max=options.channel_max,
         frame_max=options.frame_max,
         heartbeat_s=options.heartbeat_s,
@@ -50,7 +51,7 @@ def offer(options: AmqpOptions) -> Offer:
     )
 
 
-def _start(options: AmqpOptions) -> ConnectionStart:
+def _start(options: AmqpOptions, mechanisms: list[str]) -> ConnectionStart:
     """The first method that a client gets."""
     properties = {
         "product": "txmq",
@@ -61,7 +62,7 @@ def _start(options: AmqpOptions) -> ConnectionStart:
         "cluster_name": options.cluster_name,
         "capabilities": CAPABILITIES,
     }
-    return ConnectionStart(0, 9, properties, " ".join(_MECHANISMS).encode(), b"en_US")
+    return ConnectionStart(0, 9, properties, " ".join(mechanisms).encode(), b"en_US")
 
 
 class Entrant(ClientConnection, Protocol):
@@ -70,10 +71,21 @@ class Entrant(ClientConnection, Protocol):
     def logged_in(self, user: str) -> None: ...
 
 
-def log_in(connection: Entrant, method: ConnectionStartOk, logins: Logins) -> None:
+def log_in(
+    connection: Entrant, method: ConnectionStartOk, logins: Logins, certified: str | None = None
+) -> None:
     """Calls ``connection.logged_in``, at once or later; the connection is paused meanwhile. A refusal closes
-    it. Raises CommandInvalid, MethodSyntaxError, ConnectionAccessRefused.
+    it. ``certified``: the name in the client's certificate, "" if it has none, None if none was asked for.
+
+    Raises CommandInvalid, MethodSyntaxError, ConnectionAccessRefused.
     """
+    if method.mechanism == EXTERNAL and certified is not None:
+        try:
+            user = logins.external(certified, connection.address).user
+        except LoginRefused:
+            raise _refused(method) from None
+        _accept(connection, user, logins)
+        return
     read = _MECHANISMS.get(method.mechanism)
     if read is None:
         raise CommandInvalid(

@@ -4,7 +4,7 @@ Not here: one connection (``connection.py``), one channel (``session.py``), comm
 (``commit_queue.py``).
 
 Invariant: connections, sessions and ``commits`` belong to the loop's thread. Other threads use only
-``start``, ``stop``, ``idle_s``, ``users_changed`` and ``addresses``.
+``start``, ``stop``, ``renew``, ``idle_s``, ``users_changed`` and the addresses of ``listeners``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import asyncio
 import contextlib
 import logging
 import resource
-import socket
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from broker_core.address import bracketed
-from broker_core.errors import ConnectionForced, OptionError
+from broker_core.errors import ConnectionForced
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.logins import Logins
 from broker_core.server.alarm import Alarm
@@ -28,12 +26,13 @@ from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.connection import Connection
 from broker_core.server.amqp.handler import Handler, Handlers
+from broker_core.server.amqp.listeners import AmqpListeners
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
+from broker_core.server.tls import TlsFiles
 
 logger = logging.getLogger("txmq.amqp")
 
-BACKLOG = 1024  # connections that wait for accept
 SWEEP_S = 0.5
 SPILL_S = 0.05  # for spilling within one sweep
 CHECK_S = 5.0
@@ -41,7 +40,8 @@ STOP_S = 1.0  # for clients to answer connection.close
 
 
 class AmqpServer:
-    """``listeners``: "HOST:PORT", IPv6 in brackets, port 0 for a free one.
+    """``listeners``, and ``tls_listeners`` with the certificates of ``tls``: "HOST:PORT", IPv6 in brackets,
+    port 0 for a free one.
 
     ``directory``: its free disk space is watched; "": none.
     """
@@ -55,23 +55,23 @@ class AmqpServer:
         options: AmqpOptions | None = None,
         logins: Logins | None = None,
         directory: str = "",
+        tls_listeners: Sequence[str] = (),
+        tls: TlsFiles | None = None,
     ) -> None:
         self.broker = broker
         self.handlers = Handlers(handlers)
         self.options = options or AmqpOptions()
         self.logins = logins or Logins(broker.state.users)
         self.commands = COMMANDS
-        self.offer = handshake.offer(self.options)
+        self.tls = tls
+        self.listeners = AmqpListeners(listeners, tls_listeners, tls)
         self.connections: set[Connection] = set()
-        self.addresses: list[str] = []  # of the listeners, once started
         self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
         self.loop: asyncio.AbstractEventLoop
         self.commits: CommitQueue
-        self._listeners = [(text, *parse_listener(text)) for text in listeners]
         self._alarm = Alarm(broker, directory, self.options.alarms)
         self._thread: threading.Thread | None = None
-        self._servers: list[asyncio.AbstractServer] = []
         self._unwritten: list[Connection] = []
         self._flushes = False  # at the end of this tick
         self._spills = False  # goes on spilling before the next sweep
@@ -110,6 +110,15 @@ class AmqpServer:
             self.loop.call_soon_threadsafe(checked.set)
             checked.wait(CHECK_S)  # a loop that is busy for longer will check them
 
+    def renew(self) -> None:
+        """Use the certificates of now for new connections."""
+        asyncio.run_coroutine_threadsafe(self.listeners.renew(), self.loop).result()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the plain listeners, once started."""
+        return self.listeners.addresses
+
     def idle_s(self) -> float:
         """Seconds since the last connection ended; 0 while there is one."""
         since = self._idle_since
@@ -136,27 +145,23 @@ class AmqpServer:
         self.commits = CommitQueue(self.loop, self.broker)
         self.commits.answered = self.flush
         self._empty = asyncio.Event()
-        opened: list[socket.socket] = []
+        offer = handshake.offer(self.options)
+        asks = self.tls is not None and bool(self.tls.options.ca)
+        tls_offer = handshake.offer(self.options, external=asks)
         try:
-            for listener in self._listeners:
-                opened.append(_listening(*listener))
+            await self.listeners.open(
+                lambda: Connection(self, offer),
+                lambda: Connection(self, tls_offer),
+                self.options.handshake_timeout_s,
+            )
         except BaseException:
-            for each in opened:
-                each.close()
             self.commits.close()
             raise
-        for each in opened:
-            self._servers.append(
-                await self.loop.create_server(lambda: Connection(self), sock=each, backlog=BACKLOG)
-            )
-            host, port = each.getsockname()[:2]
-            self.addresses.append(f"{bracketed(host)}:{port}")
         self.loop.call_later(SWEEP_S, self._sweep)
 
     async def _end(self) -> None:
         self.stopping = True
-        for server in self._servers:
-            server.close()
+        self.listeners.close()
         for connection in list(self.connections):
             connection.fail(0, ConnectionForced("broker is shutting down"))
         await self._gone(STOP_S)
@@ -261,37 +266,6 @@ class AmqpServer:
                 connection.points.guard(reason)
             else:
                 connection.points.unguard()
-
-
-def parse_listener(text: str) -> tuple[str, int]:
-    """Host and port of "HOST:PORT". Raises OptionError."""
-    host, _, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if (
-        not bare
-        or (":" in bare and bare == host)
-        or not (port.isascii() and port.isdigit())
-        or int(port) > 65_535
-    ):
-        raise OptionError(
-            f"AMQP listener {text!r} must be HOST:PORT, for example 127.0.0.1:5672 or "
-            "[::1]:5672, with port 0 for a free one"
-        )
-    return bare, int(port)
-
-
-def _listening(text: str, host: str, port: int) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise OptionError(
-            f"cannot listen on {text} for AMQP ({error.strerror or error}); choose another address, or port "
-            "0 for a free one"
-        ) from error
-    made.setblocking(False)
-    return made
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

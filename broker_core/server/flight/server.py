@@ -1,5 +1,6 @@
 """The Flight server: decode, call the engine, encode. No rule of the broker is decided here.
 
+Not here: its listeners (``listener.py``).
 Invariant: rows are sent batch by batch, never as a whole result; a part is acknowledged only after the engine
 has made it durable.
 """
@@ -7,7 +8,6 @@ has made it durable.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -29,17 +29,19 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.flight import permits
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.channels import Channels
-from broker_core.server.flight.login import MIDDLEWARE, ReadHeader, identity, peer_address
+from broker_core.server.flight.listener import FlightListener
+from broker_core.server.flight.login import identity, peer_address
 from broker_core.server.flight.permits import Permits
-
-# gRPC logs to stderr when a port is taken or a peer is gone; the errors of txmq report the same
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+from broker_core.server.tls import TlsFiles
 
 GRACE_S = 5.0  # for calls in progress when the server ends
 
 
-class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Listens from the moment it is made. ``failed`` is set once the store takes no more work."""
+class FlightServer:
+    """Answers the calls of its listeners. ``failed`` is set once the store takes no more work.
+
+    ``gives_up``: a client has started this broker, so it ends if it is idle when asked for its directory.
+    """
 
     def __init__(
         self,
@@ -48,11 +50,9 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         hello: contract.Hello,
         logins: Logins,
         accounts: Accounts,
-        host: str,
-        port: int,
     ) -> None:
         self.failed = threading.Event()
-        self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
+        self.gives_up = False
         self.given_up = threading.Event()
         self._engine = engine
         self._broker = broker
@@ -66,8 +66,17 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         self._lock = threading.Lock()
         self._calls = 0
         self._last_call = time.monotonic()
-        bracketed = f"[{host}]" if ":" in host else host
-        super().__init__(f"grpc://{bracketed}:{port}", middleware={MIDDLEWARE: ReadHeader()})
+        self._listeners: list[FlightListener] = []
+
+    def listen(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
+        """Returns the port. Raises ConnectionFailed."""
+        self._listeners.append(FlightListener(self, host, port, tls))
+        return self._listeners[-1].port
+
+    def renew(self) -> None:
+        """Use the certificates of now for new connections."""
+        for listeners in self._listeners:
+            listeners.renew()
 
     def idle_s(self) -> float:
         """How long there has been no call and no stream; 0 while there is one."""
@@ -78,10 +87,11 @@ class FlightServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # py
         """End all channels, then the server; calls in progress get GRACE_S."""
         self._stopping.set()
         self._channels.close()
-        # shutdown waits for every stream, also one whose reader has stopped reading
-        ending = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
-        ending.start()
-        ending.join(GRACE_S)
+        deadline = time.monotonic() + GRACE_S
+        for listeners in self._listeners:
+            listeners.close()
+        for listeners in self._listeners:
+            listeners.wait(deadline)
 
     # -- actions ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""Who is let in to the listeners of a broker, and whether what they say is encrypted.
+
+Not here: certificates (``tls.py``), users (``access/``).
+Invariant: a broker that others than this host reach has TLS, or was told that it needs none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker_core.errors import OptionError
+from broker_core.server.amqp.listeners import parse_listener
+from broker_core.server.tls import TlsOptions
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """``amqps``: HOST:PORT of each AMQP listener with TLS. ``token_only``: Flight lets in only those who can
+    read the data directory. ``allow_plaintext``: also other hosts are served without TLS.
+    """
+
+    tls: TlsOptions | None = None
+    amqps: Sequence[str] = ()
+    token_only: bool = False
+    allow_plaintext: bool = False
+
+    @property
+    def scheme(self) -> str:
+        return "txmq" if self.tls is None else "txmqs"
+
+    def check(self, host: str, amqp: Sequence[str]) -> None:
+        """``host`` of Flight, HOST:PORT of ``amqp``. Raises OptionError for a listener that other hosts reach
+        without TLS.
+        """
+        if self.allow_plaintext:
+            return
+        if self.tls is None and not is_loopback(host):
+            raise _refused("--listen", host, "--tls-cert and --tls-key")
+        for text in amqp:
+            if not is_loopback(parse_listener(text)[0]):
+                raise _refused("--amqp", text, "--amqps with --tls-cert and --tls-key")
+
+
+def _refused(option: str, address: str, instead: str) -> OptionError:
+    return OptionError(
+        f"{option} is {address}, which other hosts reach, and what they send, passwords too, is plain text",
+        f"give {instead}, or --allow-plaintext if the network between is safe",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether all addresses of ``host`` are of this host alone; False for a name without an address."""
+    try:
+        found = {each[4][0] for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    return bool(found) and all(
+        ipaddress.ip_address(str(each).partition("%")[0]).is_loopback for each in found
+    )

@@ -1,0 +1,54 @@
+"""How a command logs in to a broker: ``--user``, ``--password-file``, ``--token-file`` and files for TLS.
+
+Invariant: no argument is a secret, because other users of the machine see the arguments of a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from broker_core.credentials import PASSWORD_VARIABLE, Credentials, read_secret
+from broker_core.errors import OptionError
+
+STDIN = "-"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--user", metavar="NAME", help=f"with --password-file, or {PASSWORD_VARIABLE}")
+    # where --password-file is of the user that a command is about, only the longer name is that of the login
+    parser.add_argument(
+        "--login-password-file",
+        "--password-file",
+        metavar="FILE",
+        help="- reads the password from standard input",
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="a token in place of a user")
+    parser.add_argument("--tls-ca", metavar="FILE", help="PEM: the authority of the broker's certificate")
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM: a certificate of this client")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM: its key")
+
+
+def credentials(options: argparse.Namespace) -> Credentials:
+    """Raises OptionError."""
+    login, _, _ = (options.url or "").rpartition("@")
+    if ":" in login.partition("://")[2]:
+        raise OptionError(
+            "--url has a password, which other users of this machine can see",
+            f"use --password-file or {PASSWORD_VARIABLE}, and --user if the url has none",
+        )
+    password = ""
+    if options.login_password_file == STDIN:
+        # not of the text: it would read ahead what `txmq publish -` reads next
+        password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\r\n")
+        if not password:
+            raise OptionError("the file of the password is -, and standard input is empty", "write the password to it")
+    return Credentials(
+        user=options.user or "",
+        password=password,
+        password_file="" if password else options.login_password_file or "",
+        token=read_secret(options.token_file, "--token-file") if options.token_file else "",
+        tls_ca=options.tls_ca or "",
+        tls_cert=options.tls_cert or "",
+        tls_key=options.tls_key or "",
+    )
