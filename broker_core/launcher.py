@@ -24,7 +24,7 @@ from types import FrameType
 
 import pyarrow as pa
 
-from broker_core import endpoint, errors, failpoint
+from broker_core import endpoint, failpoint
 from broker_core.address import DEFAULT_PORT, bracketed, parse_listen
 from broker_core.admin import QueueInfo
 from broker_core.broker.outcomes import Kept
@@ -95,7 +95,11 @@ class Broker:
             hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
             token = secrets.token_urlsafe(32) if directory else ""
             self._logins = Logins(
-                self._local.state.users, audit, given=users, token=token, open_to_anonymous=not doors.token_only
+                self._local.state.users,
+                audit,
+                given=users,
+                token=token,
+                open_to_anonymous=not doors.token_only,
             )
             undo.callback(self._logins.close)
             self.accounts = Accounts(self._local)
@@ -292,8 +296,6 @@ class Broker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
 
 
 def _reachable(host: str) -> str:

@@ -48,7 +48,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.node.channel.LocalChannel": (404, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (388, ENTRY),
-    "broker_core.server.amqp.connection.Connection": (275, ENTRY),
+    "broker_core.server.amqp.connection.Connection": (276, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,
         "the commit, its recovery and its parts are one order of steps",
@@ -61,7 +61,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
-    "broker_core.server.amqp.server.AmqpServer": (21, "the composition of a door"),
+    "broker_core.server.amqp.server.AmqpServer": (19, "the composition of a door"),
     "broker_core.server.amqp.session.Session": (17, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),
 }

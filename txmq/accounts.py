@@ -57,7 +57,6 @@ def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _password(parser: argparse.ArgumentParser) -> None:
-    parser.conflict_handler = "resolve"  # the login's is --login-password-file here
     parser.add_argument(
         "--password-file",
         metavar="FILE",

@@ -1,4 +1,4 @@
-"""How a command logs in to a broker: ``--user``, ``--password-file``, ``--token-file`` and files for TLS.
+"""How a command logs in to a broker: ``--user``, ``--login-password-file``, ``--token-file``, files for TLS.
 
 Invariant: no argument is a secret, because other users of the machine see the arguments of a process.
 """
@@ -15,13 +15,10 @@ STDIN = "-"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--user", metavar="NAME", help=f"with --password-file, or {PASSWORD_VARIABLE}")
-    # where --password-file is of the user that a command is about, only the longer name is that of the login
+    parser.add_argument("--user", metavar="NAME", help=f"with --login-password-file, or {PASSWORD_VARIABLE}")
+    # --password-file is the one of a user that `txmq users` is about
     parser.add_argument(
-        "--login-password-file",
-        "--password-file",
-        metavar="FILE",
-        help="- reads the password from standard input",
+        "--login-password-file", metavar="FILE", help="- reads the password from standard input"
     )
     parser.add_argument("--token-file", metavar="FILE", help="a token in place of a user")
     parser.add_argument("--tls-ca", metavar="FILE", help="PEM: the authority of the broker's certificate")
@@ -35,14 +32,14 @@ def credentials(options: argparse.Namespace) -> Credentials:
     if ":" in login.partition("://")[2]:
         raise OptionError(
             "--url has a password, which other users of this machine can see",
-            f"use --password-file or {PASSWORD_VARIABLE}, and --user if the url has none",
+            f"use --login-password-file or {PASSWORD_VARIABLE}, and --user if the url has none",
         )
     password = ""
     if options.login_password_file == STDIN:
         # not of the text: it would read ahead what `txmq publish -` reads next
         password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\r\n")
         if not password:
-            raise OptionError("the file of the password is -, and standard input is empty", "write the password to it")
+            raise OptionError("there is no password on standard input", "write it there")
     return Credentials(
         user=options.user or "",
         password=password,

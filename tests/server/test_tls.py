@@ -51,7 +51,8 @@ class Encrypted:
         users = {"guest": "guest", "CN=orders,OU=spark,O=example": "x", "orders": "x"}
         self.broker = Broker.open(
             directory,
-            amqp_options=AmqpOptions(users=users, handshake_timeout_s=1.0),
+            amqp_options=AmqpOptions(handshake_timeout_s=1.0),
+            users=users,
             doors=Doors(TlsOptions(pair.cert, pair.key, **options), [FREE]),
         )
         self.flight_port = self.broker.port
@@ -59,6 +60,8 @@ class Encrypted:
 
     def client(self, ca: str | None = None, pair: Pair | None = None, scheme: str = "txmqs") -> BrokerClient:
         known = Credentials(
+            user="guest",
+            password="guest",
             tls_ca=self.authority.ca if ca is None else ca,
             tls_cert=pair.cert if pair else "",
             tls_key=pair.key if pair else "",

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import pyarrow.flight
@@ -136,3 +137,12 @@ class FlightListener:
             ending = threading.Thread(target=listener.shutdown, name="flight-shutdown", daemon=True)
             ending.start()
             self._ending.append(ending)
+
+
+def close_all(listeners: Sequence[FlightListener], grace_s: float) -> None:
+    """Calls in progress get ``grace_s``."""
+    deadline = time.monotonic() + grace_s
+    for each in listeners:
+        each.close()
+    for each in listeners:
+        each.wait(deadline)

@@ -29,7 +29,7 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.flight import permits
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.channels import Channels
-from broker_core.server.flight.listener import FlightListener
+from broker_core.server.flight.listener import FlightListener, close_all
 from broker_core.server.flight.login import identity, peer_address
 from broker_core.server.flight.permits import Permits
 from broker_core.server.tls import TlsFiles
@@ -38,10 +38,7 @@ GRACE_S = 5.0  # for calls in progress when the server ends
 
 
 class FlightServer:
-    """Answers the calls of its listeners. ``failed`` is set once the store takes no more work.
-
-    ``gives_up``: a client has started this broker, so it ends if it is idle when asked for its directory.
-    """
+    """Answers the calls of its listeners. ``failed`` is set once the store takes no more work."""
 
     def __init__(
         self,
@@ -52,7 +49,7 @@ class FlightServer:
         accounts: Accounts,
     ) -> None:
         self.failed = threading.Event()
-        self.gives_up = False
+        self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
         self.given_up = threading.Event()
         self._engine = engine
         self._broker = broker
@@ -75,8 +72,8 @@ class FlightServer:
 
     def renew(self) -> None:
         """Use the certificates of now for new connections."""
-        for listeners in self._listeners:
-            listeners.renew()
+        for each in self._listeners:
+            each.renew()
 
     def idle_s(self) -> float:
         """How long there has been no call and no stream; 0 while there is one."""
@@ -87,11 +84,7 @@ class FlightServer:
         """End all channels, then the server; calls in progress get GRACE_S."""
         self._stopping.set()
         self._channels.close()
-        deadline = time.monotonic() + GRACE_S
-        for listeners in self._listeners:
-            listeners.close()
-        for listeners in self._listeners:
-            listeners.wait(deadline)
+        close_all(self._listeners, GRACE_S)
 
     # -- actions ---------------------------------------------------------------------------------------------
 
