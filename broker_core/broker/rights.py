@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
-from broker_core.broker.permission import VHOST, Permission, matches
+from broker_core.broker.permission import EVERYTHING, VHOST, Permission, matches
 from broker_core.broker.users import Users
 from broker_core.errors import AccessRefused
 
@@ -36,7 +36,15 @@ class _Snapshot:
             else None
         )
         self.topics = {} if owner else dict(users.topics.get((user, vhost), {}))
-        self.everything = owner or users.trusts(user)
+        self.everything = (
+            owner
+            or users.trusts(user)
+            or (
+                self.patterns is not None
+                and all(pattern == EVERYTHING for pattern in self.patterns.values())
+                and not self.topics
+            )
+        )
 
 
 class Rights:

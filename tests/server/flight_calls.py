@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
 from broker_core import errors
+from broker_core.client.login import SendHeader
 from broker_core.flight import contract
 from broker_core.message import MESSAGE_SCHEMA
 
@@ -64,6 +65,9 @@ ENGINE: dict[str, dict[str, Any]] = {
     "mark_mirrored": {"app_id": "app", "sequence": 1},
     "last_entry": {"app_id": "app"},
     "apps": {},
+    "attempts": {},
+    "identity": {},
+    "skip": {"app_id": "app", "sequence": 1, "branches": ["b"], "to": "/nowhere"},
     "release": {"app_id": "app", "queue": "other"},
 }
 CHANNEL: dict[str, dict[str, Any]] = {
@@ -130,6 +134,18 @@ ADMIN: dict[str, dict[str, Any]] = {
     "commit": {"xid": "xa"},
     "rollback": {"xid": "xa"},
 }
+ACCOUNTS: dict[str, dict[str, Any]] = {
+    "users": {},
+    "add_user": {"name": "new", "password_hash": "$scrypt$...", "tags": ["monitoring"]},
+    "set_password": {"name": "new", "password_hash": "$scrypt$..."},
+    "set_tags": {"name": "new", "tags": []},
+    "delete_user": {"name": "new"},
+    "permissions": {},
+    "set_permissions": {"user": "new", "configure": "", "write": "", "read": ""},
+    "clear_permissions": {"user": "new"},
+    "set_topic_permissions": {"user": "new", "exchange": "x", "write": "", "read": ""},
+    "clear_topic_permissions": {"user": "new", "exchange": "x"},
+}
 HEADER = {
     "token": "s",
     "branch": "b",
@@ -162,7 +178,7 @@ TICKETS: list[dict[str, Any]] = [{"read": READ}, {"browse": [["in", 0, 3]]}, {"b
 CALLS: list[Call] = [
     *((f"engine.{word}", arguments) for word, arguments in ENGINE.items()),
     *((f"channel.{word}", arguments) for word, arguments in CHANNEL.items()),
-    *((f"admin.{word}", arguments) for word, arguments in ADMIN.items()),
+    *((f"admin.{word}", arguments) for word, arguments in {**ADMIN, **ACCOUNTS}.items()),
     ("read", READ),
     ("stage", {"header": HEADER, "part": 0}),
     ("adopt", {"header": HEADER, "part": 0, "file": FILE}),
@@ -189,8 +205,10 @@ class Raw:
     without our code is raised.
     """
 
-    def __init__(self, url: str) -> None:
-        self.client = arrow_flight.connect(url.replace("txmq://", "grpc://"))
+    def __init__(self, url: str, header: str = "") -> None:
+        """``header``: of ``authorization``; "": without."""
+        middleware = [SendHeader(header)] if header else []
+        self.client = arrow_flight.connect(url.replace("txmq://", "grpc://"), middleware=middleware)
         self._numbers = itertools.count(1)
         self._channel = ""
 

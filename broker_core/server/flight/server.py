@@ -58,7 +58,17 @@ class FlightServer:
         self._permits = Permits(engine, broker)
         self._channels = Channels(broker, self._permits)
         accounts.changed.append(self._channels.end_deleted)
-        self._accounts = {word: getattr(accounts, word) for word in contract.ACCOUNTS}
+        self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
+            "queues": broker.queues,
+            "prepared": broker.prepared,
+            "committed": self._committed,
+            "outcome": broker.outcome,
+            "call_took_place": self._call_took_place,
+            "give_up": self._give_up,
+            "commit": broker.commit,
+            "rollback": broker.rollback,
+            **{word: getattr(accounts, word) for word in contract.ACCOUNTS},
+        }
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._calls = 0
@@ -160,22 +170,11 @@ class FlightServer:
         return [contract.encode(None), contract.encode_rows(batches, READ_SCHEMA)]
 
     def _admin(self, caller: Caller, word: str, body: pa.Buffer) -> Any:
-        words: dict[str, Callable[..., Any]] = {
-            **self._accounts,
-            "queues": self._broker.queues,
-            "prepared": self._broker.prepared,
-            "committed": self._committed,
-            "outcome": self._broker.outcome,
-            "call_took_place": self._call_took_place,
-            "give_up": self._give_up,
-            "commit": self._broker.commit,
-            "rollback": self._broker.rollback,
-        }
-        if word not in words:
+        if word not in self._words:
             raise errors.RemoteProtocolError(
                 f"unknown action admin.{word}; client and broker are of different versions"
             )
-        function = words[word]
+        function = self._words[word]
         arguments = contract.decode_arguments(f"admin.{word}", function, body)
         self._permits.check(permits.ADMIN, word, caller, arguments)
         return function(**arguments)
