@@ -48,7 +48,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.node.channel.LocalChannel": (404, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (388, ENTRY),
-    "broker_core.server.amqp.connection.Connection": (276, ENTRY),
+    "broker_core.server.amqp.connection.Connection": (290, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,
         "the commit, its recovery and its parts are one order of steps",

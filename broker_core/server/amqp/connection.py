@@ -33,7 +33,7 @@ from broker_core.broker.rights import Rights
 from broker_core.checks import assert_never
 from broker_core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server.access.logins import Logins
-from broker_core.server.amqp import handshake
+from broker_core.server.amqp import audited, handshake
 from broker_core.server.amqp.commands.basic import publish_alike
 from broker_core.server.amqp.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     def logged_in(self, user: str) -> None:
         self.rights = Rights(self.server.broker.state.users, user)
-        self.protocol.authenticated(partial(handshake.admit, self.rights))
+        self.protocol.authenticated(partial(handshake.admit, self, self.server.logins.audit))
         self.flush_later()
 
     def _happened(self, event: ChannelFailed | Failed | CloseRequested) -> None:
@@ -217,12 +217,19 @@ class Connection(asyncio.Protocol):
                 "connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error
             )
         shown = as_amqp(error)
+        audited.failed(self.server.logins.audit, self, method, shown)
         ids = (method.CLASS_ID, method.METHOD_ID) if method is not None else (0, 0)
         if not isinstance(shown, ChannelError) or not number:
             closing = shown if isinstance(shown, ConnectionException) else InternalFault(shown.summary)
             self._failed(number, self.protocol.close(closing, time.monotonic(), ids), late)
         elif session is not None:
             self._channel_failed(number, self.protocol.close_channel(number, shown, ids))
+
+    def carried_out(self, method: m.Method) -> None:
+        audited.carried_out(self.server.logins.audit, self, method)
+
+    def decided(self, verb: str, xid: str) -> None:
+        audited.decided(self.server.logins.audit, self, verb, xid)
 
     def end_session(self, number: int) -> None:
         self.sessions.close(number)

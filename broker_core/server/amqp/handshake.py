@@ -14,8 +14,8 @@ from typing import Protocol
 from broker_core.amqp.v0_9_1 import sasl
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
-from broker_core.broker.rights import Rights
 from broker_core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
+from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp.options import AmqpOptions
@@ -137,7 +137,10 @@ def _refused(method: ConnectionStartOk) -> ConnectionAccessRefused:
     )
 
 
-def admit(rights: Rights, vhost: str) -> None:
+def admit(connection: ClientConnection, audit: Audit, vhost: str) -> None:
     """Raises NotAllowed for a user without any permission in the virtual host."""
-    if not rights.enters:
-        raise NotAllowed(f"access to vhost '{vhost}' refused for user '{rights.user}'")
+    user = connection.user
+    if not connection.rights.enters:
+        why = f"access to vhost '{vhost}' refused for user '{user}'"
+        audit.say("refused", user, connection.address, door="amqp", asked="connection.open", why=why)
+        raise NotAllowed(why)

@@ -67,6 +67,14 @@ class ClientConnection(Protocol):
         """Whether the client announced this capability."""
         ...
 
+    def carried_out(self, method: Method) -> None:
+        """For the audit log: its effect is durable."""
+        ...
+
+    def decided(self, verb: str, xid: str) -> None:
+        """For the audit log: a prepared transaction is decided by hand."""
+        ...
+
     def send(
         self, number: int, method: Method, properties: bytes = b"", body: bytes = b"", *, queue: str = ""
     ) -> None:

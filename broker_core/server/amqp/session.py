@@ -184,6 +184,7 @@ class Session:
         if error is not None:
             self.fail(error, method)
         else:
+            self.connection.carried_out(method)
             self.send_unless_none(reply(answer))
         self.go_on()
 

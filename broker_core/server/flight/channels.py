@@ -114,6 +114,7 @@ class Channels:
                 arguments = _arguments(word, call.arguments)
                 self._permits.check(permits.CHANNEL, word, caller, arguments)
                 held.answer = _said(held.channel, word, arguments)
+                self._permits.carried_out(caller, f"channel.{word}", arguments)
             except Exception as error:  # kept as the answer: the call was made and is not made again
                 held.error = error
         held.used_at = time.monotonic()

@@ -33,6 +33,8 @@ from broker_core.flight import contract
 from broker_core.micro_batch import overview
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.audit import Audit
+from broker_core.server.flight import audited
 from broker_core.server.flight.caller import Caller
 
 Arguments = Mapping[str, Any]
@@ -176,9 +178,12 @@ CHANNEL: dict[str, Check] = {
 
 
 class Permits:
-    """Every method raises AccessRefused."""
+    """``check``, ``read``, ``read_branches``, ``stage``, ``require_attempt`` and ``use_app`` raise
+    AccessRefused.
+    """
 
-    def __init__(self, engine: EmbeddedEngine, broker: LocalBroker) -> None:
+    def __init__(self, engine: EmbeddedEngine, broker: LocalBroker, audit: Audit) -> None:
+        self._audit = audit
         self._engine = engine
         self._broker = broker
         self.topology = broker.state.topology
@@ -191,6 +196,10 @@ class Permits:
         if check is None:
             raise errors.AccessRefused(f"access to {word} refused for user '{caller.identity.user}'")
         check(self, caller, given)
+
+    def carried_out(self, caller: Caller, call: str, given: Arguments) -> None:
+        """After it, for the audit log."""
+        audited.carried_out(self._audit, caller, call, given)
 
     def read(self, caller: Caller, ticket: ReadTicket) -> None:
         caller.read({*ticket.ranges, *(log for log, _, _ in ticket.slices)})

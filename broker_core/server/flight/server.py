@@ -26,7 +26,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
-from broker_core.server.flight import permits
+from broker_core.server.flight import audited, permits
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.channels import Channels
 from broker_core.server.flight.listener import FlightListener, close_all
@@ -55,7 +55,7 @@ class FlightServer:
         self._broker = broker
         self._hello = hello
         self._logins = logins
-        self._permits = Permits(engine, broker)
+        self._permits = Permits(engine, broker, logins.audit)
         self._channels = Channels(broker, self._permits)
         accounts.changed.append(self._channels.end_deleted)
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
@@ -99,9 +99,9 @@ class FlightServer:
     # -- actions ---------------------------------------------------------------------------------------------
 
     def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]:
-        with self._call(action.type):
+        with self._call(action.type, context) as caller:
             kind, _, word = action.type.rpartition(".")
-            answer = self._answer(self._caller(context), kind, word, action.body)
+            answer = self._answer(caller, kind, word, action.body)
             failpoint.here(f"server.reply.{word}")
             return answer
 
@@ -117,7 +117,9 @@ class FlightServer:
             self._permits.check(permits.ENGINE, word, caller, arguments)
             if word == "wait":
                 return [contract.encode(self._wait(**arguments))]
-            return [contract.encode(getattr(self._engine, word)(**arguments))]
+            answer = contract.encode(getattr(self._engine, word)(**arguments))
+            self._permits.carried_out(caller, f"engine.{word}", arguments)
+            return [answer]
         if kind == "channel":
             return [
                 contract.encode(
@@ -177,7 +179,9 @@ class FlightServer:
         function = self._words[word]
         arguments = contract.decode_arguments(f"admin.{word}", function, body)
         self._permits.check(permits.ADMIN, word, caller, arguments)
-        return function(**arguments)
+        answer = function(**arguments)
+        self._permits.carried_out(caller, f"admin.{word}", arguments)
+        return answer
 
     def _committed(self, token: str, since: float | None = None) -> bool:
         return committed(self._broker, token, since)
@@ -198,8 +202,7 @@ class FlightServer:
     # -- streams ---------------------------------------------------------------------------------------------
 
     def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
-        with self._call("get"):
-            caller = self._caller(context)
+        with self._call("get", context) as caller:
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             if request.branches is not None:
                 self._permits.read_branches(caller, request.branches)
@@ -222,7 +225,7 @@ class FlightServer:
             )
 
     def _stream(self, rows: Iterator[pa.RecordBatch], caller: Caller) -> Iterator[pa.RecordBatch]:
-        with self._call("get"):
+        with self._call("get", caller=caller):
             for batch in rows:
                 if self._stopping.is_set():
                     raise pyarrow.flight.FlightUnavailableError("the broker is stopping")
@@ -233,8 +236,7 @@ class FlightServer:
     def do_put(
         self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
-        with self._call("put"):
-            caller = self._caller(context)
+        with self._call("put", context) as caller:
             header: BranchHeader = contract.decode_checked(BranchHeader, descriptor.command or b"", "put")
             for chunk in _chunks(reader):
                 part = _part_number(chunk.app_metadata)
@@ -262,12 +264,13 @@ class FlightServer:
     # -- around every call -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _call(self, name: str) -> Iterator[None]:
-        """Count the call, and send an error as its text."""
+    def _call(self, name: str, context: Any = None, caller: Caller | None = None) -> Iterator[Caller]:
+        """Count the call, and send an error as its text. Its caller is known, or that of ``context``."""
         with self._lock:
             self._calls += 1
         try:
-            yield
+            caller = caller or self._caller(context)
+            yield caller
         except pyarrow.flight.FlightError:
             raise
         except ConnectionResetError as error:  # a failpoint that loses the reply
@@ -275,6 +278,8 @@ class FlightServer:
         except errors.LoginRefused as error:
             raise pyarrow.flight.FlightUnauthenticatedError(contract.error_text(error)) from error
         except errors.TxmqError as error:
+            if isinstance(error, errors.AccessRefused) and caller is not None:
+                audited.refused(self._logins.audit, caller, name, error)
             if isinstance(error, (errors.StoreFailed, errors.DiskFull)):
                 self.failed.set()
             raise pyarrow.flight.FlightServerError(contract.error_text(error)) from error

@@ -35,6 +35,7 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
 
     def decided(dropped: int) -> None:
         log_dropped(xid, dropped)
+        session.connection.decided(verb, xid)
         if channel.confirming:
             session.connection.write(encode_ack(session.number, number, multiple=False))
 

@@ -1,0 +1,42 @@
+"""What AMQP clients do that the audit log has: topology, decisions by hand, refusals.
+
+Not here: logins (``handshake.py``), the file (``access/audit.py``).
+"""
+
+from __future__ import annotations
+
+from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.errors import AccessRefused
+from broker_core.server.access.audit import Audit
+from broker_core.server.amqp.ports import ClientConnection
+
+# the fields that are written, by method; a passive one changes nothing
+TOPOLOGY: dict[type[m.Method], tuple[str, ...]] = {
+    m.ExchangeDeclare: ("exchange", "type"),
+    m.ExchangeDelete: ("exchange",),
+    m.ExchangeBind: ("destination", "source", "routing_key"),
+    m.ExchangeUnbind: ("destination", "source", "routing_key"),
+    m.QueueDeclare: ("queue",),
+    m.QueueDelete: ("queue",),
+    m.QueuePurge: ("queue",),
+    m.QueueBind: ("queue", "exchange", "routing_key"),
+    m.QueueUnbind: ("queue", "exchange", "routing_key"),
+}
+
+
+def carried_out(audit: Audit, connection: ClientConnection, method: m.Method) -> None:
+    fields = TOPOLOGY.get(type(method))
+    if fields is not None and not getattr(method, "passive", False):
+        what = {name: getattr(method, name) for name in fields}
+        audit.say(method.NAME, connection.user, connection.address, door="amqp", **what)
+
+
+def decided(audit: Audit, connection: ClientConnection, verb: str, xid: str) -> None:
+    audit.say(f"transaction.{verb}", connection.user, connection.address, door="amqp", xid=xid)
+
+
+def failed(audit: Audit, connection: ClientConnection, method: m.Method | None, error: BaseException) -> None:
+    """Only a refusal is written."""
+    if isinstance(error, AccessRefused):
+        asked = method.NAME if method is not None else ""
+        audit.say("refused", connection.user, connection.address, door="amqp", asked=asked, why=error.summary)

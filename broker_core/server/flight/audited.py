@@ -1,0 +1,51 @@
+"""What callers of Flight do that the audit log has: topology, users and permissions, decisions by hand,
+refusals.
+
+Not here: logins (``access/logins.py``), the file (``access/audit.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker_core.errors import AccessRefused
+from broker_core.flight import contract
+from broker_core.server.access.audit import Audit
+from broker_core.server.flight.caller import Caller
+
+# the arguments that are written, by call
+WRITTEN: dict[str, tuple[str, ...]] = {
+    "channel.exchange_declare": ("exchange", "type"),
+    "channel.exchange_delete": ("exchange",),
+    "channel.queue_declare": ("queue",),
+    "channel.queue_delete": ("queue",),
+    "channel.queue_purge": ("queue",),
+    "channel.queue_bind": ("queue", "exchange", "routing_key"),
+    "channel.queue_unbind": ("queue", "exchange", "routing_key"),
+    "admin.commit": ("xid",),
+    "admin.rollback": ("xid",),
+    "engine.release": ("app_id", "queue"),
+    "engine.skip": ("app_id", "sequence", "to"),
+    "admin.add_user": ("name", "tags"),
+    "admin.set_password": ("name",),
+    "admin.set_tags": ("name", "tags"),
+    "admin.delete_user": ("name",),
+    "admin.set_permissions": ("user", "configure", "write", "read"),
+    "admin.clear_permissions": ("user",),
+    "admin.set_topic_permissions": ("user", "exchange", "write", "read"),
+    "admin.clear_topic_permissions": ("user", "exchange"),
+}
+assert {f"admin.{word}" for word in contract.ACCOUNTS} - set(WRITTEN) == {"admin.users", "admin.permissions"}
+
+
+def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, Any]) -> None:
+    names = WRITTEN.get(call)
+    if names is None or given.get("passive"):
+        return
+    what = {("of" if name == "user" else name): given[name] for name in names if name in given}
+    audit.say(call, caller.identity.user, caller.address, door="flight", **what)
+
+
+def refused(audit: Audit, caller: Caller, call: str, error: AccessRefused) -> None:
+    audit.say("refused", caller.identity.user, caller.address, door="flight", asked=call, why=error.summary)
