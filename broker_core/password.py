@@ -39,7 +39,9 @@ class _Hash(NamedTuple):
 
 
 def hashed(password: str, cost: Cost = COST) -> str:
-    """Raises OptionError for an empty password, one that is too long, and one that is no text."""
+    """Raises OptionError for an empty password, one that is too long, and one that is no text. Nor may it
+    have zeros: scrypt does not see those at its end.
+    """
     salt = os.urandom(_SALT_BYTES)
     digest = _scrypt(_checked(password), salt, cost, _HASH_BYTES)
     return _text(cost, salt, digest)
@@ -63,8 +65,9 @@ def check_hash(text: str) -> None:
 def is_right(password: str, text: str) -> bool:
     """Whether ``text`` is a hash of ``password``, in a time that depends on the hash alone."""
     known = _parse(text)
-    given = password.encode(errors="surrogateescape")[:MAX_BYTES]
-    return hmac.compare_digest(_scrypt(given, known.salt, known.cost, len(known.digest)), known.digest)
+    given = password.encode(errors="surrogateescape")
+    digest = _scrypt(given[:MAX_BYTES], known.salt, known.cost, len(known.digest))
+    return hmac.compare_digest(digest, known.digest) and len(given) <= MAX_BYTES and b"\0" not in given
 
 
 def _text(cost: Cost, salt: bytes, digest: bytes) -> str:
@@ -76,11 +79,9 @@ def _checked(password: str) -> bytes:
         encoded = password.encode()
     except UnicodeEncodeError:
         raise OptionError("the password is no UTF-8") from None
-    if not encoded or len(encoded) > MAX_BYTES:
-        raise OptionError(
-            "the password is empty" if not encoded else f"the password has {len(encoded)} bytes",
-            f"it must have 1 to {MAX_BYTES} bytes",
-        )
+    if not encoded or len(encoded) > MAX_BYTES or b"\0" in encoded:
+        wrong = f"has {len(encoded)} bytes" if encoded else "is empty"
+        raise OptionError(f"the password {wrong}", f"it must have 1 to {MAX_BYTES} bytes, none of them zero")
     return encoded
 
 

@@ -57,6 +57,7 @@ def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _password(parser: argparse.ArgumentParser) -> None:
+    parser.allow_abbrev = False  # --password would be taken for --password-file
     parser.add_argument(
         "--password-file",
         metavar="FILE",

@@ -127,7 +127,7 @@ class Rights:
             known = _keep(now, key, matches(pattern, routing_key))
         if not known:
             raise AccessRefused(
-                f"access to topic '{routing_key}' in exchange topic '{exchange}' in vhost '{self.vhost}' "
+                f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{self.vhost}' "
                 f"refused for user '{self.user}'"
             )
 

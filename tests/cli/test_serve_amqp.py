@@ -87,9 +87,10 @@ def test_none_takes_no_amqp_clients(tmp_path: Path) -> None:
 
 def test_a_users_file_says_who_may_connect_and_guest_is_not_among_them(tmp_path: Path) -> None:
     users = tmp_path / "users"
-    users.write_text("# who may connect\nada:love:lace\n\nbob:\n")
+    users.write_text("# who may connect\nada:love:lace\n\nbob:builder\n")
+    users.chmod(0o600)
     with serving(tmp_path / "data", "--users", str(users)) as broker:
-        for user, password in (("ada", "love:lace"), ("bob", "")):
+        for user, password in (("ada", "love:lace"), ("bob", "builder")):
             connect(broker.amqp_url, user, password).close()
         for user, password in (("guest", "guest"), ("ada", "love"), ("bob", "x")):
             with pytest.raises(ProbableAuthenticationError, match="ACCESS_REFUSED - Login was refused"):
@@ -111,6 +112,7 @@ def test_a_users_file_that_says_nothing_is_refused(
     users = tmp_path / "users"
     if text is not None:
         users.write_text(text)
+        users.chmod(0o600)
     assert said in refused(capfd, tmp_path, "--users", str(users), "--amqp", "127.0.0.1:0")
 
 

@@ -141,7 +141,7 @@ def test_topic_permissions_limit_the_routing_keys_of_topic_exchanges(site: Site)
     site.set_permissions(".*", ".*", ".*")
     site.set_topic("amq.topic", "^{username}\\.[a-z]+$", "^public")
     text = (
-        "ACCESS_REFUSED - access to topic '{}' in exchange topic 'amq.topic' in vhost '/' refused for user "
+        "ACCESS_REFUSED - access to topic '{}' in exchange 'amq.topic' in vhost '/' refused for user "
         f"'{USER}'"
     )
     with site.opened() as client:

@@ -72,6 +72,8 @@ def test_a_hash_is_right_for_its_password_alone_and_two_hashes_differ() -> None:
     assert passwords.is_right("one", first) and passwords.is_right("one", second)
     for wrong in ("", "One", "one ", "on", "one\0", "x" * 5000):
         assert not passwords.is_right(wrong, first)
+    longest = passwords.hashed("x" * passwords.MAX_BYTES, CHEAP)
+    assert not passwords.is_right("x" * (passwords.MAX_BYTES + 1), longest)
     assert not passwords.is_right("one", passwords.unmatched(CHEAP))
 
 
@@ -94,7 +96,7 @@ def test_what_is_no_hash_is_refused_and_not_shown(text: str) -> None:
     assert not text or text not in str(caught.value)
 
 
-@pytest.mark.parametrize("password", ["", "x" * 1025, "\udcff"])
+@pytest.mark.parametrize("password", ["", "x" * 1025, "\udcff", "one\0"])
 def test_an_empty_or_too_long_password_is_refused(password: str) -> None:
     with pytest.raises(errors.OptionError):
         passwords.hashed(password, CHEAP)
@@ -158,7 +160,7 @@ def test_a_user_of_an_address_waits_longer_with_each_failure_up_to_a_limit() -> 
     for _ in range(12):
         wait_s = throttle.turn("ann", "10.0.0.1", now)
         assert wait_s is not None
-        waits.append(wait_s)
+        waits.append(round(wait_s, 6))
         now += wait_s
         throttle.failed("ann", "10.0.0.1", now)
     assert waits[0] == 0.0 and waits == sorted(waits) and 0 < waits[-1] <= throttles.MAX_S
@@ -171,7 +173,7 @@ def test_a_user_of_an_address_waits_longer_with_each_failure_up_to_a_limit() -> 
 
 def test_the_memory_of_failures_is_bounded() -> None:
     throttle = Throttle(b"salt")
-    for attempt in range(100_000):
+    for attempt in range(20_000):
         throttle.failed(f"user {attempt}", f"10.{attempt >> 16}.{attempt >> 8 & 255}.{attempt & 255}", 0.0)
         throttle.failed(f"user {attempt}", "10.9.9.9", 0.0)
         throttle.failed("user", f"2001:db8::{attempt:x}", 0.0)  # all of one network

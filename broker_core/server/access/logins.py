@@ -36,6 +36,7 @@ logger = logging.getLogger("txmq.access")
 THREADS = 2  # of scrypt: each needs 32 MiB
 WAITING = 64  # calls of Flight that wait for their turn: each holds a thread
 REMEMBERED = 10_000
+TOLD_S = 1.0  # between two lines in the log about logins that are not checked
 _WRONG = "unknown user or wrong password"
 
 
@@ -66,8 +67,9 @@ class Logins:
         users.given = frozenset(self._given)
         self._unknown = passwords.unmatched()
         self._throttle = Throttle(self._secret)
-        self._lock = threading.Lock()  # of the next two, and of the throttle
+        self._lock = threading.Lock()  # of what follows, and of the throttle
         self._right: OrderedDict[bytes, str] = OrderedDict()  # digest -> what the password was checked with
+        self._untold, self._told_at = 0, 0.0  # refused without a check, since the last line in the log
         self._rights: dict[str, Rights] = {}
         self._owner = Rights(users, "", owner=True)
         self._waiting = threading.BoundedSemaphore(WAITING)
@@ -137,10 +139,21 @@ class Logins:
 
     def turn(self, user: str, address: str) -> float:
         """Seconds until this login is to be checked. Raises LoginRefused: too many failed."""
+        now = time.monotonic()
         with self._lock:
-            wait_s = self._throttle.turn(user, address, time.monotonic())
+            wait_s = self._throttle.turn(user, address, now)
+            self._untold += wait_s is None
+            told, tells = self._untold, wait_s is None and now - self._told_at > TOLD_S
+            if tells:
+                self._untold, self._told_at = 0, now
+        if tells:
+            logger.warning(
+                "%d logins are refused without a check, because too many have failed; the last of %r from %s",
+                told,
+                user,
+                address,
+            )
         if wait_s is None:
-            logger.warning("login of %r from %s is refused: too many have failed", user, address)
             raise LoginRefused("too many logins of this user or address failed", "try again later")
         return wait_s
 

@@ -115,19 +115,15 @@ class FlightServer:
         if kind == "engine" and word in contract.METHODS:
             arguments = contract.decode_arguments(word, getattr(Engine, word), body)
             self._permits.check(permits.ENGINE, word, caller, arguments)
-            if word == "wait":
-                return [contract.encode(self._wait(**arguments))]
-            answer = contract.encode(getattr(self._engine, word)(**arguments))
+            function = self._wait if word == "wait" else getattr(self._engine, word)
+            answer = contract.encode(function(**arguments))
             self._permits.carried_out(caller, f"engine.{word}", arguments)
             return [answer]
         if kind == "channel":
-            return [
-                contract.encode(
-                    self._channels.call(
-                        word, contract.decode_checked(contract.ChannelCall, body, f"channel.{word}"), caller
-                    )
-                )
-            ]
+            call: contract.ChannelCall = contract.decode_checked(
+                contract.ChannelCall, body, f"channel.{word}"
+            )
+            return [contract.encode(self._channels.call(word, call, caller))]
         if kind == "admin":
             return [contract.encode(self._admin(caller, word, body))]
         if word == "read":
