@@ -1,7 +1,7 @@
-"""Passwords as they are kept: scrypt with a salt, in the form ``$scrypt$ln=15,r=8,p=1$SALT$HASH``.
+"""Passwords as they are kept: scrypt with a salt, in the form ``$scrypt$ln=14,r=8,p=1$SALT$HASH``.
 
 ``ln`` is the binary logarithm of the cost; salt and hash are base64. A hash carries its cost, so a later
-version may raise it. One check takes tens of milliseconds and 32 MiB.
+version may raise it. One check takes tens of milliseconds and 16 MiB.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BYTES = 1024  # of a password
 class Cost(NamedTuple):
     """scrypt's parameters (RFC 7914): memory is 128 * r * 2**ln bytes."""
 
-    ln: int = 15
+    ln: int = 14
     r: int = 8
     p: int = 1
 
@@ -98,7 +98,7 @@ def _parse(text: str) -> _Hash:
         cost = Cost(int(values["ln"]), int(values["r"]), int(values["p"]))
         known = _Hash(cost, base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True))
     except (ValueError, KeyError, binascii.Error):
-        raise OptionError("a hash of a password must be $scrypt$ln=15,r=8,p=1$SALT$HASH") from None
+        raise OptionError("a hash of a password must be $scrypt$ln=14,r=8,p=1$SALT$HASH") from None
     if (
         name != "scrypt"
         or not 4 <= cost.ln <= 20

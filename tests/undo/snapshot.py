@@ -35,6 +35,8 @@ LEFT_OUT = frozenset(
         "_next_transient", "_last_queue_id",
         # given at the start
         "send", "cancelled_by",
+        # a new object after each change, also after one that is undone
+        "epoch",
     }
 )  # fmt: skip
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})

@@ -255,3 +255,22 @@ def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:
     assert life.state.topology.queue("q").unacknowledged == 0
     for _ in range(10):
         life.do_now("transactions.commit", life.transaction(("", "q", b"")))
+
+
+def test_an_exception_in_a_change_of_users_changes_nothing(life: Life) -> None:
+    life.do("users.add", "ann", "hash", ["monitoring"])
+    life.do("users.add", "bob", "hash")
+    life.do("users.set_password", "ann", "another")
+    life.do("users.set_tags", "ann", ["administrator"])
+    for user in ("ann", "bob"):
+        life.do("users.permit", user, "a", "b", "c")
+        life.do("users.permit_topic", user, "amq.topic", "w", "r")
+        life.do("users.permit_topic", user, "other", "w", "r")
+        life.do("users.use_app", f"app of {user}", user)
+    life.do("users.forbid_topic", "ann", "other")
+    life.do("users.forbid_topic", "ann")
+    life.do("users.forbid", "ann")
+    life.do("users.delete", "bob")
+    assert life.faults.raised
+    users = life.broker.state.users
+    assert list(users.by_name) == ["ann"] and not users.permissions and list(users.apps.values()) == ["ann"]

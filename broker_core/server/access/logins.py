@@ -33,8 +33,8 @@ from broker_core.server.access.throttle import Throttle
 
 logger = logging.getLogger("txmq.access")
 
-THREADS = 2  # of scrypt: each needs 32 MiB
-WAITING = 64  # calls of Flight that wait for their turn: each holds a thread
+THREADS = 2  # of scrypt
+WAITING = 64  # calls of Flight that wait because logins failed: each holds a thread
 REMEMBERED = 10_000
 TOLD_S = 1.0  # between two lines in the log about logins that are not checked
 _WRONG = "unknown user or wrong password"
@@ -69,7 +69,7 @@ class Logins:
         self._throttle = Throttle(self._secret)
         self._lock = threading.Lock()  # of what follows, and of the throttle
         self._right: OrderedDict[bytes, str] = OrderedDict()  # digest -> what the password was checked with
-        self._untold, self._told_at = 0, 0.0  # refused without a check, since the last line in the log
+        self._told = (0, 0.0)  # refused without a check since the last line in the log, and when that was
         self._rights: dict[str, Rights] = {}
         self._owner = Rights(users, "", owner=True)
         self._waiting = threading.BoundedSemaphore(WAITING)
@@ -79,17 +79,17 @@ class Logins:
         known = self.known(user, password, address)
         if known is not None:
             return known
-        if not self._waiting.acquire(blocking=False):
-            raise LoginRefused("too many logins wait", "try again later")
-        try:
-            wait_s = self.turn(user, address)
-            if wait_s:
+        wait_s = self.turn(user, address)
+        if wait_s:
+            if not self._waiting.acquire(blocking=False):
+                raise LoginRefused("too many logins wait, because others have failed", "try again later")
+            try:
                 time.sleep(wait_s)
-            found = self.pool.submit(self.check, user, password, address).result()
-            self.audit.say("login", user, address, door="flight", answer="accepted")
-            return found
-        finally:
-            self._waiting.release()
+            finally:
+                self._waiting.release()
+        found = self.pool.submit(self.check, user, password, address).result()
+        self.audit.say("login", user, address, door="flight", answer="accepted")
+        return found
 
     def bearer(self, token: str, address: str) -> Identity:
         if self._token and hmac.compare_digest(self._token, token.encode(errors="surrogateescape")):
@@ -142,10 +142,10 @@ class Logins:
         now = time.monotonic()
         with self._lock:
             wait_s = self._throttle.turn(user, address, now)
-            self._untold += wait_s is None
-            told, tells = self._untold, wait_s is None and now - self._told_at > TOLD_S
-            if tells:
-                self._untold, self._told_at = 0, now
+            told, told_at = self._told
+            told += wait_s is None
+            tells = wait_s is None and now - told_at > TOLD_S
+            self._told = (0, now) if tells else (told, told_at)
         if tells:
             logger.warning(
                 "%d logins are refused without a check, because too many have failed; the last of %r from %s",
@@ -159,6 +159,9 @@ class Logins:
 
     def check(self, user: str, password: str, address: str) -> Identity:
         """Takes tens of milliseconds: in a thread of ``pool``. Raises LoginRefused."""
+        known = self.known(user, password, address)
+        if known is not None:  # many clients come at once, with one password
+            return known
         kept = self._kept_of(user)
         if kept is not None and kept.startswith("="):
             right = hmac.compare_digest(kept[1:], self._digest(user, password).hex())
