@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import amqp, backlog, commits, dead_letters, streams
+from bench import amqp, backlog, commits, dead_letters, streams, tls
 from bench.report import Figure, Skipped, emit, note, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
@@ -19,6 +19,8 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "commit_16": commits.commit_16,
     "source_rows": streams.source_rows,
     "sink_rows": streams.sink_rows,
+    "source_rows_tls": tls.source_rows_tls,
+    "sink_rows_tls": tls.sink_rows_tls,
     "append_rows": streams.append_rows,
     "append_small_ms": streams.append_small_ms,
     "micro_batch_overhead_ms": streams.micro_batch_overhead_ms,

@@ -37,6 +37,8 @@ class Goal:
 GOALS = {
     "source_rows": Goal("ratio", 0.7, 0.95),
     "sink_rows": Goal("ratio", 0.75, 0.9),
+    "source_rows_tls": Goal("ratio", 0.5, 0.8),
+    "sink_rows_tls": Goal("ratio", 0.5, 0.8),
     "commit_1": Goal("ratio", 0.5, 0.9),
     "commit_16": Goal("ratio", 2.5, 5),
     "append_rows": Goal("ratio", 0.8, 0.95),

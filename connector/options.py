@@ -136,10 +136,11 @@ def table() -> str:
 
 def _shown(key: str, value: str) -> str:
     """The value of an option as an error may show it."""
-    known = BY_KEY.get(key.lower())
-    if key.lower() in _SECRETS or (known is None and _LIKE_SECRETS.search(key)):
-        return "'***'"
-    return repr(without_password(value))
+    name = key.lower()
+    like = name not in BY_KEY and (
+        _LIKE_SECRETS.search(name) or difflib.get_close_matches(name, _SECRETS, n=1, cutoff=0.5)
+    )
+    return "'***'" if name in _SECRETS or like else repr(without_password(value))
 
 
 def check_known(raw: Mapping[str, str], modes: tuple[Mode, ...]) -> None:

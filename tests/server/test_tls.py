@@ -24,6 +24,7 @@ import pytest
 from pika.credentials import ExternalCredentials
 from pika.exceptions import AMQPConnectionError, ProbableAuthenticationError
 
+from bench.certificates import Authority, Pair
 from broker_core import errors
 from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
@@ -32,7 +33,6 @@ from broker_core.server import tls as server_tls
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.doors import Doors
 from broker_core.server.tls import TlsOptions
-from tests.certificates import Authority, Pair
 from tests.server.conftest import Served, bodies, eventually, fill
 
 FREE = "127.0.0.1:0"

@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +34,13 @@ def store(tmp_path: Path) -> Iterator[DurableStore]:
     store.load()
     yield store
     store.close()
+
+
+def _other_file_system() -> bool:
+    with contextlib.suppress(OSError):
+        os.close(os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR))
+        return os.stat("/dev/shm").st_dev != os.stat(tempfile.gettempdir()).st_dev
+    return False
 
 
 def described(descriptor: int, parts: tuple[FilePart, ...] = ()) -> PartFile:
@@ -173,6 +182,16 @@ def test_a_file_is_taken_once(store: DurableStore, tmp_path: Path) -> None:
     assert store.adopt(file) == []
     assert len(files(tmp_path)) == 1
     writer.close()
+
+
+@pytest.mark.skipif(not _other_file_system(), reason="there is one file system for files without a name")
+def test_a_file_of_another_file_system_is_refused(store: DurableStore, tmp_path: Path) -> None:
+    elsewhere = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    (elsewhere / "segments").mkdir()
+    writer, file = handed_over(elsewhere, messages(3))
+    assert store.adopt(file) == [] and len(files(tmp_path)) == 0
+    writer.close()
+    shutil.rmtree(elsewhere)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it has signed, as PEM files.
+"""Certificates for tests and figures: an authority, and what it has signed, as PEM files.
 
 Invariant: a renewed certificate has the names of the old one, and another key.
 """
@@ -40,7 +40,7 @@ class Authority:
         common_name: str | None = None,
         organization: str | None = None,
     ) -> Pair:
-        """A certificate for ``names``. The files of a ``name`` that exists are replaced, one after the other."""
+        """A certificate for ``names``. Files of this ``name`` that exist are replaced, one by one."""
         leaf = self._authority.issue_cert(
             *(names or NAMES),
             common_name=common_name,
