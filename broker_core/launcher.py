@@ -129,7 +129,7 @@ class Broker:
                 self._amqp.start()
                 self.accounts.changed.append(self._amqp.users_changed)
                 undo.callback(self._amqp.stop)
-            self._renewal = Renewal(files, self._renew) if files is not None else None
+            self._renewal = Renewal(files, self._server.renew) if files is not None else None
             if self._renewal is not None:
                 undo.callback(self._renewal.stop)
             failpoint.here("launcher.open.listening")
@@ -232,11 +232,6 @@ class Broker:
         """Read the files of TLS again, if they have changed; done too within a second after they have."""
         if self._renewal is not None:
             self._renewal.ask()
-
-    def _renew(self) -> None:
-        self._server.renew()
-        if self._amqp is not None:
-            self._amqp.renew()
 
     def channel(self) -> LocalChannel:
         return self._local.channel()

@@ -61,7 +61,7 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),
-    "broker_core.server.amqp.server.AmqpServer": (19, "the composition of a door"),
+    "broker_core.server.amqp.server.AmqpServer": (20, "the composition of a door"),
     "broker_core.server.amqp.session.Session": (17, "what a channel of AMQP remembers between commands"),
     "broker_core.store.durable.DurableStore": (17, "the files and locks of a data directory"),
 }

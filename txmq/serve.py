@@ -55,6 +55,13 @@ def arguments(serve: argparse.ArgumentParser) -> None:
         type=above_zero,
         help="a longer one is rolled back; default: never",
     )
+    serve.add_argument(
+        "--unauthenticated-connections",
+        metavar="N",
+        type=positive,
+        default=1000,
+        help="AMQP connections that may wait for their login; one more ends the oldest; default %(default)s",
+    )
     serve.add_argument("--outcomes", metavar="N", type=count, help="outcomes to keep; default 100 thousand")
     serve.add_argument("--outcome-hours", metavar="HOURS", type=above_zero, help="for how long; default 24")
     serve.add_argument("--idle-timeout", metavar="SECONDS", type=above_zero, help="end after this idle time")
@@ -98,6 +105,13 @@ def above_zero(text: str) -> float:
     return value
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
 def count(text: str) -> int:
     value = int(text)
     if value < 0:
@@ -111,6 +125,7 @@ def serve(options: argparse.Namespace) -> int:
     from broker_core.launcher import serve as serve_until_signal
     from broker_core.server.access.users_file import read_users
     from broker_core.server.amqp.handler import Handler
+    from broker_core.server.amqp.options import AmqpOptions
     from broker_core.server.amqp.rate_limit import PublishRateLimit
     from broker_core.server.amqp.trace import Tracer
 
@@ -130,6 +145,7 @@ def serve(options: argparse.Namespace) -> int:
         options.data,
         listen=options.listen,
         amqp=() if NO_AMQP in options.amqp else options.amqp or (DEFAULT_AMQP,),
+        amqp_options=AmqpOptions(max_unauthenticated=options.unauthenticated_connections),
         users=read_users(options.users) if options.users else None,
         handlers=handlers,
         outcomes=Kept(**{name: value for name, value in outcomes.items() if value is not None}),

@@ -23,6 +23,7 @@ from broker_core.server.amqp import connection as connection_module
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS, basic
 from broker_core.server.amqp.connection import Connection
+from broker_core.server.amqp.entrance import Entrance
 from broker_core.server.amqp.handler import Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
@@ -112,7 +113,7 @@ class Server:
         self.broker.spill_rows = spill_rows
         self.handlers, self.options, self.commands = Handlers(), AmqpOptions(), COMMANDS
         self.logins = Logins(self.broker.state.users)
-        self.tls = None
+        self.tls, self.entrance = None, Entrance(1)
         self.loop: Any = Loop()
         self.commits = CommitQueue(self.loop, self.broker)
         self.connection = Connection(self, handshake.offer(self.options))

@@ -35,6 +35,7 @@ from broker_core.errors import ChannelError, ConnectionException, InternalFault,
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited, handshake
 from broker_core.server.amqp.commands.basic import publish_alike
+from broker_core.server.amqp.entrance import Entrance
 from broker_core.server.amqp.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.points import Points
@@ -57,6 +58,7 @@ class Listener(Server, Protocol):
     logins: Logins
     options: AmqpOptions
     tls: TlsFiles | None
+    entrance: Entrance
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -184,6 +186,7 @@ class Connection(asyncio.Protocol):
                 handshake.log_in(self, method, self.server.logins, name)
 
     def logged_in(self, user: str) -> None:
+        self.server.entrance.leave(self)
         self.rights = Rights(self.server.broker.state.users, user)
         self.protocol.authenticated(partial(handshake.admit, self, self.server.logins.audit))
         self.flush_later()

@@ -1,20 +1,24 @@
 """The listening sockets of AMQP: plain ones, and those with TLS, whose certificates can be renewed.
 
-Not here: a connection (``connection.py``).
-Invariant: a socket that listens is not closed while its certificates are renewed, so no client is refused.
+Not here: a connection (``connection.py``), and how many may wait for their login (``entrance.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Sequence
 
 from broker_core.address import bracketed
 from broker_core.errors import OptionError
+from broker_core.server.amqp.entrance import Entrance
 from broker_core.server.tls import TlsFiles
 
+logger = logging.getLogger("txmq.amqp")
+
 BACKLOG = 1024  # connections that wait for accept
+AGAIN_S = 0.1  # after accepting failed
 
 Factory = Callable[[], asyncio.Protocol]
 
@@ -25,7 +29,9 @@ class AmqpListeners:
     ``addresses``, ``tls_addresses``: where they listen, once opened.
     """
 
-    def __init__(self, plain: Sequence[str], tls: Sequence[str], files: TlsFiles | None) -> None:
+    def __init__(
+        self, plain: Sequence[str], tls: Sequence[str], files: TlsFiles | None, entrance: Entrance
+    ) -> None:
         if tls and files is None:
             raise OptionError(
                 f"{tls[0]} is an address for AMQP with TLS, and there is no certificate",
@@ -34,12 +40,12 @@ class AmqpListeners:
         self._plain = [(text, *parse_listener(text)) for text in plain]
         self._tls = [(text, *parse_listener(text)) for text in tls]
         self._files = files
+        self._entrance = entrance
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []
         self._servers: list[asyncio.AbstractServer] = []
-        self._encrypted: list[tuple[socket.socket, asyncio.AbstractServer]] = []
-        self._factory: Factory | None = None
-        self._handshake_s = 0.0
+        self._accepting: dict[asyncio.Task[None], socket.socket] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def open(self, factory: Factory, tls_factory: Factory, handshake_s: float) -> None:
         """Listens on all addresses, or on none. Raises OptionError."""
@@ -56,36 +62,56 @@ class AmqpListeners:
         for each in plain:
             self._servers.append(await loop.create_server(factory, sock=each, backlog=BACKLOG))
         self.addresses += map(_address, plain)
-        self._factory, self._handshake_s = tls_factory, handshake_s
         for each in encrypted:
-            self._encrypted.append((each, await self._serve(each)))
+            task = loop.create_task(self._accept(each, tls_factory, handshake_s))
+            self._accepting[task] = each
         self.tls_addresses += map(_address, encrypted)
 
-    async def renew(self) -> None:
-        """New connections get the certificates of now. Those that are open go on with theirs."""
-        for place, (each, old) in enumerate(self._encrypted):
-            self._encrypted[place] = (each, await self._serve(each))
-            old.close()
+    async def _accept(self, listening: socket.socket, factory: Factory, handshake_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError as error:  # too many open files, or the client is gone already
+                logger.warning("a connection cannot be accepted: %s", error)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            task = loop.create_task(self._shake_hands(accepted, factory, handshake_s))
+            self._handshakes.add(task)
+            self._entrance.enter(task, task.cancel)
+            task.add_done_callback(self._shaken)
 
-    async def _serve(self, listening: socket.socket) -> asyncio.AbstractServer:
-        """A server on a descriptor of its own, so that closing it leaves the socket open."""
-        assert self._files is not None and self._factory is not None
-        return await asyncio.get_running_loop().create_server(
-            self._factory,
-            sock=listening.dup(),
-            backlog=BACKLOG,
-            ssl=self._files.now.context,
-            ssl_handshake_timeout=self._handshake_s,
-        )
+    async def _shake_hands(self, accepted: socket.socket, factory: Factory, handshake_s: float) -> None:
+        """A new connection gets the certificates of now. Those that are open go on with theirs."""
+        assert self._files is not None
+        try:
+            accepted.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                factory, accepted, ssl=self._files.now.context, ssl_handshake_timeout=handshake_s
+            )
+        except (OSError, ValueError, asyncio.TimeoutError) as error:  # every error of TLS is an OSError
+            logger.info("no TLS with a client: %s", error)
+            accepted.close()
+        except BaseException:
+            accepted.close()
+            raise
+
+    def _shaken(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        self._entrance.leave(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a handshake of TLS failed", exc_info=task.exception())
 
     def close(self) -> None:
         for server in self._servers:
             server.close()
-        for each, server in self._encrypted:
-            server.close()
-            each.close()
+        for task, listening in self._accepting.items():
+            task.cancel()
+            listening.close()
+        for task in list(self._handshakes):
+            task.cancel()
         self._servers.clear()
-        self._encrypted.clear()
+        self._accepting.clear()
 
 
 def _address(listening: socket.socket) -> str:

@@ -4,7 +4,7 @@ Not here: one connection (``connection.py``), one channel (``session.py``), comm
 (``commit_queue.py``).
 
 Invariant: connections, sessions and ``commits`` belong to the loop's thread. Other threads use only
-``start``, ``stop``, ``renew``, ``idle_s``, ``users_changed`` and the addresses of ``listeners``.
+``start``, ``stop``, ``idle_s``, ``users_changed`` and the addresses of ``listeners``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from broker_core.server.alarm import Alarm
 from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.connection import Connection
+from broker_core.server.amqp.entrance import Entrance
 from broker_core.server.amqp.handler import Handler, Handlers
 from broker_core.server.amqp.listeners import AmqpListeners
 from broker_core.server.amqp.options import AmqpOptions
@@ -64,7 +65,8 @@ class AmqpServer:
         self.logins = logins or Logins(broker.state.users)
         self.commands = COMMANDS
         self.tls = tls
-        self.listeners = AmqpListeners(listeners, tls_listeners, tls)
+        self.entrance = Entrance(self.options.max_unauthenticated)
+        self.listeners = AmqpListeners(listeners, tls_listeners, tls, self.entrance)
         self.connections: set[Connection] = set()
         self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
@@ -109,10 +111,6 @@ class AmqpServer:
             self.loop.call_soon_threadsafe(self._check_users)
             self.loop.call_soon_threadsafe(checked.set)
             checked.wait(CHECK_S)  # a loop that is busy for longer will check them
-
-    def renew(self) -> None:
-        """Use the certificates of now for new connections."""
-        asyncio.run_coroutine_threadsafe(self.listeners.renew(), self.loop).result()
 
     @property
     def addresses(self) -> list[str]:
@@ -180,6 +178,7 @@ class AmqpServer:
     # -- called by connections --------------------------------------------------------------------------
     def opened(self, connection: Connection) -> None:
         self.connections.add(connection)
+        self.entrance.enter(connection, lambda: connection.abort("too many have not logged in"))
         self._idle_since = None
         self._empty.clear()
         if self.alarm:
@@ -187,6 +186,7 @@ class AmqpServer:
 
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.entrance.leave(connection)
         if not self.connections:
             self._idle_since = time.monotonic()
             self._empty.set()
