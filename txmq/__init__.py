@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from broker_core.client.broker import BrokerClient, connect
+from broker_core.credentials import Credentials
 from broker_core.errors import (
     AccessRefused,
     BatchDecided,
@@ -103,6 +104,7 @@ __all__ = [
     "ConnectionFailed",
     "CorruptCatalog",
     "CorruptSegment",
+    "Credentials",
     "DataDirectoryFormat",
     "DataDirectoryInvalid",
     "DataDirectoryLocked",

@@ -16,6 +16,7 @@ import pytest
 
 from broker_core.client import broker as client
 from broker_core.launcher import Broker
+from broker_core.server.doors import Doors
 from broker_core.store.directory import DirectoryLock
 from txmq import cli
 from txmq.doctor import directory, java, port, python
@@ -260,8 +261,9 @@ def test_permissions_that_a_broker_would_stumble_on_are_named(tmp_path: Path) ->
         assert any(text.endswith("and this is root") for state, text in texts if state == "hint")
 
 
-def test_the_broker_of_a_directory_is_named_and_nothing_disturbs_it(tmp_path: Path) -> None:
-    with Broker.open(tmp_path) as broker:
+@pytest.mark.parametrize("token_only", [False, True])
+def test_the_broker_of_a_directory_is_named_and_nothing_disturbs_it(tmp_path: Path, token_only: bool) -> None:
+    with Broker.open(tmp_path, doors=Doors(token_only=token_only)) as broker:
         state, text, _ = found_in(tmp_path)["broker"]
         assert state == "ok" and f"process {os.getpid()} (" in text and broker.url in text
     assert found_in(tmp_path)["broker"] == ("ok", f"no broker has {tmp_path}", "")
@@ -334,7 +336,7 @@ def test_a_port_of_a_broker_is_no_problem_for_its_own_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Broker.open(tmp_path) as broker:
-        address = f"127.0.0.1:{broker.server.port}"
+        address = f"127.0.0.1:{broker.port}"
         (own,) = port.port("listen", address, "--listen", asked=True, data=str(tmp_path))
         (other,) = port.port("listen", address, "--listen", asked=True, data=str(tmp_path / "other"))
         monkeypatch.setattr(port, "_listener", lambda _number: None)  # as of another user

@@ -87,7 +87,7 @@ def _holder(path: Path) -> Iterator[Finding]:
         yield ok("broker", f"no broker has {path}")
         return
     found = read_endpoint(str(path))
-    answer = hello(found.host, found.port) if found is not None else None
+    answer = hello(found.host, found.port, found.token) if found is not None else None
     if found is None or answer is None or answer.id != found.id:
         yield hint(
             "broker",

@@ -53,10 +53,11 @@ def _failure(host: str, number: int) -> OSError | None:
     return None
 
 
-def hello(host: str, number: int) -> Hello | None:
+def hello(host: str, number: int, token: str = "") -> Hello | None:
     """What a broker at this address says of itself; None if no broker answers there."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    connection = Connection(Address(host=everywhere.get(host, host), port=number), reconnect_s=0, connect_s=0)
+    address = Address(host=everywhere.get(host, host), port=number, token=token)
+    connection = Connection(address, reconnect_s=0, connect_s=0)
     try:
         return connection.live().hello
     except TxmqError:
