@@ -355,7 +355,8 @@ def serve(
         doors=doors,
         started=True,
     ) as broker:
-        signal.signal(signal.SIGHUP, lambda *_: broker.renew_certificates())
+        if doors is not None and doors.tls is not None:  # otherwise it ends the broker with its terminal
+            signal.signal(signal.SIGHUP, lambda *_: broker.renew_certificates())
         broker.server.gives_up = idle_timeout_s is not None
         # messages in flight are thousands of short-lived objects: collect cycles less often
         gc.freeze()

@@ -21,6 +21,7 @@ from broker_core.errors import OptionError
 logger = logging.getLogger("txmq.tls")
 
 LOOK_S = 1.0  # how often the files are looked at
+STOP_S = 1.0
 LoginFrom = Literal["distinguished_name", "common_name"]
 
 # the names of RFC 4514 and, for others, of RabbitMQ
@@ -178,9 +179,10 @@ class Renewal:
         self._asked.set()
 
     def stop(self) -> None:
+        """A renewal that waits for its port ends when the listener is closed."""
         self._ended.set()
         self._asked.set()
-        self._thread.join()
+        self._thread.join(STOP_S)
 
     def _run(self) -> None:
         while not self._ended.is_set():

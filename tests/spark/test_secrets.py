@@ -57,6 +57,13 @@ def shown_plans(spark: SparkSession) -> str:
     )
 
 
+def command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return ""
+
+
 def test_a_stream_over_tls_with_a_password_shows_it_nowhere(
     spark: SparkSession, options: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,9 +100,7 @@ def test_a_stream_over_tls_with_a_password_shows_it_nowhere(
     seen["function"] = f"{function!r} {vars(function)!r} {pickle.loads(pickle.dumps(function.address))!r}"
     output = capfd.readouterr()
     seen["log"] = output.out + output.err + "-"
-    seen["ps"] = "\n".join(
-        " ".join(each.cmdline()) for each in psutil.Process().children(recursive=True) if each.is_running()
-    )
+    seen["ps"] = "\n".join(map(command_of, psutil.Process().children(recursive=True)))
     assert [name for name, text in seen.items() if not text] == []
     assert [name for name, text in seen.items() if SECRET in text] == []
     assert "txmq" in seen["plan"] and "txmq" in seen["ui"]
