@@ -30,7 +30,9 @@ def arguments(serve: argparse.ArgumentParser) -> None:
         default=[],
         help=f"address for AMQP 0-9-1 clients; may be repeated; '{NO_AMQP}' for none; default {DEFAULT_AMQP}",
     )
-    serve.add_argument("--users", metavar="FILE", help="NAME:PASSWORD or NAME:HASH lines; mode 600")
+    serve.add_argument(
+        "--users", metavar="FILE", help="NAME:PASSWORD or NAME:HASH lines, not readable for others"
+    )
     serve.add_argument(
         "--trace", action="store_true", help="copy every message to the exchange amq.rabbitmq.trace"
     )

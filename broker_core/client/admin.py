@@ -19,7 +19,7 @@ class RemoteAdmin:
     def prepare(
         self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]
     ) -> list[Preparation]:
-        """Nothing: the embedded broker makes what it needs, and its users have no rights of their own."""
+        """Nothing: the embedded broker makes what it needs, and `txmq permissions` gives rights."""
         return []
 
     def queues(self) -> list[QueueInfo]:

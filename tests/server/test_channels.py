@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from broker_core import errors, failpoint
+from broker_core.broker.rights import Rights
 from broker_core.flight import contract
+from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.audit import Audit
+from broker_core.server.access.identity import OWNER
+from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.channels import Channels
+from broker_core.server.flight.permits import Permits
 from broker_core.store.memory import MemoryStore
 from tests.reading import fetched
 
@@ -19,12 +25,14 @@ from tests.reading import fetched
 class Doors:
     def __init__(self) -> None:
         self.broker = LocalBroker(MemoryStore(), upkeep=False)
-        self.channels = Channels(self.broker)
+        permits = Permits(EmbeddedEngine(self.broker), self.broker, Audit())
+        self.channels = Channels(self.broker, permits)
+        self.owner = Caller(OWNER, Rights(self.broker.state.users, "", owner=True), "")
         with self.broker.channel() as channel:
             channel.queue_declare("q")
 
     def say(self, word: str, number: int, channel: str = "c1", **arguments: Any) -> Any:
-        return self.channels.call(word, contract.ChannelCall(channel, number, arguments))
+        return self.channels.call(word, contract.ChannelCall(channel, number, arguments), self.owner)
 
     def publish(self, number: int, body: bytes) -> Any:
         return self.say(

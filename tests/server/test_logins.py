@@ -428,8 +428,8 @@ def test_a_users_file_has_passwords_or_hashes_and_the_catalog_says_what_its_user
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
     [
-        ("ann:x", 0o640, "may be read or written by others"),
-        ("ann:x", 0o602, "may be read or written by others"),
+        ("ann:x", 0o644, "may be read or written by others"),
+        ("ann:x", 0o620, "may be read or written by others"),
         ("", 0o600, "has no user"),
         ("ann", 0o600, "line 1"),
         ("a:b\nann:", 0o600, "line 2"),

@@ -37,6 +37,10 @@ THREADS = 2  # of scrypt
 WAITING = 64  # calls of Flight that wait because logins failed: each holds a thread
 REMEMBERED = 10_000
 TOLD_S = 1.0  # between two lines in the log about logins that are not checked
+_TOKEN_ONLY = (
+    "this broker serves only those who have its token",
+    "name its data directory with data=DIR, as the user that it belongs to",
+)
 _WRONG = "unknown user or wrong password"
 
 
@@ -100,10 +104,7 @@ class Logins:
         if self._open and self._users.default and is_loopback(address):
             return self._identity(DEFAULT_USER)
         if not self._open:
-            raise LoginRefused(
-                "this broker serves only those who have its token",
-                "name its data directory with data=DIR, as the user that it belongs to",
-            )
+            raise LoginRefused(*_TOKEN_ONLY)
         raise LoginRefused(
             "this broker serves nobody without a login",
             "give user and password; without users, the default user comes from the host of the broker",
@@ -139,6 +140,8 @@ class Logins:
 
     def turn(self, user: str, address: str) -> float:
         """Seconds until this login is to be checked. Raises LoginRefused: too many failed."""
+        if self._users.default and not self._open:
+            raise LoginRefused(*_TOKEN_ONLY)  # there is no password to guess
         now = time.monotonic()
         with self._lock:
             wait_s = self._throttle.turn(user, address, now)

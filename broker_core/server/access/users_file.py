@@ -18,7 +18,7 @@ def read_users(path: str) -> dict[str, str]:
     try:
         with open(path, encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISREG(mode) and mode & 0o077:
+            if stat.S_ISREG(mode) and mode & 0o027:  # the group may read it: so containers mount a secret
                 raise OptionError(
                     f"the users file {path} may be read or written by others (mode {mode & 0o777:o})",
                     f"chmod 600 {path}",
