@@ -4,12 +4,14 @@ Not here: passwords (``password.py``), logins (``server/access``), what a permis
 (``permission.py``).
 
 Invariant: ``epoch`` is another object after each change, also after one that is undone, so a cached answer
-of an older one is never taken for a current one.
+of an older one is never taken for a current one. It changes last: whoever reads without the lock, and reads
+``epoch`` first, never takes old permissions for new ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 from broker_core.broker.arguments import check_text
 from broker_core.broker.change import Change
@@ -100,36 +102,36 @@ class Users:
                 "come back",
                 "add another user first",
             )
-        self._changed()
-        self._undo.item(self.by_name, name)
-        del self.by_name[name]
-        change.drop(UserRecord, (name,))
-        for user, vhost in [key for key in self.permissions if key[0] == name]:
-            self._drop_permission(change, user, vhost)
-        for user, vhost in [key for key in self.topics if key[0] == name]:
-            for exchange in list(self.topics[user, vhost]):
-                self._drop_topic(change, user, vhost, exchange)
-        for app in [app for app, user in self.apps.items() if user == name]:
-            self._undo.item(self.apps, app)
-            del self.apps[app]
-            change.drop(AppUserRecord, app)
+        with self._changing():
+            self._undo.item(self.by_name, name)
+            del self.by_name[name]
+            change.drop(UserRecord, (name,))
+            for user, vhost in [key for key in self.permissions if key[0] == name]:
+                self._drop_permission(change, user, vhost)
+            for user, vhost in [key for key in self.topics if key[0] == name]:
+                for exchange in list(self.topics[user, vhost]):
+                    self._drop_topic(change, user, vhost, exchange)
+            for app in [app for app, user in self.apps.items() if user == name]:
+                self._undo.item(self.apps, app)
+                del self.apps[app]
+                change.drop(AppUserRecord, app)
 
     def permit(self, change: Change, user: str, configure: str, write: str, read: str) -> None:
         """Raises OptionError: no such user, or no regular expression."""
         self._user(user)
         for pattern in (configure, write, read):
             check_pattern(pattern)
-        self._changed()
-        self._undo.item(self.permissions, (user, VHOST))
-        record = self.permissions[user, VHOST] = PermissionRecord(user, VHOST, configure, write, read)
-        change.put(record)
+        with self._changing():
+            self._undo.item(self.permissions, (user, VHOST))
+            record = self.permissions[user, VHOST] = PermissionRecord(user, VHOST, configure, write, read)
+            change.put(record)
 
     def forbid(self, change: Change, user: str) -> None:
         """Takes the permissions. Raises OptionError: no such user."""
         self._user(user)
         if (user, VHOST) in self.permissions:
-            self._changed()
-            self._drop_permission(change, user, VHOST)
+            with self._changing():
+                self._drop_permission(change, user, VHOST)
 
     def permit_topic(self, change: Change, user: str, exchange: str, write: str, read: str) -> None:
         """Raises OptionError: no such user, or no regular expression."""
@@ -137,20 +139,20 @@ class Users:
         check_text("the name of an exchange", exchange)
         for pattern in (write, read):
             check_pattern(pattern)
-        self._changed()
-        self._undo.item(self.topics, (user, VHOST))
-        topics = self.topics.setdefault((user, VHOST), {})
-        self._undo.item(topics, exchange)
-        record = topics[exchange] = TopicPermissionRecord(user, VHOST, exchange, write, read)
-        change.put(record)
+        with self._changing():
+            self._undo.item(self.topics, (user, VHOST))
+            topics = self.topics.setdefault((user, VHOST), {})
+            self._undo.item(topics, exchange)
+            record = topics[exchange] = TopicPermissionRecord(user, VHOST, exchange, write, read)
+            change.put(record)
 
     def forbid_topic(self, change: Change, user: str, exchange: str = "") -> None:
         """Takes the topic permissions of an exchange, or of all. Raises OptionError: no such user."""
         self._user(user)
         for name in [exchange] if exchange else list(self.topics.get((user, VHOST), ())):
             if name in self.topics.get((user, VHOST), {}):
-                self._changed()
-                self._drop_topic(change, user, VHOST, name)
+                with self._changing():
+                    self._drop_topic(change, user, VHOST, name)
 
     def uses_app(self, app_id: str, user: str) -> bool:
         return self.apps.get((VHOST, app_id)) == user
@@ -179,10 +181,10 @@ class Users:
         return known
 
     def _put(self, change: Change, record: UserRecord) -> None:
-        self._changed()
-        self._undo.item(self.by_name, record.name)
-        self.by_name[record.name] = record
-        change.put(record)
+        with self._changing():
+            self._undo.item(self.by_name, record.name)
+            self.by_name[record.name] = record
+            change.put(record)
 
     def _drop_permission(self, change: Change, user: str, vhost: str) -> None:
         self._undo.item(self.permissions, (user, vhost))
@@ -195,8 +197,10 @@ class Users:
         del topics[exchange]
         change.drop(TopicPermissionRecord, (user, vhost, exchange))
 
-    def _changed(self) -> None:
-        self._undo.append((self._renew,))
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        self._undo.append((self._renew,))  # the last step of the undo
+        yield
         self._renew()
 
     def _renew(self) -> None:
