@@ -20,6 +20,7 @@ from broker_core.broker.users import Users
 from broker_core.flight.authorization import Basic, Bearer, parse
 from broker_core.launcher import Broker
 from broker_core.server.access import audit as audits
+from broker_core.server.access import logins as logins_module
 from broker_core.server.access import throttle as throttles
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.logins import Logins, is_loopback
@@ -181,10 +182,12 @@ def test_the_memory_of_failures_is_bounded() -> None:
     assert len(throttle._known) <= throttles.ADDRESSES
 
 
-def test_after_100000_wrong_logins_honest_clients_are_served_and_memory_is_bounded(broker: Broker) -> None:
+def test_after_100000_wrong_logins_honest_clients_are_served_and_memory_is_bounded(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(broker, "honest")
     logins = broker._logins
-    logins._unknown = passwords.unmatched(CHEAP)
+    monkeypatch.setattr(logins_module, "UNKNOWN", passwords.unmatched(CHEAP))
     with connect(broker, "honest") as client:
         client.opened(1)
         client.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)

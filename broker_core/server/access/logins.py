@@ -37,6 +37,7 @@ THREADS = 2  # of scrypt
 WAITING = 64  # calls of Flight that wait because logins failed: each holds a thread
 REMEMBERED = 10_000
 TOLD_S = 1.0  # between two lines in the log about logins that are not checked
+UNKNOWN = passwords.unmatched()  # with which the password of an unknown user is compared
 _TOKEN_ONLY = (
     "this broker serves only those who have its token",
     "name its data directory with data=DIR, as the user that it belongs to",
@@ -69,7 +70,6 @@ class Logins:
         self._secret = os.urandom(32)
         self._given = {name: self._kept(name, text) for name, text in (given or {}).items()}
         users.given = frozenset(self._given)
-        self._unknown = passwords.unmatched()
         self._throttle = Throttle(self._secret)
         self._lock = threading.Lock()  # of what follows, and of the throttle
         self._right: OrderedDict[bytes, str] = OrderedDict()  # digest -> what the password was checked with
@@ -169,9 +169,9 @@ class Logins:
         if kept is not None and kept.startswith("="):
             right = hmac.compare_digest(kept[1:], self._digest(user, password).hex())
             if not right:
-                passwords.is_right(password, self._unknown)
+                passwords.is_right(password, UNKNOWN)
         else:
-            right = passwords.is_right(password, kept or self._unknown) and kept is not None
+            right = passwords.is_right(password, kept or UNKNOWN) and kept is not None
         why = "" if right else _WRONG
         if self._users.default and user == DEFAULT_USER and password == DEFAULT_USER:
             why = f"user '{DEFAULT_USER}' can only connect via localhost"
