@@ -23,6 +23,7 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "sink_rows_tls": tls.sink_rows_tls,
     "append_rows": streams.append_rows,
     "append_small_ms": streams.append_small_ms,
+    "merge_rows": streams.merge_rows,
     "micro_batch_overhead_ms": streams.micro_batch_overhead_ms,
     "small_commit_read": streams.small_commit_read,
     "backlog_rss_mb": backlog.backlog,

@@ -1,5 +1,5 @@
-"""The figures that need Spark: source_rows, sink_rows, append_rows, append_small_ms, micro_batch_overhead_ms,
-small_commit_read.
+"""The figures that need Spark: source_rows, sink_rows, append_rows, append_small_ms, merge_rows,
+micro_batch_overhead_ms, small_commit_read.
 
 Each compares txmq with the reference in one session. Rates use the time of ``addBatch``, the work of a
 micro-batch.
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 import txmq
@@ -28,6 +29,10 @@ SOURCE_ROWS = 4_000_000
 SINK_ROWS = 2_000_000
 APPENDED_ROWS = 500_000  # in a batch
 APPENDED_BATCHES = 5
+MERGED_ROWS = 100_000  # in a batch
+MERGED_INTO = 1_000_000
+MERGED_BATCHES = 4
+MERGED_REPETITIONS = 3
 SMALL_ROWS = 10
 SMALL_BATCHES = 30
 REPETITIONS = 5
@@ -170,6 +175,54 @@ def append_small_ms(folder: Path) -> list[Figure]:
                 found += times(once)
                 references += times(plain)
     return [beyond("append_small_ms", found, references)]
+
+
+def _merges(spark: SparkSession, url: str, folder: Path) -> tuple[float, float]:
+    """The rates of foreachBatch with ``tx.merge``, and with a plain MERGE, into equal tables. Half of the
+    rows of a batch update a row of the table, the others are inserted.
+    """
+    name = f"merge-{next(_count)}"
+    on = "t.id = s.id"
+    tables = {kind: str(folder / f"{name}-{kind}") for kind in ("once", "plain")}
+
+    def frame() -> DataFrame:
+        return ready(spark, MERGED_BATCHES * MERGED_ROWS, MERGED_ROWS, 2).select("body")
+
+    held = spark.range(0, MERGED_INTO, 1, 2).selectExpr(
+        "id * 2 AS id", "CAST(repeat(md5(CAST(id AS STRING)), 3) AS BINARY) AS body"
+    )
+    for table in tables.values():
+        held.write.format("delta").save(table)
+
+    def given(batch: DataFrame, batch_id: int) -> DataFrame:
+        row = f"((row >> 33) * {MERGED_ROWS // 2} + (row & {(1 << 33) - 1}))"  # 0, 1, 2 ... over both tasks
+        spread = 2 * MERGED_INTO // MERGED_ROWS
+        numbered = batch.selectExpr("monotonically_increasing_id() AS row", "body")
+        return numbered.selectExpr(f"{row} * {spread} + {2 * batch_id} + {row} % 2 AS id", "body")
+
+    def once(batch: DataFrame, tx: Any) -> None:
+        tx.merge(given(batch, tx.batch_id), tables["once"], on, update=True, insert=True, keys=["id"])
+
+    def plain(batch: DataFrame, batch_id: int) -> None:
+        table = DeltaTable.forPath(batch.sparkSession, tables["plain"]).alias("t")
+        merge = table.merge(given(batch, batch_id).alias("s"), on)
+        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+
+    rows = MERGED_BATCHES * MERGED_ROWS
+    reference = run(frame().writeStream.foreachBatch(plain), folder, rows)
+    each = txmq.transactional(once, url=url, app_id=name)
+    found = run(frame().writeStream.foreachBatch(each), folder, rows)
+    counts = [spark.read.format("delta").load(table).count() for table in tables.values()]
+    assert counts == [MERGED_INTO + rows // 2] * 2, counts
+    return rate(found[1:]), rate(reference[1:])
+
+
+def merge_rows(folder: Path) -> list[Figure]:
+    """Rows of the batch. Without the first batch of each query, as ``append_rows``."""
+    with serving(folder / "merge") as served, open_spark() as spark:
+        pairs = [_merges(spark, served.url, folder) for _ in range(MERGED_REPETITIONS + 1)]
+        found, references = ([pair[place] for pair in pairs[1:]] for place in (0, 1))
+        return [against("merge_rows", found, references, "rows/s")]
 
 
 def micro_batch_overhead_ms(folder: Path) -> list[Figure]:

@@ -30,7 +30,7 @@ EARLIEST, LATEST = -2, -1  # in place of an offset
 Vector = dict[str, int | Literal["start"]]  # log -> offset, or queue -> START
 Ranges = dict[str, tuple[int, int]]  # log -> (start, end), concrete
 OnNewCheckpoint = Literal["fail", "resume"]
-BranchKind = Literal["publish", "append", "after_commit"]
+BranchKind = Literal["publish", "append", "merge", "delete", "overwrite", "after_commit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class BranchHeader:
-    """What one task stages: rows for the broker (publish), for a table (append) or for a function
-    (after_commit).
+    """What one task stages: rows for the broker (publish), for a table (append, merge, delete, overwrite) or
+    for a function (after_commit).
 
     ``target``: for publish ``{"exchange": str, "routing_key": str}`` (defaults if the rows have no such
-    column); for append ``{"table": str, "options": {...}}``; for after_commit ``{"name": str}``.
+    column); for a table ``{"table": str, ...}`` and what the connector needs to write it; for after_commit
+    ``{"name": str}``.
     """
 
     token: str
@@ -329,8 +330,8 @@ class Engine(Protocol):
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         """Makes rows durable and invisible under the header's token (C2); continues after a reconnect.
 
-        publish takes rows with the columns of MESSAGE_SCHEMA, of which only ``body`` is required. append and
-        after_commit take any schema. Raises TransactionTooLarge, ExchangeNotFound, OptionError for what the
+        publish takes rows with the columns of MESSAGE_SCHEMA, of which only ``body`` is required. The other
+        kinds take any schema. Raises TransactionTooLarge, ExchangeNotFound, OptionError for what the
         engine cannot carry. May raise BatchDecided for a late task; otherwise its branch is never named.
         """
 
@@ -369,7 +370,7 @@ class Engine(Protocol):
         """Returns decided batches with rows that are not applied, in sequence order (C5)."""
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of decided append or after_commit branches. Raises MissingBranch if they are
+        """Yields the rows of decided branches of tables and functions. Raises MissingBranch if they are
         applied and freed.
         """
 

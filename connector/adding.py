@@ -45,6 +45,7 @@ def add(
 
     Raises LineageConflict as ``delta.append`` does, NotApplied if a file is gone.
     """
+    batch = {**batch, "txn_app_id": txn_app_id}
     places = {have: want for each in staged for have, want in each.places.items()}
     metadata = delta.user_metadata(batch, txn_app_id)
     remembered = delta.remembered(spark, table, batch, txn_version, decided_at_us)

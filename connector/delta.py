@@ -36,7 +36,8 @@ UNAPPLIED = (
 # After a conflict with a transaction of the same (txnAppId, txnVersion), the repeated write is skipped.
 CONFLICT_ATTEMPTS = 5
 _CONFLICT = re.compile(
-    r"DELTA_CONCURRENT|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|Concurrent\w*Exception|(Metadata|Protocol)ChangedException"
+    r"DELTA_CONCURRENT|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
+    r"|Concurrent\w*Exception|(Metadata|Protocol)ChangedException"
 )
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _RETENTION = "delta.setTransactionRetentionDuration"
@@ -45,22 +46,22 @@ _REFUSED_OPTIONS = {
     "txnappid": "txmq sets it to make the append take effect once",
     "txnversion": "txmq sets it to make the append take effect once",
     "usermetadata": "txmq writes the offsets of the micro-batch there",
-    "mode": "a micro-batch only appends",
-    "path": "the table is the second argument of append",
-    "overwriteschema": "a micro-batch only appends",
-    "replacewhere": "a micro-batch only appends",
-    "partitionoverwritemode": "a micro-batch only appends",
+    "mode": "it follows from the operation",
+    "path": "the table is the second argument",
+    "overwriteschema": "a micro-batch keeps the schema, or adds columns to it",
+    "replacewhere": "it is an argument of tx.overwrite",
+    "partitionoverwritemode": "tx.overwrite says what is replaced",
 }
 
 
 def writer_options(table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The options of ``tx.append`` as (Delta's writer options, partition columns). Raises OptionError."""
+    """The options of a write as (Delta's writer options, partition columns). Raises OptionError."""
     chosen: dict[str, str] = {}
     columns: list[str] = []
     for name, value in options.items():
         if name.lower() in _REFUSED_OPTIONS:
             raise OptionError(
-                f"option {name!r} of the append to {table!r} cannot be set: {_REFUSED_OPTIONS[name.lower()]}",
+                f"table {table!r}: option {name!r} cannot be set: {_REFUSED_OPTIONS[name.lower()]}",
                 "leave it out",
             )
         if name.lower() == "partitionby":
@@ -99,6 +100,7 @@ def append(
     cleaned to know.
     """
     spark = rows.sparkSession
+    batch = {**batch, "txn_app_id": txn_app_id}
     metadata = user_metadata(batch, txn_app_id)
 
     def write() -> None:
@@ -153,6 +155,7 @@ def require_held(
     spark: SparkSession, table: Table, txn_app_id: str, batch: Mapping[str, Any], decided_at_us: int
 ) -> None:
     """Raises LineageConflict unless the table has the commit of this batch."""
+    batch = {**batch, "txn_app_id": txn_app_id}
     known = delta_log.held(delta_log.commits(spark, table, fresh=False), batch, decided_at_us)
     if known or (known is None and delta_log.stored_at_ms(spark, table, txn_app_id) >= decided_at_us // 1000):
         return
@@ -168,7 +171,9 @@ def require_held(
 def refuse_a_restarted_sequence(
     spark: SparkSession, table: Table, txn_app_id: str, app_id: str, decided: Callable[[], int]
 ) -> None:
-    """Raises LineageConflict if the table holds later batches of this broker than ``decided()``."""
+    """Raises LineageConflict if the table holds later batches of this broker than ``decided()``, in any of
+    the steps of ``txn_app_id``.
+    """
     stored = delta_log.stored_version(spark, table, txn_app_id) if table.exists else 0
     # ``decided`` is called after the table was read: another driver may decide meanwhile
     if stored and stored > (known := decided()):
@@ -186,12 +191,14 @@ def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:
     return (asked if asked is not None else str(spark.conf.get(_AUTO_MERGE, "false"))).lower() == "true"
 
 
-def txn_app_id(app_id: str, identity: str, location: str) -> str:
-    """The txnAppId of an app's appends to a table: batch numbers count within one data directory.
+def txn_app_id(app_id: str, identity: str, location: str, step: int = 0) -> str:
+    """The txnAppId of a step of an app on a table: batch numbers count within one data directory.
 
     It contains the location: spellings that txmq cannot compare (``s3://t``, ``s3a://t``) make two commits.
+    Each step of a batch has its own one: Delta skips a second commit with the same id and version.
     """
-    return f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
+    table = f"{app_id}@{identity}/{hashlib.sha256(location.encode()).hexdigest()[:8]}"
+    return f"{table}{delta_log.STEP}{step}" if step else table
 
 
 def check_append(

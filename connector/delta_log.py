@@ -19,6 +19,7 @@ from connector.table import Table, in_sql, is_connect, log_at, resolve, snapshot
 
 # The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000
+STEP = "#"  # in the txnAppId of the second and later operation of a batch on a table
 _PAGES = (1, 100, 10_000)
 
 
@@ -102,9 +103,12 @@ def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int
 
 
 def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:
-    """Whether a commit is that of ``batch``. Earlier versions of txmq did not write the token."""
+    """Whether a commit is that of ``batch``, and of its ``txn_app_id`` if both name one: each operation of a
+    batch on a table is a commit. Earlier versions of txmq did not write the token.
+    """
     if "token" in metadata:
-        return bool(metadata["token"] == batch["token"])
+        mine = batch.get("txn_app_id", metadata.get("txn_app_id"))
+        return bool(metadata["token"] == batch["token"] and metadata.get("txn_app_id", mine) == mine)
     return all(metadata.get(name) == batch[name] for name in ("app_id", "query_id", "batch_id", "sequence"))
 
 
@@ -130,19 +134,31 @@ def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
 
 
 def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
-    """The last txnVersion that an existing table holds for this app, or 0; on Connect of 100 commits."""
+    """The last txnVersion that an existing table holds for this app, in any of its steps, or 0; on Connect of
+    100 commits.
+    """
+
+    def counts(name: str) -> bool:
+        return name == txn_app_id or name.startswith(f"{txn_app_id}{STEP}")
+
     if is_connect(spark):
         found = [0]
         for _, commit in zip(range(100), _told_history(spark, table), strict=False):
-            if commit.metadata.get("txn_app_id", commit.metadata.get("app_id")) == txn_app_id:
+            if counts(str(commit.metadata.get("txn_app_id", commit.metadata.get("app_id")))):
                 found.append(int(commit.metadata.get("sequence", 0)))
         return max(found)
     found_snapshot = snapshot(spark, table)
-    known = version_in_checksum(found_snapshot, txn_app_id)
-    if known is not None:
-        return max(known, 0)
-    found_version = found_snapshot.transactions().get(txn_app_id)
-    return int(found_version.get()) if found_version.isDefined() else 0
+    noted = checksum(found_snapshot)
+    if noted is not None and noted.setTransactions().isDefined():
+        versions = noted.setTransactions().get().iterator()
+    else:
+        versions = found_snapshot.setTransactions().iterator()
+    held = 0
+    while versions.hasNext():
+        version = versions.next()
+        if counts(str(version.appId())):
+            held = max(held, int(version.version()))
+    return held
 
 
 def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:

@@ -85,26 +85,26 @@ def literal(text: str) -> str:
 def check_columns(table: str, schema: StructType, partition_by: Sequence[str]) -> None:
     """Checks for any table. Raises OptionError."""
     if not schema.fields:
-        raise OptionError(f"append to {table!r}: the DataFrame has no columns", "select its columns")
+        raise OptionError(f"table {table!r}: the DataFrame has no columns", "select its columns")
     for path, fields in _structs(schema, ""):
         names = [column.name.lower() for column in fields]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise OptionError(
-                f"append to {table!r}: column {path + doubled[0]!r} occurs twice",
+                f"table {table!r}: column {path + doubled[0]!r} occurs twice",
                 "rename one of them",
             )
     names = [name.lower() for name in schema.names]
     for name in partition_by:
         if name.lower() not in names:
             raise OptionError(
-                f"append to {table!r}: partitionBy names column {name!r}, which the DataFrame does not have",
+                f"table {table!r}: partitionBy names column {name!r}, which the DataFrame does not have",
                 f"use columns of {', '.join(schema.names)}",
             )
     for column in schema:
         if _has_void(column.dataType):
             raise OptionError(
-                f"append to {table!r}: column {column.name!r} has type void, which Delta cannot write",
+                f"table {table!r}: column {column.name!r} has type void, which Delta cannot write",
                 "cast it",
             )
 
@@ -115,7 +115,7 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
     partitions = [name.lower() for name in known.partition_columns]
     if partition_by and [name.lower() for name in partition_by] != partitions:
         raise OptionError(
-            f"append to {table!r}: partitionBy is {', '.join(partition_by)}, but the table is partitioned by "
+            f"table {table!r}: partitionBy is {', '.join(partition_by)}, but the table is partitioned by "
             f"{', '.join(known.partition_columns) or 'nothing'}",
             "leave partitionBy out",
         )
@@ -126,14 +126,14 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
         if there is None:
             if not merges:
                 raise OptionError(
-                    f"append to {table!r}: the table has no column {column.name!r}",
+                    f"table {table!r}: the table has no column {column.name!r}",
                     "drop it, or set mergeSchema=True",
                 )
             columns[column.name] = quoted(column.name)
             continue
         if _IDENTITY in there.metadata and not there.metadata.get(_IDENTITY_EXPLICIT):
             raise OptionError(
-                f"append to {table!r}: column {column.name!r} is GENERATED ALWAYS AS IDENTITY",
+                f"table {table!r}: column {column.name!r} is GENERATED ALWAYS AS IDENTITY",
                 "leave it out",
             )
         columns[there.name] = _value(table, column, there, merges=merges)
@@ -147,9 +147,7 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
             )
     for name, expression in sorted(known.configuration.items()):
         if name.startswith(_CHECK):
-            told = (
-                f"append to {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
-            )
+            told = f"table {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
             conditions.append((expression, told))
     return Fit(columns, beside, tuple(conditions))
 
@@ -163,14 +161,14 @@ def _value(table: str, given: StructField, held: StructField, *, merges: bool) -
         cast = f"CAST({name} AS {kind})"
         if bits < limit:
             return cast
-        told = f"append to {table!r}: column {given.name!r} has a value that does not fit into {kind}"
+        told = f"table {table!r}: column {given.name!r} has a value that does not fit into {kind}"
         told += "; cast it, or widen the column"
         low, high = -(1 << limit), (1 << limit) - 1
         fits = f"{name} IS NULL OR {name} BETWEEN {low}L AND {high}L"
-        return f"CASE WHEN {fits} THEN {cast} ELSE {_raise(told)} END"
+        return f"CASE WHEN {fits} THEN {cast} ELSE {raising(told)} END"
     if not _same(have, want, merges=merges):
         raise OptionError(
-            f"append to {table!r}: column {given.name!r} is {have.simpleString()}, not {want.simpleString()}",
+            f"table {table!r}: column {given.name!r} is {have.simpleString()}, not {want.simpleString()}",
             "cast it to the type of the table",
         )
     return name
@@ -199,23 +197,23 @@ def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
     """The conditions on the values of a given column, under its name in the table."""
     name = quoted(held.name)
     if not held.nullable:
-        yield f"{name} IS NOT NULL", f"append to {table!r}: column {held.name!r} is NOT NULL and has a null"
+        yield f"{name} IS NOT NULL", f"table {table!r}: column {held.name!r} is NOT NULL and has a null"
     for sql in _not_null_within(name, held.dataType, 0):
-        yield sql, f"append to {table!r}: column {held.name!r} contains a null in a NOT NULL field"
+        yield sql, f"table {table!r}: column {held.name!r} contains a null in a NOT NULL field"
     length = re.fullmatch(r"(?i)(?:var)?char\((\d+)\)", str(held.metadata.get(_CHAR, "")))
     if length:
-        told = f"append to {table!r}: column {held.name!r} is {held.metadata[_CHAR]} and has a longer value"
+        told = f"table {table!r}: column {held.name!r} is {held.metadata[_CHAR]} and has a longer value"
         yield f"{name} IS NULL OR length({name}) <= {length[1]}", told
     if _GENERATED in held.metadata:
         expression = held.metadata[_GENERATED]
         yield (
             f"{name} <=> ({expression})",
-            f"append to {table!r}: column {held.name!r} is generated as {expression}, and a row has another "
+            f"table {table!r}: column {held.name!r} is generated as {expression}, and a row has another "
             "value",
         )
     if _INVARIANT in held.metadata:
         expression = str(json.loads(held.metadata[_INVARIANT])["expression"]["expression"])
-        yield expression, f"append to {table!r}: a row violates {expression}"
+        yield expression, f"table {table!r}: a row violates {expression}"
 
 
 def _not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
@@ -256,20 +254,21 @@ def _beside(table: str, schema: StructType, given: set[str]) -> dict[str, str]:
             continue
         if not column.nullable and _IDENTITY not in column.metadata and _DEFAULT not in column.metadata:
             raise OptionError(
-                f"append to {table!r}: NOT NULL column {column.name!r} is not in the DataFrame",
+                f"table {table!r}: NOT NULL column {column.name!r} is not in the DataFrame",
                 "add it",
             )
         beside[column.name] = f"CAST(NULL AS {kind})"
     return beside
 
 
-def _raise(told: str) -> str:
+def raising(told: str) -> str:
+    """SQL that fails with an OptionError."""
     return f"raise_error({literal(str(OptionError(told)))})"
 
 
 def asserting(name: str, conditions: Sequence[tuple[str, str]]) -> str:
     """SQL for the column; it raises an error for the first condition that a row does not meet."""
-    cases = " ".join(f"WHEN NOT coalesce(({sql}), false) THEN {_raise(told)}" for sql, told in conditions)
+    cases = " ".join(f"WHEN NOT coalesce(({sql}), false) THEN {raising(told)}" for sql, told in conditions)
     return f"CASE {cases} ELSE {quoted(name)} END" if cases else quoted(name)
 
 

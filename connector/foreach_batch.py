@@ -10,7 +10,7 @@ effects follow from the ledger entry and are repeated until they are done (docs/
 2. C2 stage: ``fn`` stages rows from the executors under the token, and files that Delta has written.
 3. C3 execute: the batch is executed to its end at least once.
 4. C4 decide: one call, idempotent.
-5. C5 apply: Delta appends and functions of all decided batches that are not applied, in order.
+5. C5 apply: operations on tables and functions of all decided batches that are not applied, in order.
 6. C6 mirror: the ledger in Delta, behind the commit (or within it: ``ledger_sync``).
 """
 
@@ -20,29 +20,32 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from broker_core import failpoint
 from broker_core.engine import BranchHeader, BranchKind, Engine, LedgerEntry, OnNewCheckpoint, StagedBranch
 from broker_core.errors import ConnectionFailed, OptionError, TxmqError
-from connector import delta, staged_files, staging
+from connector import changes, changing, delta, staged_files, staging
 from connector.after_commit import AfterCommit, check_functions
 from connector.appends import Appends
 from connector.apply import Apply
 from connector.fit import nullable
 from connector.hidden import Attempt
 from connector.ledger import DeltaLedger
+from connector.merge import Merge
 from connector.options import WriteOptions, write_options
+from connector.overwrite import Overwrite
 from connector.plan import executed_whole
 from connector.schema import check_publish_columns
+from connector.steps import Steps
 from connector.table import Table, is_connect, resolve
 from connector.table_files import TableFiles
 from connector.trace import holds_java_trace, shortened, told
+from connector.when import Clause
 
 log = logging.getLogger("txmq")
 
@@ -93,14 +96,6 @@ def transactional(
 
 
 @dataclass
-class _Staged:
-    """The first rows that ``fn`` staged for a target; later ones must have the same target."""
-
-    target: dict[str, Any]
-    schema: StructType | None
-
-
-@dataclass
 class BatchTransaction:
     """``tx``: the operations of ``fn``. ``sequence`` counts the app's batches over all checkpoints."""
 
@@ -112,7 +107,7 @@ class BatchTransaction:
     _token: str = field(repr=False)
     _owner: Transactional = field(repr=False)
     _branches: list[StagedBranch] = field(default_factory=list, repr=False)
-    _targets: dict[tuple[str, str], _Staged] = field(default_factory=dict, repr=False)
+    _steps: Steps = field(default_factory=Steps, repr=False)
     _hidden: list[tuple[TableFiles, str]] = field(default_factory=list, repr=False)  # one for each append
     _executed: bool = field(default=False, repr=False)
     _closed: bool = field(default=False, repr=False)
@@ -141,30 +136,60 @@ class BatchTransaction:
         ``options`` are writer options (``mergeSchema=True``) and ``partitionBy`` (a column or a list).
         Appends to one table are one Delta commit and need the same options and columns. Raises OptionError.
         """
-        self._refuse_late_use("append")
-        if not isinstance(table, str) or not table:
-            raise OptionError(f"append to {table!r}", "give the path or the name of a Delta table")
-        spark = rows.sparkSession
+        spark, found = rows.sparkSession, self._table("append", rows, table)
         chosen, columns = delta.writer_options(table, options)
-        found = resolve(spark, table)
         checked = self._owner.appends.check(spark, found, nullable(rows.schema), chosen, columns)
         rows = delta.fitted(rows, checked.fit)
         schema = nullable(rows.schema)
         columns = [] if found.exists else columns  # an existing table has its own
-        # stored with the decision, so that a repeated append has the same txnAppId
-        txn = delta.txn_app_id(self.app_id, self._owner.engine.identity(self.app_id), found.location)
+        step = self._steps.append(found.location)
         target = {
             "options": chosen,
             "partition_by": columns,
             "schema": schema.json(),
-            "txn_app_id": txn,
-            "location": found.location,
+            **self._step_target(spark, found, step),
         }
-        self._same_target("append", found.location, target, schema)
-        self._owner.appends.guard(spark, found, txn)
+        self._steps.same_target("append", found.location, step, target)
         target = {**target, "table": found.name, "table_id": found.table_id}
         if checked.by_rows or not self._stage_files(rows, found, target):
             self._stage(rows, "append", target)
+
+    def merge(
+        self,
+        rows: DataFrame,
+        table: str,
+        on: str,
+        *,
+        update: bool | Mapping[str, str] | None = None,
+        insert: bool | Mapping[str, str] | None = None,
+        delete: bool | str | None = None,
+        clauses: Sequence[Clause] = (),
+        keys: Sequence[str] = (),
+        merge_schema: bool = False,
+    ) -> None:
+        """Merge ``rows`` (``s``) into a Delta table (``t``), exactly once, after the decision.
+
+        ``on``: SQL over t and s. ``update``, ``insert``: True for all columns, or {column: SQL}; ``delete``:
+        True, or SQL; or ``clauses`` in order (:class:`When`). ``keys``: columns in which the rows of the
+        batch must differ. ``merge_schema``: the merge may add columns. Raises OptionError.
+        """
+        made = Merge.made(
+            on, update=update, insert=insert, delete=delete, clauses=clauses, evolves=merge_schema
+        )
+        self._change("merge", rows, table, made, keys)
+
+    def delete(self, rows: DataFrame, table: str, on: str) -> None:
+        """Delete the rows of a Delta table (``t``) for which ``on`` is true with one of ``rows`` (``s``),
+        exactly once, after the decision. Raises OptionError.
+        """
+        self._change("delete", rows, table, Merge.made(on, delete=True))
+
+    def overwrite(self, rows: DataFrame, table: str, where: str, **options: Any) -> None:
+        """Replace the rows of a Delta table for which ``where`` (SQL) is true by ``rows``, for which it must
+        be true too, exactly once, after the decision. ``options``: of the writer. Raises OptionError.
+        """
+        chosen, _ = delta.writer_options(table, options)
+        self._change("overwrite", rows, table, Overwrite.made(where, chosen))
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
         """Call function ``name`` with ``rows`` after the decision, in order, at least once.
@@ -176,16 +201,57 @@ class BatchTransaction:
         self._owner.apply.function(name)
         schema = nullable(rows.schema)
         target = {"name": name, "schema": schema.json()}
-        self._same_target("after_commit", name, target, schema)
+        self._steps.same_target("after_commit", name, 0, target)
         self._stage(rows, "after_commit", target)
 
-    def _stage(self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any]) -> None:
+    def _table(self, operation: str, rows: DataFrame, table: str) -> Table:
+        self._refuse_late_use(operation)
+        if not isinstance(table, str) or not table:
+            raise OptionError(f"{operation} of {table!r}", "give the path or the name of a Delta table")
+        return resolve(rows.sparkSession, table)
+
+    def _step_target(self, spark: SparkSession, table: Table, step: int) -> dict[str, Any]:
+        """What is stored with the decision, so that a repeated step has the same txnAppId."""
+        app = self.app_id, self._owner.engine.identity(self.app_id), table.location
+        self._owner.appends.guard(spark, table, delta.txn_app_id(*app))
+        return {"txn_app_id": delta.txn_app_id(*app, step), "location": table.location, "step": step}
+
+    def _change(
+        self,
+        kind: BranchKind,
+        rows: DataFrame,
+        table: str,
+        change: Merge | Overwrite,
+        keys: Sequence[str] = (),
+    ) -> None:
+        found = self._table(kind, rows, table)
+        rows = changes.ready(rows, found, change, keys)
+        target = {
+            **self._step_target(rows.sparkSession, found, self._steps.change(found.location)),
+            "table": found.name,
+            "table_id": found.table_id,
+            "schema": nullable(rows.schema).json(),
+            changing.KEY: change.told(),
+        }
+        if not self._stage(rows, kind, target) and change.acts_without_rows:
+            header = self._header(kind, {**target, staged_files.EMPTY: True}, 0)
+            self._branches.append(self._owner.engine.stage(header, iter([changing.nothing()])))
+
+    def _stage(self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any]) -> int:
+        """Stage ``rows`` in their tasks, and return how many there are."""
         identity = (self.app_id, self.query_id, self.batch_id)
         frame = staging.staging_frame(
             rows, kind, target, token=self._token, identity=identity, address=self._owner.address
         )
-        self._branches += staging.staged(frame)
+        staged = staging.staged(frame)
+        self._branches += staged
         self._executed = self._executed or executed_whole(frame, self._batch, stages=True)
+        return sum(branch.rows for branch in staged)
+
+    def _header(self, kind: BranchKind, target: Mapping[str, Any], number: int) -> BranchHeader:
+        """Of a branch that the driver stages."""
+        batch = {"app_id": self.app_id, "query_id": self.query_id, "batch_id": self.batch_id}
+        return BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
 
     def _stage_files(self, rows: DataFrame, table: Table, target: Mapping[str, Any]) -> bool:
         """Stage the files that Delta writes; False if the table has changed since it was resolved."""
@@ -197,16 +263,7 @@ class BatchTransaction:
         if staged is None:
             return False
         if staged.rows:
-            header = BranchHeader(
-                self._token,
-                uuid.uuid4().hex,
-                "append",
-                {**target, **staged.target()},
-                app_id=self.app_id,
-                query_id=self.query_id,
-                batch_id=self.batch_id,
-                partition=number,
-            )
+            header = self._header("append", {**target, **staged.target()}, number)
             self._branches.append(self._owner.engine.stage(header, iter([staged.batch()])))
         else:
             files.delete(attempt.append(number))
@@ -221,16 +278,6 @@ class BatchTransaction:
                 files.delete(directory)
             except Exception as error:
                 log.warning("files of a lost attempt are not deleted: %s", told(error))
-
-    def _same_target(self, kind: str, name: str, target: dict[str, Any], schema: StructType) -> None:
-        earlier = self._targets.setdefault((kind, name), _Staged(target, schema))
-        if earlier.target == target:
-            return
-        what = "columns" if earlier.target["schema"] != target["schema"] else "options"
-        raise OptionError(
-            f"two {kind}s to {name!r} in one micro-batch have different {what}, but they are one commit",
-            f"give both the same {what}, or union them by name first",
-        )
 
     def _refuse_late_use(self, operation: str) -> None:
         if self._closed:

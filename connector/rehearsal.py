@@ -32,14 +32,14 @@ _accepted: set[str] = set()
 
 
 def refused(table: str, error: Exception, place: str = "") -> OptionError:
-    """The error of an append that Delta does not take, with Delta's text. ``place``: where it was tried."""
+    """The error of what Delta does not take, with Delta's text. ``place``: where it was tried."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = next(
         (line for line in lines if "[" in line and "]" in line), lines[0] if lines else type(error).__name__
     )
     if place:
         told = told.replace(f"file:{place}", table).replace(place, table)
-    return OptionError(f"append to {table!r}: Delta would refuse it: {told[:500]}")
+    return OptionError(f"table {table!r}: Delta would refuse it: {told[:500]}")
 
 
 def rehearse(
@@ -48,9 +48,10 @@ def rehearse(
     schema: StructType,
     options: Mapping[str, str],
     partition_by: Sequence[str],
+    where: str = "",
 ) -> None:
-    """Append no rows to a new table with the protocol and metadata of ``table``. Raises OptionError with
-    Delta's error.
+    """Append no rows to a new table with the protocol and metadata of ``table``, or overwrite it ``where``.
+    Raises OptionError with Delta's error.
     """
     if is_connect(spark):
         return
@@ -68,7 +69,7 @@ def rehearse(
         log = [str(action.json()) for action in actions]
         if any(word in log[0] for word in _COORDINATED):
             return
-    asked = _key(spark, log, schema, options, partition_by)
+    asked = _key(spark, log, schema, options, [*partition_by, where])
     if asked in _accepted:
         return
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))
@@ -83,7 +84,8 @@ def rehearse(
             told = json.dumps({"commitInfo": about})
             (place / "_delta_log").mkdir()
             (place / "_delta_log" / f"{0:020d}.json").write_text("\n".join([told, *log]) + "\n")
-        writer = no_rows(spark, schema).write.format("delta").mode("append").options(**dict(options))
+        mode, chosen = ("overwrite", {"replaceWhere": where}) if where else ("append", {})
+        writer = no_rows(spark, schema).write.format("delta").mode(mode).options(**{**options, **chosen})
         if partition_by:
             writer = writer.partitionBy(*partition_by)
         writer.save(f"file:{place}")

@@ -33,6 +33,7 @@ from connector.table import Table, digest, log_at
 from connector.table_files import TableFiles
 
 KEY = "files"  # in the target of a branch
+EMPTY = "empty"  # in the target of a branch that stands for a change without rows
 LOST = (
     "put them back and start the query again, or give them up: stop the query, and "
     "`txmq skip APP SEQUENCE --to DIR --lost`"
@@ -48,6 +49,8 @@ def is_files(part: ToApply) -> bool:
 
 def rows_in(part: ToApply) -> int:
     """Returns how many rows of the user a part holds."""
+    if EMPTY in part.target:
+        return 0
     return int(part.target[KEY]["rows"]) if is_files(part) else part.rows
 
 

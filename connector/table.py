@@ -107,7 +107,7 @@ def name_parts(spelling: str) -> list[str]:
             break
         at += 1
     raise OptionError(
-        f"append to {spelling!r}: neither a path (it has no '/') nor the name of a table",
+        f"table {spelling!r}: neither a path (it has no '/') nor the name of a table",
         "put a part with special characters in backticks",
     )
 
@@ -144,7 +144,7 @@ def resolve(spark: SparkSession, spelling: str) -> Table:
         return _at_path(spark, path)
     parts = name_parts(spelling)
     if len(parts) == 2 and parts[0].lower() in _FILE_FORMATS and "/" in parts[1]:
-        raise OptionError(f"append to {spelling!r}: files of format {parts[0]}", "name a Delta table")
+        raise OptionError(f"table {spelling!r}: files of format {parts[0]}", "name a Delta table")
     parts = _qualified(spark, parts)
     if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not is_connect(spark):
         return _in_session_catalog(spark, parts)
@@ -177,7 +177,7 @@ def _at_path(spark: SparkSession, path: str) -> Table:
         qualified = str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
         raise OptionError(
-            f"append to {path!r}: {_first_line(error)}",
+            f"table {path!r}: {_first_line(error)}",
             "give a path that Spark can write to",
         ) from error
     return Table(qualified, plain_location(qualified), *_look(spark, qualified))
@@ -197,7 +197,7 @@ def log_at(spark: SparkSession, location: str) -> Any:
         return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, location)
     except TypeError as error:  # py4j raises it for a missing class
         raise OptionError(
-            f"append to {location!r}: the Spark session has no Delta",
+            f"table {location!r}: the Spark session has no Delta",
             "build it with delta.configure_spark_with_delta_pip",
         ) from error
 
@@ -234,7 +234,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
     identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(parts[2], jvm.scala.Option.apply(parts[1]))
     if not catalog.databaseExists(parts[1]):
         raise OptionError(
-            f"append to {quoted(parts)!r}: there is no database {parts[1]!r}",
+            f"table {quoted(parts)!r}: there is no database {parts[1]!r}",
             "create it, or name another one",
         )
     if not catalog.tableExists(identifier):
@@ -246,7 +246,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
         )
         if _look(spark, location)[0]:  # for example, written by its path
             raise OptionError(
-                f"append to {name!r}: no such table in the catalog, but its location {location} has one",
+                f"table {name!r}: no such table in the catalog, but its location {location} has one",
                 f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'",
             )
         return Table(name, location, "")
@@ -259,12 +259,12 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
         kind = (
             "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
         )
-        raise OptionError(f"append to {name!r}: it is {kind}", "name a Delta table, or its path")
+        raise OptionError(f"table {name!r}: it is {kind}", "name a Delta table, or its path")
     location = _decoded(spark, known.location())
     table_id, metadata, protocol = _look(spark, location)
     if not table_id:
         raise OptionError(
-            f"append to {name!r}: there is no Delta log at {location}",
+            f"table {name!r}: there is no Delta log at {location}",
             "drop and create the table",
         )
     return Table(name, plain_location(location), table_id, metadata, protocol)
@@ -282,13 +282,13 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
         found = _detail(spark, name) if exists else None
     except Exception as error:
         raise OptionError(
-            f"append to {name!r}: {_first_line(error)}",
+            f"table {name!r}: {_first_line(error)}",
             "name a Delta table, or its path",
         ) from error
     if found is None:
         return Table(name, f"name:{name.lower()}", "")
     if str(found["format"]).lower() != "delta":
-        raise OptionError(f"append to {name!r}: a table of format {found['format']}", "name a Delta table")
+        raise OptionError(f"table {name!r}: a table of format {found['format']}", "name a Delta table")
     return Table(name, plain_location(str(found["location"])), str(found["id"]), _told(spark, name, found))
 
 

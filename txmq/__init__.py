@@ -55,9 +55,11 @@ if TYPE_CHECKING:
     from connector.conf import recommended_conf
     from connector.foreach_batch import transactional
     from connector.listener import mirror_offsets
+    from connector.when import When
 
 _LAZY = {
     "Broker": "broker_core.launcher",
+    "When": "connector.when",
     "mirror_offsets": "connector.listener",
     "recommended_conf": "connector.conf",
     "transactional": "connector.foreach_batch",
@@ -132,6 +134,7 @@ __all__ = [
     "UnknownOutcome",
     "UnknownTransaction",
     "Unroutable",
+    "When",
     "cause",
     "connect",
     "mirror_offsets",

@@ -20,13 +20,14 @@ from pyspark.sql.types import StructType
 
 from broker_core.engine import Engine, LedgerEntry, ToApply
 from broker_core.errors import NotApplied, OptionError, UnknownTransaction
+from connector import changing
 from connector.loose_files import LooseFiles
 from connector.staged_files import LOST, StagedFiles, is_files, rows_in
 
 
 def goal(part: ToApply) -> str:
     """The table or function of a part."""
-    return str(part.target["table"] if part.kind == "append" else part.target["name"])
+    return str(part.target["name"] if part.kind == "after_commit" else part.target["table"])
 
 
 def waiting(engine: Engine, app_id: str) -> list[dict[str, Any]]:
@@ -87,7 +88,7 @@ def skip(
 
 def _rows(engine: Engine, part: ToApply, *, lost: bool) -> Iterator[pa.RecordBatch]:
     """The rows of a part. Raises NotApplied if data files are gone, and not ``lost``."""
-    batches = engine.read_branches(part.branches)
+    batches = engine.read_branches(part.branches) if rows_in(part) else iter(())
     if not is_files(part):
         return batches
     staged = StagedFiles.of(part, batches)
@@ -114,15 +115,17 @@ def _write(path: Path, entry: LedgerEntry, part: ToApply, rows: Iterator[pa.Reco
         "kind": part.kind,
     }
     about |= {"to": goal(part), "rows": rows_in(part)}
+    if changing.is_change(part):
+        about["change"] = part.target[changing.KEY]
+    first = next(rows, None)
+    schema = first.schema if first is not None else pa.schema([])  # of a change without rows
+    schema = schema.with_metadata({**(schema.metadata or {}), b"txmq": json.dumps(about).encode()})
     with path.open("xb") as file:
-        writer: pq.ParquetWriter | None = None
-        for batch in rows:
-            if writer is None:
-                metadata = {**(batch.schema.metadata or {}), b"txmq": json.dumps(about).encode()}
-                writer = pq.ParquetWriter(file, batch.schema.with_metadata(metadata))
-            writer.write_batch(batch)
-        if writer is not None:
-            writer.close()
+        with pq.ParquetWriter(file, schema) as writer:
+            for batch in [first] if first is not None else []:
+                writer.write_batch(batch)
+            for batch in rows:
+                writer.write_batch(batch)
         file.flush()
         os.fsync(file.fileno())
     return path

@@ -216,7 +216,7 @@ class PartRecord(Record):
     branch: str
     part: int
     token: str
-    kind: Literal["publish", "append", "after_commit"]
+    kind: Literal["publish", "append", "merge", "delete", "overwrite", "after_commit"]
     target: dict[str, Any]
     partition: int
     attempt: int

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.spark.kafka_pipelines import KafkaPipeline
-from tests.spark.pipelines import Driver, Pipeline, Served, empty_table
+from tests.spark.pipelines import Driver, Pipeline, Served, delta_transactions, empty_table
 from tests.spark.targets import Api, postgres
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
@@ -29,6 +29,9 @@ MESSAGES = ["a", "b", "c", "d"]
 TWO_TABLES = ["first", "second"]
 
 COLUMNS = {"body": "string", "marker": "string", "sequence": "integer"}  # of what the pipelines append
+
+CHANGES: dict[str, object] = {"fn": "changes", "tables": []}
+CHANGED = {"body": "string", "marker": "string", "n": "integer"}  # the table of these pipelines
 
 Killed = dict[str, tuple[str, int, dict[str, object]]]
 
@@ -47,6 +50,7 @@ KILLED: Killed = {
     "files-committed": ("adding.committed", 2, {"tables": TWO_TABLES}),
     "files-complete": ("adding.complete", 1, {}),
     "files-cleared": ("adding.cleared", 1, {}),
+    "changes": ("foreach.applied.1", 1, CHANGES),
     "unmirrored": ("foreach.marked", 1, {"ledger_sync": True, "tables": []}),
     "mirrored-untold": ("ledger.appended", 1, {"ledger_sync": True, "tables": []}),
     "state": ("foreach.mirrored", 1, {"fn": "counts"}),
@@ -65,6 +69,7 @@ STOPPED: Killed = {
     "zombie": ("foreach.applying.0", 1, {"options": TWO_BATCHES}),
     "files-two-drivers": ("foreach.files_staged", 1, {}),
     "files-zombie": ("adding.copied", 1, {"options": TWO_BATCHES}),
+    "changes-zombie": ("changing.started", 1, CHANGES),
     "zombie-recipes": ("foreach.applied.0", 1, {"fn": "recipes", "options": TWO_BATCHES}),
 }
 
@@ -74,6 +79,7 @@ ON_KAFKA: Killed = {
     "kafka-state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "kafka-lost-decided": ("foreach.decided", 1, {}),
     "kafka-files-copied": ("adding.copied", 1, {}),
+    "kafka-changes": ("changing.committed", 1, CHANGES),
     "kafka-unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
 }
 STOPPED_ON_KAFKA: Killed = {"kafka-zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}
@@ -112,6 +118,8 @@ def made(scratch: Path, url: str, apps: Killed, kind: type[Pipeline] = Pipeline)
     for app, pipeline in pipelines.items():
         for table in pipeline.tables if "files" in app else ():
             empty_table(Path(pipeline.lake) / table, COLUMNS)
+        if pipeline.fn == "changes":
+            empty_table(Path(pipeline.lake) / "changed", CHANGED)
     return pipelines
 
 
@@ -326,6 +334,26 @@ def test_row_7_files_of_a_decided_batch_are_added_once_wherever_the_driver_is_ki
     require_once(outcome, app)
 
 
+def require_changed(outcome: Outcome, app: str) -> None:
+    """Each operation was done once, in the order of the calls, with the rows of one attempt."""
+    pipeline = require_once(outcome, app)
+    marker = dict(text.split(":") for text in pipeline.published())
+    changed = [(row["body"], row["marker"], row["n"]) for row in pipeline.table("changed")]
+    assert sorted(changed) == [(body, marker[body] * 2, 12) for body in ["a", "c", "d"]]
+    commits = delta_transactions(Path(pipeline.lake) / "changed")
+    assert len(commits) == len(set(commits)) == 3 * pipeline.entries()
+
+
+def test_row_7_operations_on_a_table_are_done_once_and_in_order_wherever_the_driver_is_killed(
+    outcome: Outcome,
+) -> None:
+    require_changed(outcome, "changes")
+
+
+def test_row_12_a_merge_of_a_driver_that_wakes_up_after_its_successor_is_done_once(outcome: Outcome) -> None:
+    require_changed(outcome, "changes-zombie")
+
+
 def test_row_7_functions_called_and_not_marked_are_called_again_with_the_same_rows(outcome: Outcome) -> None:
     pipeline = require_once(outcome, "called")
     assert pipeline.collected() == [(1, MESSAGES), (1, MESSAGES)]
@@ -422,7 +450,7 @@ def test_row_14_a_driver_killed_before_sparks_offset_log_gets_the_same_range_aga
     )
 
 
-@pytest.mark.parametrize("app", [app for app in STOPPED if app != "zombie-recipes"])
+@pytest.mark.parametrize("app", [app for app in STOPPED if app not in ("zombie-recipes", "changes-zombie")])
 def test_rows_11_and_12_a_second_driver_takes_over_and_the_first_wakes_up_later_everything_is_there_once(
     outcome: Outcome, app: str
 ) -> None:
@@ -482,6 +510,10 @@ def test_on_kafka_a_driver_killed_or_overtaken_leaves_everything_exactly_once(
     on_kafka: Outcome, app: str
 ) -> None:
     require_once(on_kafka, f"kafka-{app}")
+
+
+def test_on_kafka_operations_on_a_table_are_done_once_and_in_order(on_kafka: Outcome) -> None:
+    require_changed(on_kafka, "kafka-changes")
 
 
 def test_on_kafka_a_task_that_fails_after_its_rows_and_is_retried_publishes_once(on_kafka: Outcome) -> None:

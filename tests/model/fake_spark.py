@@ -14,7 +14,8 @@ import itertools
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,7 @@ class Session:
 
     world: Any
     properties: dict[str, str] = field(default_factory=dict)
-    views: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+    views: dict[str, list[tuple[Any, ...]] | Frame] = field(default_factory=dict)
 
     @property
     def sparkContext(self) -> Session:
@@ -83,8 +84,8 @@ class Session:
     def dropTempView(self, name: str) -> None:
         del self.views[name]
 
-    def sql(self, statement: str) -> Merge:
-        return Merge(self, statement)
+    def sql(self, statement: str) -> Merge | Change:
+        return Change(self, statement) if Change.FORM.match(statement) else Merge(self, statement)
 
     def getLocalProperty(self, key: str) -> str | None:
         return self.properties.get(key)
@@ -181,6 +182,9 @@ class Frame:
             return attempt(1)
         return attempt(0)
 
+    def createOrReplaceTempView(self, name: str) -> None:
+        self.sparkSession.views[name] = self
+
     def persist(self) -> None:
         pass
 
@@ -272,7 +276,7 @@ class Merge:
         assert found is not None, statement
         self._session = session
         self._table = found["table"].removeprefix("delta.`").removesuffix("`")
-        self._rows = session.views[found["view"]]
+        self._rows: Any = session.views[found["view"]]
         self._key = found["match"].count("<=>")
 
     def collect(self) -> list[Any]:
@@ -286,6 +290,37 @@ class Merge:
         )
         delta.append(self._table, app, int(version), rows, {})
         return []
+
+
+class Change:
+    """``MERGE INTO t AS t USING v AS s ON ...`` of a micro-batch: a commit of the rows, whatever they change."""
+
+    FORM = re.compile(r"MERGE INTO (?P<table>\S+) AS t USING (?P<view>\S+) AS s ON ")
+
+    def __init__(self, session: Session, statement: str) -> None:
+        found = self.FORM.match(statement)
+        assert found is not None
+        self._session = session
+        self._table = found["table"].removeprefix("delta.`").removesuffix("`")
+        self._frame = session.views[found["view"]]
+
+    def collect(self) -> list[Any]:
+        assert isinstance(self._frame, Frame)
+        rows = [tuple(row.values()) for row in self._frame.collect()]
+        point("delta commit")
+        conf = self._session.properties
+        write = "spark.databricks.delta.write"
+        metadata = json.loads(conf["spark.databricks.delta.commitInfo.userMetadata"])
+        self._session.world.delta.append(
+            self._table, conf[f"{write}.txnAppId"], int(conf[f"{write}.txnVersion"]), rows, metadata
+        )
+        return []
+
+
+@contextmanager
+def isolated(session: Session, settings: Mapping[str, str]) -> Iterator[Session]:
+    """As ``connector.isolated``."""
+    yield Session(session.world, {**session.properties, **settings})
 
 
 class ConcurrentQuery(Exception):

@@ -16,7 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.model.wire import MODES
 from tests.model.world import World, world
 
-SHAPES = (("publish", "append", "after_commit"), ("publish",), ("append twice", "publish"), ("after_commit",))
+SHAPES = (
+    ("publish", "append", "after_commit"),
+    ("publish",),
+    ("append twice", "publish"),
+    ("steps", "publish"),
+    ("after_commit",),
+)
 SOURCES: tuple[dict[str, str], ...] = (
     {},
     {},

@@ -28,7 +28,7 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads
 from broker_core.node.engine import EmbeddedEngine
-from connector import after_commit, delta, staging
+from connector import after_commit, apply, delta, staging
 from connector.foreach_batch import BatchTransaction, Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
 from connector.reader_lock import ReaderLock
@@ -609,6 +609,21 @@ def rows_may_be_freed_early(patch: Patch) -> None:
     patch.setattr(Branches, "published", without)
 
 
+def one_id_for_all_steps(patch: Patch) -> None:
+    made = delta.txn_app_id
+    patch.setattr(delta, "txn_app_id", lambda app, identity, location, step=0: made(app, identity, location))
+
+
+def steps_in_another_order(patch: Patch) -> None:
+    grouped = apply._grouped
+
+    def without(entry: Any) -> Any:
+        steps, functions = grouped(entry)
+        return steps[::-1], functions
+
+    patch.setattr(apply, "_grouped", without)
+
+
 def a_token_is_made_for_each_call(patch: Patch) -> None:
     patch.setattr(after_commit, "token", lambda name, entry: uuid4().hex)
 
@@ -688,6 +703,7 @@ class Case:
 
 
 NATIVE: dict[str, Any] = {"sink": "native"}
+STEPS: dict[str, Any] = {"shape": ("steps", "publish")}
 LATEST: dict[str, Any] = {"source_options": {"startingOffsets": "latest"}}
 IDLE: dict[str, Any] = {"queues": ("in", "in2"), "joined": True, "kept": 2}
 MORE: dict[str, Any] = {
@@ -757,6 +773,8 @@ CASES = [
     Case("c5_decide_before_apply", append_at_once, plain),
     Case("c5_rows_of_one_execution", apply_from_a_new_execution, plain),
     Case("c5_rows_kept_until_applied", rows_may_be_freed_early, decided_batch_is_replayed),
+    Case("c5_an_id_for_each_step", one_id_for_all_steps, plain, STEPS),
+    Case("c5_steps_in_the_order_of_the_calls", steps_in_another_order, plain, STEPS),
     Case(
         "c5_token_of_the_decision",
         a_token_is_made_for_each_call,

@@ -31,14 +31,24 @@ from broker_core.micro_batch import claim
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
+from connector.delta_log import STEP
 from connector.ledger import DeltaLedger
 from connector.table import Table
 from tests.model.actors import Actor, current, point
 from tests.model.driver import ROW, URL, Driver
-from tests.model.fake_spark import Checkpoint, ConcurrentQuery, Delta, Frame, Session, install_task_context
+from tests.model.fake_spark import (
+    Checkpoint,
+    ConcurrentQuery,
+    Delta,
+    Frame,
+    Session,
+    install_task_context,
+    isolated,
+)
 from tests.model.wire import Wire
 
 TABLES = ("lake/a", "lake/b")
+CHANGED = "lake/changed"  # by several operations in a batch
 FINISH_STEPS = 3_000
 RESTARTS = 4  # so often a clean restart may stumble over what dead drivers left, before it counts as stuck
 
@@ -80,6 +90,8 @@ class World:
         self.streams *= 2 if twice else 1
         self.wire = Wire(self)
         self.delta = Delta()
+        if "steps" in shape:  # merges need a table that is there
+            self.delta.tables[CHANGED] = []
         self.actors: list[Actor] = []
         self.drivers: dict[Actor, Driver] = {}
         self.history: list[str] = []
@@ -289,6 +301,11 @@ class World:
             elif what == "append twice":
                 tx.append(rows, TABLES[0])
                 tx.append(rows, TABLES[0])
+            elif what == "steps":
+                tx.append(rows, CHANGED)
+                tx.merge(rows, CHANGED, "t.body = s.body", update=True, insert=True)
+                tx.overwrite(rows, CHANGED, "true")
+                tx.append(rows, CHANGED)
             elif what == "after_commit":
                 tx.after_commit(rows, "upsert")
 
@@ -315,9 +332,10 @@ class World:
                 all(version <= last for version in versions),
                 f"C5, C6: table {table} is ahead of the ledger ({versions}, {last})",
             )
+            order = [(commit.version, int(commit.app.partition(STEP)[2] or 0)) for commit in commits]
             require(
-                versions == sorted(set(versions)),
-                f"C5: commits of {table} are not in the order of the sequence: {versions}",
+                order == sorted(set(order)),
+                f"C5: commits of {table} are not in the order of the sequence and the calls: {order}",
             )
         first_calls = list(dict.fromkeys(sequence for sequence, _ in self.upserts))
         require(first_calls == sorted(first_calls), f"C5: functions are not called in order: {first_calls}")
@@ -509,6 +527,16 @@ class World:
                 executions.setdefault(sequence, set()).update(
                     self._effect(sequence, once, "the table appended to twice")
                 )
+        if "steps" in self.shape:
+            done = {
+                (commit.version, commit.app.partition(STEP)[2]): [row[0] for row in commit.rows]
+                for commit in self.delta.tables[CHANGED]
+            }
+            for sequence in self.entries:
+                for step in ("", "1", "2", "3"):
+                    executions.setdefault(sequence, set()).update(
+                        self._effect(sequence, done.get((sequence, step), []), f"step {step or 0}")
+                    )
         if "after_commit" in self.shape:
             calls = dict(reversed(self.upserts))
             for sequence in self.entries:
@@ -544,6 +572,8 @@ def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
     import broker_core.client.broker
     import connector.apply
+    import connector.changes
+    import connector.changing
     import connector.delta
     import connector.delta_log
     import connector.foreach_batch
@@ -569,6 +599,8 @@ def world(**options: Any) -> Iterator[World]:
                 lambda _spark, name: Table(name, name, name if name in _current[-1].delta.tables else ""),
             )
         patch.setattr(connector.delta, "check_append", lambda *_: None)
+        patch.setattr(connector.changes, "ready", lambda rows, *_: rows)
+        patch.setattr(connector.changing, "isolated", isolated)
         patch.setattr(
             connector.delta_log,
             "stored_version",

@@ -127,6 +127,17 @@ def function(pipeline: dict[str, Any]) -> Any:
             tx.append(rows if number == 0 else rows.where("body LIKE '%'"), f"{lake}/{table}")
         tx.after_commit(rows, "collect")
 
+    def changes(batch: DataFrame, tx: BatchTransaction) -> None:
+        """``n`` tells which operations were done, in which order and how often."""
+        rows = batch.selectExpr("CAST(body AS STRING) AS body", f"'{uuid.uuid4().hex}' AS marker", "1 AS n")
+        table = f"{lake}/changed"
+        tx.publish(rows.selectExpr("concat(body, ':', marker) AS body"), queue=pipeline["out"])
+        tx.append(rows, table)
+        update = {"n": "t.n * 10 + 2", "marker": "concat(t.marker, s.marker)"}
+        tx.merge(rows, table, "t.body = s.body", update=update, keys=["body"])
+        tx.delete(rows.where("body = 'b'"), table, "t.body = s.body AND t.n = 12")
+        tx.after_commit(rows, "collect")
+
     def nothing(batch: DataFrame, tx: BatchTransaction) -> None:
         pass
 
@@ -167,7 +178,7 @@ def function(pipeline: dict[str, Any]) -> Any:
         for name in pipeline["targets"]:
             tx.after_commit(rows, name)
 
-    ways = (effects, nothing, two_actions, fail_once, fail_batch_once, counts, recipes)
+    ways = (effects, changes, nothing, two_actions, fail_once, fail_batch_once, counts, recipes)
     return {made.__name__: made for made in ways}[pipeline["fn"]]
 
 

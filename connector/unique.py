@@ -1,0 +1,53 @@
+"""Rows that must differ in some columns. Two given rows for one row of the table make a merge ambiguous.
+
+Not here: when this is asked (``changes.py``).
+Invariant: the rows that are staged are those that were compared: both happen in one execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql.functions import col, count, expr, lit
+
+from broker_core.errors import OptionError
+from connector.fit import literal, quoted
+from connector.table import is_connect
+
+_COUNT = "__txmq_rows"
+
+
+def check_keys(table: str, columns: Sequence[str], keys: Sequence[str]) -> None:
+    """Raises OptionError unless ``keys`` are names of columns."""
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        raise OptionError(f"table {table!r}: keys={keys!r}", "give a list of columns of the rows")
+    known = [column.lower() for column in columns]
+    missing = [key for key in keys if key.lower() not in known]
+    if missing:
+        raise OptionError(
+            f"table {table!r}: keys names {', '.join(missing)}, which the rows do not have",
+            f"use columns of {', '.join(columns)}",
+        )
+
+
+def unique(rows: DataFrame, keys: Sequence[str], table: str) -> DataFrame:
+    """The rows. Their execution fails if two of them have the same values in ``keys``; nulls are equal.
+
+    The rows are shuffled by ``keys``, unless they are already.
+    """
+    if not keys:
+        return rows
+    columns = [col(quoted(key)) for key in keys]
+    spark = rows.sparkSession
+    if not is_connect(spark) and str(spark.conf.get("spark.sql.adaptive.enabled")).lower() != "true":
+        # otherwise Spark makes a task for each of the shuffle partitions, by default 200
+        rows = rows.repartition(spark.sparkContext.defaultParallelism, *columns)
+    counted = rows.withColumn(_COUNT, count(lit(1)).over(Window.partitionBy(*columns)))
+    told = OptionError(f"table {table!r}: several rows of the batch have the same {', '.join(keys)}")
+    advice = "; keep one row for each, for example the last one"
+    struct = f"struct({', '.join(map(quoted, keys))})"
+    text = f"concat({literal(str(told) + ': ')}, to_json({struct}), {literal(advice)})"
+    first, *others = (name for name in counted.columns if name != _COUNT)
+    asserted = f"CASE WHEN {_COUNT} > 1 THEN raise_error({text}) ELSE {quoted(first)} END"
+    return counted.select(expr(asserted).alias(first), *(col(quoted(name)) for name in others))

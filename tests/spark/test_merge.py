@@ -1,0 +1,438 @@
+"""Merges, deletes and overwrites of a micro-batch: what they do, in which order, once; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core import failpoint
+from broker_core.errors import NotApplied, OptionError, cause
+from connector import staging
+from connector.foreach_batch import BatchTransaction, transactional
+from connector.when import When
+from tests.progress import wait_until
+from tests.spark.pipelines import delta_actions, delta_transactions
+from tests.spark.test_foreach_batch import run
+from txmq.cli import main
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+
+# of the messages "a1", "b2", ...: id, n, and a flag
+ROWS = [
+    "substr(CAST(body AS STRING), 1, 1) AS id",
+    "CAST(substr(CAST(body AS STRING), 2, 1) AS INT) AS n",
+    "length(body) > 2 AS gone",
+]
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    failpoint.disarm()
+
+
+@pytest.fixture
+def lake(rig: Any, tmp_path: Path) -> str:
+    """A table with the rows a 10, b 20, z 30, and a queue."""
+    rig.declare("in")
+    return made(rig, tmp_path / "lake")
+
+
+def made(rig: Any, table: Path | str, columns: str = "id STRING, n INT, gone BOOLEAN", more: str = "") -> str:
+    name = f"delta.`{table}`"
+    rig.spark.sql(f"CREATE TABLE {name} ({columns}) USING delta {more}")
+    rig.spark.sql(f"INSERT INTO {name} (id, n) VALUES ('a', 10), ('b', 20), ('z', 30)")
+    return str(table)
+
+
+def rows(batch: DataFrame) -> DataFrame:
+    return batch.selectExpr(*ROWS)
+
+
+def held(rig: Any, table: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row)[:2] for row in rig.spark.read.format("delta").load(table).collect())
+
+
+def steps_of(table: str) -> list[tuple[int, str]]:
+    """(version, step) of the commits of txmq, in order."""
+    return [(version, app.rpartition("/")[2][8:]) for app, version in delta_transactions(Path(table))]
+
+
+CLAUSES = [
+    When.matched("s.gone").delete(),
+    When.matched("s.n < t.n -- only smaller ones").update({"n": "t.n + s.n"}),
+    When.matched().update(),
+    When.not_matched("NOT s.gone").insert({"id": "upper(s.id)", "n": "s.n"}),
+    When.not_matched_by_source("t.n > 25").delete(),
+    When.not_matched_by_source().update({"n": "t.n + 1000"}),
+]
+
+
+def test_every_operation_does_what_delta_does_with_the_same_rows(rig: Any, tmp_path: Path) -> None:
+    rig.declare("in")
+    rig.publish("in", "a1", "b9", "c3", "d4-gone")
+    tables = {
+        name: [made(rig, tmp_path / f"{name}-{twin}") for twin in ("ours", "deltas")]
+        for name in ("short", "clauses", "evolves", "deleted", "overwritten")
+    }
+    rig.spark.sql("DROP TABLE IF EXISTS merged_by_name")
+    named = made(rig, tmp_path / "named")
+    rig.spark.sql(f"CREATE TABLE merged_by_name USING delta LOCATION '{named}'")
+
+    def ours(batch: DataFrame, tx: BatchTransaction) -> None:
+        given, on = rows(batch), "t.id = s.id"
+        tx.merge(
+            given, tables["short"][0], on, update=True, insert={"id": "s.id"}, delete="s.gone", keys=["ID"]
+        )
+        tx.merge(given, tables["clauses"][0], on, clauses=CLAUSES, keys=["id"])
+        wider = given.selectExpr("*", "n AS m")
+        tx.merge(wider, tables["evolves"][0], on, update=True, insert=True, merge_schema=True)
+        tx.delete(
+            given.selectExpr("n * 10 AS tens"), tables["deleted"][0], "t.n >= s.tens AND t.n < s.tens + 5"
+        )
+        tx.overwrite(given.selectExpr("id", "CAST(n AS BIGINT) AS n"), tables["overwritten"][0], "n <= 10")
+        tx.merge(given, "merged_by_name", on, insert=True)
+        tx.overwrite(given.where("false"), "merged_by_name", "id = 'z'")
+
+    run(rig, ours)
+    given = rig.spark.createDataFrame(
+        [("a", 1, False), ("b", 9, False), ("c", 3, False), ("d", 4, True)], "id STRING, n INT, gone BOOLEAN"
+    )
+
+    def deltas(name: str, given: DataFrame, on: str = "t.id = s.id") -> Any:
+        return DeltaTable.forPath(rig.spark, tables[name][1]).alias("t").merge(given.alias("s"), on)
+
+    short = deltas("short", given).whenMatchedDelete("s.gone").whenMatchedUpdateAll()
+    short.whenNotMatchedInsert(values={"id": "s.id"}).execute()
+    (
+        deltas("clauses", given)
+        .whenMatchedDelete("s.gone")
+        .whenMatchedUpdate("s.n < t.n", {"n": "t.n + s.n"})
+        .whenMatchedUpdateAll()
+        .whenNotMatchedInsert("NOT s.gone", {"id": "upper(s.id)", "n": "s.n"})
+        .whenNotMatchedBySourceDelete("t.n > 25")
+        .whenNotMatchedBySourceUpdate(set={"n": "t.n + 1000"})
+        .execute()
+    )
+    evolving = deltas("evolves", given.selectExpr("*", "n AS m")).withSchemaEvolution()
+    evolving.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+    tens = given.selectExpr("n * 10 AS tens")
+    deltas("deleted", tens, "t.n >= s.tens AND t.n < s.tens + 5").whenMatchedDelete().execute()
+    writer = given.selectExpr("id", "n").write.format("delta").mode("overwrite")
+    writer.option("replaceWhere", "n <= 10").save(tables["overwritten"][1])
+    for name, both in tables.items():
+        found = [rig.spark.read.format("delta").load(table) for table in both]
+        assert found[0].columns == found[1].columns, name
+        assert sorted(map(str, found[0].collect())) == sorted(map(str, found[1].collect())), name
+    assert "m" in rig.spark.read.format("delta").load(tables["evolves"][0]).columns
+    assert held(rig, named) == [("a", 10), ("b", 20), ("c", 3), ("d", 4)]
+    told = [action["commitInfo"] for action in delta_actions(Path(named)) if "commitInfo" in action][-2:]
+    assert [json.loads(each["userMetadata"])["sequence"] for each in told] == [1, 1]
+    assert steps_of(named) == [(1, ""), (1, "#1")]
+
+
+def every_kind(table: str) -> Callable[[DataFrame, BatchTransaction], None]:
+    """Operations on one table, each of which sees what the one before has done."""
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        given = rows(batch)
+        tx.append(given, table)
+        tx.append(given.selectExpr("upper(id) AS id", "n", "gone"), table)
+        tx.merge(given, table, "t.id = s.id", update={"n": "t.n + 100"}, keys=["id"])
+        tx.delete(given.where("id = 'd'"), table, "t.id = s.id AND t.n > 100")
+        tx.overwrite(given.selectExpr("'x' AS id", "n", "gone"), table, "id IN ('D', 'x')")
+        tx.append(given.selectExpr("id || id AS id", "n", "gone"), table)
+
+    return fn
+
+
+ALL_DONE = [("C", 1), ("c", 101), ("cc", 1), ("dd", 2), ("x", 1), ("x", 2)]  # after c1, d2
+STEPS = ["", "#1", "#2", "#3", "#4"]
+
+
+def test_operations_on_a_table_are_done_in_the_order_of_the_calls_each_once(rig: Any, tmp_path: Path) -> None:
+    """Drivers that fail around commits, with other writers and OPTIMIZE in between; and the next batch."""
+    rig.declare("in")
+    table = made(rig, tmp_path / "lake")
+    rig.spark.sql(f"DELETE FROM delta.`{table}`")
+    rig.publish("in", "c1", "d2")
+    points = ["changing.started", "changing.committed", "foreach.applied.2", "foreach.applied.4"]
+
+    def others(name: str) -> None:
+        if name.startswith("changing"):
+            rig.spark.sql(f"INSERT INTO delta.`{table}` VALUES ('other', 0, true)")
+            rig.spark.sql(f"OPTIMIZE delta.`{table}`")
+        raise RuntimeError(f"stop at {name}")
+
+    for point in points:
+        failpoint.disarm()
+        failpoint.arm(point, others)
+        with pytest.raises(Exception, match=f"stop at {point}"):
+            run(rig, every_kind(table))
+    failpoint.disarm()
+    rig.publish("in", "c1", "d2")  # the next batch has the same ids, with the next version
+
+    def from_nothing(batch: DataFrame, tx: BatchTransaction) -> None:
+        found = held(rig, table)
+        assert [row for row in found if row[0] != "other"] == ALL_DONE and len(found) == 8
+        assert steps_of(table) == [(1, step) for step in STEPS]
+        rig.spark.sql(f"DELETE FROM delta.`{table}`")
+        every_kind(table)(batch, tx)
+
+    run(rig, from_nothing)
+    assert held(rig, table) == ALL_DONE and rig.broker.engine.unapplied("app") == []
+    assert steps_of(table) == [(version, step) for version in (1, 2) for step in STEPS]
+
+
+def test_two_drivers_that_merge_at_the_same_time_merge_once_and_no_other_write_is_lost(
+    rig: Any, lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One overtakes the other within its MERGE; another writer of the same session commits there too."""
+    asked, go = tmp_path / "asked", tmp_path / "go"
+
+    def merge(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.merge(rows(batch), lake, "t.id = s.id", update={"n": "t.n + s.n"}, insert=True, keys=["id"])
+
+    rows_of = staging.rows_of
+    first: list[SparkSession] = []
+
+    def waiting(spark: SparkSession, *more: Any) -> DataFrame:
+        if first:
+            return rows_of(spark, *more)
+        first.append(spark)
+
+        def wait(batches: Iterator[Any]) -> Iterator[Any]:
+            asked.touch()
+            while not go.exists():
+                time.sleep(0.01)
+            yield from batches
+
+        frame = rows_of(spark, *more)
+        return frame.mapInArrow(wait, frame.schema)
+
+    errors: list[BaseException] = []
+    other = transactional(merge, url=rig.broker.url, app_id="app").apply
+
+    def overtake() -> None:
+        try:
+            wait_until(asked.exists, "the first driver reads its rows")
+            rig.spark.sql(f"INSERT INTO delta.`{lake}` VALUES ('w', 7, false)")
+            other.decided(rig.spark, rig.broker.engine)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            go.touch()
+
+    monkeypatch.setattr(staging, "rows_of", waiting)
+    rig.publish("in", "a1", "c3")
+    thread = threading.Thread(target=overtake)
+    thread.start()
+    run(rig, merge)
+    thread.join()
+    assert errors == [] and len(first) == 1
+    assert held(rig, lake) == [("a", 11), ("b", 20), ("c", 3), ("w", 7), ("z", 30)]
+    assert steps_of(lake) == [(1, "")] and rig.broker.engine.unapplied("app") == []
+    settings = rig.spark.conf.getAll
+    assert not [name for name in settings if "txnAppId" in name or "userMetadata" in name]
+
+
+def test_changes_without_rows_and_without_effect_are_done_once_too(
+    rig: Any, lake: str, tmp_path: Path
+) -> None:
+    """Killed behind each: what changes nothing is a commit, and is not repeated."""
+    overwritten = made(rig, tmp_path / "overwritten")
+    swept = made(rig, tmp_path / "swept")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        nothing = rows(batch).where("false")
+        tx.merge(rows(batch), lake, "t.id = s.id", update={"n": "-1"})  # no row matches
+        tx.merge(nothing, lake, "t.id = s.id", update=True)  # no effect: no commit
+        tx.overwrite(nothing, overwritten, "n > 15")
+        sweep = When.not_matched_by_source("t.id <> 'a'").delete()
+        tx.merge(nothing, swept, "t.id = s.id", clauses=[When.matched().update(), sweep])
+
+    rig.publish("in", "q1")
+    for step in range(3):
+        failpoint.disarm()
+        failpoint.arm(f"foreach.applied.{step}", "raise")
+        with pytest.raises(Exception, match=f"failpoint foreach.applied.{step}"):
+            run(rig, fn)
+        rig.spark.sql(f"INSERT INTO delta.`{lake}` VALUES ('q', {step}, false)")
+    failpoint.disarm()
+    run(rig, fn)
+    assert held(rig, lake) == [("a", 10), ("b", 20), ("q", 0), ("q", 1), ("q", 2), ("z", 30)]
+    assert held(rig, overwritten) == [("a", 10)] and held(rig, swept) == [("a", 10)]
+    for table in (lake, overwritten, swept):
+        assert steps_of(table) == [(1, "")], table
+
+
+REFUSED: dict[str, tuple[Callable[[DataFrame, BatchTransaction, str], None], str]] = {
+    "no table": (lambda given, tx, table: tx.delete(given, f"{table}-no", "true"), "does not exist"),
+    "column of on": (lambda given, tx, table: tx.delete(given, table, "t.id = s.nothing"), "nothing"),
+    "column of update": (
+        lambda given, tx, table: tx.merge(given, table, "t.id = s.id", update={"nothing": "1"}),
+        "nothing",
+    ),
+    "no sql": (
+        lambda given, tx, table: tx.delete(given, table, "t.id = s.id) OR (1"),
+        "Delta would refuse it",
+    ),
+    "subquery": (
+        lambda given, tx, table: tx.delete(given, table, "t.id IN (SELECT id FROM x)"),
+        "Delta would refuse it",
+    ),
+    "two without condition": (
+        lambda given, tx, table: tx.merge(given, table, "t.id = s.id", update=True, delete=True),
+        "Delta would refuse it",
+    ),
+    "type": (
+        lambda given, tx, table: tx.merge(given, table, "t.id = s.id", update={"n": "array(s.n)"}),
+        "Delta would refuse it",
+    ),
+    "adds columns": (
+        lambda given, tx, table: tx.merge(
+            given.selectExpr("*", "1 AS m"), table, "t.id = s.id", insert={"m": "s.m"}
+        ),
+        "Delta would refuse it",
+    ),
+    "no key": (
+        lambda given, tx, table: tx.merge(given, table, "t.id = s.id", update=True, keys=["no"]),
+        "keys names no, which the rows do not have",
+    ),
+    "twice": (
+        lambda given, tx, table: tx.merge(given, table, "t.id = s.id", update=True, keys=["id", "gone"]),
+        'have the same id, gone: {"id":"a","gone":false}',
+    ),
+    "null": (
+        lambda given, tx, table: tx.merge(
+            given.selectExpr("nullif(id, 'b') AS id", "n", "gone"), table, "t.n = s.n", insert=True
+        ),
+        "'id' is NOT NULL and has a null",
+    ),
+    "check": (
+        lambda given, tx, table: tx.merge(given, table, "t.id = s.id", insert={"id": "s.id", "n": "s.n - 5"}),
+        "violates CHECK constraint positive",
+    ),
+    "narrow": (
+        lambda given, tx, table: tx.merge(given, table, "t.id = s.id", update={"n": "s.n + 3000000000"}),
+        "does not fit into int",
+    ),
+    "outside": (
+        lambda given, tx, table: tx.overwrite(given, table, "n > 3"),
+        "outside of what is overwritten",
+    ),
+    "where": (lambda given, tx, table: tx.overwrite(given, table, "nothing > 3"), "Delta would refuse it"),
+    "columns": (
+        lambda given, tx, table: tx.overwrite(given.selectExpr("id", "n AS k"), table, "true"),
+        "has no column 'k'",
+    ),
+    "option": (
+        lambda given, tx, table: tx.overwrite(given, table, "true", replaceWhere="true"),
+        "it is an argument of tx.overwrite",
+    ),
+    "append-only": (
+        lambda given, tx, table: tx.delete(given, f"{table}-appends", "true"),
+        "is append-only",
+    ),
+}
+# rows that no clause can write are not asked
+TAKEN: list[Callable[[DataFrame, BatchTransaction, str], None]] = [
+    lambda given, tx, table: tx.merge(
+        given.selectExpr("id", "n - 5 AS n", "true AS gone", "'%' AS more"),
+        table,
+        "t.id = s.id",
+        delete="s.gone AND s.more LIKE '%'",
+        update=True,
+    ),
+    lambda given, tx, table: tx.merge(given, table, "t.id = s.id", update={"n": "t.n + s.n"}, insert=True),
+    lambda given, tx, table: tx.merge(given, f"{table}-appends", "false", insert=True),
+]
+
+
+def test_what_a_table_would_refuse_stops_before_anything_is_consumed(rig: Any, tmp_path: Path) -> None:
+    """Each case within one micro-batch, which goes on with what the table takes."""
+    rig.declare("in")
+    columns = "id STRING NOT NULL, n INT, gone BOOLEAN"
+    table = made(rig, tmp_path / "lake", columns)
+    rig.spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT positive CHECK (n > 0)")
+    made(rig, f"{table}-appends", columns, "TBLPROPERTIES ('delta.appendOnly' = 'true')")
+    rig.publish("in", "a1", "a2", "b3", "c4")
+    told: dict[str, str] = {}
+
+    def every(batch: DataFrame, tx: BatchTransaction) -> None:
+        for name, (operation, _) in REFUSED.items():
+            told[name] = "nothing"
+            try:
+                operation(rows(batch), tx, table)
+            except Exception as error:
+                told[name] = str(cause(error) or error)
+        assert tx._branches == [], "something of a refused operation is staged"
+        for operation in TAKEN:
+            operation(rows(batch).where("n <> 2"), tx, table)
+
+    run(rig, every)
+    for name, (_, wanted) in REFUSED.items():
+        assert wanted in told[name] and "[TXMQ_" in told[name], f"{name}: {told[name]}"
+    assert held(rig, table) == [("a", 1), ("b", 3), ("c", 4), ("z", 30)]
+    assert rig.broker.engine.unapplied("app") == []
+
+
+def test_what_fails_after_the_decision_stops_with_a_way_out(
+    rig: Any, lake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ambiguous match, a table that was dropped, and one that was replaced: skipped, and kept in files."""
+
+    def merge(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.merge(rows(batch), lake, "t.id = s.id", update=True)
+
+    def fails(act: Callable[[], Any] = lambda: None) -> Exception:
+        failpoint.disarm()
+        failpoint.arm("foreach.decided", lambda _name: act())
+        with pytest.raises(Exception) as raised:
+            run(rig, merge)
+        error = cause(raised.value)
+        assert error is not None, str(raised.value)[:2000]
+        return error
+
+    def skipped(sequence: int) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main(["unapplied", "app", "--url", rig.broker.url, "--json"]) == 0
+        (waits,) = json.loads(capsys.readouterr().out)
+        assert (waits["sequence"], waits["kind"], waits["rows"]) == (sequence, "merge", 2)
+        command = ["skip", "app", str(sequence), "--to", str(tmp_path / "skipped"), "--json"]
+        assert main([*command, "--url", rig.broker.url]) == 0
+        (file,) = json.loads(capsys.readouterr().out)["files"]
+        kept = pq.read_table(file)
+        assert kept.num_rows == 2 and kept.column_names == ["id", "n", "gone"]
+        about: dict[str, Any] = json.loads(kept.schema.metadata[b"txmq"])
+        return about
+
+    rig.publish("in", "a1", "a2")
+    error = fails()
+    assert isinstance(error, NotApplied) and "does not take the merge of batch 1, app 'app'" in str(error)
+    assert "MULTIPLE_SOURCE_ROW" in str(error) and "txmq skip" in str(error)
+    assert "MULTIPLE_SOURCE_ROW" in str(fails()), "the next start tries it again"
+    assert skipped(1)["change"]["on"] == "t.id = s.id"
+    assert held(rig, lake) == [("a", 10), ("b", 20), ("z", 30)]
+
+    rig.publish("in", "a1", "b2")
+    error = fails(lambda: rig.spark.sql(f"DROP TABLE delta.`{lake}`"))
+    assert isinstance(error, OptionError) and "was dropped before the merge of batch 2" in str(error)
+    made(rig, lake)
+    error = fails()
+    assert "was replaced by another one before the merge of batch 2" in str(error) and "skip" in str(error)
+    assert held(rig, lake) == [("a", 10), ("b", 20), ("z", 30)], "nothing is done on another table"
+    skipped(2)
+    failpoint.disarm()
+    rig.publish("in", "a1", "b2")
+    run(rig, merge)
+    assert held(rig, lake) == [("a", 1), ("b", 2), ("z", 30)]
