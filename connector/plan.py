@@ -24,7 +24,15 @@ _NARROW = {
     "RowToColumnarExec",
     "MapInArrowExec",
     "InMemoryTableScanExec",  # whole partitions are cached, whatever is taken from them
+    "ShuffleExchangeExec",
+    "ShuffleQueryStageExec",
+    "AQEShuffleReadExec",
+    "AdaptiveSparkPlanExec",
+    "SortExec",
+    "WindowExec",
 }
+# Nodes that hold another plan, which is not among their children: name -> method.
+_HOLDS = {"AdaptiveSparkPlanExec": "executedPlan", "ShuffleQueryStageExec": "plan"}
 
 
 def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
@@ -61,6 +69,8 @@ def _plan_nodes(root: Any) -> list[tuple[str, Any]]:
         found.append((node.getClass().getSimpleName(), node))
         if found[-1][0] == "InMemoryTableScanExec":
             pending.append(node.relation().cachedPlan())
+        if found[-1][0] in _HOLDS:
+            pending.append(getattr(node, _HOLDS[found[-1][0]])())
         children = node.children()
         pending += [children.apply(position) for position in range(children.length())]
     return found

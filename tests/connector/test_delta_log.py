@@ -52,3 +52,11 @@ def test_a_commit_of_an_earlier_version_is_known_by_its_checkpoint_and_number() 
     assert not is_of({**told, "sequence": 5}, BATCH)
     assert not is_of(OTHER, BATCH)
     assert not is_of({}, BATCH)
+
+
+def test_a_commit_of_another_step_of_the_batch_is_not_that_of_this_one() -> None:
+    first, second = ({**BATCH, "txn_app_id": f"app@data/table{step}"} for step in ("", "#1"))
+    assert is_of(first, first) and is_of(second, second)
+    assert not is_of(first, second) and not is_of(second, first)
+    # the ledger's own check, and a commit that names no id
+    assert is_of(second, BATCH) and is_of(BATCH, second)
