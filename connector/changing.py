@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from broker_core import failpoint
 from broker_core.engine import ToApply
@@ -28,6 +29,12 @@ from connector.table import Table, in_sql, is_path
 KEY = "change"  # in the target of a branch
 _WRITE = "spark.databricks.delta.write"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+
+
+def target(table: Table, wanted: Merge | Overwrite, schema: StructType) -> dict[str, Any]:
+    """What the target of a branch says about a change. ``schema``: of its rows."""
+    about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
+    return {**about, KEY: wanted.told()}
 
 
 def nothing() -> pa.RecordBatch:

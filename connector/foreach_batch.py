@@ -155,28 +155,18 @@ class BatchTransaction:
             self._stage(rows, "append", target)
 
     def merge(
-        self,
-        rows: DataFrame,
-        table: str,
-        on: str,
-        *,
-        update: bool | Mapping[str, str] | None = None,
-        insert: bool | Mapping[str, str] | None = None,
-        delete: bool | str | None = None,
-        clauses: Sequence[Clause] = (),
-        keys: Sequence[str] = (),
-        merge_schema: bool = False,
-    ) -> None:
+        self, rows: DataFrame, table: str, on: str, *, update: bool | Mapping[str, str] | None = None,
+        insert: bool | Mapping[str, str] | None = None, delete: bool | str | None = None,
+        clauses: Sequence[Clause] = (), keys: Sequence[str] = (), merge_schema: bool = False,
+    ) -> None:  # fmt: skip
         """Merge ``rows`` (``s``) into a Delta table (``t``), exactly once, after the decision.
 
         ``on``: SQL over t and s. ``update``, ``insert``: True for all columns, or {column: SQL}; ``delete``:
         True, or SQL; or ``clauses`` in order (:class:`When`). ``keys``: columns in which the rows of the
         batch must differ. ``merge_schema``: the merge may add columns. Raises OptionError.
         """
-        made = Merge.made(
-            on, update=update, insert=insert, delete=delete, clauses=clauses, evolves=merge_schema
-        )
-        self._change("merge", rows, table, made, keys)
+        merge = Merge.made(on, update, insert, delete, clauses, evolves=merge_schema)
+        self._change("merge", rows, table, merge, keys)
 
     def delete(self, rows: DataFrame, table: str, on: str) -> None:
         """Delete the rows of a Delta table (``t``) for which ``on`` is true with one of ``rows`` (``s``),
@@ -226,13 +216,8 @@ class BatchTransaction:
     ) -> None:
         found = self._table(kind, rows, table)
         rows = changes.ready(rows, found, change, keys)
-        target = {
-            **self._step_target(rows.sparkSession, found, self._steps.change(found.location)),
-            "table": found.name,
-            "table_id": found.table_id,
-            "schema": nullable(rows.schema).json(),
-            changing.KEY: change.told(),
-        }
+        step = self._step_target(rows.sparkSession, found, self._steps.change(found.location))
+        target = {**step, **changing.target(found, change, nullable(rows.schema))}
         if not self._stage(rows, kind, target) and change.acts_without_rows:
             header = self._header(kind, {**target, staged_files.EMPTY: True}, 0)
             self._branches.append(self._owner.engine.stage(header, iter([changing.nothing()])))

@@ -28,11 +28,11 @@ class Merge:
     def made(
         cls,
         on: str,
-        *,
         update: object = None,
         insert: object = None,
         delete: object = None,
         clauses: Sequence[object] = (),
+        *,
         evolves: bool = False,
     ) -> Merge:
         """From the arguments of ``tx.merge``. Raises OptionError."""

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.spark.kafka_pipelines import KafkaPipeline
-from tests.spark.pipelines import Driver, Pipeline, Served, delta_transactions, empty_table
+from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
 from tests.spark.targets import Api, postgres
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.xdist_group("spark-crash")]
@@ -31,7 +31,6 @@ TWO_TABLES = ["first", "second"]
 COLUMNS = {"body": "string", "marker": "string", "sequence": "integer"}  # of what the pipelines append
 
 CHANGES: dict[str, object] = {"fn": "changes", "tables": []}
-CHANGED = {"body": "string", "marker": "string", "n": "integer"}  # the table of these pipelines
 
 Killed = dict[str, tuple[str, int, dict[str, object]]]
 
@@ -334,24 +333,14 @@ def test_row_7_files_of_a_decided_batch_are_added_once_wherever_the_driver_is_ki
     require_once(outcome, app)
 
 
-def require_changed(outcome: Outcome, app: str) -> None:
-    """Each operation was done once, in the order of the calls, with the rows of one attempt."""
-    pipeline = require_once(outcome, app)
-    marker = dict(text.split(":") for text in pipeline.published())
-    changed = [(row["body"], row["marker"], row["n"]) for row in pipeline.table("changed")]
-    assert sorted(changed) == [(body, marker[body] * 2, 12) for body in ["a", "c", "d"]]
-    commits = delta_transactions(Path(pipeline.lake) / "changed")
-    assert len(commits) == len(set(commits)) == 3 * pipeline.entries()
-
-
 def test_row_7_operations_on_a_table_are_done_once_and_in_order_wherever_the_driver_is_killed(
     outcome: Outcome,
 ) -> None:
-    require_changed(outcome, "changes")
+    require_once(outcome, "changes").require_changed(MESSAGES)
 
 
 def test_row_12_a_merge_of_a_driver_that_wakes_up_after_its_successor_is_done_once(outcome: Outcome) -> None:
-    require_changed(outcome, "changes-zombie")
+    require_once(outcome, "changes-zombie").require_changed(MESSAGES)
 
 
 def test_row_7_functions_called_and_not_marked_are_called_again_with_the_same_rows(outcome: Outcome) -> None:
@@ -513,7 +502,7 @@ def test_on_kafka_a_driver_killed_or_overtaken_leaves_everything_exactly_once(
 
 
 def test_on_kafka_operations_on_a_table_are_done_once_and_in_order(on_kafka: Outcome) -> None:
-    require_changed(on_kafka, "kafka-changes")
+    require_once(on_kafka, "kafka-changes").require_changed(MESSAGES)
 
 
 def test_on_kafka_a_task_that_fails_after_its_rows_and_is_retried_publishes_once(on_kafka: Outcome) -> None:

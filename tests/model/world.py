@@ -601,6 +601,7 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.delta, "check_append", lambda *_: None)
         patch.setattr(connector.changes, "ready", lambda rows, *_: rows)
         patch.setattr(connector.changing, "isolated", isolated)
+        patch.setattr(connector.apply, "no_rows", lambda session, schema: Frame(session, [], schema))
         patch.setattr(
             connector.delta_log,
             "stored_version",

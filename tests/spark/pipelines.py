@@ -183,6 +183,19 @@ class Pipeline:
         if self.source == "txmq":
             assert self.depth() == 0
 
+    def require_changed(self, messages: Iterable[str]) -> None:
+        """``jobs.changes`` was done once: each operation, in the order of the calls, with the rows of one
+        attempt.
+        """
+        marker = dict(text.split(":") for text in self.published())
+        changed = [(row["body"], row["marker"], row["n"]) for row in self.table("changed")]
+        assert sorted(changed) == [(body, marker[body] * 2, 12) for body in sorted({*messages} - {"b"})]
+        commits = delta_transactions(Path(self.lake) / "changed")
+        assert len(commits) == len(set(commits)) == 3 * self.entries()
+
+
+CHANGED = {"body": "string", "marker": "string", "n": "integer"}  # the table of ``jobs.changes``
+
 
 def empty_table(table: Path, columns: Mapping[str, str]) -> None:
     """A Delta table without rows, made without Spark; ``columns`` by name, with the types of Delta's log."""

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.pipelines import Pipeline, Served, run_once
+from tests.spark.pipelines import CHANGED, Pipeline, Served, empty_table, run_once
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 MESSAGES = ["a", "b", "c", "d"]
 
 
-def test_on_connect_publishes_appends_and_the_ledger_are_exactly_once_and_a_missing_lineage_is_refused(
+def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missing_lineage_is_refused(
     tmp_path: Path,
 ) -> None:
     served = Served(tmp_path / "broker")
@@ -30,10 +30,14 @@ def test_on_connect_publishes_appends_and_the_ledger_are_exactly_once_and_a_miss
             "rate", served.url, tmp_path, source="rate", batches=1, lineage="first checkpoint"
         )
         unnamed = Pipeline.create("unnamed", served.url, tmp_path, source="rate", batches=1)
-        errors = run_once(tmp_path, [pipeline, rate, unnamed], session={"connect": "true"})
-        assert errors["app"] is None and errors["rate"] is None, errors
+        changes = Pipeline.create("changes", served.url, tmp_path, MESSAGES, fn="changes", tables=[])
+        empty_table(Path(changes.lake) / "changed", CHANGED)
+        errors = run_once(tmp_path, [pipeline, rate, unnamed, changes], session={"connect": "true"})
+        assert errors["app"] is None and errors["rate"] is None and errors["changes"] is None, errors
         assert "pass lineage=" in str(errors["unnamed"])
         pipeline.require_once(MESSAGES)
+        changes.require_once(MESSAGES)
+        changes.require_changed(MESSAGES)
         rate.require_once([str(number) for number in range(2 * rate.entries())])
         told = [(row["batch_id"], row["log"], row["published"]) for row in pipeline.ledger_rows()]
         assert sorted(told) == [(0, None, 2), (1, None, 2)], (

@@ -191,8 +191,10 @@ def test_two_drivers_that_merge_at_the_same_time_merge_once_and_no_other_write_i
     def merge(batch: DataFrame, tx: BatchTransaction) -> None:
         tx.merge(rows(batch), lake, "t.id = s.id", update={"n": "t.n + s.n"}, insert=True, keys=["id"])
 
-    rows_of = staging.rows_of
+    rows_of, execute = staging.rows_of, staging.execute
     first: list[SparkSession] = []
+    again: list[DataFrame] = []
+    monkeypatch.setattr(staging, "execute", lambda frame: (again.append(frame), execute(frame)))
 
     def waiting(spark: SparkSession, *more: Any) -> DataFrame:
         if first:
@@ -228,6 +230,7 @@ def test_two_drivers_that_merge_at_the_same_time_merge_once_and_no_other_write_i
     run(rig, merge)
     thread.join()
     assert errors == [] and len(first) == 1
+    assert again == [], "the comparison of the keys has executed the batch whole"
     assert held(rig, lake) == [("a", 11), ("b", 20), ("c", 3), ("w", 7), ("z", 30)]
     assert steps_of(lake) == [(1, "")] and rig.broker.engine.unapplied("app") == []
     settings = rig.spark.conf.getAll
