@@ -26,13 +26,18 @@ _NARROW = {
     "InMemoryTableScanExec",  # whole partitions are cached, whatever is taken from them
     "ShuffleExchangeExec",
     "ShuffleQueryStageExec",
+    "ResultQueryStageExec",
     "AQEShuffleReadExec",
     "AdaptiveSparkPlanExec",
     "SortExec",
     "WindowExec",
 }
 # Nodes that hold another plan, which is not among their children: name -> method.
-_HOLDS = {"AdaptiveSparkPlanExec": "executedPlan", "ShuffleQueryStageExec": "plan"}
+_HOLDS = {
+    "AdaptiveSparkPlanExec": "executedPlan",
+    "ShuffleQueryStageExec": "plan",
+    "ResultQueryStageExec": "plan",
+}
 
 
 def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:

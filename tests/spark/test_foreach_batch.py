@@ -171,7 +171,7 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "have different options": [("body", {}), ("body", {"mergeSchema": True})],
     "have different columns": [("body", {}), ("offset", {})],
     "partitionBy names column 'day'": [("body", {"partitionBy": "day"})],
-    "option 'txnVersion' of the append": [("body", {"txnVersion": 1})],
+    "option 'txnVersion' cannot be set": [("body", {"txnVersion": 1})],
     "Found invalid character(s)": [("body AS `a b`", {})],
     "has type void": [("NULL AS nothing", {})],
 }
