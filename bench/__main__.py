@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import amqp, backlog, commits, dead_letters, streams, tls
+from bench import amqp, backlog, commits, dead_letters, decode, streams, tls
 from bench.report import Figure, Skipped, emit, note, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
@@ -24,6 +24,7 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "append_rows": streams.append_rows,
     "append_small_ms": streams.append_small_ms,
     "merge_rows": streams.merge_rows,
+    "decode_rows": decode.decode_rows,
     "micro_batch_overhead_ms": streams.micro_batch_overhead_ms,
     "small_commit_read": streams.small_commit_read,
     "backlog_rss_mb": backlog.backlog,

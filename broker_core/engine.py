@@ -100,6 +100,14 @@ class Available:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetterRoute:
+    """Where a queue sends its dead letters. ``routing_key`` None: each keeps its own."""
+
+    exchange: str
+    routing_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReadTicket:
     """One task's slice of a claimed range.
 
@@ -304,6 +312,11 @@ class Engine(Protocol):
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
         """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads)."""
+
+    def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
+        """Returns where ``queue`` sends its dead letters; None if it was declared without. Raises
+        QueueNotFound, OptionError if this engine's queues never have one.
+        """
 
     def ack(self, app_id: str, end: Vector) -> None:
         """Allows the deletion of everything below ``end`` (S5). Raises LineageConflict if ``end`` is not the

@@ -2,6 +2,7 @@
 
 TxmqError
 ├── OptionError              an option, a schema or a value the user gave
+├── DecodeError              a message is not what the schema of its reader says
 ├── ProtocolError            LocalProtocolError (invalid data of this side), RemoteProtocolError (of the peer)
 │   └── ConnectionException  AMQP connection exceptions: reply_code and reply_name of the specification
 │       ├── ConnectionForced (320), InvalidPath (402), ConnectionAccessRefused (403)
@@ -67,6 +68,12 @@ class OptionError(TxmqError):
     """An unknown, missing, wrong or contradictory option, or a column of the wrong type."""
 
     code = "TXMQ_OPTION"
+
+
+class DecodeError(TxmqError):
+    """A message whose body is not of the format and the schema that it is decoded with."""
+
+    code = "TXMQ_DECODE"
 
 
 class ProtocolError(TxmqError):

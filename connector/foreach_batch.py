@@ -33,6 +33,8 @@ from connector import changes, changing, delta, staged_files, staging
 from connector.after_commit import AfterCommit, check_functions
 from connector.appends import Appends
 from connector.apply import Apply
+from connector.dead_letters import Rejection, rejected_rows
+from connector.decoded import Decoded
 from connector.fit import nullable
 from connector.hidden import Attempt
 from connector.ledger import DeltaLedger
@@ -130,6 +132,22 @@ class BatchTransaction:
         check_publish_columns(rows.schema)
         self._stage(rows, "publish", {"exchange": exchange, "routing_key": routing_key})
 
+    def reject(
+        self, rows: DataFrame | Decoded, reason: str | None = None, *, exchange: str | None = None,
+        routing_key: str | None = None, queue: str | None = None,
+    ) -> None:  # fmt: skip
+        """Publish messages of the batch as dead letters: body and properties as they are, and ``x-death``.
+
+        ``rows`` have the columns queue, partition and offset of the source, and ``reason`` (string), which
+        the argument replaces. They go to the dead-letter exchange of their queue, or to ``exchange``, with
+        their own routing key, or ``routing_key``; ``queue`` means exchange "" and this routing key. Raises
+        OptionError, DataLoss.
+        """
+        self._refuse_late_use("reject")
+        rejection = Rejection.to(self.app_id, exchange, routing_key, queue)
+        messages = rows.rejected if isinstance(rows, Decoded) else rows
+        self._stage(rejected_rows(messages, reason), "publish", rejection.target, rejection)
+
     def append(self, rows: DataFrame, table: str, **options: Any) -> None:
         """Append ``rows`` to a Delta table (path or name), exactly once, after the decision.
 
@@ -222,12 +240,13 @@ class BatchTransaction:
             header = self._header(kind, {**target, staged_files.EMPTY: True}, 0)
             self._branches.append(self._owner.engine.stage(header, iter([changing.nothing()])))
 
-    def _stage(self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any]) -> int:
+    def _stage(
+        self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], rejection: Rejection | None = None
+    ) -> int:
         """Stage ``rows`` in their tasks, and return how many there are."""
         identity = (self.app_id, self.query_id, self.batch_id)
-        frame = staging.staging_frame(
-            rows, kind, target, token=self._token, identity=identity, address=self._owner.address
-        )
+        place: dict[str, Any] = {"token": self._token, "identity": identity, "address": self._owner.address}
+        frame = staging.staging_frame(rows, kind, target, rejection=rejection, **place)
         staged = staging.staged(frame)
         self._branches += staged
         self._executed = self._executed or executed_whole(frame, self._batch, stages=True)

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.errors import cause
+from connector.dead_letters import Rejection
 from connector.options import Address
 from connector.schema import to_messages
 
@@ -44,8 +45,12 @@ def staging_frame(
     token: str,
     identity: tuple[str, str, int],
     address: Address,
+    rejection: Rejection | None = None,
 ) -> DataFrame:
-    """A frame that stages ``rows``, one row per branch; ``identity`` is (app_id, query_id, batch_id)."""
+    """A frame that stages ``rows``, one row per branch; ``identity`` is (app_id, query_id, batch_id).
+
+    ``rejection``: the rows are places of messages, and what is staged are their dead letters.
+    """
     app_id, query_id, batch_id = identity
     wanted = dict(target)
 
@@ -66,7 +71,9 @@ def staging_frame(
             partition=context.partitionId(),
             attempt=context.attemptNumber(),
         )
-        yield staging.described(address.engine().stage(header, staging.prepared(kind, batches)))
+        engine = address.engine()
+        staged = rejection.messages(engine, batches) if rejection else staging.prepared(kind, batches)
+        yield staging.described(engine.stage(header, staged))
 
     return rows.mapInArrow(stage_task, _STAGED_COLUMNS)
 

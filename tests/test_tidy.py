@@ -38,7 +38,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.channel.Channel": (313, ENTRY),
     "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (464, STATE),
-    "broker_core.client.broker.BrokerClient": (315, ENTRY),
+    "broker_core.client.broker.BrokerClient": (320, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
     "broker_core.micro_batch.claim.Claims": (305, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (385, "the rules C1, C4, C5 and C6 over the same entries"),
@@ -47,7 +47,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (404, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (388, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (400, ENTRY),
     "broker_core.server.amqp.connection.Connection": (290, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,

@@ -25,6 +25,7 @@ from broker_core.errors import (
     DataDirectoryInvalid,
     DataDirectoryLocked,
     DataLoss,
+    DecodeError,
     DiskFull,
     ExchangeNotFound,
     LineageConflict,
@@ -53,6 +54,8 @@ from broker_core.properties import Properties
 if TYPE_CHECKING:
     from broker_core.launcher import Broker
     from connector.conf import recommended_conf
+    from connector.decoded import Decoded, decode
+    from connector.encoded import encode
     from connector.foreach_batch import transactional
     from connector.listener import mirror_offsets
     from connector.when import When
@@ -60,13 +63,16 @@ if TYPE_CHECKING:
 _LAZY = {
     "Broker": "broker_core.launcher",
     "When": "connector.when",
+    "Decoded": "connector.decoded",
+    "decode": "connector.decoded",
+    "encode": "connector.encoded",
     "mirror_offsets": "connector.listener",
     "recommended_conf": "connector.conf",
     "transactional": "connector.foreach_batch",
 }
 
 
-_SPARK = ("mirror_offsets", "transactional")  # needs a session
+_SPARK = ("Decoded", "decode", "encode", "mirror_offsets", "transactional")  # needs a session
 _noticed = False
 
 
@@ -111,6 +117,8 @@ __all__ = [
     "DataDirectoryInvalid",
     "DataDirectoryLocked",
     "DataLoss",
+    "DecodeError",
+    "Decoded",
     "Delivery",
     "DiskFull",
     "ExchangeNotFound",
@@ -137,6 +145,8 @@ __all__ = [
     "When",
     "cause",
     "connect",
+    "decode",
+    "encode",
     "mirror_offsets",
     "recommended_conf",
     "transactional",

@@ -16,27 +16,18 @@ from typing import Any, Literal, NamedTuple
 from broker_core.broker.change import InboxRow
 from broker_core.broker.exchange import Queues
 from broker_core.errors import RemoteProtocolError
-from broker_core.field_table import Long, Timestamp
+from broker_core.field_table import Timestamp
 from broker_core.message import Message
 from broker_core.properties import append_headers, check, encode_headers, expiration, rewrite_of
+from broker_core.x_death import DAMAGED, READ, Death, Deaths, headers_after
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
-Deaths = list[dict[str, Any]]
 
-DAMAGED = "x-damaged-properties"
 _HEADERS, _EXPIRATION = 0x20, 0x01  # in the first byte of the property flags
 _COUNTED = 1024  # encoded headers that are kept
-_LONGEST = (1 << 63) - 1
 _NO_KEYS: list[str] = []
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
-_READ = (
-    "CC",
-    "x-death",
-    "x-first-death-queue",
-    "x-first-death-reason",
-    "x-first-death-exchange",
-    "x-original-transaction",
-)
+_READ = (*READ, "x-original-transaction")
 
 
 class Copy(NamedTuple):
@@ -138,49 +129,20 @@ class DeadLetters:
 
     def _headers(self, row: InboxRow, headers: Mapping[str, Any], found: list[Any]) -> dict[str, Any]:
         """Returns the changed headers. The additional routing keys and the deaths are added to ``found``."""
-        copies = [key for key in _list(headers.get("CC")) if isinstance(key, str)]
-        deaths = self._deaths_after(headers, row, copies)
-        changed: dict[str, Any] = {"x-death": deaths, "x-delivery-count": None}
-        for name, value in (("queue", self._queue), ("reason", self._reason), ("exchange", row.exchange)):
-            if f"x-first-death-{name}" not in headers:
-                changed[f"x-first-death-{name}"] = value
-        if self._routing_key is not None:
-            changed["CC"] = None
-            copies = []
+        death = Death(
+            self._queue,
+            self._reason,
+            self._time,
+            row.exchange,
+            row.routing_key,
+            _expiration(row.properties),
+        )
+        changed, copies, deaths = headers_after(headers, death, keeps_key=self._routing_key is None)
         # a copy belongs to the commit in which it was dead-lettered
         if "x-original-transaction" not in headers and not headers.get("x-death"):
             changed["x-original-transaction"] = self._transaction_of(row) or None
         found += (copies, deaths)
         return changed
-
-    def _deaths_after(self, headers: Mapping[str, Any], row: InboxRow, copies: list[str]) -> Deaths:
-        """Returns ``x-death``, newest first. A repeated death with the same queue and reason increments the
-        existing entry.
-        """
-        deaths = [death for death in _list(headers.get("x-death")) if isinstance(death, dict)]
-        known = next(
-            (
-                death
-                for death in deaths
-                if death.get("queue") == self._queue and death.get("reason") == self._reason
-            ),
-            None,
-        )
-        rest = [{**death, "count": Long(_count(death))} for death in deaths if death is not known]
-        if known is not None:
-            return [{**known, "count": Long(min(_count(known) + 1, _LONGEST))}, *rest]
-        entry: dict[str, Any] = {
-            "count": Long(1),
-            "reason": self._reason,
-            "queue": self._queue,
-            "time": self._time,
-            "exchange": row.exchange,
-            "routing-keys": [row.routing_key, *copies],
-        }
-        text = _expiration(row.properties)
-        if text is not None:
-            entry["original-expiration"] = text
-        return [entry, *rest]
 
     def allowed(self, queues: Queues, deaths: Deaths) -> Queues:
         """Returns the ``queues`` that the copy may go to: not one where it died before, unless it was
@@ -215,15 +177,6 @@ def _expiration(properties: bytes) -> str | None:
         return expiration(properties)
     except RemoteProtocolError:
         return None
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _count(death: Mapping[str, Any]) -> int:
-    count = death.get("count")
-    return min(max(count, -_LONGEST), _LONGEST) if isinstance(count, int) else 0
 
 
 def _is_cycle(queue: str, deaths: Deaths) -> bool:

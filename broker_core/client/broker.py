@@ -36,6 +36,7 @@ from broker_core.engine import (
     Available,
     BranchHeader,
     Committed,
+    DeadLetterRoute,
     Features,
     LedgerEntry,
     Limit,
@@ -184,6 +185,10 @@ class BrokerClient:
 
     def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
         found: dict[str, Available] = self._call("count", app_id, ranges)
+        return found
+
+    def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
+        found: DeadLetterRoute | None = self._call("dead_letter_route", queue)
         return found
 
     def ack(self, app_id: str, end: Vector) -> None:

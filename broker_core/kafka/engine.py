@@ -21,6 +21,7 @@ from broker_core.engine import (
     Available,
     BranchHeader,
     Committed,
+    DeadLetterRoute,
     Features,
     LedgerEntry,
     Limit,
@@ -32,7 +33,7 @@ from broker_core.engine import (
     StagedBranch,
     Vector,
 )
-from broker_core.errors import ConnectionFailed
+from broker_core.errors import ConnectionFailed, OptionError
 from broker_core.kafka.client import Client
 from broker_core.kafka.journal_facts import JournalFacts
 from broker_core.kafka.port import Wire
@@ -220,6 +221,12 @@ class KafkaEngine:
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
         return self._source.browse(slices)
+
+    def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
+        raise OptionError(
+            f"topic {queue!r} has no dead-letter exchange, because a topic of Kafka cannot have one",
+            "name where its rejected messages go: an exchange, or another queue",
+        )
 
     def ack(self, app_id: str, end: Vector) -> None:
         self._source.ack(app_id, end)

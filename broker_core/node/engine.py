@@ -32,6 +32,7 @@ from broker_core.engine import (
     Available,
     BranchHeader,
     Committed,
+    DeadLetterRoute,
     Features,
     LedgerEntry,
     Limit,
@@ -222,6 +223,14 @@ class EmbeddedEngine:
 
     def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
         return self.read_plan(self.plan_browse(slices))
+
+    def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:
+        def look(state: BrokerState, _change: Change, _now_us: int) -> DeadLetterRoute | None:
+            arguments = state.topology.queue(queue).arguments
+            exchange, routing_key = arguments.dead_letter_exchange, arguments.dead_letter_routing_key
+            return DeadLetterRoute(exchange, routing_key) if arguments.dead_letters else None
+
+        return self._local.run(look)
 
     def ack(self, app_id: str, end: Vector) -> None:
         def work(_state: BrokerState, change: Change, now_us: int) -> None:

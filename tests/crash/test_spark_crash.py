@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.spark import shapes
 from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
 from tests.spark.targets import Api, postgres
@@ -61,6 +62,11 @@ KILLED: Killed = {
     "unacked": ("connector.latest_offset.asked", 2, {"options": TWO_BATCHES, "tables": []}),
     "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
 }
+# queries with state, killed when the state of their second batch is written and Spark does not know it yet
+KILLED |= {
+    shape: ("foreach.decided", 2, {"shape": shape, "options": TWO_BATCHES}) for shape in shapes.MESSAGES
+}
+KILLED["as it is"][2]["fn"] = "rejects"
 # only the Python driver is killed, and its JVM lives on; one pipeline, because its driver is woken only once
 KILLED_IN_DRIVER: Killed = {"decided-driver": ("foreach.decided", 1, {"options": TWO_BATCHES})}
 STOPPED: Killed = {
@@ -108,12 +114,18 @@ def made(scratch: Path, url: str, apps: Killed, kind: type[Pipeline] = Pipeline)
             app,
             url,
             scratch,
-            MESSAGES,
+            shapes.MESSAGES.get(str(special.get("shape")), MESSAGES),
             ledger=str(scratch / f"{app}.ledger") if "mirrored" in app else None,
             **special,  # type: ignore[arg-type]
         )
         for app, (_, _, special) in apps.items()
     }
+    for pipeline in pipelines.values():
+        if pipeline.shape:
+            other = replace(pipeline, queue=f"{pipeline.queue}.{shapes.OTHER}")
+            other.declare()
+            # half of it is there when the other half of the join is already in the state
+            other.send(reversed(MESSAGES) if pipeline.shape == "join-of-two-queues" else [])
     for app, pipeline in pipelines.items():
         for table in pipeline.tables if "files" in app else ():
             empty_table(Path(pipeline.lake) / table, COLUMNS)
@@ -315,6 +327,19 @@ def test_row_7_decided_and_no_append_made_the_first_attempts_rows_are_applied(ou
 
 def test_row_7_some_appends_made_the_others_follow_with_the_first_attempts_rows(outcome: Outcome) -> None:
     require_once(outcome, "applied-some")
+
+
+@pytest.mark.parametrize("shape", shapes.MESSAGES)
+def test_row_6_a_query_that_joins_or_aggregates_goes_on_with_its_state_exactly_once(
+    outcome: Outcome, shape: str
+) -> None:
+    require_once(outcome, shape, shapes.EXPECTED[shape])
+
+
+def test_row_6_a_broken_message_of_a_batch_that_is_replayed_is_one_dead_letter(outcome: Outcome) -> None:
+    pipeline = outcome.pipelines["as it is"]
+    dead = replace(pipeline, out=f"{pipeline.queue}.{shapes.OTHER}")
+    assert dead.published() == ["b,b", "d,d"]
 
 
 @pytest.mark.parametrize("app", ["files-written", "files-staged"])

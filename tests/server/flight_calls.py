@@ -35,6 +35,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     },
     "resolve": {"app_id": "app", "start": {"in": "start"}, "end": {"in": 1}},
     "count": {"app_id": "app", "ranges": {"in": [0, 1]}},
+    "dead_letter_route": {"queue": "in"},
     "ack": {"app_id": "app", "end": {"in": 1}},
     "open_batch": {
         "app_id": "app",

@@ -27,8 +27,10 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core import failpoint
 from broker_core.client.broker import BrokerClient
 from connector.conf import recommended_conf
+from connector.decoded import decode
 from connector.foreach_batch import BatchTransaction, transactional
 from tests.spark.recipes import recipe
+from tests.spark.shapes import OTHER, shaped
 
 # Most of what a query of seconds costs: compiling its code, and, for each file, processes that read a link and set a
 # mode, for the file and for its checksum. tests/spark has sessions that compile.
@@ -178,7 +180,12 @@ def function(pipeline: dict[str, Any]) -> Any:
         for name in pipeline["targets"]:
             tx.after_commit(rows, name)
 
-    ways = (effects, changes, nothing, two_actions, fail_once, fail_batch_once, counts, recipes)
+    def rejects(batch: DataFrame, tx: BatchTransaction) -> None:
+        decoded = decode(batch, "body string", "csv")
+        effects(decoded.good, tx)
+        tx.reject(decoded, queue=f"{pipeline['queue']}.{OTHER}")
+
+    ways = (effects, changes, nothing, two_actions, fail_once, fail_batch_once, counts, recipes, rejects)
     return {made.__name__: made for made in ways}[pipeline["fn"]]
 
 
@@ -200,6 +207,8 @@ def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
     reader = reader.option("onNewCheckpoint", pipeline["on_new_checkpoint"])
     for name, value in pipeline.get("options", {}).items():
         reader = reader.option(name, value)
+    if pipeline["shape"]:
+        return shaped(pipeline["shape"], reader, pipeline["queue"])
     rows = reader.load()
     return (
         rows.selectExpr("CAST(body AS STRING) AS body").groupBy("body").count()

@@ -99,6 +99,7 @@ class Pipeline:
     lineage: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     before: list[list[str]] = field(default_factory=list)  # see jobs.prepare
+    shape: str = ""  # of the query, see shapes.py
     targets: dict[str, str] = field(default_factory=dict)  # recipe -> its address
 
     @classmethod
@@ -113,11 +114,14 @@ class Pipeline:
             out=f"{app}.out",
             **more,
         )
-        with BrokerClient(url) as client, client.channel() as channel:
-            channel.queue_declare(made.queue)
-            channel.queue_declare(made.out)
+        made.declare()
         made.send(messages)
         return made
+
+    def declare(self) -> None:
+        with BrokerClient(self.url) as client, client.channel() as channel:
+            channel.queue_declare(self.queue)
+            channel.queue_declare(self.out)
 
     def send(self, messages: Iterable[str]) -> None:
         """Each one its own transaction."""

@@ -1,0 +1,232 @@
+"""``decode``: bodies as typed columns, and what happens to those that are broken.
+
+Not here: the formats (``formats.py``), the way of rejected messages (``dead_letters.py``).
+Invariant: a row is good or rejected, and never both. A row that is not good has no decoded value anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, overload
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from broker_core.errors import DecodeError, OptionError
+from connector.dead_letters import REASON
+from connector.fit import quoted
+from connector.formats import Csv, Fault, Format, Json, from_package, schema_of
+
+Formats = Literal["json", "avro", "protobuf", "csv"]
+Mode = Literal["deadLetter", "fail", "null"]
+
+_PARSED = "txmq_parsed"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """``good``: the decoded columns behind those of ``keep``. ``rejected``: the broken messages, with all
+    columns that they had, and ``reason`` (string).
+    """
+
+    good: DataFrame
+    rejected: DataFrame
+
+    def __iter__(self) -> Iterator[DataFrame]:
+        return iter((self.good, self.rejected))
+
+
+@overload
+def decode(
+    df: DataFrame,
+    schema: Any,
+    format: Formats = ...,
+    mode: Literal["deadLetter"] = ...,
+    *,
+    column: str = ...,
+    keep: Sequence[str] = ...,
+    options: Mapping[str, str] | None = ...,
+) -> Decoded: ...
+@overload
+def decode(
+    df: DataFrame,
+    schema: Any,
+    format: Formats = ...,
+    mode: Literal["fail", "null"] = ...,
+    *,
+    column: str = ...,
+    keep: Sequence[str] = ...,
+    options: Mapping[str, str] | None = ...,
+) -> DataFrame: ...
+def decode(
+    df: DataFrame,
+    schema: Any,
+    format: Formats = "json",
+    mode: Mode = "deadLetter",
+    *,
+    column: str = "body",
+    keep: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> Decoded | DataFrame:
+    """Decode ``column`` (binary or string) of ``df`` by Spark's own from_json, from_csv, from_avro or
+    from_protobuf.
+
+    ``schema``: for json and csv a StructType or DDL, whose ``not null`` is checked; for avro the schema in
+    JSON; for protobuf (name of the message, descriptor set as bytes or the path of its file). ``keep``: the
+    columns of ``df`` that stay. ``options``: of Spark's function.
+
+    ``mode``: ``deadLetter`` returns :class:`Decoded`; ``fail`` a frame that raises DecodeError at the first
+    broken message; ``null`` a frame with nulls for it. Broken is: null or empty, not UTF-8, malformed, of
+    another type than the schema, without a field that is not null, or with something behind the value.
+    Raises OptionError.
+    """
+    kept = _kept(df, column, keep, mode)
+    chosen = _format(df, schema, format, dict(options or {}))
+    _require_new(chosen.schema, kept)
+    body = F.col(quoted(column))
+    text = body.cast("string")
+    # Spark moves a filter below a projection, and would parse in both; not if it depends on the partition
+    held = F.when(F.spark_partition_id() >= 0, body)
+    frame = df.select("*", chosen.parsed(held.cast("binary"), held.cast("string")).alias(_PARSED))
+    parsed = F.col(_PARSED)
+    faults = [*_of_bytes(body, text, is_text=format in ("json", "csv")), *chosen.faults(parsed, text)]
+    broken = _first(faults, lambda _reason: F.lit(True), F.lit(False))
+    columns = [F.col(quoted(name)) for name in kept]
+    value = chosen.value(parsed)
+    fields = [value.getField(name).alias(name) for name in chosen.schema.names]
+    reason = _first(faults, lambda reason: reason, F.lit(None).cast("string"))
+    if mode == "deadLetter":
+        whole = [F.col(quoted(name)) for name in df.columns]
+        return Decoded(
+            frame.where(~broken).select(*columns, *fields),
+            frame.where(broken).select(*whole, reason.alias(REASON)),
+        )
+    if mode == "fail":
+        error = F.raise_error(_text(df, column, reason)).cast("boolean")
+        return frame.where(F.when(broken, error).otherwise(F.lit(True))).select(*columns, *fields)
+    sound = frame.select(*columns, F.when(~broken, value).alias(_PARSED))
+    return sound.select(
+        *columns, *(F.col(_PARSED).getField(name).alias(name) for name in chosen.schema.names)
+    )
+
+
+def _first(faults: Sequence[Fault], result: Any, otherwise: Column) -> Column:
+    cases: Any = F
+    for condition, reason in faults:
+        cases = cases.when(condition, result(F.lit(reason) if isinstance(reason, str) else reason))
+    found: Column = cases.otherwise(otherwise)
+    return found
+
+
+def _of_bytes(body: Column, text: Column, *, is_text: bool) -> Iterator[Fault]:
+    yield body.isNull(), "the body is null"
+    yield F.length(body) == 0, "the body is empty"
+    if is_text:
+        yield ~F.is_valid_utf8(text), "the body is not UTF-8"
+
+
+def _text(df: DataFrame, column: str, reason: Column) -> Column:
+    """The text of the error of the message in this row."""
+    at = F.lit("a row")
+    if {"queue", "partition", "offset"} <= set(df.columns):
+        of = F.when(F.col("partition") > 0, F.concat(F.lit(", partition "), "partition"))
+        at = F.concat(
+            F.lit("message "), "offset", F.lit(" of queue '"), "queue", F.lit("'"), F.coalesce(of, F.lit(""))
+        )
+    advice = ", so nothing is decided: mend its sender, or decode with mode='deadLetter' or mode='null'\n"
+    return F.concat(
+        F.lit(f"[{DecodeError.code}] "),
+        at,
+        F.lit(f" cannot be decoded from {column!r} ("),
+        reason,
+        F.lit(")" + advice),
+    )
+
+
+# -- arguments -----------------------------------------------------------------------------------------------
+
+
+def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[str]:
+    if mode not in ("deadLetter", "fail", "null"):
+        raise OptionError(f"decode has the mode {mode!r}", "allowed are deadLetter, fail, null")
+    types = {field.name: field.dataType for field in df.schema.fields}
+    if not isinstance(types.get(column), (BinaryType, StringType)):
+        found = types[column].simpleString() if column in types else "none"
+        raise OptionError(
+            f"decode needs the column {column!r} (binary or string), and the rows have {found}",
+            "name the column that holds the encoded value with column=",
+        )
+    kept = [keep] if isinstance(keep, str) else list(keep)
+    for name in kept:
+        if name not in types:
+            raise OptionError(
+                f"keep names the column {name!r}, which the rows do not have",
+                f"there are {', '.join(df.columns)}",
+            )
+    own = {_PARSED, *([REASON] if mode == "deadLetter" else [])}
+    taken = sorted(own & {name.lower() for name in df.columns})
+    if taken:
+        raise OptionError(f"the rows have a column {taken[0]!r}, which decode adds", "rename yours first")
+    return kept
+
+
+def _require_new(schema: StructType, kept: Sequence[str]) -> None:
+    names = {name.lower() for name in kept}
+    both = [name for name in schema.names if name.lower() in names]
+    if both:
+        raise OptionError(
+            f"the decoded column {both[0]!r} has the name of a column that is kept",
+            "rename that of the message before decode, or leave it out of keep",
+        )
+
+
+def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) -> Format:
+    if format == "json":
+        return Json(schema_of(schema), options)
+    if format == "csv":
+        return Csv(schema_of(schema), options)
+    if format == "avro":
+        from pyspark.sql.avro.functions import from_avro
+
+        if not isinstance(schema, str):
+            raise OptionError(f"format 'avro' got the schema {schema!r:.200}", "give it as JSON text")
+        return from_package(
+            df, format, partial(from_avro, jsonFormatSchema=schema, options={**options, "mode": "PERMISSIVE"})
+        )
+    if format == "protobuf":
+        from pyspark.sql.protobuf.functions import from_protobuf
+
+        message, descriptor = descriptor_of(schema)
+        return from_package(
+            df,
+            format,
+            partial(
+                from_protobuf,
+                messageName=message,
+                options={**options, "mode": "PERMISSIVE"},
+                binaryDescriptorSet=descriptor,
+            ),
+        )
+    raise OptionError(f"decode has the format {format!r}", "allowed are json, avro, protobuf, csv")
+
+
+def descriptor_of(schema: Any) -> tuple[str, bytes]:
+    """The message name and the descriptor set of a schema of protobuf. Raises OptionError."""
+    match schema:
+        case (str(message), bytes(descriptor)):
+            return message, descriptor
+        case (str(message), path):
+            try:
+                with open(path, "rb") as file:
+                    return message, file.read()
+            except (OSError, TypeError) as error:
+                raise OptionError(
+                    f"cannot read the descriptor set {path!r}: {error}", "protoc writes one"
+                ) from None
+    raise OptionError(
+        f"format 'protobuf' got the schema {schema!r:.200}",
+        "give (name of the message, descriptor set as bytes or the path of its file)",
+    )

@@ -1,0 +1,101 @@
+"""Queries that use a stream twice, join and aggregate, for pipelines that are killed.
+
+Every shape makes a column ``body`` (string) without two equal rows, from the messages that ``MESSAGES`` names, in
+micro-batches of two messages. ``EXPECTED`` is what it makes of them in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+OTHER = "other"  # the queue that is joined, behind the name of the pipeline's own
+
+MESSAGES: dict[str, list[str]] = {
+    "as it is": ["a", "b,b", "c", "d,d"],
+    "self-union": ["a", "b", "c", "d"],
+    "self-join": ["a", "b", "c", "d"],
+    "join-of-two-queues": ["a", "b", "c", "d"],
+    "watermark": ["a@10", "b@100", "late@5", "c@200"],
+    "deduplicated": ["a", "b", "a", "c"],
+    "state-in-pandas": ["a", "b", "a", "b"],
+    "processor-in-pandas": ["a", "b", "a", "b"],
+}
+EXPECTED: dict[str, list[str]] = {
+    "as it is": ["a", "c"],  # the others are rejected
+    "self-union": ["a", "a again", "b", "b again", "c", "c again", "d", "d again"],
+    "self-join": ["a", "b", "c", "d"],
+    "join-of-two-queues": ["a", "b", "c", "d"],
+    "watermark": ["a", "b"],  # the window of c is open, and late came after its window had closed
+    "deduplicated": ["a", "b", "c"],
+    "state-in-pandas": ["a1", "a2", "b1", "b2"],
+    "processor-in-pandas": ["a1", "a2", "b1", "b2"],
+}
+
+
+def shaped(shape: str, reader: DataStreamReader, queue: str) -> DataFrame:
+    if shape == "as it is":
+        return reader.load()
+    rows = reader.load().select(F.col("body").cast("string").alias("body"), "offset")
+    match shape:
+        case "self-union":
+            return rows.select("body").union(rows.selectExpr("concat(body, ' again')"))
+        case "self-join":
+            other = rows.select(F.col("offset").alias("other"))
+            return rows.join(other, F.expr("offset = other")).select("body")
+        case "join-of-two-queues":
+            others = reader.option("queue", f"{queue}.{OTHER}").load()
+            return rows.join(
+                others.select(F.col("body").cast("string").alias("other")), F.expr("body = other")
+            ).select("body")
+        case "watermark":
+            timed = rows.select(
+                F.split("body", "@")[0].alias("body"),
+                F.timestamp_seconds(F.split("body", "@")[1].cast("int")).alias("at"),
+            )
+            windows = timed.withWatermark("at", "10 seconds").groupBy(F.window("at", "10 seconds"), "body")
+            return windows.count().select("body")
+        case "deduplicated":
+            return rows.select("body").dropDuplicates()
+        case "state-in-pandas":
+            return rows.groupBy("body").applyInPandasWithState(
+                counted, "body string", "count int", "append", GroupStateTimeout.NoTimeout
+            )
+        case "processor-in-pandas":
+            return rows.groupBy("body").transformWithStateInPandas(
+                Counter(), outputStructType="body string", outputMode="Append", timeMode="None"
+            )
+    raise AssertionError(shape)
+
+
+def counted(
+    key: tuple[Any, ...], batches: Iterator[pd.DataFrame], state: GroupState
+) -> Iterator[pd.DataFrame]:
+    before = state.get[0] if state.exists else 0
+    count = before + sum(len(batch) for batch in batches)
+    state.update((count,))
+    yield pd.DataFrame({"body": [f"{key[0]}{number}" for number in range(before + 1, count + 1)]})
+
+
+class Counter(StatefulProcessor):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "count int")
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        found = self._count.get()
+        before = found[0] if found is not None else 0
+        count = before + sum(len(batch) for batch in rows)
+        self._count.update((count,))
+        yield pd.DataFrame({"body": [f"{key[0]}{number}" for number in range(before + 1, count + 1)]})
+
+    def close(self) -> None:
+        pass
