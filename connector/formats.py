@@ -25,7 +25,6 @@ Fault = tuple[Column, Column | str]  # a condition, and the reason where it is t
 
 _MARK = f"txmq_{secrets.token_hex(8)}"  # no message has it
 _CORRUPT = f"{_MARK}_corrupt"
-_CLOSING = b"}"
 _INFINITY = "allowNonNumericNumbers"
 
 
@@ -33,8 +32,6 @@ class Format(Protocol):
     @property
     def schema(self) -> StructType:
         """Of the decoded columns."""
-
-    schema: StructType
 
     def parsed(self, body: Column, text: Column) -> Column:
         """The body, or the body as text, as one value for the other methods."""
@@ -91,7 +88,7 @@ class Json:
         object, that is a member of the object that Spark reads.
         """
         # bytes, because Spark takes a part of a text by counting its characters
-        trimmed = F.when(F.substring(body, -1, 1) == _CLOSING, body).otherwise(
+        trimmed = F.when(F.substring(body, -1, 1) == F.lit(b"}"), body).otherwise(
             F.rtrim(text, F.lit(" \t\r\n")).cast("binary")
         )
         opened = F.substring(trimmed, F.lit(1), F.length(trimmed) - 1)
@@ -99,7 +96,7 @@ class Json:
         empty = (F.instr(text, '"') == 0) & text.rlike(r"^[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*$")
         whole = (
             F.when(empty, F.lit(f'{{"{_MARK}":1}}'))
-            .when(F.substring(trimmed, -1, 1) == _CLOSING, marked.cast("string"))
+            .when(F.substring(trimmed, -1, 1) == F.lit(b"}"), marked.cast("string"))
             .otherwise(text)
         )
         marks = [StructField(_MARK, IntegerType()), StructField(_CORRUPT, StringType())]
