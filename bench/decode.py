@@ -19,7 +19,7 @@ from bench.report import Figure, against
 from bench.streams import open_spark, rate, run
 from txmq import BrokerClient
 
-ROWS, BATCHES, REPETITIONS = 300_000, 4, 5
+ROWS, BATCHES, REPETITIONS = 200_000, 3, 5
 BROKEN_EVERY = 1_000
 SCHEMA = (
     "id bigint not null, customer string not null, amount double, country string, at timestamp, "

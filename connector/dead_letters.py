@@ -152,7 +152,8 @@ class _Task:
             raise DataLoss(
                 f"{len(left)} rejected messages are not in their queues any more (message {offset} of "
                 f"{_named(queue, partition)}), so they cannot become dead letters",
-                "nothing is decided; start the query again, which reads the batch again",
+                "nothing is decided: reject messages of this batch; what the state of a query has kept of an "
+                "earlier one, publish with tx.publish",
             )
 
     def _require_read(self, queue: str) -> None:

@@ -66,7 +66,7 @@ KILLED: Killed = {
 KILLED |= {
     shape: ("foreach.decided", 2, {"shape": shape, "options": TWO_BATCHES}) for shape in shapes.MESSAGES
 }
-KILLED["as it is"][2]["fn"] = "rejects"
+KILLED["typed"][2]["fn"] = "rejects"
 # only the Python driver is killed, and its JVM lives on; one pipeline, because its driver is woken only once
 KILLED_IN_DRIVER: Killed = {"decided-driver": ("foreach.decided", 1, {"options": TWO_BATCHES})}
 STOPPED: Killed = {
@@ -337,7 +337,7 @@ def test_row_6_a_query_that_joins_or_aggregates_goes_on_with_its_state_exactly_o
 
 
 def test_row_6_a_broken_message_of_a_batch_that_is_replayed_is_one_dead_letter(outcome: Outcome) -> None:
-    pipeline = outcome.pipelines["as it is"]
+    pipeline = outcome.pipelines["typed"]
     dead = replace(pipeline, out=f"{pipeline.queue}.{shapes.OTHER}")
     assert dead.published() == ["b,b", "d,d"]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.spark import shapes
 from tests.spark.pipelines import CHANGED, Pipeline, Served, empty_table, run_once
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -29,13 +31,19 @@ def test_on_connect_publishes_tables_and_the_ledger_are_exactly_once_and_a_missi
         rate = Pipeline.create(
             "rate", served.url, tmp_path, source="rate", batches=1, lineage="first checkpoint"
         )
+        messages = shapes.MESSAGES["typed"]
+        typed = Pipeline.create("typed", served.url, tmp_path, messages, shape="typed", fn="rejects")
+        dead = replace(typed, queue=f"{typed.queue}.{shapes.OTHER}", out=f"{typed.queue}.{shapes.OTHER}")
+        dead.declare()
         unnamed = Pipeline.create("unnamed", served.url, tmp_path, source="rate", batches=1)
         changes = Pipeline.create("changes", served.url, tmp_path, MESSAGES, fn="changes", tables=[])
         empty_table(Path(changes.lake) / "changed", CHANGED)
-        errors = run_once(tmp_path, [pipeline, rate, unnamed, changes], session={"connect": "true"})
-        assert errors["app"] is None and errors["rate"] is None and errors["changes"] is None, errors
+        errors = run_once(tmp_path, [pipeline, rate, typed, unnamed, changes], session={"connect": "true"})
+        assert all(errors[name] is None for name in ("app", "rate", "typed", "changes")), errors
         assert "pass lineage=" in str(errors["unnamed"])
         pipeline.require_once(MESSAGES)
+        typed.require_once(shapes.EXPECTED["typed"])
+        assert dead.published() == ["b,b", "d,d"]
         changes.require_once(MESSAGES)
         changes.require_changed(MESSAGES)
         rate.require_once([str(number) for number in range(2 * rate.entries())])
