@@ -45,6 +45,8 @@ _STORE = "spark.sql.streaming.stateStore.providerClass"
 
 
 def shaped(shape: str, reader: DataStreamReader, queue: str) -> DataFrame:
+    if shape == "typed":
+        return reader.load()
     # Spark refuses a processor with state at the start of its query where the store is another one
     if shape == "processor-in-pandas":
         reader._spark.conf.set(
@@ -52,8 +54,6 @@ def shaped(shape: str, reader: DataStreamReader, queue: str) -> DataFrame:
         )
     else:
         reader._spark.conf.unset(_STORE)
-    if shape == "typed":
-        return reader.load()
     rows = reader.load().select(F.col("body").cast("string").alias("body"), "offset")
     match shape:
         case "self-union":
