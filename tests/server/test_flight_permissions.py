@@ -45,7 +45,7 @@ class Row(NamedTuple):
 ROWS = (
     Row("hello", None),
     Row("engine.identity"),
-    *(Row(f"engine.{word}", (IN,)) for word in ("logs", "available", "offsets", "wait")),
+    *(Row(f"engine.{word}", (IN,)) for word in ("logs", "available", "offsets", "wait", "dead_letter_route")),
     *(Row(f"engine.{word}", (IN, APP)) for word in ("claim", "resolve", "count", "ack")),
     *(
         Row(f"engine.{word}", (APP,))

@@ -4,7 +4,8 @@
 calls                                                          need
 =============================================================  ===========================================
 ``hello``                                                      a login
-``engine``: logs, available, offsets, wait; DoGet: browse      read on the queues
+``engine``: logs, available, offsets, wait, dead_letter_route; read on the queues
+DoGet: browse
 claim, resolve, count, ack; read                               the app, and read on the queues
 open_batch, commit_batch, unapplied, mark_applied, unmirrored,
 mark_mirrored, last_entry, app; DoGet: branches                the app
@@ -85,6 +86,7 @@ ENGINE: dict[str, Check] = {
     "claim": _app_and_queues("queues", "start"),
     "resolve": _app_and_queues("start", "end"),
     "count": _app_and_queues("ranges"),
+    "dead_letter_route": lambda _, caller, given: caller.read([given["queue"]]),
     "ack": _app_and_queues("end"),
     "open_batch": _app,
     "commit_batch": _app,
