@@ -584,8 +584,8 @@ def world(**options: Any) -> Iterator[World]:
 
     gate = _Gate()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broker_core.client.broker, "connect", lambda **_: gate)
-        patch.setattr(connector.options, "connect", lambda **_: gate)
+        patch.setattr(broker_core.client.broker, "connect", lambda *_, **__: gate)
+        patch.setattr(connector.options, "connect", lambda *_, **__: gate)
         patch.setattr(
             connector.reader_lock, "driver", lambda: f"{id(_current[-1])} {getattr(current(), 'name', '')}"
         )
