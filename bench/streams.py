@@ -49,14 +49,16 @@ def open_spark() -> Any:
     return session("bench", txmq.recommended_conf())
 
 
-def run(writer: Any, folder: Path, rows: int) -> list[dict[str, Any]]:
-    """Run a query until it has read ``rows``; return the progress of the micro-batches with rows."""
+def run(writer: Any, folder: Path, rows: int, batches: int = 1) -> list[dict[str, Any]]:
+    """Run a query until it has read ``rows`` in at least so many micro-batches; return the progress of those
+    with rows.
+    """
     query = writer.option("checkpointLocation", str(folder / f"checkpoint-{next(_count)}")).start()
     deadline = time.monotonic() + LIMIT_S
     try:
         while True:
             progress = [dict(item) for item in query.recentProgress if item["numInputRows"]]
-            if sum(item["numInputRows"] for item in progress) >= rows:
+            if len(progress) >= batches and sum(item["numInputRows"] for item in progress) >= rows:
                 return progress
             if not query.isActive:
                 raise query.exception() or RuntimeError("the query ended early")
