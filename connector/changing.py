@@ -28,7 +28,6 @@ from connector.table import Table, in_sql, is_path
 
 KEY = "change"  # in the target of a branch
 _WRITE = "spark.databricks.delta.write"
-_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 def target(table: Table, wanted: Merge | Overwrite, schema: StructType) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def change(
 
     def merge() -> None:
         settings = {f"{_WRITE}.{name}": value for name, value in transaction.items()}
-        settings |= {f"{_WRITE}.txnVersion.autoReset.enabled": "false", _USER_METADATA: told}
+        settings |= {f"{_WRITE}.txnVersion.autoReset.enabled": "false", delta.USER_METADATA: told}
         view = f"txmq_{uuid.uuid4().hex}"
         with isolated(spark, settings) as session:
             rows(session).createOrReplaceTempView(view)

@@ -39,7 +39,7 @@ _CONFLICT = re.compile(
     r"DELTA_CONCURRENT|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
     r"|Concurrent\w*Exception|(Metadata|Protocol)ChangedException"
 )
-_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _RETENTION = "delta.setTransactionRetentionDuration"
 _AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 _REFUSED_OPTIONS = {
@@ -115,11 +115,11 @@ def append(
         if is_path(table.name):
             writer.save(table.name)
             return
-        spark.conf.set(_USER_METADATA, metadata)  # Delta ignores the option if saveAsTable creates the table
+        spark.conf.set(USER_METADATA, metadata)  # Delta ignores the option if saveAsTable creates the table
         try:
             writer.saveAsTable(table.name)
         finally:
-            spark.conf.unset(_USER_METADATA)
+            spark.conf.unset(USER_METADATA)
 
     if table.exists and remembered(spark, table, batch, txn_version, decided_at_us):
         return
