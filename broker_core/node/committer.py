@@ -18,10 +18,11 @@ before, because of an exception from outside, it passes the lead to another thre
 handlers wait until :meth:`Committer.run` is over (``shield.py``), so Ctrl-C does not interrupt a commit or
 stop the broker.
 
-Invariant: no caller is answered and no change is visible before it is durable. While callers wait, one of
-them is the leader. Nothing is read from the disk under the lock. While a work waits for a block, the later
-works of the same origin (a channel) wait behind it. After a failure in 2, memory and disk may differ, so
-nothing is committed again: every waiting or later caller gets StoreFailed.
+Invariant: no caller is answered and no change is visible before it is durable. When a work is ``done``, the
+earlier works of its origin are. While callers wait, one of them is the leader. Nothing is read from the disk
+under the lock. While a work waits for a block, the later works of the same origin (a channel) wait behind it.
+After a failure in 2, memory and disk may differ, so nothing is committed again: every waiting or later caller
+gets StoreFailed.
 """
 
 from __future__ import annotations
@@ -270,17 +271,15 @@ class Committer:
             if not isinstance(error, Exception):
                 raise
         finally:
+            for waiting in done:  # before the next leader, who may finish later works of the same origin
+                waiting.done = True
             if last:
                 with self._mutex:
                     if self._waiting:
                         self._hand_on()
                     else:
                         self._led = False
-            for waiting in done:
-                waiting.done = True
-                if waiting is not mine and waiting.gate is not None:
-                    _open(waiting.gate)
-            for waiting in load:
+            for waiting in (*done, *load):
                 if waiting is not mine and waiting.gate is not None:
                     _open(waiting.gate)
 

@@ -7,7 +7,8 @@ A tick, in this order:
 1. gather: every session that gathered publishes or acks hands them over as one work
 2. commit: the loop's thread leads the group; if another thread leads, it is called when the group is done. A
    work that needs blocks from the disk is committed again when a thread beside the loop has loaded them
-3. answer: in the order of asking; a session carries out the commands that came meanwhile
+3. answer: the works of a session in the order of asking, also those that another thread's group committed;
+   a session carries out the commands that came meanwhile
 4. dispatch: what became visible or free goes to consumers. A queue whose next messages are on disk is left
    out until a thread beside the loop has loaded them
 
@@ -20,6 +21,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -77,6 +79,7 @@ class CommitQueue:
         self._settles: list[Settle] = []
         # in a group that another thread leads, or behind a work that waits for blocks
         self._elsewhere: dict[Waiting, Then] = {}
+        self._unanswered: dict[object, deque[tuple[Waiting, Then]]] = {}  # per origin, in the order of asking
         self._aside = 0  # works in other threads
         # what dispatch needs from the disk: None while it is being loaded
         self._loaded: dict[Queue, Loaded | None] = {}
@@ -88,9 +91,12 @@ class CommitQueue:
     # -- asking ----------------------------------------------------------------------------------------------
     def submit(self, work: Work[Any], then: Then, origin: object = None) -> None:
         """Call ``then(answer, error)`` when all changes of ``work`` are durable, or it has failed. Works of
-        the same ``origin`` stay in order.
+        the same ``origin`` are carried out and answered in the order of asking.
         """
-        self._again(Waiting(work, origin), then)
+        waiting = Waiting(work, origin)
+        if origin is not None:
+            self._unanswered.setdefault(origin, deque()).append((waiting, then))
+        self._again(waiting, then)
 
     def _again(self, waiting: Waiting, then: Then) -> None:
         self._group.append((waiting, then))
@@ -185,7 +191,7 @@ class CommitQueue:
 
     def _committed(self, waiting: Waiting, then: Then) -> None:
         if waiting.done:
-            _answer(waiting, then)  # 3. answer
+            self._answer(waiting, then)  # 3. answer
         elif waiting.missing is not None:
             waiting.gate = None
             self.aside(
@@ -194,6 +200,20 @@ class CommitQueue:
         else:  # behind another one
             waiting.gate = self._gate(waiting)
             self._elsewhere[waiting] = then
+
+    def _answer(self, waiting: Waiting, then: Then) -> None:
+        """Answers it after the earlier works of its origin, unless it was answered before a later one.
+
+        Those are done too, but the thread that committed them may not have called the loop yet.
+        """
+        if waiting.origin is None:
+            _call(waiting, then)
+            return
+        line = self._unanswered.get(waiting.origin)
+        while line and line[0][0].done:
+            _call(*line.popleft())
+        if line is not None and not line:
+            del self._unanswered[waiting.origin]
 
     def _loaded_for(self, waiting: Waiting, then: Then, _answer: object, _error: object) -> None:
         self._again(waiting, then)
@@ -250,7 +270,7 @@ class CommitQueue:
         self.submit(lambda state, change, now: state.expiry.expire(change, now, due), _ignore)
 
 
-def _answer(waiting: Waiting, then: Then) -> None:
+def _call(waiting: Waiting, then: Then) -> None:
     """An answer that raises does not stop the others."""
     try:
         then(waiting.answer, waiting.error)

@@ -158,3 +158,37 @@ def test_a_failed_disk_answers_everybody_who_waits_in_the_loop(store, broker) ->
         return errors
 
     assert [type(error) for error in asyncio.run(run())] == [StoreFailed, StoreFailed]
+
+
+def test_works_of_one_origin_are_answered_in_the_order_of_asking(store, broker) -> None:
+    """The first two are handed to a thread's group, and the third is committed by the loop before the answer
+    of the second comes from there.
+    """
+
+    async def run() -> list[object]:
+        loop = asyncio.get_running_loop()
+        commits = CommitQueue(loop, broker)
+        answers: list[object] = []
+        done = asyncio.Event()
+
+        def ask(name: str, origin: str = "channel") -> None:
+            commits.submit(remember(name), lambda answer, error: answers.append(error or answer), origin)
+
+        store.gate.clear()
+        store.entered.clear()
+        thread = threading.Thread(target=broker.run, args=(remember("thread"),))
+        thread.start()
+        await loop.run_in_executor(None, store.entered.wait, 30)
+        for name in ("first", "second"):
+            ask(name)
+            await asyncio.sleep(0)  # a tick each
+        store.gate.set()
+        thread.join()  # now the first work leads: its callback waits in the loop
+        ask("third")
+        commits.submit(remember("last"), lambda _answer, _error: done.set())
+        await asyncio.wait_for(done.wait(), 30)
+        while not commits.idle:
+            await asyncio.sleep(0)
+        return answers
+
+    assert asyncio.run(run()) == ["first", "second", "third"]

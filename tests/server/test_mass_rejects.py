@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pamqp.commands import Basic, Queue, Tx
+from pamqp.commands import Basic, Confirm, Queue, Tx
 
 from broker_core.node import burial
 from tests.amqp_peer import Peer, content, encoded
@@ -65,6 +65,26 @@ def test_others_are_answered_between_the_commits_of_a_great_many_rejects(broker:
         assert seen == sorted(seen)
         assert peer.count(1, "q") == 0
     assert broker.running
+
+
+def test_publishes_beside_a_great_many_rejects_are_confirmed_in_order(broker: AmqpServed) -> None:
+    publishes = 50
+    publish = content(1, Basic.Publish(routing_key="other"), b"x", delivery_mode=2)
+    with holding(broker) as peer, Peer(broker.amqp_url) as other:
+        other.opened(1)
+        peer.call(1, Queue.Declare(queue="other", durable=True), Queue.DeclareOk)
+        peer.call(1, Confirm.Select(), Confirm.SelectOk)
+        peer.write(publish + encoded(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False)))
+        confirmed = [0]
+        for _ in range(publishes - 1):
+            peer.write(publish)
+            other.count(1, "dead")  # so that they come in several ticks
+        while confirmed[-1] < publishes:
+            ack = peer.expect(Basic.Ack, 1)
+            assert ack.multiple or ack.delivery_tag == confirmed[-1] + 1
+            confirmed.append(ack.delivery_tag)
+        assert confirmed == sorted(set(confirmed))
+        assert peer.count(1, "other") == publishes
 
 
 def test_others_are_answered_while_a_transaction_of_a_great_many_rejects_commits_whole(

@@ -10,7 +10,7 @@ one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -30,6 +30,8 @@ from broker_core.server.commit_queue import CommitQueue
 
 REJECTS = 512  # in one commit, if a client rejects very many
 IN_FLIGHT = 8  # ticks whose publishes and acks are not durable: then the client is not read
+
+Answer = Callable[[Committed | None, BaseException | None], None]
 
 
 class Gatherer(Protocol):
@@ -90,62 +92,50 @@ class Gathered:
         try:
             session.broker.spill_large(transaction)
         except Exception as error:
-            self._committed(transaction, 0, 0, None, error)
+            self._answer(transaction, 0, 0, None, error)
+            self._end()
             return
         publishes = transaction.messages if session.channel.confirming else 0
-        then = partial(self._committed, transaction, self.published - publishes, publishes)
-        if is_worth_it(transaction):
-            self._commit_pieces(deque(transaction.pieces(REJECTS)), then)
-        else:
-            session.commits.submit(partial(commit, transaction), then, session)
+        answer = partial(self._answer, transaction, self.published - publishes, publishes)
+        pieces = deque(transaction.pieces(REJECTS) if is_worth_it(transaction) else (transaction,))
+        self._commit(pieces, answer)
 
-    def _commit_pieces(
-        self, pieces: deque[Transaction], then: Callable[[Committed | None, BaseException | None], None]
-    ) -> None:
-        """Very many rejects become several commits, so that other commits come between.
-
-        ``then`` is called at the end, with the answer of the first.
+    def _commit(self, pieces: deque[Transaction], answer: Answer) -> None:
+        """Commits the pieces, if very many rejects make several, one by one, so that other commits come
+        between. The first has all publishes.
         """
+
+        def committed(committed: Committed | None, error: BaseException | None) -> None:
+            answer(committed, error)
+            del pieces[0]
+            if committed is None:
+                self._requeue(pieces)
+            if committed is None or not pieces:
+                self._end()
+            else:
+                self._commit(pieces, partial(self._answer, pieces[0], 0, 0))
+
         session = self._session
-        answers: list[Committed] = []
-
-        def committed(answer: Committed | None, error: BaseException | None) -> None:
-            piece = pieces.popleft()
-            if answer is not None:
-                answers.append(answer)
-                if pieces:
-                    session.commits.submit(partial(commit, pieces[0]), committed, session)
-                else:
-                    then(answers[0], None)
-                return
-            with session.look as state:
-                state.settlement.requeue(
-                    (queue, offset) for left in pieces for queue, offset, _ in left.settles
-                )
-                if answers:
-                    state.settlement.requeue((queue, offset) for queue, offset, _ in piece.settles)
-            then(answers[0] if answers else None, None if answers else error)
-            if answers and not session.ended:
-                assert error is not None
-                session.fail(error, None)
-
         session.commits.submit(partial(commit, pieces[0]), committed, session)
 
-    def _committed(
+    def _requeue(self, pieces: Iterable[Transaction]) -> None:
+        """The channel no longer holds what it acked."""
+        with self._session.look as state:
+            state.settlement.requeue(
+                (queue, offset) for piece in pieces for queue, offset, _ in piece.settles
+            )
+
+    def _answer(
         self,
-        transaction: Transaction,
+        piece: Transaction,
         before: int,
         publishes: int,
         committed: Committed | None,
         error: BaseException | None,
     ) -> None:
         session = self._session
-        self._in_flight -= 1
-        if self._in_flight == IN_FLIGHT - 1:
-            session.connection.resume(self)
-        if committed is None:  # the channel no longer holds what it acked
-            with session.look as state:
-                state.settlement.requeue((queue, offset) for queue, offset, _ in transaction.settles)
+        if committed is None:
+            self._requeue([piece])
         if session.ended:
             return
         if committed is None:
@@ -158,7 +148,13 @@ class Gathered:
                 session.give_back(message)
             if publishes and not session.ended:
                 self._confirm(before, publishes, committed.rejected)
-        if not (self.waits or self._in_flight):
+
+    def _end(self) -> None:
+        session = self._session
+        self._in_flight -= 1
+        if self._in_flight == IN_FLIGHT - 1:
+            session.connection.resume(self)
+        if not (self.waits or self._in_flight or session.ended):
             session.durable()
 
     def _confirm(self, before: int, publishes: int, rejected: list[int]) -> None:
