@@ -139,7 +139,9 @@ def _decided_ms(url: str) -> float:
 
 
 def chain(rig: Rig) -> Iterator[Figure]:
-    """From the send of a message to its arrival at a reader of committed records, through one stream."""
+    """From the send of a message to its arrival at a reader of committed messages, through one stream; at
+    last with the embedded broker on both sides (``latency``).
+    """
     names = [f"{name}-{side}" for name in ("chain-in", "chain-out") for side in ("ours", "theirs")]
     rig.topics(*names)
 
@@ -150,43 +152,90 @@ def chain(rig: Rig) -> Iterator[Figure]:
         rows = rig.theirs("chain-in-theirs").selectExpr("value AS body")
         return rig.to_theirs(rows, "chain-out-theirs")
 
-    found = {side: _latencies(rig, side, streams(side)) for side in ("theirs", "ours")}
-    for name, percent in (("kafka_chain_p50_ms", 0.5), ("kafka_chain_p95_ms", 0.95)):
-        ours, theirs = (
-            sorted(found[side])[int(percent * len(found[side]))] * 1000 for side in ("ours", "theirs")
-        )
-        yield Figure(name, round(ours, 1), "ms", round(theirs, 1), round(ours / theirs, 3))
+    found = {}
+    for side in ("theirs", "ours"):
+        with _kafka_ends(rig, side) as ends:
+            found[side] = _latencies(rig, side, streams(side), *ends)
+    with serving(rig.folder / "chain") as served, _broker_ends(served.url) as ends:
+        at = {"url": served.url, "appId": "chain"}
+        mine = rig.spark.readStream.format("txmq").options(queue="chain-in", **at).load().select("body")
+        writer = mine.writeStream.format("txmq").options(queue="chain-out", **at)
+        found["embedded"] = _latencies(rig, "embedded", writer, *ends)
+    for name, side in (("kafka_chain", "ours"), ("latency", "embedded")):
+        for percent in (50, 95):
+            ours, theirs = (
+                sorted(found[each])[percent * len(found[each]) // 100] * 1000 for each in (side, "theirs")
+            )
+            figure = f"{name}_p{percent}_ms"
+            yield Figure(figure, round(ours, 1), "ms", round(theirs, 1), round(ours / theirs, 3))
 
 
-def _latencies(rig: Rig, side: str, writer: Any) -> list[float]:
-    sent: dict[bytes, float] = {}
-    found: list[float] = []
-    arrived = threading.Semaphore(0)
+Send = Callable[[bytes], object]
+Receive = Callable[[], list[bytes]]  # what has arrived; it waits a little for more
+
+
+@contextlib.contextmanager
+def _kafka_ends(rig: Rig, side: str) -> Iterator[tuple[Send, Receive]]:
     consumer = KafkaConsumer(
         f"chain-out-{side}",
         bootstrap_servers=rig.bootstrap,
         isolation_level="read_committed",
         auto_offset_reset="earliest",
     )
+    producer = KafkaProducer(bootstrap_servers=rig.bootstrap, acks="all")
+
+    def receive() -> list[bytes]:
+        return [record.value for records in consumer.poll(200).values() for record in records]
+
+    try:
+        yield lambda body: producer.send(f"chain-in-{side}", body).get(), receive
+    finally:
+        consumer.close()
+        producer.close()
+
+
+@contextlib.contextmanager
+def _broker_ends(url: str) -> Iterator[tuple[Send, Receive]]:
+    with (
+        BrokerClient(url) as sender,
+        sender.channel() as publishing,
+        BrokerClient(url) as reader,
+        reader.channel() as reading,
+    ):
+        for queue in ("chain-in", "chain-out"):
+            publishing.queue_declare(queue)
+
+        def receive() -> list[bytes]:
+            delivery = reading.get("chain-out", no_ack=True)
+            if delivery is None:
+                time.sleep(0.001)
+            return [delivery.body] if delivery else []
+
+        yield lambda body: publishing.publish(body, routing_key="chain-in"), receive
+
+
+def _latencies(rig: Rig, side: str, writer: Any, send: Send, receive: Receive) -> list[float]:
+    sent: dict[bytes, float] = {}
+    found: list[float] = []
+    arrived = threading.Semaphore(0)
     ended = threading.Event()
 
-    def receive() -> None:
+    def receiving() -> None:
         while not ended.is_set():
-            for records in consumer.poll(200).values():
-                now = time.perf_counter()
-                for record in records:
-                    found.append(now - sent[record.value])
-                    arrived.release()
+            bodies = receive()
+            now = time.perf_counter()
+            for body in bodies:
+                found.append(now - sent[body])
+                arrived.release()
 
-    thread = threading.Thread(target=receive)
+    thread = threading.Thread(target=receiving)
     thread.start()
     query = writer.option("checkpointLocation", str(rig.folder / f"chain-{side}")).start()
-    producer = KafkaProducer(bootstrap_servers=rig.bootstrap, acks="all")
     try:
         for number in range(CHAINED):
             body = b"%d" % number
             sent[body] = time.perf_counter()
-            producer.send(f"chain-in-{side}", body).get()
+            send(body)
             if not arrived.acquire(timeout=120):
                 raise query.exception() or TimeoutError(f"message {number} does not arrive ({side})")
             time.sleep(0.05 * (number % 4))  # so that messages do not march with the triggers
@@ -194,8 +243,6 @@ def _latencies(rig: Rig, side: str, writer: Any) -> list[float]:
         query.stop()
         ended.set()
         thread.join()
-        consumer.close()
-        producer.close()
     return found[CHAINED // 4 :]
 
 

@@ -67,6 +67,8 @@ GOALS = {
     "kafka_decide_ms": Goal("value", 15, 4, less_is_better=True),
     "kafka_chain_p50_ms": Goal("ratio", 1.3, 1, less_is_better=True),
     "kafka_chain_p95_ms": Goal("ratio", 1.3, 1, less_is_better=True),
+    "latency_p50_ms": Goal("ratio", 1.2, 1, less_is_better=True),
+    "latency_p95_ms": Goal("ratio", 1.2, 1, less_is_better=True),
     "kafka_foreach_batch_rows": Goal("ratio", 1, 1.2),
     "tx_open_100k": Goal("ratio", 0.7, 0.9),
 }
