@@ -109,10 +109,11 @@ class Broker:
                 open_to_anonymous=not doors.token_only,
             )
             undo.callback(self._logins.close)
-            self.accounts = Accounts(self._local)
+            self.accounts = Accounts(self._local, audit)
+            of_flight = Accounts(self._local, changed=self.accounts.changed)
             files = TlsFiles(doors.tls) if doors.tls is not None else None
             self._server = FlightServer(
-                self._engine, self._local, hello, self._logins, self.accounts, self.quotas
+                self._engine, self._local, hello, self._logins, of_flight, self.quotas
             )
             undo.callback(self._server.stop)
             self.host, self.port = host, self._server.listen(host, port, files)
