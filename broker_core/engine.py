@@ -225,7 +225,7 @@ class AppInfo:
 
 @dataclass(frozen=True, slots=True)
 class AttemptInfo:
-    """One row of ``txmq attempts``: what was staged for a micro-batch or a batch write that is not
+    """One row of ``txmq staged``: what was staged for a micro-batch or a batch write that is not
     decided.
     """
 

@@ -11,6 +11,7 @@ TxmqError
 │       └── NotAllowed (530), NotImplementedFeature (540), InternalFault (541)
 ├── LoginRefused             user, password or token are missing or wrong
 ├── ConnectionFailed         nothing listens, or the connection broke; retriable
+├── Busy                     a limit of what is in progress at once; retriable
 ├── KafkaError               an answer of Kafka that has no class of its own
 ├── ChannelError             AMQP channel exceptions: reply_code and reply_name of the specification
 │   ├── QueueNotFound, ExchangeNotFound (404), AccessRefused (403), ResourceLocked (405)
@@ -162,6 +163,13 @@ class ConnectionFailed(TxmqError):
     """No process listens at the address, or the connection broke before an answer arrived."""
 
     code = "TXMQ_CONNECTION"
+    retriable = True
+
+
+class Busy(TxmqError):
+    """The broker has as many calls, or parts of calls, in progress as it takes at once."""
+
+    code = "TXMQ_BUSY"
     retriable = True
 
 

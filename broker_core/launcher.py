@@ -44,6 +44,7 @@ from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.doors import LOOPBACK, Doors
 from broker_core.server.flight.server import FlightServer, committed
+from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore
@@ -75,11 +76,14 @@ class Broker:
         outcomes: Kept | None = None,
         users: Mapping[str, str] | None = None,
         doors: Doors | None = None,
+        quotas: QuotaLimits | None = None,
     ) -> None:
         """Use :meth:`open` or :meth:`memory`."""
         self._directory = directory
         self._closed = False
         self._doors = doors = doors or Doors()
+        quotas = quotas or QuotaLimits()
+        self.quotas = Quotas(quotas)
         with contextlib.ExitStack() as undo:
             on_failure = undo.enter_context(contextlib.ExitStack())
             on_failure.callback(store.close, clean=False)
@@ -88,7 +92,10 @@ class Broker:
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             self._engine = EmbeddedEngine(
-                self._local, store.adopt if isinstance(store, DurableStore) else None, identity=self._id
+                self._local,
+                store.adopt if isinstance(store, DurableStore) else None,
+                identity=self._id,
+                staged=quotas.staged,
             )
             audit = Audit(directory)
             undo.callback(audit.close)
@@ -102,9 +109,12 @@ class Broker:
                 open_to_anonymous=not doors.token_only,
             )
             undo.callback(self._logins.close)
-            self.accounts = Accounts(self._local)
+            self.accounts = Accounts(self._local, audit)
+            of_flight = Accounts(self._local, changed=self.accounts.changed)
             files = TlsFiles(doors.tls) if doors.tls is not None else None
-            self._server = FlightServer(self._engine, self._local, hello, self._logins, self.accounts)
+            self._server = FlightServer(
+                self._engine, self._local, hello, self._logins, of_flight, self.quotas
+            )
             undo.callback(self._server.stop)
             self.host, self.port = host, self._server.listen(host, port, files)
             # what a certificate is for is a name of this host, and seldom loopback
@@ -121,6 +131,7 @@ class Broker:
                     directory=directory,
                     tls_listeners=doors.amqps,
                     tls=files,
+                    quotas=self.quotas,
                 )
                 if amqp or doors.amqps
                 else None
@@ -151,6 +162,7 @@ class Broker:
         outcomes: Kept | None = None,
         users: Mapping[str, str] | None = None,
         doors: Doors | None = None,
+        quotas: QuotaLimits | None = None,
         started: bool = False,
     ) -> Broker:
         """Opens the broker of a data directory, created if missing.
@@ -159,7 +171,7 @@ class Broker:
         ``outcome``. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener; ``handlers`` intercept the commands of
         AMQP clients (docs/handlers.md). ``users``: NAME -> password or its hash, beside those that
         ``accounts`` keeps in the directory; they may do everything, unless the directory has the same name.
-        ``doors``: TLS, and who is let in (docs/security.md).
+        ``doors``: TLS, and who is let in; ``quotas``: what users may take (docs/security.md).
 
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.
@@ -181,6 +193,7 @@ class Broker:
             outcomes=outcomes,
             users=users,
             doors=doors,
+            quotas=quotas,
         )
 
     @classmethod
@@ -323,6 +336,7 @@ def serve(
     outcomes: Kept | None = None,
     users: Mapping[str, str] | None = None,
     doors: Doors | None = None,
+    quotas: QuotaLimits | None = None,
     idle_timeout_s: float | None = None,
 ) -> int:
     """Runs the broker of ``directory`` until SIGTERM or SIGINT, or until it was idle for ``idle_timeout_s``.
@@ -353,6 +367,7 @@ def serve(
         outcomes=outcomes,
         users=users,
         doors=doors,
+        quotas=quotas,
         started=True,
     ) as broker:
         if doors is not None and doors.tls is not None:  # otherwise it ends the broker with its terminal

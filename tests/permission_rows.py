@@ -1,4 +1,4 @@
-"""Every method of AMQP that a client sends on a channel, with the permissions that it needs: RabbitMQ's table.
+"""Every method of AMQP that a client may send, with the permissions that it needs: RabbitMQ's table.
 
 Not here: brokers. The same rows run against txmq (``server/test_permissions.py``) and, with
 ``TXMQ_INTEROP_URL`` and ``TXMQ_INTEROP_CTL``, against RabbitMQ (``interop/test_permissions.py``).
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pamqp import base
 from pamqp import commands as c
 
-from tests.amqp_peer import AnyFrame, Peer, content
+from tests.amqp_peer import AnyFrame, Peer, content, encoded
 
 Need = tuple[str, str, str]  # permission, kind, name
 Set = Callable[[str, str, str], None]  # the patterns of the user: configure, write, read
@@ -25,13 +25,18 @@ NOTHING = "^$"
 
 
 class Row(NamedTuple):
-    """``frame`` needs ``needs``, in the order in which they are checked. ``answer`` None: nothing comes."""
+    """``frame`` needs ``needs``, in the order in which they are checked. ``answer`` None: nothing comes.
+
+    ``login``: what an answer before the login is, where it is no violation of the order.
+    """
 
     name: str
     frame: base.Frame
     answer: type[base.Frame] | None
     needs: tuple[Need, ...] = ()
     before: tuple[base.Frame, ...] = ()  # on the same channel
+    channel: int = 1
+    login: type[base.Frame] | None = None
 
 
 def _recover_async() -> base.Frame:
@@ -152,8 +157,35 @@ ROWS = (
     Row("tx.commit", c.Tx.Commit(), c.Tx.CommitOk, before=(c.Tx.Select(),)),
     Row("tx.rollback", c.Tx.Rollback(), c.Tx.RollbackOk, before=(c.Tx.Select(),)),
     Row("confirm.select", c.Confirm.Select(), c.Confirm.SelectOk),
+    Row("channel.open", c.Channel.Open(), c.Channel.OpenOk, channel=2),
     Row("channel.flow", c.Channel.Flow(active=True), c.Channel.FlowOk),
+    Row("channel.flow-ok", c.Channel.FlowOk(active=True), c.Connection.Close),  # 503: none was asked for
     Row("channel.close", c.Channel.Close(200, "", 0, 0), c.Channel.CloseOk),
+    Row("channel.close-ok", c.Channel.CloseOk(), c.Connection.Close),
+    # on an open connection, each of these comes too late: 504
+    Row(
+        "connection.start-ok",
+        c.Connection.StartOk({}, "PLAIN", f"\0{USER}\0wrong", "en_US"),
+        c.Connection.Close,
+        channel=0,
+    ),
+    Row("connection.secure-ok", c.Connection.SecureOk("x"), c.Connection.Close, channel=0),
+    Row("connection.tune-ok", c.Connection.TuneOk(2047, 131_072, 0), c.Connection.Close, channel=0),
+    Row("connection.open", c.Connection.Open("/"), c.Connection.Close, channel=0),
+    Row("connection.close-ok", c.Connection.CloseOk(), c.Connection.Close, channel=0),
+    Row(
+        "connection.update-secret",
+        c.Connection.UpdateSecret("another", "renewed"),
+        c.Connection.UpdateSecretOk,
+        channel=0,
+    ),
+    Row(
+        "connection.close",
+        c.Connection.Close(200, "", 0, 0),
+        c.Connection.CloseOk,
+        channel=0,
+        login=c.Connection.CloseOk,
+    ),
 )
 OBJECTS = (
     c.Exchange.Declare(exchange="x"),
@@ -180,16 +212,30 @@ def prepare(peer: Peer) -> None:
         peer.receive()
 
 
-def encode(frame: base.Frame) -> bytes:
-    """A method with its content, if it has one."""
-    return content(1, frame, b"body")
+def untouched(peer: Peer) -> None:
+    """What the rows use is as ``prepare`` left it, and they have made nothing; channel 1 is open."""
+    for frame in OBJECTS:
+        if isinstance(frame, c.Queue.Declare):
+            found = peer.call(1, c.Queue.Declare(queue=frame.queue, passive=True), c.Queue.DeclareOk)
+            assert (found.message_count, found.consumer_count) == (0, 0), frame.queue
+        else:
+            peer.call(1, c.Exchange.Declare(exchange=frame.exchange, passive=True), c.Exchange.DeclareOk)
+    there = {frame.queue if isinstance(frame, c.Queue.Declare) else frame.exchange for frame in OBJECTS}
+    for frame in MADE:
+        kind = c.Queue if isinstance(frame, c.Queue.Delete) else c.Exchange
+        name = frame.queue if isinstance(frame, c.Queue.Delete) else frame.exchange
+        if name not in there:
+            peer.send(2, c.Channel.Open(), kind.Declare(**{kind.__name__.lower(): name}, passive=True))
+            peer.expect(c.Channel.OpenOk, 2)
+            assert peer.expect(c.Channel.Close, 2).reply_code == 404, name
+            peer.send(2, c.Channel.CloseOk())
 
 
-def write(peer: Peer, frame: base.Frame) -> None:
-    if isinstance(frame, c.Basic.Publish):
-        peer.write(encode(frame))
-    else:
-        peer.send(1, frame)
+def encode(row: Row) -> bytes:
+    """The method of a row with its content, if it has one."""
+    if isinstance(row.frame, c.Basic.Publish):
+        return content(row.channel, row.frame, b"body")
+    return encoded(row.channel, row.frame)
 
 
 def answer(peer: Peer, row: Row) -> AnyFrame | None:
@@ -197,7 +243,7 @@ def answer(peer: Peer, row: Row) -> AnyFrame | None:
     for frame in row.before:
         peer.send(1, frame)
         peer.receive()
-    write(peer, row.frame)
+    peer.write(encode(row))
     if row.answer is None:  # what comes first, if nothing comes for the frame itself
         peer.send(1, c.Basic.Qos(prefetch_count=7))
         found = peer.receive()[1]

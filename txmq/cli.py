@@ -29,10 +29,11 @@ from txmq import accounts
 from txmq.address import admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
+from txmq.limits import count
 from txmq.login import arguments as login_arguments
 from txmq.output import Row, done, print_json, script, show
 from txmq.serve import arguments as serve_arguments
-from txmq.serve import count, serve
+from txmq.serve import serve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +98,8 @@ def _add_lists(commands: Any) -> None:
     _command(commands, "queues", _queues, "list the queues", address=True)
     _command(commands, "apps", _apps, "list the pipelines with their queues and progress", address=True)
     _command(commands, "transactions", _transactions, "list the prepared transactions", address=True)
-    _command(commands, "attempts", _attempts, "list staged and undecided attempts", address=True)
+    for name in ("staged", "attempts"):  # two names of one list
+        _command(commands, name, _attempts, "list what is staged and not decided", address=True)
 
 
 def _add_decisions(commands: Any) -> None:
@@ -231,7 +233,7 @@ def _discard(options: argparse.Namespace) -> int:
     if options.token not in {attempt.token for attempt in client.attempts()}:
         raise UnknownTransaction(
             f"no attempt has the token '{options.token}'",
-            "list the open ones with `txmq attempts`",
+            "list the open ones with `txmq staged`",
         )
     client.rollback_batch(options.token)
     return done(options, f"discarded {options.token}", token=options.token, state="rolled_back")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from broker_core.address import DEFAULT_AMQP, DEFAULT_AMQPS, DEFAULT_PORT, NO_AMQP
 from broker_core.errors import OptionError
+from txmq import limits
+from txmq.limits import above_zero, count
 
 if TYPE_CHECKING:
     from broker_core.server.doors import Doors
@@ -42,31 +44,10 @@ def arguments(serve: argparse.ArgumentParser) -> None:
         type=above_zero,
         help="messages a second that one AMQP connection may publish",
     )
-    serve.add_argument(
-        "--transaction-messages",
-        metavar="N",
-        type=count,
-        help="a larger transaction is refused; default 10 million",
-    )
-    serve.add_argument(
-        "--transaction-bytes", metavar="N", type=count, help="a larger transaction is refused; default 8 GiB"
-    )
-    serve.add_argument(
-        "--transaction-time",
-        metavar="SECONDS",
-        type=above_zero,
-        help="a longer one is rolled back; default: never",
-    )
-    serve.add_argument(
-        "--unauthenticated-connections",
-        metavar="N",
-        type=positive,
-        default=1000,
-        help="AMQP connections that may wait for their login; one more ends the oldest; default %(default)s",
-    )
     serve.add_argument("--outcomes", metavar="N", type=count, help="outcomes to keep; default 100 thousand")
     serve.add_argument("--outcome-hours", metavar="HOURS", type=above_zero, help="for how long; default 24")
     serve.add_argument("--idle-timeout", metavar="SECONDS", type=above_zero, help="end after this idle time")
+    limits.arguments(serve)
     _add_tls(serve)
 
 
@@ -100,34 +81,11 @@ def _add_tls(serve: argparse.ArgumentParser) -> None:
     )
 
 
-def above_zero(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must not be below 0")
-    return value
-
-
 def serve(options: argparse.Namespace) -> int:
     from broker_core.broker.outcomes import Kept
-    from broker_core.broker.transaction import Limits
     from broker_core.launcher import serve as serve_until_signal
     from broker_core.server.access.users_file import read_users
     from broker_core.server.amqp.handler import Handler
-    from broker_core.server.amqp.options import AmqpOptions
     from broker_core.server.amqp.rate_limit import PublishRateLimit
     from broker_core.server.amqp.trace import Tracer
 
@@ -138,21 +96,17 @@ def serve(options: argparse.Namespace) -> int:
         handlers.append(PublishRateLimit(options.publish_rate))
     hours = options.outcome_hours
     outcomes = {"count": options.outcomes, "age_s": hours * 3600 if hours is not None else None}
-    limits = {
-        "messages": options.transaction_messages,
-        "size_bytes": options.transaction_bytes,
-        "open_s": options.transaction_time,
-    }
     return serve_until_signal(
         options.data,
         listen=options.listen,
         amqp=() if NO_AMQP in options.amqp else options.amqp or (DEFAULT_AMQP,),
-        amqp_options=AmqpOptions(max_unauthenticated=options.unauthenticated_connections),
+        amqp_options=limits.amqp(options),
         users=read_users(options.users) if options.users else None,
         handlers=handlers,
         outcomes=Kept(**{name: value for name, value in outcomes.items() if value is not None}),
-        limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
+        limits=limits.transactions(options),
         doors=_doors(options),
+        quotas=limits.quotas(options),
         idle_timeout_s=options.idle_timeout,
     )
 

@@ -100,9 +100,9 @@ def _check_properties(properties: bytes) -> None:
 _known_properties = lru_cache(maxsize=4096)(_check_properties)  # an exception is not cached
 
 
-def check_rows(rows: pa.RecordBatch) -> None:
-    """Like ``check_properties``, for a block of MESSAGE_SCHEMA. Raises the error of its first bad row, or
-    OptionError, both naming the row.
+def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES) -> None:
+    """Like ``check_properties``, for a block of MESSAGE_SCHEMA, and no body is larger than ``body_bytes``.
+    Raises the error of its first bad row, or OptionError, both naming the row.
 
     Arrow data comes from another process, so its offsets and lengths are checked before it is used.
     """
@@ -123,11 +123,11 @@ def check_rows(rows: pa.RecordBatch) -> None:
         return
     _check_keys(rows)
     sizes = pc.binary_length(rows.column("body"))
-    if pc.max(sizes).as_py() > MAX_BODY_BYTES:
-        row = pc.index(pc.greater(sizes, MAX_BODY_BYTES), True).as_py()
+    if pc.max(sizes).as_py() > body_bytes:
+        row = pc.index(pc.greater(sizes, body_bytes), True).as_py()
         raise TransactionTooLarge(
-            f"the body of row {row} has {sizes[row].as_py()} bytes; at most {MAX_BODY_BYTES} may be: publish "
-            "a reference"
+            f"the body of row {row} has {sizes[row].as_py()} bytes; at most {body_bytes} may be "
+            "(--max-message-size): publish a reference"
         )
     properties = rows.column("properties")
     if pc.max(pc.binary_length(properties)).as_py() == 0:

@@ -98,11 +98,12 @@ class Consumed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one transaction (decision 18). None: no limit."""
+    """The limits of one transaction (decision 18), and of the body of one message. None: no limit."""
 
     messages: int | None = 10_000_000
     size_bytes: int | None = 8 * 1024**3
     open_s: float | None = None
+    body_bytes: int = MAX_BODY_BYTES
 
 
 class Transaction:
@@ -163,20 +164,21 @@ class Transaction:
         """Adds a publish. Raises TransactionTooLarge, with nothing added."""
         size_bytes = len(message.body)
         messages, limit = self.messages, self.limits.messages
-        if size_bytes > MAX_BODY_BYTES:
+        if size_bytes > self.limits.body_bytes:
             raise TransactionTooLarge(
-                f"a message body of {size_bytes} bytes is over the limit of {MAX_BODY_BYTES}: "
-                "split it, or store it elsewhere and send a reference"
+                f"a message body of {size_bytes} bytes is over the limit of {self.limits.body_bytes}: split "
+                "it, or store it elsewhere and send a reference; --max-message-size is the limit"
             )
         if limit is not None and messages >= limit:
             raise TransactionTooLarge(
-                f"the transaction holds {messages} messages, the limit: commit it, or raise the limit"
+                f"the transaction holds {messages} messages, the limit: commit it, or raise "
+                "--transaction-messages"
             )
         total, limit = self.size_bytes + size_bytes, self.limits.size_bytes
         if limit is not None and total > limit:
             raise TransactionTooLarge(
                 f"the transaction would hold more than {limit} bytes of bodies, the limit: commit it, or "
-                "raise the limit"
+                "raise --transaction-bytes"
             )
         for queue in queues:
             if queue.arguments.limited:
@@ -197,7 +199,7 @@ class Transaction:
         most, most_bytes = self.limits.messages, self.limits.size_bytes
         if (
             (properties and properties[0] & EXPIRATION)
-            or size_bytes > MAX_BODY_BYTES
+            or size_bytes > self.limits.body_bytes
             or (most is not None and self.messages + count > most)
             or (most_bytes is not None and self.size_bytes + size_bytes > most_bytes)
         ):
@@ -247,7 +249,7 @@ class Transaction:
         if limit_s is not None and self and now_us - self.opened_us > limit_s * 1_000_000:
             raise TransactionTooLarge(
                 f"the transaction is open for longer than {limit_s} s, the limit: it is rolled back; commit "
-                "more often, or raise the limit"
+                "more often, or raise --transaction-time"
             )
 
     def spill(self, spilled: Spilled) -> None:

@@ -136,6 +136,8 @@ class Connection:
         crossed = contract.error_from(error)
         # the broker of a directory makes a new token at each start, and may listen on the port of before
         restarted = isinstance(crossed, errors.LoginRefused) and bool(self.address.directory)
+        if isinstance(crossed, errors.Busy) and patience.failed():
+            return  # it was not begun, and the connection is whole
         if crossed is not None and not restarted:
             raise crossed from None
         if not isinstance(error, BROKEN) and not restarted:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,23 @@ from broker_core.broker.records import AttemptRecord, PartRecord
 from broker_core.broker.routing import Selection, selected_rows
 from broker_core.broker.transaction import Staged, StagedTransaction
 from broker_core.broker.undo import Undo
-from broker_core.engine import StagedBranch
-from broker_core.errors import MissingBranch, Unroutable
+from broker_core.engine import BranchHeader, StagedBranch
+from broker_core.errors import MissingBranch, TransactionTooLarge, Unroutable
 from broker_core.ids import QueueId
 
 _EXAMPLES = 3
-# a batch write whose tasks staged nothing for so long, and that was not committed, has lost its driver
-ABANDONED_S = 24 * 3600
 _TOUCHED_S = 3600  # the first part that arrives so much later updates the attempt's time
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLimits:
+    """``app_bytes``: of what the undecided attempts of one app have staged together, or one batch write.
+    None: no limit. ``idle_s``: an attempt that staged nothing for so long, and was not decided, has lost its
+    driver; at least ``_TOUCHED_S``, because times of attempts are that coarse.
+    """
+
+    app_bytes: int | None = None
+    idle_s: float = 24 * 3600
 
 
 class Branches:
@@ -41,14 +50,19 @@ class Branches:
 
     def __init__(self, records: Iterable[AttemptRecord | PartRecord] = (), undo: Undo | None = None) -> None:
         self._undo = Undo() if undo is None else undo
+        self.limits = StagedLimits()  # the engine may set others
         self._attempts: dict[str, AttemptRecord] = {}
+        self._of_app: dict[str, dict[str, None]] = {}  # tokens of open attempts
+        self._bytes: dict[str, int] = {}  # token -> of its parts
         self._parts: dict[str, dict[int, PartRecord]] = {}  # branch -> part number -> part
         self._by_token: dict[str, set[str]] = {}
         for record in records:
             if isinstance(record, AttemptRecord):
                 self._attempts[record.token] = record
+                self._of_app.setdefault(record.app_id, {})[record.token] = None
             elif isinstance(record, PartRecord):
                 self._keep(record)
+                self._bytes[record.token] = self._bytes.get(record.token, 0) + record.size_bytes
 
     def _keep(self, part: PartRecord) -> None:
         self._undo.append((self._unkeep, part))
@@ -65,6 +79,12 @@ class Branches:
             if not branches:
                 self._by_token.pop(part.token, None)
 
+    def _count(self, token: str, size_bytes: int) -> None:
+        self._undo.item(self._bytes, token)
+        total = self._bytes.pop(token, 0) + size_bytes
+        if total:
+            self._bytes[token] = total
+
     def attempt(self, token: str) -> AttemptRecord | None:
         return self._attempts.get(token)
 
@@ -72,7 +92,39 @@ class Branches:
         if self._attempts.get(attempt.token) is None:
             self._undo.item(self._attempts, attempt.token)
             self._attempts[attempt.token] = attempt
+            self._undo.enter(self._of_app, attempt.app_id, attempt.token)
             change.put(attempt)
+
+    def _close(self, change: Change, token: str) -> None:
+        self._undo.item(self._attempts, token)
+        attempt = self._attempts.pop(token, None)
+        if attempt is not None:
+            self._undo.leave(self._of_app, attempt.app_id, token)
+            change.drop(AttemptRecord, attempt.key)
+
+    def superseded(self, header: BranchHeader, parts: Sequence[PartRecord]) -> list[str]:
+        """Returns which attempts are to be dropped before ``parts`` are staged: older ones of the app, oldest
+        first, whose drivers this one has replaced. Raises TransactionTooLarge.
+        """
+        limit, token, known = self.limits.app_bytes, header.token, self._attempts.get(header.token)
+        if limit is None or not parts:
+            return []
+        app_id = header.app_id if known is None else known.app_id
+        others = [self._attempts[each] for each in self._of_app.get(app_id, ()) if app_id and each != token]
+        total = sum(self._bytes.get(each, 0) for each in (token, *(other.token for other in others)))
+        more, found = sum(part.size_bytes for part in parts), []
+        for other in sorted(others, key=lambda other: other.opened_at):
+            if total + more > limit and (known is None or other.opened_at <= known.opened_at):
+                found.append(other.token)
+                total -= self._bytes.get(other.token, 0)
+        if total + more > limit:
+            whose = f"app {app_id!r}" if app_id else f"batch write {token}"
+            raise TransactionTooLarge(
+                f"{whose} has staged {total} bytes and would stage {more} more; its limit is {limit}",
+                "raise --staged-bytes, or make its batches smaller; `txmq staged` lists what is staged, and "
+                "`txmq discard` drops it",
+            )
+        return found
 
     def touch(self, change: Change, token: str, now_us: int) -> None:
         """Updates the time of an attempt when a part arrives."""
@@ -87,13 +139,9 @@ class Branches:
         return sorted(self._attempts.values(), key=lambda attempt: attempt.opened_at)
 
     def abandoned(self, now_us: int) -> list[str]:
-        """Returns tokens of abandoned batch writes. Attempts of an app are dropped later (``orphans``)."""
-        before = now_us - ABANDONED_S * 1_000_000
-        return [
-            token
-            for token, attempt in self._attempts.items()
-            if not attempt.app_id and attempt.opened_at < before
-        ]
+        """Returns tokens of abandoned attempts."""
+        before = now_us - int(max(self.limits.idle_s, _TOUCHED_S) * 1_000_000)
+        return [token for token, attempt in self._attempts.items() if attempt.opened_at < before]
 
     def of_token(self, token: str) -> list[PartRecord]:
         """Returns all parts staged under a token."""
@@ -112,6 +160,7 @@ class Branches:
         if self.part(part.branch, part.part) is not None:
             return
         self._keep(part)
+        self._count(part.token, part.size_bytes)
         change.put(part)
         if part.block_id:
             change.names.append(part.block_id)
@@ -198,10 +247,7 @@ class Branches:
 
     def drop(self, state: BrokerState, change: Change, token: str) -> None:
         """Ends an attempt: drops its staged parts, except those in a ledger entry."""
-        self._undo.item(self._attempts, token)
-        attempt = self._attempts.pop(token, None)
-        if attempt is not None:
-            change.drop(AttemptRecord, attempt.key)
+        self._close(change, token)
         for branch in list(self._by_token.get(token, ())):
             self.free(state, change, branch)
 
@@ -209,10 +255,7 @@ class Branches:
         """Ends a decided attempt: its branches in ``kept`` stay until they are applied; those of failed and
         speculative tasks are dropped.
         """
-        self._undo.item(self._attempts, token)
-        attempt = self._attempts.pop(token, None)
-        if attempt is not None:
-            change.drop(AttemptRecord, attempt.key)
+        self._close(change, token)
         for branch in self._by_token.get(token, set()) - kept:
             self.free(state, change, branch)
 
@@ -225,6 +268,7 @@ class Branches:
             return
         self._undo.append((self._keep, part))
         self._unkeep(part)
+        self._count(part.token, -part.size_bytes)
         change.drop(PartRecord, part.key)
         if part.block_id:
             state.blocks.unhold(change, part.block_id)

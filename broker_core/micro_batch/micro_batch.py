@@ -119,7 +119,8 @@ class MicroBatches:
         """Stages the parts from ``first`` on, all or none, and returns (rows, checksum) of each. Bytes of a
         part that is already staged are forgotten.
 
-        Raises BatchDecided, MissingBranch, ExchangeNotFound, AccessRefused.
+        An app over its limit of staged bytes loses older attempts first. Raises BatchDecided, MissingBranch,
+        ExchangeNotFound, TransactionTooLarge.
         """
         unkept = {stored.block_id for stored, _ in given if stored is not None}
         known = [self._known(header, part, rows) for part, (_, rows) in enumerate(given, first)]
@@ -127,15 +128,15 @@ class MicroBatches:
             self._part(header, part, rows, stored) if before is None else before
             for part, ((stored, rows), before) in enumerate(zip(given, known, strict=True), first)
         ]
-        for record, before in zip(staged, known, strict=True):
-            if before is None:
-                self.branches.open(
-                    change,
-                    AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us),
-                )
-                self.branches.touch(change, header.token, now_us)
-                self.branches.stage(self._state, change, record)
-                unkept.discard(record.block_id)
+        new = [record for record, before in zip(staged, known, strict=True) if before is None]
+        for superseded in self.branches.superseded(header, new):
+            self._drop(change, superseded, now_us)
+        for record in new:
+            attempt = AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us)
+            self.branches.open(change, attempt)
+            self.branches.touch(change, header.token, now_us)
+            self.branches.stage(self._state, change, record)
+            unkept.discard(record.block_id)
         change.forgets += sorted(unkept)
         return [(record.rows, record.checksum) for record in staged]
 
@@ -341,9 +342,7 @@ class MicroBatches:
         self._drop(change, token, now_us)
 
     def drop_abandoned(self, change: Change, now_us: int) -> list[str]:
-        """Rolls back batch writes whose driver has ended, and returns their tokens: no checkpoint can replay
-        them. A late task or commit is refused.
-        """
+        """Rolls back attempts whose driver has ended; returns their tokens. A late commit is refused."""
         tokens = self.branches.abandoned(now_us)
         for token in tokens:
             self._drop(change, token, now_us)

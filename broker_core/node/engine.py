@@ -52,7 +52,7 @@ from broker_core.errors import (
 )
 from broker_core.failpoint import here
 from broker_core.micro_batch import overview
-from broker_core.micro_batch.branch import ABANDONED_S
+from broker_core.micro_batch.branch import StagedLimits
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import public
 from broker_core.micro_batch.micro_batch import MicroBatches
@@ -83,6 +83,7 @@ class EmbeddedEngine:
         adopt: Callable[[PartFile], list[tuple[BlockInfo, pa.RecordBatch]]] | None = None,
         *,
         identity: str = "",
+        staged: StagedLimits | None = None,
     ) -> None:
         self._local = local
         self._adopt = adopt
@@ -90,6 +91,7 @@ class EmbeddedEngine:
         self._stamps = partial(local.loaded_block, part=stamps)
         self.batches = batches = MicroBatches(local.state, local.loaded_block, self._stamps)
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
+        self._branches.limits = staged or StagedLimits()
         self._reader = Reader(local)
         local.upkeep.chores.append(self.drop_abandoned)
 
@@ -306,7 +308,7 @@ class EmbeddedEngine:
         return self._stage(header, first, adopted) if adopted else []
 
     def _check_messages(self, rows: pa.RecordBatch, rights: Rights | None) -> None:
-        check_rows(rows)
+        check_rows(rows, self._local.limits.body_bytes)
         if rights is not None:
             publish_rows(rights, self._local.state.topology, rows)
 
@@ -446,9 +448,7 @@ class EmbeddedEngine:
         return self._local.run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))
 
     def drop_abandoned(self) -> None:
-        """Rolls back batch writes whose driver has ended: they have no checkpoint, so nothing can replay
-        them. A late task or commit is refused.
-        """
+        """Rolls back attempts whose driver has ended. A late task or commit is refused."""
         if not self._branches.abandoned(self._local.clock()):
             return
 
@@ -456,9 +456,9 @@ class EmbeddedEngine:
             lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)
         ):
             logger.warning(
-                "batch write %s staged nothing for %d hours and was not committed: it is rolled back",
+                "attempt %s staged nothing for %g hours and was not committed: it is rolled back",
                 token,
-                ABANDONED_S // 3600,
+                self._branches.limits.idle_s / 3600,
             )
 
     def release(self, app_id: str, queue: str) -> None:

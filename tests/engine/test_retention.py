@@ -9,11 +9,11 @@ import pytest
 from broker_core import errors
 from broker_core.engine import START, Vector
 from broker_core.micro_batch import ledger
-from broker_core.micro_batch.branch import ABANDONED_S
+from broker_core.micro_batch.branch import StagedLimits
 from tests.engine.bench import APP, Bench
 
 HOUR_US = 3_600_000_000
-DAY_US = ABANDONED_S * 1_000_000
+DAY_US = int(StagedLimits().idle_s) * 1_000_000
 
 
 @pytest.fixture
@@ -83,40 +83,47 @@ def test_a_batch_that_is_not_applied_stays_in_the_ledger_however_many_follow(few
     assert kept(bench) == list(range(32, 42))
 
 
-def test_a_batch_write_that_nobody_commits_is_dropped_a_day_after_its_last_part(
+def test_an_attempt_that_nobody_commits_is_dropped_a_day_after_its_last_part(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
     bench.now = 100 * DAY_US
     old = bench.write("old", b"1")
     busy = bench.write("busy", b"2")
+    lost = bench.engine.open_batch("other", "q", 0, "fail", consumes=False).token
+    gone = bench.stage(lost, b"5", app="other")
     bench.now += DAY_US - HOUR_US
     later = bench.write("busy", b"3")
     of_app = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False).token
-    bench.stage(of_app, b"4")
+    branch = bench.stage(of_app, b"4")
     bench.crash()
     assert [(attempt.token, attempt.branches, attempt.rows) for attempt in bench.engine.attempts()] == [
-        ("old", 1, 1), ("busy", 2, 2), (of_app, 1, 1),
+        ("old", 1, 1), (lost, 1, 1), ("busy", 2, 2), (of_app, 1, 1),
     ]  # fmt: skip
     bench.engine.drop_abandoned()
-    assert len(bench.engine.attempts()) == 3
+    assert len(bench.engine.attempts()) == 4
     bench.now += 2 * HOUR_US
     bench.engine.drop_abandoned()
     assert [attempt.token for attempt in bench.engine.attempts()] == ["busy", of_app]
-    assert "batch write old staged nothing for 24 hours" in caplog.text
+    assert "attempt old staged nothing for 24 hours" in caplog.text
+    with pytest.raises(errors.MissingBranch, match="Let Spark run the batch again"):
+        bench.engine.commit_batch("other", "q", 0, lost, [gone], consumes=False)
+    with pytest.raises(errors.BatchDecided):
+        bench.stage(lost, b"late", app="other")
+    again = bench.engine.open_batch("other", "q", 0, "fail", consumes=False).token
+    renewed = bench.stage(again, b"5", app="other")
+    assert not bench.engine.commit_batch("other", "q", 0, again, [renewed], consumes=False).already
     with pytest.raises(errors.BatchDecided):
         bench.write("old", b"late")
     with pytest.raises(errors.TransactionState, match="rolled back"):
         bench.engine.commit_branches("old", [old])
     assert bench.engine.commit_branches("busy", [busy, later]) == 2
+    bench.engine.commit_batch(APP, "q", 0, of_app, [branch], consumes=False)
     bench.now += 3 * DAY_US
     bench.engine.drop_abandoned()
-    assert [attempt.token for attempt in bench.engine.attempts()] == [of_app], (
-        "an app's attempt is dropped when the app goes on"
-    )
     bench.crash()
-    assert [attempt.token for attempt in bench.engine.attempts()] == [of_app]
-    assert bench.visible() == [b"2", b"3"]
+    assert bench.engine.attempts() == []
+    assert bench.visible() == [b"5", b"2", b"3", b"4"]
 
 
 def test_the_rows_of_an_abandoned_write_are_forgotten_and_the_upkeep_does_it() -> None:

@@ -1,4 +1,4 @@
-"""One broker for all client libraries, and queue names that no two tests share.
+"""One broker for all client libraries, one with TLS, and queue names that no two tests share.
 
 ``TXMQ_INTEROP_URL`` (``amqp://user:password@host:port/vhost``) runs the same tests against another AMQP 0-9-1
 server; tests of what only txmq promises are skipped there.
@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import ssl
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPConnectionError
 
+from bench.certificates import Authority
+from broker_core import password as passwords
+from broker_core.launcher import Broker
+from broker_core.server.doors import Doors
+from broker_core.server.tls import TlsOptions
 from tests.amqp_server import AmqpServed, endpoint, serving
 
 pytest.register_assert_rewrite("tests.interop.asking")
@@ -45,6 +52,49 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """``amqp://`` of the broker that all tests share."""
     with endpoint(tmp_path_factory.mktemp("interop")) as found:
         yield found
+
+
+class Encrypted(NamedTuple):
+    """A txmq with AMQPS alone. ``orders`` and ``invoices`` are declared; ``clerk`` may declare, read and publish
+    to these two, ``guard`` may declare and read ``orders``. ``other``: an authority that it does not have.
+    """
+
+    address: str
+    ca: str
+    other: str
+
+    def url(self, user: str) -> str:
+        return f"amqps://{user}:{SECRET}@{self.address}/%2F"
+
+    def parameters(self, user: str) -> pika.URLParameters:
+        """For pika."""
+        made = pika.URLParameters(self.url(user))
+        made.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile=self.ca), "localhost")
+        return made
+
+
+SECRET = "of-this-test"
+REFUSED = "ACCESS_REFUSED - access to {} in vhost '/' refused for user '{}'"
+
+
+@pytest.fixture(scope="session")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
+    folder = tmp_path_factory.mktemp("encrypted")
+    authority = Authority(folder)
+    pair = authority.sign()
+    doors = Doors(TlsOptions(pair.cert, pair.key), amqps=["127.0.0.1:0"])
+    with Broker.open(folder / "data", doors=doors) as broker:
+        with broker.channel() as channel:
+            for queue in ("orders", "invoices"):
+                channel.queue_declare(queue)
+        for user, patterns in (
+            ("clerk", ("^(orders|invoices)$", "^amq\\.default$", "^(orders|invoices)$")),
+            ("guard", ("^orders$", "^$", "^orders$")),
+        ):
+            broker.accounts.add_user(user, passwords.hashed(SECRET, passwords.Cost(4)))
+            broker.accounts.set_permissions(user, *patterns)
+        port = broker.amqp_urls[0].rpartition(":")[2]
+        yield Encrypted(f"localhost:{port}", authority.ca, Authority(folder, "other").ca)
 
 
 @pytest.fixture

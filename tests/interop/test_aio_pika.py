@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -16,7 +17,7 @@ from aio_pika.exceptions import ChannelPreconditionFailed, DeliveryError
 from aio_pika.patterns import RPC
 
 from tests.amqp_server import AmqpServed
-from tests.interop.conftest import Fresh
+from tests.interop.conftest import REFUSED, Encrypted, Fresh
 from tests.progress import GUARD_S
 
 
@@ -304,3 +305,27 @@ def test_a_robust_consumer_goes_on_after_the_broker_was_killed_and_loses_nothing
             assert seen == set(range(40))
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@pytest.mark.txmq_only
+def test_over_amqps_a_user_does_what_its_permissions_allow(encrypted: Encrypted) -> None:
+    async def scenario() -> None:
+        context = ssl.create_default_context(cafile=encrypted.ca)
+        async with await aio_pika.connect(encrypted.url("clerk"), ssl_context=context) as connection:
+            channel = await connection.channel(publisher_confirms=False)
+            queue = await channel.get_queue("invoices")
+            await queue.purge()
+            async with channel.transaction():
+                for number in range(3):
+                    await channel.default_exchange.publish(persistent(b"%d" % number), "invoices")
+            assert await bodies(queue) == [b"0", b"1", b"2"]
+            with pytest.raises(aiormq.exceptions.ChannelAccessRefused) as caught:
+                await channel.declare_queue("mine")
+            assert str(caught.value) == REFUSED.format("queue 'mine'", "clerk")
+        other = ssl.create_default_context(cafile=encrypted.other)
+        with pytest.raises(aiormq.exceptions.AMQPConnectionError, match="certificate"):
+            await aio_pika.connect(encrypted.url("clerk"), ssl_context=other)
+        with pytest.raises(aiormq.exceptions.ProbableAuthenticationError):
+            await aio_pika.connect(encrypted.url("stranger"), ssl_context=context)
+
+    asyncio.run(asyncio.wait_for(scenario(), GUARD_S))

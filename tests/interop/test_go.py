@@ -15,6 +15,7 @@ from pathlib import Path
 import pika
 import pytest
 
+from tests.interop.conftest import REFUSED, Encrypted
 from tests.interop.programs import Programs, checks_of, programs, run
 
 SOURCES = Path(__file__).parent / "go"
@@ -88,3 +89,19 @@ def test_go_example_consumes_publishes_acks_and_commits(
             connection.channel().queue_delete(queue)
     ended = run([str(binaries / "example"), found.url], binaries)
     assert (ended.lines, ended.code) == (["10 invoices"], 0), ended.words
+
+
+@pytest.mark.txmq_only
+def test_go_over_amqps_does_what_its_permissions_allow(binaries: Path, encrypted: Encrypted) -> None:
+    """Go takes the authorities of the machine from SSL_CERT_FILE."""
+    example = str(binaries / "example")
+    trusting = ["env", f"SSL_CERT_FILE={encrypted.ca}", example]
+    with pika.BlockingConnection(encrypted.parameters("clerk")) as connection:
+        for queue in ("orders", "invoices"):
+            connection.channel().queue_purge(queue)
+    ended = run([*trusting, encrypted.url("clerk")], binaries)
+    assert (ended.lines, ended.code) == (["10 invoices"], 0), ended.words
+    refused = run([*trusting, encrypted.url("guard")], binaries)
+    assert refused.code == 1 and REFUSED.format("queue 'invoices'", "guard") in refused.errors, refused.words
+    stranger = run(["env", f"SSL_CERT_FILE={encrypted.other}", example, encrypted.url("clerk")], binaries)
+    assert stranger.code == 1 and "certificate signed by unknown authority" in stranger.errors, stranger.words

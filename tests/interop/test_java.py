@@ -17,6 +17,7 @@ import pika
 import pytest
 
 from bench.kafka_server import resolve
+from tests.interop.conftest import REFUSED, Encrypted
 from tests.interop.programs import Programs, checks_of, programs, run
 
 SOURCES = Path(__file__).parent / "java"
@@ -92,3 +93,14 @@ def test_java_example_consumes_publishes_acks_and_commits(java: tuple[Programs, 
             connection.channel().queue_delete(queue)
     ended = run(["java", "-cp", jars, "Example.java", found.url], SOURCES)
     assert (ended.lines, ended.code) == (["0 orders, 10 invoices"], 0), ended.words
+
+
+@pytest.mark.txmq_only
+def test_java_over_amqps_does_what_its_permissions_allow(
+    java: tuple[Programs, str], encrypted: Encrypted
+) -> None:
+    _, classpath = java
+    files = [encrypted.ca, encrypted.other]
+    ended = run(["java", "-cp", classpath, "Encrypted", encrypted.url("clerk"), *files], SOURCES)
+    said = ["10 orders", REFUSED.format("queue 'mine'", "clerk"), "another authority is refused"]
+    assert (ended.lines, ended.code) == (said, 0), ended.words

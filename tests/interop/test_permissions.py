@@ -17,9 +17,23 @@ import pytest
 from pamqp import commands as c
 
 from broker_core import password as passwords
+from broker_core.amqp.v0_9_1.methods import METHODS
 from broker_core.launcher import Broker
-from tests.amqp_peer import Peer
-from tests.permission_rows import NOTHING, PASSWORD, ROWS, USER, Row, Set, check, prepare
+from broker_core.server.access import throttle
+from tests.amqp_peer import CAPABILITIES, Closed, Peer, encoded
+from tests.permission_rows import (
+    NOTHING,
+    PASSWORD,
+    ROWS,
+    USER,
+    Row,
+    Set,
+    answer,
+    check,
+    encode,
+    prepare,
+    untouched,
+)
 
 ROOT = "root"  # may do everything
 
@@ -96,6 +110,97 @@ def prepared(site: Site) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_command_needs_the_permissions_of_the_table(site: Site, row: Row) -> None:
     check(row, site.set_permissions, site.opened)
+
+
+def test_every_method_that_a_client_may_send_has_a_row() -> None:
+    sent = {key for key, kind in METHODS.items() if kind.SENT_BY != "server"}
+    assert {divmod(row.frame.index, 1 << 16) for row in ROWS} == sent
+    rows = {row.name.split(" ")[0] for row in ROWS}
+    assert rows == {METHODS[key].NAME for key in sent}
+
+
+def ends(client: Peer) -> tuple[int, str]:
+    """Code and text of the connection.close that comes, with nothing before; RabbitMQ may close the socket
+    without a word before the login.
+    """
+    try:
+        closed = client.expect(c.Connection.Close, 0)
+    except Closed:
+        if "TXMQ_INTEROP_URL" not in os.environ:
+            raise
+        return 0, ""
+    return closed.reply_code, closed.reply_text
+
+
+def test_every_method_before_the_login_closes_the_connection_and_does_nothing(site: Site) -> None:
+    prepared(site)
+    for row in ROWS:
+        if row.name == "connection.start-ok":
+            continue  # it is the login
+        with Peer(f"amqp://{site.host}") as client:
+            client.started()
+            client.write(encode(row))
+            if row.login is not None and "TXMQ_INTEROP_URL" not in os.environ:
+                client.expect(row.login, row.channel)
+                continue
+            code, text = ends(client)
+        if row.channel:
+            assert (code, text[:20]) in ((505, "UNEXPECTED_FRAME - t"), (0, "")), row.name
+        else:
+            expected = "CHANNEL_ERROR - unexpected method in connection state starting"
+            assert (code, text) in ((504, expected), (0, "")), row.name
+    with opened(site, ROOT) as root:
+        untouched(root)
+
+
+def test_every_method_behind_a_wrong_password_is_not_carried_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttle, "FIRST_S", 0.0)  # the rows are not slowed down by those before
+    monkeypatch.setattr(throttle, "ADDRESS_S", 0.0)
+    site.set_permissions(".*", ".*", ".*")
+    prepared(site)
+    login = c.Connection.StartOk({"capabilities": CAPABILITIES}, "PLAIN", f"\0{USER}\0wrong", "en_US")
+    opening = (c.Connection.TuneOk(2047, 131_072, 0), c.Connection.Open("/"))
+    for row in ROWS:
+        with Peer(f"amqp://{site.host}") as client:
+            client.started()
+            client.write(
+                b"".join(encoded(0, frame) for frame in (login, *opening))
+                + b"".join(encoded(1, frame) for frame in (c.Channel.Open(), *row.before))
+                + encode(row)
+            )
+            code, text = ends(client)
+        assert (code, text[:34]) == (403, "ACCESS_REFUSED - Login was refused"), row.name
+    with opened(site, ROOT) as root:
+        untouched(root)
+
+
+def test_every_method_on_a_connection_that_was_not_let_in_is_refused(site: Site) -> None:
+    prepared(site)
+    site.clear()
+    for row in ROWS:
+        with Peer(f"amqp://{site.host}") as client:
+            client.user, client.password = USER, PASSWORD
+            client.tuned()
+            client.send(0, c.Connection.TuneOk(2047, 131_072, 0), c.Connection.Open("/"))
+            client.send(1, c.Channel.Open(), *row.before)
+            client.write(encode(row))
+            assert ends(client)[0] == 530, row.name
+    with opened(site, ROOT) as root:
+        untouched(root)
+
+
+def test_a_user_with_no_pattern_that_matches_gets_what_needs_no_permission_alone(site: Site) -> None:
+    prepared(site)
+    site.set_permissions(NOTHING, NOTHING, NOTHING)
+    for row in ROWS:
+        with site.opened() as client:
+            found = answer(client, row)
+        refused = isinstance(found, c.Channel.Close) and found.reply_code == 403
+        assert refused == bool(row.needs), (row.name, found)
+    with opened(site, ROOT) as root:
+        untouched(root)
 
 
 def test_a_user_without_permissions_does_not_enter_the_vhost(site: Site) -> None:

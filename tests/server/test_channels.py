@@ -18,6 +18,7 @@ from broker_core.server.access.identity import OWNER
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.channels import Channels
 from broker_core.server.flight.permits import Permits
+from broker_core.server.quotas import Quotas
 from broker_core.store.memory import MemoryStore
 from tests.reading import fetched
 
@@ -26,7 +27,7 @@ class Doors:
     def __init__(self) -> None:
         self.broker = LocalBroker(MemoryStore(), upkeep=False)
         permits = Permits(EmbeddedEngine(self.broker), self.broker, Audit())
-        self.channels = Channels(self.broker, permits)
+        self.channels = Channels(self.broker, permits, Quotas().channels)
         self.owner = Caller(OWNER, Rights(self.broker.state.users, "", owner=True), "")
         with self.broker.channel() as channel:
             channel.queue_declare("q")

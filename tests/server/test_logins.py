@@ -17,6 +17,7 @@ from broker_core import errors
 from broker_core import password as passwords
 from broker_core.broker.undo import Undo
 from broker_core.broker.users import Users
+from broker_core.flight import contract
 from broker_core.flight.authorization import Basic, Bearer, parse
 from broker_core.launcher import Broker
 from broker_core.server.access import audit as audits
@@ -471,7 +472,7 @@ def test_the_audit_log_has_who_did_what_and_no_secret(tmp_path: Path) -> None:
     text = log.read_text()
     for secret in (PASSWORD, "wrong-secret", "new-secret", hashed, "secret body", "$scrypt"):
         assert secret not in text
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = [json.loads(line) for line in text.splitlines() if '"door": "process"' not in line]
     said = [(line["event"], line["user"], line.get("answer") or line.get("asked") or "") for line in lines]
     assert said == [
         ("login", "ann", "refused"),
@@ -482,6 +483,46 @@ def test_the_audit_log_has_who_did_what_and_no_secret(tmp_path: Path) -> None:
         ("refused", "ann", "channel.exchange_delete"),
     ]
     assert lines[4]["name"] == "bob" and all(line["address"] == "127.0.0.1" for line in lines)
+
+
+def test_changes_of_users_in_the_process_are_in_the_audit_log_without_hashes(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    hashed = passwords.hashed("new-secret", CHEAP)
+    with Broker.open(directory) as broker:
+        accounts = broker.accounts
+        calls: list[tuple[str, dict[str, object]]] = [
+            ("add_user", {"name": "ann", "password_hash": hashed, "tags": ["administrator"]}),
+            ("add_user", {"name": "bob", "password_hash": hashed}),
+            ("set_password", {"name": "bob", "password_hash": passwords.hashed("another", CHEAP)}),
+            ("set_tags", {"name": "bob", "tags": ["monitoring"]}),
+            ("set_permissions", {"user": "bob", "configure": "^c", "write": "^w", "read": "^r"}),
+            ("set_topic_permissions", {"user": "bob", "exchange": "amq.topic", "write": "^t", "read": ""}),
+            ("clear_topic_permissions", {"user": "bob"}),
+            ("clear_permissions", {"user": "bob"}),
+            ("delete_user", {"name": "bob"}),
+        ]
+        for word, arguments in calls:
+            getattr(accounts, word)(**arguments)
+        with pytest.raises(errors.OptionError):
+            accounts.delete_user("nobody")
+        raw = Raw(broker.url, Basic("ann", "new-secret").header)
+        assert raw.call("admin.delete_user", {"name": "nobody"}) != [b"null"]
+        for word, arguments in calls[1:2]:
+            assert raw.call(f"admin.{word}", {"tags": [], **arguments}) == [b"null"]
+        said = {each for each in contract.ACCOUNTS if each not in ("users", "permissions")}
+        assert said == {word for word, _ in calls}
+    text = (directory / audits.FILE).read_text()
+    assert "$scrypt" not in text
+    lines = [json.loads(line) for line in text.splitlines()]
+    changes = [line for line in lines if line["event"] != "login"]
+    assert [(line["event"], line["door"], line["user"]) for line in changes] == [
+        *((f"admin.{word}", "process", "") for word, _ in calls),
+        ("admin.add_user", "flight", "ann"),
+    ]
+    for line, (_, arguments) in zip(changes, calls, strict=False):
+        for name, value in arguments.items():
+            if name != "password_hash":
+                assert line["of" if name == "user" else name] == value
 
 
 def test_the_audit_log_is_rotated_and_a_full_disk_does_not_stop_the_broker(

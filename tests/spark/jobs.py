@@ -205,7 +205,7 @@ def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
         .option("appId", pipeline["app"])
     )
     reader = reader.option("onNewCheckpoint", pipeline["on_new_checkpoint"])
-    for name, value in pipeline.get("options", {}).items():
+    for name, value in {**pipeline.get("options", {}), **pipeline.get("settings", {})}.items():
         reader = reader.option(name, value)
     if pipeline["shape"]:
         return shaped(pipeline["shape"], reader, pipeline["queue"])
@@ -267,6 +267,7 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         on_new_checkpoint=pipeline["on_new_checkpoint"],
         persist=pipeline.get("persist", False),
         lineage=pipeline.get("lineage"),
+        settings=pipeline.get("settings") or None,
     )
     writer = (
         source(spark, pipeline)

@@ -98,6 +98,7 @@ class Pipeline:
     batches: int | None = None
     lineage: str | None = None
     options: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)  # the login, of source and function
     before: list[list[str]] = field(default_factory=list)  # see jobs.prepare
     shape: str = ""  # of the query, see shapes.py
     targets: dict[str, str] = field(default_factory=dict)  # recipe -> its address

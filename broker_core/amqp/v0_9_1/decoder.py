@@ -459,7 +459,7 @@ class Decoder:
 
     def _check_pending(self, events: list[Decoded], channel: int) -> None:
         if self.pending_bytes > self.max_pending_bytes:
-            limit = f"the connection may have {self.max_pending_bytes}"
+            limit = f"the connection may have {self.max_pending_bytes} (--connection-bytes)"
             text = f"contents in assembly need {self.pending_bytes} bytes, {limit}"
             self._violate(events, ResourceExhausted(text), channel)
 

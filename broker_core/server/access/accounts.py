@@ -3,7 +3,8 @@
 Not here: the rules (``broker/users.py``), logins (``logins.py``). Passwords come as hashes: whoever sets one
 hashes it.
 
-Invariant: a change is durable, and every door has heard of it, when the call returns.
+Invariant: a change is durable, every door has heard of it, and it is in the audit log, when the call returns.
+The door of Flight writes its own lines, with their caller.
 """
 
 from __future__ import annotations
@@ -17,16 +18,25 @@ from broker_core.broker.change import Change
 from broker_core.broker.permission import VHOST
 from broker_core.broker.users import DEFAULT_USER
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.audit import Audit
 
 Changes = Callable[[BrokerState, Change], None]
 
 
 class Accounts:
-    """``changed``: called after each change, in the thread that made it."""
+    """``changed``: called after each change, in the thread that made it. ``audit``: None where the caller
+    writes the log.
+    """
 
-    def __init__(self, broker: LocalBroker) -> None:
+    def __init__(
+        self,
+        broker: LocalBroker,
+        audit: Audit | None = None,
+        changed: list[Callable[[], None]] | None = None,
+    ) -> None:
         self._broker = broker
-        self.changed: list[Callable[[], None]] = []
+        self._audit = audit
+        self.changed = [] if changed is None else changed
 
     def users(self) -> list[UserInfo]:
         with self._broker.look as state:
@@ -50,20 +60,34 @@ class Accounts:
     def add_user(self, name: str, password_hash: str, tags: Sequence[str] = ()) -> None:
         """Raises OptionError."""
         passwords.check_hash(password_hash)
-        self._change(lambda state, change: state.users.add(change, name, password_hash, tags))
+        self._change(
+            lambda state, change: state.users.add(change, name, password_hash, tags),
+            "add_user",
+            name=name,
+            tags=list(tags),
+        )
 
     def set_password(self, name: str, password_hash: str) -> None:
         """Raises OptionError."""
         passwords.check_hash(password_hash)
-        self._change(lambda state, change: state.users.set_password(change, name, password_hash))
+        self._change(
+            lambda state, change: state.users.set_password(change, name, password_hash),
+            "set_password",
+            name=name,
+        )
 
     def set_tags(self, name: str, tags: Sequence[str]) -> None:
         """Raises OptionError."""
-        self._change(lambda state, change: state.users.set_tags(change, name, tags))
+        self._change(
+            lambda state, change: state.users.set_tags(change, name, tags),
+            "set_tags",
+            name=name,
+            tags=list(tags),
+        )
 
     def delete_user(self, name: str) -> None:
         """Closes its connections. Raises OptionError."""
-        self._change(lambda state, change: state.users.delete(change, name))
+        self._change(lambda state, change: state.users.delete(change, name), "delete_user", name=name)
 
     def permissions(self) -> list[PermissionInfo]:
         with self._broker.look as state:
@@ -83,21 +107,42 @@ class Accounts:
 
     def set_permissions(self, user: str, configure: str, write: str, read: str) -> None:
         """Raises OptionError."""
-        self._change(lambda state, change: state.users.permit(change, user, configure, write, read))
+        self._change(
+            lambda state, change: state.users.permit(change, user, configure, write, read),
+            "set_permissions",
+            of=user,
+            configure=configure,
+            write=write,
+            read=read,
+        )
 
     def clear_permissions(self, user: str) -> None:
         """Raises OptionError."""
-        self._change(lambda state, change: state.users.forbid(change, user))
+        self._change(lambda state, change: state.users.forbid(change, user), "clear_permissions", of=user)
 
     def set_topic_permissions(self, user: str, exchange: str, write: str, read: str) -> None:
         """Raises OptionError."""
-        self._change(lambda state, change: state.users.permit_topic(change, user, exchange, write, read))
+        self._change(
+            lambda state, change: state.users.permit_topic(change, user, exchange, write, read),
+            "set_topic_permissions",
+            of=user,
+            exchange=exchange,
+            write=write,
+            read=read,
+        )
 
     def clear_topic_permissions(self, user: str, exchange: str = "") -> None:
         """``exchange`` "": of all. Raises OptionError."""
-        self._change(lambda state, change: state.users.forbid_topic(change, user, exchange))
+        self._change(
+            lambda state, change: state.users.forbid_topic(change, user, exchange),
+            "clear_topic_permissions",
+            of=user,
+            exchange=exchange,
+        )
 
-    def _change(self, change_users: Changes) -> None:
+    def _change(self, change_users: Changes, word: str, **what: object) -> None:
         self._broker.run(lambda state, change, _now: change_users(state, change))
+        if self._audit is not None:
+            self._audit.say(f"admin.{word}", "", "", door="process", **what)
         for told in self.changed:
             told()

@@ -6,7 +6,7 @@ Not here: logins (``handshake.py``), the file (``access/audit.py``).
 from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
-from broker_core.errors import AccessRefused
+from broker_core.errors import AccessRefused, NotAllowed, TxmqError
 from broker_core.server.access.audit import Audit
 from broker_core.server.amqp.ports import ClientConnection
 
@@ -36,7 +36,11 @@ def decided(audit: Audit, connection: ClientConnection, verb: str, xid: str) -> 
 
 
 def failed(audit: Audit, connection: ClientConnection, method: m.Method | None, error: BaseException) -> None:
-    """Only a refusal is written."""
-    if isinstance(error, AccessRefused):
-        asked = method.NAME if method is not None else ""
-        audit.say("refused", connection.user, connection.address, door="amqp", asked=asked, why=error.summary)
+    """Only a refusal is written: for a permission, or for the limit of channels."""
+    limited = isinstance(error, NotAllowed) and isinstance(method, m.ChannelOpen)
+    if isinstance(error, TxmqError) and (limited or isinstance(error, AccessRefused)):
+        refused(audit, connection, method.NAME if method is not None else "", error.summary)
+
+
+def refused(audit: Audit, connection: ClientConnection, asked: str, why: str) -> None:
+    audit.say("refused", connection.user, connection.address, door="amqp", asked=asked, why=why)

@@ -58,7 +58,9 @@ class Listener(Server, Protocol):
     logins: Logins
     options: AmqpOptions
     tls: TlsFiles | None
-    entrance: Entrance
+
+    @property
+    def entrance(self) -> Entrance: ...
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -186,9 +188,8 @@ class Connection(asyncio.Protocol):
                 handshake.log_in(self, method, self.server.logins, name)
 
     def logged_in(self, user: str) -> None:
-        self.server.entrance.leave(self)
         self.rights = Rights(self.server.broker.state.users, user)
-        self.protocol.authenticated(partial(handshake.admit, self, self.server.logins.audit))
+        self.protocol.authenticated(partial(handshake.admit, self, self.server))
         self.flush_later()
 
     def _happened(self, event: ChannelFailed | Failed | CloseRequested) -> None:

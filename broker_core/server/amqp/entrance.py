@@ -1,4 +1,5 @@
-"""Connections before their login: their number is bounded, so that they cost others nothing.
+"""Connections that are not open yet, or were refused: their number is bounded, so that they cost others
+nothing.
 
 Not here: the time that one has (``handshake_timeout_s`` of the options, for TLS and again for AMQP).
 Invariant: at most ``limit`` wait. One more ends the one that has waited longest: a client that logs in takes
@@ -47,5 +48,5 @@ class Entrance:
             self._reported_at = now
 
     def leave(self, who: object) -> None:
-        """It has logged in, or is closed. It may be repeated."""
+        """It is open, or its socket is closed. It may be repeated."""
         self._waiting.pop(who, None)

@@ -15,11 +15,13 @@ from broker_core.amqp.v0_9_1 import sasl
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
-from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.logins import Logins
+from broker_core.server.amqp import audited
+from broker_core.server.amqp.entrance import Entrance
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import ClientConnection
+from broker_core.server.quotas import Quotas
 
 VERSION = "3.12.0"  # clients infer the features of RabbitMQ from it
 CAPABILITIES = {
@@ -137,10 +139,24 @@ def _refused(method: ConnectionStartOk) -> ConnectionAccessRefused:
     )
 
 
-def admit(connection: ClientConnection, audit: Audit, vhost: str) -> None:
-    """Raises NotAllowed for a user without any permission in the virtual host."""
+class Host(Protocol):
+    """The server that a connection enters."""
+
+    logins: Logins
+    quotas: Quotas
+
+    @property
+    def entrance(self) -> Entrance: ...
+
+
+def admit(connection: ClientConnection, host: Host, vhost: str) -> None:
+    """Raises NotAllowed for a user without any permission in the virtual host, and at a limit."""
     user = connection.user
-    if not connection.rights.enters:
-        why = f"access to vhost '{vhost}' refused for user '{user}'"
-        audit.say("refused", user, connection.address, door="amqp", asked="connection.open", why=why)
-        raise NotAllowed(why)
+    try:
+        if not connection.rights.enters:
+            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{user}'")
+        host.quotas.connections.enter(connection, user)
+    except NotAllowed as error:
+        audited.refused(host.logins.audit, connection, "connection.open", error.summary)
+        raise
+    host.entrance.leave(connection)  # who is refused stays there until its socket is closed

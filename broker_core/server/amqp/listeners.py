@@ -40,7 +40,7 @@ class AmqpListeners:
         self._plain = [(text, *parse_listener(text)) for text in plain]
         self._tls = [(text, *parse_listener(text)) for text in tls]
         self._files = files
-        self._entrance = entrance
+        self.entrance = entrance
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []
         self._servers: list[asyncio.AbstractServer] = []
@@ -78,7 +78,7 @@ class AmqpListeners:
                 continue
             task = loop.create_task(self._shake_hands(accepted, factory, handshake_s))
             self._handshakes.add(task)
-            self._entrance.enter(task, task.cancel)
+            self.entrance.enter(task, task.cancel)
             task.add_done_callback(self._shaken)
 
     async def _shake_hands(self, accepted: socket.socket, factory: Factory, handshake_s: float) -> None:
@@ -98,7 +98,7 @@ class AmqpListeners:
 
     def _shaken(self, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)
-        self._entrance.leave(task)
+        self.entrance.leave(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("a handshake of TLS failed", exc_info=task.exception())
 

@@ -18,6 +18,7 @@ from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.broker.rights import Rights
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
+from broker_core.server.quotas import Quotas
 
 FLUSH_BYTES = 256 * 1024  # gathered above this: written before the tick ends
 
@@ -26,6 +27,7 @@ class Server(Protocol):
     """``commands``: the function of each method, called with session, method and command."""
 
     broker: LocalBroker
+    quotas: Quotas
     commits: CommitQueue
     loop: asyncio.AbstractEventLoop
 

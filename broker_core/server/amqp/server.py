@@ -30,6 +30,7 @@ from broker_core.server.amqp.handler import Handler, Handlers
 from broker_core.server.amqp.listeners import AmqpListeners
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
+from broker_core.server.quotas import Quotas, sockets
 from broker_core.server.tls import TlsFiles
 
 logger = logging.getLogger("txmq.amqp")
@@ -58,6 +59,7 @@ class AmqpServer:
         directory: str = "",
         tls_listeners: Sequence[str] = (),
         tls: TlsFiles | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.broker = broker
         self.handlers = Handlers(handlers)
@@ -65,8 +67,10 @@ class AmqpServer:
         self.logins = logins or Logins(broker.state.users)
         self.commands = COMMANDS
         self.tls = tls
-        self.entrance = Entrance(self.options.max_unauthenticated)
-        self.listeners = AmqpListeners(listeners, tls_listeners, tls, self.entrance)
+        self.quotas = quotas or Quotas()
+        # of the half of the files that ``Quotas`` leaves, one half is for the store
+        entrance = Entrance(min(self.options.max_unauthenticated, max(sockets() // 2, 1)))
+        self.listeners = AmqpListeners(listeners, tls_listeners, tls, entrance)
         self.connections: set[Connection] = set()
         self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
@@ -116,6 +120,10 @@ class AmqpServer:
     def addresses(self) -> list[str]:
         """Of the plain listeners, once started."""
         return self.listeners.addresses
+
+    @property
+    def entrance(self) -> Entrance:
+        return self.listeners.entrance
 
     def idle_s(self) -> float:
         """Seconds since the last connection ended; 0 while there is one."""
@@ -187,6 +195,7 @@ class AmqpServer:
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self.entrance.leave(connection)
+        self.quotas.connections.leave(connection)
         if not self.connections:
             self._idle_since = time.monotonic()
             self._empty.set()

@@ -36,16 +36,20 @@ class Sessions:
         self._ended = False
 
     def open(self, number: int) -> None:
+        """Raises NotAllowed: the limit of channels is reached."""
+        self._server.quotas.channels.enter((self._connection, number), self._connection.user)
         self.by_number[number] = Session(self._connection, number, self._server)
 
     def fail(self, number: int, text: str) -> None:
         """The broker has closed the channel."""
+        self._left(number)
         self.by_number.pop(number).end(text)
 
     def close(self, number: int) -> None:
         """All commands before channel.close are done: answer it when the end is durable."""
         session = self.by_number.pop(number, None)
         if session is not None:
+            self._left(number)
             self._ending += 1
             session.end("it was closed", partial(self._closed, number))
 
@@ -125,8 +129,12 @@ class Sessions:
             self._server.commits.submit(work, deleted)
 
         for session in sessions:
+            self._left(session.number)
             session.end(why, ended)
         delete()  # in the same commit, unless one of them waits for a block
+
+    def _left(self, number: int) -> None:
+        self._server.quotas.channels.leave((self._connection, number))
 
     def _finish_when_all_ended(self) -> None:
         if self._finish is not None and not self.by_number and not self._ending:

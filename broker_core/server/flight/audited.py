@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from broker_core.errors import AccessRefused
+from broker_core.errors import TxmqError
 from broker_core.flight import contract
 from broker_core.server.access.audit import Audit
 from broker_core.server.flight.caller import Caller
@@ -47,5 +47,5 @@ def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, Any
     audit.say(call, caller.identity.user, caller.address, door="flight", **what)
 
 
-def refused(audit: Audit, caller: Caller, call: str, error: AccessRefused) -> None:
+def refused(audit: Audit, caller: Caller, call: str, error: TxmqError) -> None:
     audit.say("refused", caller.identity.user, caller.address, door="flight", asked=call, why=error.summary)

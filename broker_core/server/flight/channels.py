@@ -24,6 +24,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.flight import permits
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.permits import Permits
+from broker_core.server.quotas import Quota
 
 LEASE_S = 60.0
 LOOK_S = 5.0  # how often leases are checked
@@ -54,8 +55,9 @@ class _Held:
 
 
 class Channels:
-    def __init__(self, broker: LocalBroker, permits: Permits) -> None:
+    def __init__(self, broker: LocalBroker, permits: Permits, quota: Quota) -> None:
         self._broker = broker
+        self._quota = quota
         self._permits = permits
         self._held: dict[str, _Held] = {}
         self._ended: OrderedDict[str, float] = OrderedDict()  # ids, and when their channels ended
@@ -124,7 +126,7 @@ class Channels:
 
     def _open(self, channel_id: str, caller: Caller) -> int:
         """The client makes the id, so a repeated open opens one channel. When it was opened, by the clock of
-        commits.
+        commits. Raises NotAllowed: the limit of channels is reached.
         """
         channel_id = channel_id or uuid.uuid4().hex
         now = self._broker.run(lambda _state, _change, now: now)
@@ -136,6 +138,7 @@ class Channels:
             if channel_id in self._ended:
                 raise errors.RemoteProtocolError(f"channel {channel_id} has ended; open another one")
             if channel_id not in self._held:
+                self._quota.enter(channel_id, caller.identity.user)
                 self._held[channel_id] = _Held(self._broker.channel(), now, caller)
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="channel-leases", daemon=True)
@@ -154,6 +157,7 @@ class Channels:
             held.channel.close()
         with self._lock:
             del self._held[channel_id]
+            self._quota.leave(channel_id)
             self._ended[channel_id] = now = time.monotonic()
             while len(self._ended) > ENDED or next(iter(self._ended.values())) < now - ENDED_S:
                 self._ended.popitem(last=False)

@@ -28,10 +28,12 @@ from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.flight import audited, permits
 from broker_core.server.flight.caller import Caller
+from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import Channels
 from broker_core.server.flight.listener import FlightListener, close_all
 from broker_core.server.flight.login import identity, peer_address
 from broker_core.server.flight.permits import Permits
+from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
 
 GRACE_S = 5.0  # for calls in progress when the server ends
@@ -47,6 +49,7 @@ class FlightServer:
         hello: contract.Hello,
         logins: Logins,
         accounts: Accounts,
+        quotas: Quotas | None = None,
     ) -> None:
         self.failed = threading.Event()
         self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
@@ -56,7 +59,10 @@ class FlightServer:
         self._hello = hello
         self._logins = logins
         self._permits = Permits(engine, broker, logins.audit)
-        self._channels = Channels(broker, self._permits)
+        quotas = quotas or Quotas()
+        self._part_bytes = quotas.part_bytes
+        self._calls = Calls(quotas.calls)
+        self._channels = Channels(broker, self._permits, quotas.channels)
         accounts.changed.append(self._channels.end_deleted)
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
             "queues": broker.queues,
@@ -70,9 +76,6 @@ class FlightServer:
             **{word: getattr(accounts, word) for word in contract.ACCOUNTS},
         }
         self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._calls = 0
-        self._last_call = time.monotonic()
         self._listeners: list[FlightListener] = []
 
     def listen(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
@@ -86,9 +89,7 @@ class FlightServer:
             each.renew()
 
     def idle_s(self) -> float:
-        """How long there has been no call and no stream; 0 while there is one."""
-        with self._lock:
-            return 0.0 if self._calls else time.monotonic() - self._last_call
+        return self._calls.idle_s()
 
     def stop(self) -> None:
         """End all channels, then the server; calls in progress get GRACE_S."""
@@ -184,8 +185,7 @@ class FlightServer:
 
     def _give_up(self) -> bool:
         """Whether this broker ends now, so that the caller can open its directory."""
-        with self._lock:
-            used = self._calls > 1 or self._channels.held
+        used = self._calls.in_progress > 1 or self._channels.held
         if self.gives_up and not used:
             self.given_up.set()
         return self.given_up.is_set()
@@ -245,7 +245,8 @@ class FlightServer:
     ) -> contract.PartReceipt:
         self._permits.stage(caller, part.header)
         failpoint.here("server.stage.part")
-        rows, checksum = self._engine.stage_part(part.header, part.part, batch, caller.rights)
+        with self._part_bytes.within(caller.identity.user, batch.nbytes):
+            rows, checksum = self._engine.stage_part(part.header, part.part, batch, caller.rights)
         return contract.PartReceipt(part.part, rows, checksum)
 
     def _stage_file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
@@ -262,11 +263,11 @@ class FlightServer:
     @contextlib.contextmanager
     def _call(self, name: str, context: Any = None, caller: Caller | None = None) -> Iterator[Caller]:
         """Count the call, and send an error as its text. Its caller is known, or that of ``context``."""
-        with self._lock:
-            self._calls += 1
         try:
-            caller = caller or self._caller(context)
-            yield caller
+            with self._calls.counted():
+                caller = caller or self._caller(context)
+                with self._calls.limited(name, caller.identity.user):
+                    yield caller
         except pyarrow.flight.FlightError:
             raise
         except ConnectionResetError as error:  # a failpoint that loses the reply
@@ -274,7 +275,7 @@ class FlightServer:
         except errors.LoginRefused as error:
             raise pyarrow.flight.FlightUnauthenticatedError(contract.error_text(error)) from error
         except errors.TxmqError as error:
-            if isinstance(error, errors.AccessRefused) and caller is not None:
+            if isinstance(error, (errors.AccessRefused, errors.NotAllowed)) and caller is not None:
                 audited.refused(self._logins.audit, caller, name, error)
             if isinstance(error, (errors.StoreFailed, errors.DiskFull)):
                 self.failed.set()
@@ -282,10 +283,6 @@ class FlightServer:
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             raise pyarrow.flight.FlightServerError(contract.error_text(error)) from error
-        finally:
-            with self._lock:
-                self._calls -= 1
-                self._last_call = time.monotonic()
 
 
 def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

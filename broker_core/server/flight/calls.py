@@ -1,0 +1,47 @@
+"""The calls of the Flight server that are in progress: how many, how long there was none, and how many there
+may be.
+
+Not here: what a call does (``server.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+from broker_core.server.quotas import Quota
+
+# they are short, and a client needs them to give back what it has
+UNLIMITED = ("hello", "channel.keepalive", "channel.close")
+
+
+class Calls:
+    """Thread-safe."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota = quota
+        self._lock = threading.Lock()
+        self._last_end = time.monotonic()
+        self.in_progress = 0
+
+    def idle_s(self) -> float:
+        """How long there has been no call and no stream; 0 while there is one."""
+        with self._lock:
+            return 0.0 if self.in_progress else time.monotonic() - self._last_end
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        with self._lock:
+            self.in_progress += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.in_progress -= 1
+                self._last_end = time.monotonic()
+
+    def limited(self, name: str, user: str) -> contextlib.AbstractContextManager[None]:
+        """Raises Busy."""
+        return contextlib.nullcontext() if name in UNLIMITED else self._quota.within(user)

@@ -1,0 +1,148 @@
+"""How much of a broker its users may take, together and each: connections, channels, calls of Flight, and
+parts that are being staged.
+
+Not here: the limits of one connection (``amqp/options.py``), of one transaction (``broker/transaction.py``),
+and of what is staged (``micro_batch/branch.py``). Texts of refusals are RabbitMQ's where it has them.
+
+Invariant: what was let in is never ended for a limit. Who is refused has changed nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker_core.errors import Busy, NotAllowed, TxmqError
+from broker_core.micro_batch.branch import StagedLimits
+
+MiB = 1024 * 1024
+
+
+class Most(NamedTuple):
+    """``total``: of all users; ``user``: of each. None: no limit."""
+
+    total: int | None = None
+    user: int | None = None
+
+
+UNLIMITED = Most()
+CALLS = Most(2000, 1000)
+PART_BYTES = Most(1024 * MiB, 512 * MiB)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimits:
+    """``connections``: of AMQP, logged in; a total of None is half of the files that the process may open.
+    ``channels``: of AMQP and of Flight. ``calls``: of Flight, in progress. ``part_bytes``: of the parts that
+    calls are staging.
+    """
+
+    connections: Most = UNLIMITED
+    channels: Most = UNLIMITED
+    calls: Most = CALLS
+    part_bytes: Most = PART_BYTES
+    staged: StagedLimits = field(default_factory=StagedLimits)
+
+
+Refusal = Callable[[str, int, bool], TxmqError]  # of a user, for a limit, which is of this user alone
+
+
+class Quota:
+    """What is in use of one thing. Thread-safe."""
+
+    def __init__(self, most: Most, refusal: Refusal) -> None:
+        self._most = most
+        self._refusal = refusal
+        self._lock = threading.Lock()
+        self._holders: dict[object, tuple[str, int]] = {}
+        self._total = 0
+        self._of_user: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def enter(self, holder: object, user: str, amount: int = 1) -> None:
+        """``holder`` takes ``amount`` until it leaves. Raises the refusal. One that is larger than the limit
+        is let in where nothing else is.
+        """
+        with self._lock:
+            used = self._of_user.get(user, 0)
+            for limit, taken, own in ((self._most.user, used, True), (self._most.total, self._total, False)):
+                if limit is not None and taken + amount > limit and (taken or amount == 1):
+                    raise self._refusal(user, limit, own)
+            self._holders[holder] = (user, amount)
+            self._total += amount
+            self._of_user[user] = used + amount
+
+    def leave(self, holder: object) -> None:
+        """It may be repeated."""
+        with self._lock:
+            user, amount = self._holders.pop(holder, ("", 0))
+            if amount:
+                self._total -= amount
+                self._of_user[user] -= amount
+                if not self._of_user[user]:
+                    del self._of_user[user]
+
+    @contextlib.contextmanager
+    def within(self, user: str, amount: int = 1) -> Iterator[None]:
+        holder = object()
+        self.enter(holder, user, amount)
+        try:
+            yield
+        finally:
+            self.leave(holder)
+
+
+class Quotas:
+    """Of one broker, at all its doors."""
+
+    def __init__(self, limits: QuotaLimits | None = None) -> None:
+        limits = limits or QuotaLimits()
+        total, user = limits.connections
+        self.connections = Quota(Most(sockets() if total is None else total, user), _connection)
+        self.channels = Quota(limits.channels, _channel)
+        self.calls = Quota(limits.calls, _call)
+        self.part_bytes = Quota(limits.part_bytes, _part)
+
+
+def sockets() -> int:
+    """Half of the files that this process may open: the other half is for the store, and for connections that
+    wait for their login.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(hard // 2, 1) if hard != resource.RLIM_INFINITY else 1 << 30
+
+
+def _connection(user: str, limit: int, own: bool) -> TxmqError:
+    if own:
+        text = f"connection refused for user '{user}': user connection limit ({limit}) is reached"
+        return NotAllowed(f"{text}; raise --user-connections")
+    return NotAllowed(
+        f"connection refused: node connection limit ({limit}) is reached; close some, or raise --connections"
+    )
+
+
+def _channel(user: str, limit: int, own: bool) -> TxmqError:
+    if own:
+        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of"
+        return NotAllowed(f"{text} ({limit}); raise --user-channels")
+    text = "number of channels opened on node 'txmq' has reached the maximum allowed limit of"
+    return NotAllowed(f"{text} ({limit}); close some, or raise --channels")
+
+
+def _call(user: str, limit: int, own: bool) -> TxmqError:
+    if own:
+        return Busy(f"{limit} calls of user '{user}' are in progress, the limit", "raise --user-calls")
+    return Busy(f"{limit} calls are in progress, the limit", "try again, or raise --calls")
+
+
+def _part(user: str, limit: int, own: bool) -> TxmqError:
+    if own:
+        text = f"user '{user}' is staging parts of {limit} bytes, the limit"
+        return Busy(text, "raise --user-part-bytes, or stage in fewer tasks")
+    return Busy(f"parts of {limit} bytes are being staged, the limit", "try again, or raise --part-bytes")
