@@ -25,7 +25,7 @@ def unique(rows: DataFrame, keys: Sequence[str], table: str) -> DataFrame:
 
     The rows are shuffled by ``keys``, unless they are already.
     """
-    if not keys:
+    if not keys and not isinstance(keys, str):
         return rows
     _check(keys, rows.columns, table)
     try:
