@@ -1,7 +1,6 @@
 """Applies decided batches (C5): the steps on Delta tables, and the functions of ``after_commit``.
 
-Not here: the decision (``foreach_batch.py``), one append of rows (``delta.py``) or of files (``adding.py``),
-one merge, delete or overwrite (``changing.py``).
+Not here: the decision (``foreach_batch.py``), one commit of a table (``table_format.py``).
 Invariant: batches are applied in the order of their decisions, each until it is marked, and the steps of a
 table in the order of the calls. Every step may be repeated.
 """
@@ -10,8 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -19,26 +16,25 @@ from pyspark.sql.types import StructType
 from broker_core import failpoint
 from broker_core.engine import Engine, LedgerEntry, ToApply
 from broker_core.errors import MissingBranch, NotApplied, OptionError, cause
-from connector import adding, changing, delta, staging
+from connector import staging, target
 from connector.after_commit import AfterCommit, call
-from connector.hidden import Attempt, sweep
-from connector.ledger import offsets_of
+from connector.once import Once
 from connector.options import Address
-from connector.rehearsal import no_rows
-from connector.staged_files import EMPTY, LOST, StagedFiles, is_files, rows_in
-from connector.table import Table, is_path, resolve
-from connector.table_files import TableFiles
+from connector.table import Table, is_path
+from connector.table_format import Attempt, TableFormat
 from connector.trace import INTERRUPTIONS, told
 
 
 class Apply:
     """The operations on tables and the functions of one app."""
 
-    def __init__(self, app_id: str, address: Address, functions: Mapping[str, AfterCommit]) -> None:
+    def __init__(
+        self, tables: TableFormat, app_id: str, address: Address, functions: Mapping[str, AfterCommit]
+    ) -> None:
+        self._tables = tables
         self._app_id = app_id
         self._address = address
         self._functions = functions
-        self._added: set[str] = set()  # txnAppIds, which are of one table
 
     def function(self, name: str) -> AfterCommit:
         try:
@@ -64,23 +60,23 @@ class Apply:
             failpoint.here("foreach.marked")
 
     def _step(self, spark: SparkSession, engine: Engine, entry: LedgerEntry, parts: list[ToApply]) -> None:
-        rows = sum(map(rows_in, parts))
-        changes = changing.is_change(parts[0])
+        rows = sum(map(target.rows_in, parts))
+        changes = target.is_change(parts[0])
         if not rows and not changes:
             return  # an empty Delta commit costs as much as a full one
         batch = f"batch {entry.sequence}, app {self._app_id!r}"
         # a new table that is given as name and as path: the name creates it in the catalog
-        table = resolve(spark, min((part.target["table"] for part in parts), key=is_path))
+        table = self._tables.resolve(spark, min((part.target["table"] for part in parts), key=is_path))
         if changes:
-            changing.require_same_table(table, parts[0], batch)
+            target.require_same_table(table, parts[0], batch)
         elif any(part.target.get("table_id") for part in parts) and not table.exists:
-            held = any(map(is_files, parts))
+            held = any(map(target.is_files, parts))
             raise OptionError(
                 f"table {table.name!r} was dropped before app {self._app_id!r} wrote batch {entry.sequence}"
                 + (f", whose {rows} rows wait in data files in its directory" if held else ""),
-                f"if the directory is gone, so are they: {LOST}"
+                f"if the directory is gone, so are they: {target.LOST}"
                 if held
-                else f"create it again and start the query, or {delta.UNAPPLIED}",
+                else f"create it again and start the query, or {target.UNAPPLIED}",
             )
         try:
             if changes:
@@ -97,66 +93,36 @@ class Apply:
                 f"table {table.name!r} does not take "
                 + (f"the {parts[0].kind}" if changes else "its rows")
                 + f" of {batch} ({told(error)}); the batch is decided, and its rows are kept",
-                f"repair the table and start the query again, or {delta.UNAPPLIED}",
+                f"repair the table and start the query again, or {target.UNAPPLIED}",
             ) from error
 
     def _change(self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]) -> None:
-        with_rows = [part for part in parts if EMPTY not in part.target]
+        with_rows = [part for part in parts if target.EMPTY not in part.target]
 
         def rows(session: SparkSession) -> DataFrame:
-            return self._rows(session, with_rows) if with_rows else no_rows(session, _schema(parts))
+            return self._rows(session, with_rows) if with_rows else staging.no_rows(session, _schema(parts))
 
-        changing.change(
-            spark,
-            table,
-            parts[0],
-            rows,
-            txn_app_id=parts[0].target["txn_app_id"],
-            txn_version=entry.sequence,
-            batch=offsets_of(entry),
-            decided_at_us=entry.committed_at_us,
-        )
+        once = Once.of(entry, parts[0].target["txn_app_id"])
+        self._tables.change(spark, table, target.change_of(parts[0]), rows, once)
 
     def _append(
         self, spark: SparkSession, engine: Engine, table: Table, entry: LedgerEntry, parts: list[ToApply]
     ) -> None:
-        target = parts[0].target
-        once: dict[str, Any] = {
-            "txn_app_id": target.get("txn_app_id", self._app_id),  # not in entries of old versions
-            "txn_version": entry.sequence,
-            "batch": offsets_of(entry),
-            "decided_at_us": entry.committed_at_us,
-            "options": target.get("options", {}),
-        }
-        of_files = [part for part in parts if is_files(part)]
-        if not of_files:
-            delta.append(self._rows(spark, parts), table, partition_by=target.get("partition_by", []), **once)
+        about = parts[0].target
+        once = Once.of(entry, about.get("txn_app_id", self._app_id))  # not in entries of old versions
+        options = about.get("options", {})
+        of_files = [part for part in parts if target.is_files(part)]
+        of_rows = [part for part in parts if not target.is_files(part)]
+        rows = self._rows(spark, of_rows) if of_rows else None
+        if rows is not None and not of_files:
+            self._tables.append(rows, table, once, options, about.get("partition_by", []))
             return
-        staged = [StagedFiles.of(part, engine.read_branches(part.branches)) for part in of_files]
-        place = target["location"]
-        files = TableFiles.at(place)
-        here = table.location == place and len(of_files) == len(parts)
-        known = once["txn_app_id"] in self._added
-        if here and adding.add(spark, table, files, staged, known=known, **once):
-            self._added.add(once["txn_app_id"])
-        else:
-            # the table has changed or moved since: Delta writes the rows again
-            frames = [
-                each.frame(spark, files, place, _schema(parts), f"batch {entry.sequence}") for each in staged
-            ]
-            others = [part for part in parts if not is_files(part)]
-            frames += [self._rows(spark, others)] if others else []
-            delta.append(reduce(DataFrame.unionByName, frames), table, **once)
-        attempt = Attempt(self._app_id, once["txn_app_id"], entry.sequence, entry.token)
-        files.delete(attempt.directory)
+        held = [(part, engine.read_branches(part.branches)) for part in of_files]
+        self._tables.add(spark, table, held, rows, once, options)
+        attempt = Attempt(self._app_id, once.txn_app_id, entry.sequence, entry.token)
+        self._tables.drop(about["location"], attempt)
         failpoint.here("adding.cleared")
-        sweep(
-            files,
-            self._app_id,
-            once["txn_app_id"],
-            entry.sequence,
-            lambda: engine.unapplied(self._app_id),
-        )
+        self._tables.sweep(about["location"], attempt, lambda: engine.unapplied(self._app_id))
 
     def _rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
         branches = [branch for part in parts for branch in part.branches]

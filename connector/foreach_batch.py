@@ -1,6 +1,6 @@
 """``transactional(fn)``: a foreachBatch function whose effects are one transaction.
 
-Not here: the tasks (staging.py), the files of appends (staged_files.py), what follows a decision (apply.py),
+Not here: the tasks (staging.py), tables (checks.py, table_format.py), what follows a decision (apply.py),
 the copy of the ledger in Delta (ledger.py).
 
 Invariant: decide, then apply. Before ``commit_batch`` answers, no effect is visible. Afterwards, all
@@ -29,23 +29,24 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core import failpoint
 from broker_core.engine import BranchHeader, BranchKind, Engine, LedgerEntry, OnNewCheckpoint, StagedBranch
 from broker_core.errors import ConnectionFailed, OptionError, TxmqError
-from connector import changes, changing, delta, staged_files, staging
+from connector import staging, target
 from connector.after_commit import AfterCommit, check_functions
-from connector.appends import Appends
 from connector.apply import Apply
+from connector.checks import Checks
 from connector.dead_letters import Rejection, rejected_rows
 from connector.decoded import Decoded
 from connector.fit import nullable
-from connector.hidden import Attempt
 from connector.ledger import DeltaLedger
 from connector.merge import Merge
-from connector.options import WriteOptions, write_options
+from connector.once import txn_app_id
+from connector.options import Address, WriteOptions, write_options
 from connector.overwrite import Overwrite
 from connector.plan import executed_whole
 from connector.schema import check_publish_columns
 from connector.steps import Steps
-from connector.table import Table, is_connect, resolve
-from connector.table_files import TableFiles
+from connector.table import Table, is_connect
+from connector.table_format import Attempt
+from connector.tables import table_format
 from connector.trace import holds_java_trace, shortened, told
 from connector.when import Clause
 
@@ -110,7 +111,7 @@ class BatchTransaction:
     _owner: Transactional = field(repr=False)
     _branches: list[StagedBranch] = field(default_factory=list, repr=False)
     _steps: Steps = field(default_factory=Steps, repr=False)
-    _hidden: list[tuple[TableFiles, str]] = field(default_factory=list, repr=False)  # one for each append
+    _hidden: list[tuple[str, Attempt]] = field(default_factory=list, repr=False)  # one for each append
     _executed: bool = field(default=False, repr=False)
     _closed: bool = field(default=False, repr=False)
 
@@ -155,22 +156,22 @@ class BatchTransaction:
         Appends to one table are one Delta commit and need the same options and columns. Raises OptionError.
         """
         spark, found = rows.sparkSession, self._table("append", rows, table)
-        chosen, columns = delta.writer_options(table, options)
-        checked = self._owner.appends.check(spark, found, nullable(rows.schema), chosen, columns)
-        rows = delta.fitted(rows, checked.fit)
+        chosen, columns = self._owner.tables.writer_options(table, options)
+        checked = self._owner.checks.append(spark, found, nullable(rows.schema), chosen, columns)
+        rows = checked.ready(rows)
         schema = nullable(rows.schema)
         columns = [] if found.exists else columns  # an existing table has its own
         step = self._steps.append(found.location)
-        target = {
+        about = {
             "options": chosen,
             "partition_by": columns,
             "schema": schema.json(),
             **self._step_target(spark, found, step),
         }
-        self._steps.same_target("append", found.location, step, target)
-        target = {**target, "table": found.name, "table_id": found.table_id}
-        if checked.by_rows or not self._stage_files(rows, found, target):
-            self._stage(rows, "append", target)
+        self._steps.same_target("append", found.location, step, about)
+        about = {**about, "table": found.name, "table_id": found.table_id}
+        if checked.by_rows or not self._stage_files(rows, found, about):
+            self._stage(rows, "append", about)
 
     def merge(
         self, rows: DataFrame, table: str, on: str, *, update: bool | Mapping[str, str] | None = None,
@@ -196,7 +197,7 @@ class BatchTransaction:
         """Replace the rows of a Delta table for which ``where`` (SQL) is true by ``rows``, for which it must
         be true too, exactly once, after the decision. ``options``: of the writer. Raises OptionError.
         """
-        chosen, _ = delta.writer_options(table, options)
+        chosen, _ = self._owner.tables.writer_options(table, options)
         self._change("overwrite", rows, table, Overwrite.made(where, chosen))
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
@@ -208,21 +209,21 @@ class BatchTransaction:
         self._refuse_late_use("after_commit")
         self._owner.apply.function(name)
         schema = nullable(rows.schema)
-        target = {"name": name, "schema": schema.json()}
-        self._steps.same_target("after_commit", name, 0, target)
-        self._stage(rows, "after_commit", target)
+        about = {"name": name, "schema": schema.json()}
+        self._steps.same_target("after_commit", name, 0, about)
+        self._stage(rows, "after_commit", about)
 
     def _table(self, operation: str, rows: DataFrame, table: str) -> Table:
         self._refuse_late_use(operation)
         if not isinstance(table, str) or not table:
             raise OptionError(f"{operation} of {table!r}", "give the path or the name of a Delta table")
-        return resolve(rows.sparkSession, table)
+        return self._owner.tables.resolve(rows.sparkSession, table)
 
     def _step_target(self, spark: SparkSession, table: Table, step: int) -> dict[str, Any]:
-        """What is stored with the decision, so that a repeated step has the same txnAppId."""
+        """What is stored with the decision, so that a repeated step has the same id."""
         app = self.app_id, self._owner.engine.identity(self.app_id), table.location
-        self._owner.appends.guard(spark, table, delta.txn_app_id(*app))
-        return {"txn_app_id": delta.txn_app_id(*app, step), "location": table.location, "step": step}
+        self._owner.checks.guard(spark, table, txn_app_id(*app))
+        return {"txn_app_id": txn_app_id(*app, step), "location": table.location, "step": step}
 
     def _change(
         self,
@@ -233,12 +234,12 @@ class BatchTransaction:
         keys: Sequence[str] = (),
     ) -> None:
         found = self._table(kind, rows, table)
-        rows = changes.ready(rows, found, change, keys)
+        rows = self._owner.checks.change(rows, found, change, keys)
         step = self._step_target(rows.sparkSession, found, self._steps.change(found.location))
-        target = {**step, **changing.target(found, change, nullable(rows.schema))}
-        if not self._stage(rows, kind, target) and change.acts_without_rows:
-            header = self._header(kind, {**target, staged_files.EMPTY: True}, 0)
-            self._branches.append(self._owner.engine.stage(header, iter([changing.nothing()])))
+        about = {**step, **target.of_change(found, change, nullable(rows.schema))}
+        if not self._stage(rows, kind, about) and change.acts_without_rows:
+            header = self._header(kind, {**about, target.EMPTY: True}, 0)
+            self._branches.append(self._owner.engine.stage(header, iter([target.nothing()])))
 
     def _stage(
         self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], rejection: Rejection | None = None
@@ -257,29 +258,26 @@ class BatchTransaction:
         batch = {"app_id": self.app_id, "query_id": self.query_id, "batch_id": self.batch_id}
         return BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
 
-    def _stage_files(self, rows: DataFrame, table: Table, target: Mapping[str, Any]) -> bool:
-        """Stage the files that Delta writes; False if the table has changed since it was resolved."""
-        files = TableFiles.at(table.location)
-        attempt = Attempt(self.app_id, target["txn_app_id"], self.sequence, self._token)
+    def _stage_files(self, rows: DataFrame, table: Table, about: Mapping[str, Any]) -> bool:
+        """Stage files that the table takes; False if it has changed since it was resolved."""
+        attempt = Attempt(self.app_id, about["txn_app_id"], self.sequence, self._token)
         number = len(self._hidden)
-        self._hidden.append((files, attempt.directory))
-        staged = staged_files.write(rows, table, target["options"], files, attempt.append(number))
+        self._hidden.append((table.location, attempt))
+        staged = self._owner.tables.stage(rows, table, about["options"], attempt, number)
         if staged is None:
             return False
         if staged.rows:
-            header = self._header("append", {**target, **staged.target()}, number)
+            header = self._header("append", {**about, **staged.target()}, number)
             self._branches.append(self._owner.engine.stage(header, iter([staged.batch()])))
-        else:
-            files.delete(attempt.append(number))
         self._executed = self._executed or executed_whole(rows, self._batch, stages=False)
         failpoint.here("foreach.files_staged")
         return True
 
     def drop_files(self) -> None:
         """Delete the files of an attempt that can not be decided; what is left, a later batch deletes."""
-        for files, directory in self._hidden:
+        for location, attempt in self._hidden:
             try:
-                files.delete(directory)
+                self._owner.tables.drop(location, attempt)
             except Exception as error:
                 log.warning("files of a lost attempt are not deleted: %s", told(error))
 
@@ -305,7 +303,6 @@ class Transactional:
         lineage: str | None,
     ) -> None:
         self.app_id = options.app_id
-        self.address = options.address
         self._options = options
         self._fn = fn
         self._functions = functions
@@ -319,14 +316,15 @@ class Transactional:
         """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
         self._started = False
-        self.appends = Appends(self.app_id, self._decided)
-        self.apply = Apply(self.app_id, self.address, self._functions)
+        self.tables = table_format()
+        self.checks = Checks(self.tables, self.app_id, self._decided)
+        self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
         self._ledger: DeltaLedger | None = None
         self._session = SparkSession.getActiveSession()  # the user's session; a batch has a clone of it
 
     def __getstate__(self) -> dict[str, Any]:
         kept = dict(self.__dict__)
-        for name in ("_lock", "_started", "appends", "apply", "_ledger", "_session"):
+        for name in ("_lock", "_started", "tables", "checks", "apply", "_ledger", "_session"):
             del kept[name]
         return kept
 
@@ -448,6 +446,10 @@ class Transactional:
     def _apply_decided(self, spark: SparkSession, engine: Engine) -> None:
         """Apply every decided batch that is not applied, in the order of the decisions."""
         self.apply.decided(spark, engine)
+
+    @property
+    def address(self) -> Address:
+        return self._options.address
 
     @property
     def engine(self) -> Engine:

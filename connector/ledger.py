@@ -13,17 +13,20 @@ import datetime
 import logging
 import threading
 import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
 from broker_core.engine import Engine, LedgerEntry
 from broker_core.errors import LineageConflict, TxmqError
-from connector import delta
-from connector.table import in_sql, is_connect, resolve
+from connector.checks import refuse_a_restarted_sequence
+from connector.merge import Merge
+from connector.once import Once
+from connector.table import is_connect
+from connector.table_format import TableFormat
+from connector.tables import table_format
 
 log = logging.getLogger("txmq")
 
@@ -36,18 +39,6 @@ _KEY = ("app_id", "query_id", "batch_id", "token", "log")
 # A Delta commit costs the same for one row and for a thousand: for more entries, one MERGE is cheaper.
 APPENDED_ONE_BY_ONE = 2
 RETRY_PAUSE_S = 1.0
-
-
-def offsets_of(entry: LedgerEntry) -> dict[str, Any]:
-    """The userMetadata of the Delta commit of a batch."""
-    return {
-        "app_id": entry.app_id,
-        "sequence": entry.sequence,
-        "token": entry.token,
-        "query_id": entry.query_id,
-        "batch_id": entry.batch_id,
-        "offsets": {name: [start, end] for name, (start, end) in sorted(entry.ranges.items())},
-    }
 
 
 def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
@@ -74,27 +65,23 @@ def ledger_rows(entry: LedgerEntry) -> list[tuple[Any, ...]]:
     ]
 
 
-def held_tokens(spark: SparkSession, table: str, tokens: Sequence[str]) -> set[str]:
+def held_tokens(
+    tables: TableFormat, spark: SparkSession, table: str, entries: Sequence[LedgerEntry]
+) -> set[str]:
     """The tokens of those of these batches that the ledger table has."""
-    found = resolve(spark, table)
+    found = tables.resolve(spark, table)
     if not found.exists:
         return set()
-    wanted = spark.createDataFrame([(token,) for token in tokens], "token string")
-    rows = (
-        spark.table(in_sql(found.name))
-        .select("token")
-        .join(wanted, "token", "left_semi")
-        .distinct()
-        .collect()
-    )
+    wanted = spark.createDataFrame([(entry.token,) for entry in entries], "token string")
+    rows = tables.read(spark, found).select("token").join(wanted, "token", "left_semi").distinct().collect()
     return {str(row["token"]) for row in rows}
 
 
 class DeltaLedger:
     """Copies the engine's ledger of one app to the Delta table.
 
-    ``spark`` should be a separate session, because a MERGE sets its Delta configuration. ``start`` creates a
-    thread that writes after ``notify``; ``write_missing`` writes in the caller's thread.
+    ``spark``: a session of its own. ``start`` creates a thread that writes after ``notify``;
+    ``write_missing`` writes in the caller's thread.
     """
 
     def __init__(self, spark: SparkSession, table: str, engine: Engine, app_id: str) -> None:
@@ -102,6 +89,7 @@ class DeltaLedger:
         self._table = table
         self._engine = engine
         self._app_id = app_id
+        self._tables = table_format()
         self._txn_app_id = ""  # set in the first round
         self._writing = threading.Lock()
         self._changed = threading.Condition()
@@ -133,32 +121,18 @@ class DeltaLedger:
             last = self._engine.last_entry(self._app_id)
             return 0 if last is None else last.sequence
 
-        table = resolve(spark, self._table)
-        delta.refuse_a_restarted_sequence(spark, table, txn_app_id, self._app_id, decided)
-        held = held_tokens(spark, self._table, [entry.token for entry in entries])
+        table = self._tables.resolve(spark, self._table)
+        refuse_a_restarted_sequence(self._tables, spark, table, txn_app_id, self._app_id, decided)
+        held = held_tokens(self._tables, spark, self._table, entries)
         while entries and entries[0].token in held:
             self._engine.mark_mirrored(self._app_id, entries.pop(0).sequence)
         self._txn_app_id = txn_app_id
         return entries
 
     def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
-        rows = spark.createDataFrame(ledger_rows(entry), LEDGER_COLUMNS).coalesce(1)
-        try:
-            delta.append(
-                rows,
-                resolve(spark, self._table),
-                txn_app_id=self._txn_app_id,
-                txn_version=entry.sequence,
-                batch=offsets_of(entry),
-                decided_at_us=entry.committed_at_us,
-            )
-        except LineageConflict:
-            # the MERGE of another writer may have written it
-            if entry.token not in held_tokens(spark, self._table, [entry.token]):
-                raise
-        failpoint.here("ledger.appended")
-        self._engine.mark_mirrored(self._app_id, entry.sequence)
-        failpoint.here("ledger.marked")
+        table = self._tables.resolve(spark, self._table)
+        rows = _frame(spark, [entry])
+        self._written(spark, [entry], lambda once: self._tables.append(rows, table, once))
 
     def _merge(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> None:
         """Write many entries in one commit.
@@ -166,42 +140,34 @@ class DeltaLedger:
         By key, because another writer may have appended some of them. Under the same txnAppId, because Delta
         allows a blind append concurrent with a MERGE, but not two commits of one app.
         """
-        last = entries[-1]
-        if not resolve(spark, self._table).exists:
+        table = self._tables.resolve(spark, self._table)
+        if not table.exists:
             self._append(spark, entries[0])
             entries = entries[1:]
-        rows = spark.createDataFrame(
-            [row for entry in entries for row in ledger_rows(entry)], LEDGER_COLUMNS
-        ).coalesce(1)
-        view = f"txmq_ledger_{uuid.uuid4().hex}"
-        match = " AND ".join(f"held.{name} <=> new.{name}" for name in _KEY)
-        table = in_sql(resolve(spark, self._table).name)
-
-        def write() -> None:
-            rows.createOrReplaceTempView(view)
-            spark.conf.set("spark.databricks.delta.write.txnAppId", self._txn_app_id)
-            spark.conf.set("spark.databricks.delta.write.txnVersion", str(last.sequence))
-            try:
-                spark.sql(
-                    f"MERGE INTO {table} AS held USING {view} AS new ON {match} WHEN NOT MATCHED THEN "
-                    "INSERT *"
-                ).collect()
-            finally:
-                spark.conf.unset("spark.databricks.delta.write.txnAppId")
-                spark.conf.unset("spark.databricks.delta.write.txnVersion")
-                spark.catalog.dropTempView(view)
-
-        delta.retried(write)
-        missing = {entry.token for entry in entries} - held_tokens(
-            spark, self._table, [entry.token for entry in entries]
+            table = self._tables.resolve(spark, self._table)
+        on = " AND ".join(f"t.{name} <=> s.{name}" for name in _KEY)
+        self._written(
+            spark,
+            entries,
+            lambda once: self._tables.change(
+                spark,
+                table,
+                Merge.made(on, insert=True),
+                lambda session: _frame(session, entries),
+                once,
+            ),
         )
-        if missing:
-            raise LineageConflict(
-                f"Delta has skipped batches of app {self._app_id!r}, "
-                f"because ledger {self._table!r} holds others with these numbers: "
-                "an older copy of the broker's data was restored, or two copies are in use",
-                "use the newest data, or another ledger table",
-            )
+
+    def _written(
+        self, spark: SparkSession, entries: Sequence[LedgerEntry], write: Callable[[Once], None]
+    ) -> None:
+        last = entries[-1]
+        try:
+            write(Once.of(last, self._txn_app_id))
+        except LineageConflict:
+            # a commit of another writer with a later batch may have written them
+            if {entry.token for entry in entries} - held_tokens(self._tables, spark, self._table, entries):
+                raise
         failpoint.here("ledger.appended")
         self._engine.mark_mirrored(self._app_id, last.sequence)
         failpoint.here("ledger.marked")
@@ -294,3 +260,8 @@ def _one_line(error: BaseException) -> str:
     return (
         str(error) if isinstance(error, TxmqError) else (str(error).splitlines() or [type(error).__name__])[0]
     )
+
+
+def _frame(spark: SparkSession, entries: Sequence[LedgerEntry]) -> DataFrame:
+    rows = [row for entry in entries for row in ledger_rows(entry)]
+    return spark.createDataFrame(rows, LEDGER_COLUMNS).coalesce(1)

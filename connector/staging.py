@@ -22,6 +22,7 @@ from broker_core.errors import cause
 from connector.dead_letters import Rejection
 from connector.options import Address
 from connector.schema import to_messages
+from connector.table import is_connect
 
 _STAGED_COLUMNS = "branch string, partition int, attempt int, rows bigint, checksum bigint, receipt string"
 _STAGED_SCHEMA = pa.schema(
@@ -128,3 +129,14 @@ def rows_of(
             yield from address.engine().read_branches(wanted)
 
     return spark.range(0, len(names), 1, tasks).mapInArrow(read_task, schema)
+
+
+def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
+    """A frame without rows that Spark knows to be empty: what it writes starts no Python process."""
+    if is_connect(spark):
+        return spark.createDataFrame([], schema)
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    return DataFrame(
+        session.createDataFrame(jvm.java.util.ArrayList(), session.parseDataType(schema.json())), spark
+    )

@@ -1,6 +1,6 @@
-"""Resolves a table from a name, a path, a URL or a symbolic link, and finds its Delta log.
+"""A table as an operation names it: a name, a path, a URL or a symbolic link.
 
-Not here: reading the log (delta_log.py), checking rows (fit.py).
+Not here: finding it (``table_format.py``), checking rows (``fit.py``).
 
 Invariant: two spellings of one table have one ``location``, if the catalog and the file system can tell. An
 append depends on this for one commit instead of two, never for its rows.
@@ -8,22 +8,15 @@ append depends on this for one commit instead of two, never for its rows.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
-
-from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
 
 from broker_core.errors import OptionError
 
 _PATH = re.compile(r"(?i)\s*delta\s*\.\s*`((?:[^`]|``)+)`\s*")
 _PART = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*")
-_FILE_FORMATS = ("parquet", "orc", "csv", "json", "text", "avro", "xml")
-_SESSION_CATALOG = "spark_catalog"
 _HIGH_WATER_MARK = re.compile(r'delta\.identity\.highWaterMark\\":-?\d+')
 
 
@@ -58,12 +51,6 @@ class Table:
 def without_high_water_marks(action: str) -> str:
     """The JSON of an action without the last values of identity columns, which each commit changes."""
     return _HIGH_WATER_MARK.sub("", action)
-
-
-def digest(metadata: str, protocol: str) -> str:
-    """A short text that differs where the metadata or the protocol of a table differs, in their JSON."""
-    actions = [json.loads(without_high_water_marks(action)) for action in (metadata, protocol)]
-    return hashlib.sha256(json.dumps(actions, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def is_connect(session_or_frame: object) -> bool:
@@ -135,167 +122,3 @@ def plain_location(url: str) -> str:
     if not scheme:
         return rest
     return f"{scheme}://{authority}{rest}"
-
-
-def resolve(spark: SparkSession, spelling: str) -> Table:
-    """The table that ``spelling`` names now. Raises OptionError if it cannot be a Delta table."""
-    path = path_of(spelling)
-    if path is not None:
-        return _at_path(spark, path)
-    parts = name_parts(spelling)
-    if len(parts) == 2 and parts[0].lower() in _FILE_FORMATS and "/" in parts[1]:
-        raise OptionError(f"table {spelling!r}: files of format {parts[0]}", "name a Delta table")
-    parts = _qualified(spark, parts)
-    if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not is_connect(spark):
-        return _in_session_catalog(spark, parts)
-    return _in_some_catalog(spark, parts)
-
-
-def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
-    if len(parts) == 1:
-        return [spark.catalog.currentCatalog(), *name_parts(spark.catalog.currentDatabase()), *parts]
-    if len(parts) == 2 and spark.conf.get(f"spark.sql.catalog.{parts[0]}", None) is None:
-        return [spark.catalog.currentCatalog(), *parts]
-    return parts
-
-
-def _at_path(spark: SparkSession, path: str) -> Table:
-    if is_connect(spark):
-        found = _detail(spark, in_sql(path)) if _is_delta(spark, path) else None
-        if found is None:
-            return Table(path.rstrip("/") or "/", plain_location(path), "")
-        return Table(
-            path.rstrip("/") or "/",
-            plain_location(str(found["location"])),
-            str(found["id"]),
-            _told(spark, in_sql(path), found),
-        )
-    jvm: Any = spark._jvm
-    try:
-        hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
-        file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-        qualified = str(file_system.makeQualified(hadoop_path).toString())
-    except Exception as error:
-        raise OptionError(
-            f"table {path!r}: {_first_line(error)}",
-            "give a path that Spark can write to",
-        ) from error
-    return Table(qualified, plain_location(qualified), *_look(spark, qualified))
-
-
-def _is_delta(spark: SparkSession, path: str) -> bool:
-    try:
-        return spark.read.format("delta").load(path).schema is not None
-    except AnalysisException:  # Spark has several error classes for a missing table
-        return False
-
-
-def log_at(spark: SparkSession, location: str) -> Any:
-    """Delta's object for the log at a path; not on Connect. Raises OptionError without Delta."""
-    jvm: Any = spark._jvm
-    try:
-        return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, location)
-    except TypeError as error:  # py4j raises it for a missing class
-        raise OptionError(
-            f"table {location!r}: the Spark session has no Delta",
-            "build it with delta.configure_spark_with_delta_pip",
-        ) from error
-
-
-def snapshot_at(spark: SparkSession, location: str) -> Any:
-    """Delta's current snapshot of the table at a path; not on Connect."""
-    jvm: Any = spark._jvm
-    nothing = jvm.scala.Option.empty()
-    return log_at(spark, location).update(False, nothing, nothing)
-
-
-def _look(spark: SparkSession, location: str) -> tuple[str, str, str]:
-    """(id, metadata, protocol) of the table at a path; empty if there is none."""
-    snapshot = snapshot_at(spark, location)
-    if int(snapshot.version()) < 0:
-        return "", "", ""
-    return str(snapshot.metadata().id()), str(snapshot.metadata().json()), str(snapshot.protocol().json())
-
-
-def _told(spark: SparkSession, name: str, detail: Any) -> str:
-    """The metadata action, from SQL."""
-    told = {
-        "schemaString": spark.table(name).schema.json(),
-        "partitionColumns": list(detail["partitionColumns"]),
-        "configuration": dict(detail["properties"] or {}),
-    }
-    return json.dumps({"metaData": told}, sort_keys=True)
-
-
-def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
-    """Uses the catalog directly: a few milliseconds for each batch."""
-    jvm: Any = spark._jvm
-    catalog = spark._jsparkSession.sessionState().catalog()
-    identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(parts[2], jvm.scala.Option.apply(parts[1]))
-    if not catalog.databaseExists(parts[1]):
-        raise OptionError(
-            f"table {quoted(parts)!r}: there is no database {parts[1]!r}",
-            "create it, or name another one",
-        )
-    if not catalog.tableExists(identifier):
-        location = plain_location(_decoded(spark, catalog.defaultTablePath(identifier)))
-        name = quoted(
-            parts
-            if spark.conf.get("spark.sql.caseSensitive", "false") == "true"
-            else [part.lower() for part in parts]
-        )
-        if _look(spark, location)[0]:  # for example, written by its path
-            raise OptionError(
-                f"table {name!r}: no such table in the catalog, but its location {location} has one",
-                f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'",
-            )
-        return Table(name, location, "")
-    known = catalog.getTableMetadata(identifier)
-    name = quoted(
-        [_SESSION_CATALOG, str(known.identifier().database().get()), str(known.identifier().table())]
-    )
-    provider = str(known.provider().get()).lower() if known.provider().isDefined() else ""
-    if str(known.tableType().name()) == "VIEW" or provider != "delta":
-        kind = (
-            "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
-        )
-        raise OptionError(f"table {name!r}: it is {kind}", "name a Delta table, or its path")
-    location = _decoded(spark, known.location())
-    table_id, metadata, protocol = _look(spark, location)
-    if not table_id:
-        raise OptionError(
-            f"table {name!r}: there is no Delta log at {location}",
-            "drop and create the table",
-        )
-    return Table(name, plain_location(location), table_id, metadata, protocol)
-
-
-def _decoded(spark: SparkSession, url: Any) -> str:
-    jvm: Any = spark._jvm
-    return str(jvm.org.apache.hadoop.fs.Path(url).toString())
-
-
-def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
-    name = quoted(parts)
-    try:
-        exists = spark.catalog.tableExists(name)
-        found = _detail(spark, name) if exists else None
-    except Exception as error:
-        raise OptionError(
-            f"table {name!r}: {_first_line(error)}",
-            "name a Delta table, or its path",
-        ) from error
-    if found is None:
-        return Table(name, f"name:{name.lower()}", "")
-    if str(found["format"]).lower() != "delta":
-        raise OptionError(f"table {name!r}: a table of format {found['format']}", "name a Delta table")
-    return Table(name, plain_location(str(found["location"])), str(found["id"]), _told(spark, name, found))
-
-
-def _detail(spark: SparkSession, table: str) -> Any:
-    return spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

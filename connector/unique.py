@@ -1,6 +1,6 @@
 """Rows that must differ in some columns. Two given rows for one row of the table make a merge ambiguous.
 
-Not here: when this is asked (``changes.py``).
+Not here: when this is asked (``checks.py``).
 Invariant: the rows that are staged are those that were compared: both happen in one execution.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql.functions import col, count, expr, lit
 
@@ -18,26 +19,23 @@ from connector.table import is_connect
 _COUNT = "__txmq_rows"
 
 
-def check_keys(table: str, columns: Sequence[str], keys: Sequence[str]) -> None:
-    """Raises OptionError unless ``keys`` are names of columns."""
-    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
-        raise OptionError(f"table {table!r}: keys={keys!r}", "give a list of columns of the rows")
-    known = [column.lower() for column in columns]
-    missing = [key for key in keys if key.lower() not in known]
-    if missing:
-        raise OptionError(
-            f"table {table!r}: keys names {', '.join(missing)}, which the rows do not have",
-            f"use columns of {', '.join(columns)}",
-        )
-
-
 def unique(rows: DataFrame, keys: Sequence[str], table: str) -> DataFrame:
     """The rows. Their execution fails if two of them have the same values in ``keys``; nulls are equal.
+    Raises OptionError unless ``keys`` are columns that can be compared.
 
     The rows are shuffled by ``keys``, unless they are already.
     """
-    if not keys:
+    if not keys and not isinstance(keys, str):
         return rows
+    _check(keys, rows.columns, table)
+    try:
+        return _asserted(rows, keys, table)
+    except PySparkException as error:
+        told = str(error).strip().partition("\n")[0]
+        raise OptionError(f"table {table!r}: keys={list(keys)!r} cannot be compared: {told[:500]}") from error
+
+
+def _asserted(rows: DataFrame, keys: Sequence[str], table: str) -> DataFrame:
     columns = [col(quoted(key)) for key in keys]
     spark = rows.sparkSession
     if not is_connect(spark) and str(spark.conf.get("spark.sql.adaptive.enabled")).lower() != "true":
@@ -51,3 +49,15 @@ def unique(rows: DataFrame, keys: Sequence[str], table: str) -> DataFrame:
     first, *others = (name for name in counted.columns if name != _COUNT)
     asserted = f"CASE WHEN {_COUNT} > 1 THEN raise_error({text}) ELSE {quoted(first)} END"
     return counted.select(expr(asserted).alias(first), *(col(quoted(name)) for name in others))
+
+
+def _check(keys: Sequence[str], columns: Sequence[str], table: str) -> None:
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        raise OptionError(f"table {table!r}: keys={keys!r}", "give a list of columns of the rows")
+    known = [column.lower() for column in columns]
+    missing = [key for key in keys if key.lower() not in known]
+    if missing:
+        raise OptionError(
+            f"table {table!r}: keys names {', '.join(missing)}, which the rows do not have",
+            f"use columns of {', '.join(columns)}",
+        )

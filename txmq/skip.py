@@ -16,13 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.types import StructType
 
 from broker_core.engine import Engine, LedgerEntry, ToApply
 from broker_core.errors import NotApplied, OptionError, UnknownTransaction
-from connector import changing
-from connector.loose_files import LooseFiles
-from connector.staged_files import LOST, StagedFiles, is_files, rows_in
+from connector.tables import table_format
+from connector.target import CHANGE, LOST, is_change, is_files, rows_in
 
 
 def goal(part: ToApply) -> str:
@@ -91,13 +89,11 @@ def _rows(engine: Engine, part: ToApply, *, lost: bool) -> Iterator[pa.RecordBat
     batches = engine.read_branches(part.branches) if rows_in(part) else iter(())
     if not is_files(part):
         return batches
-    staged = StagedFiles.of(part, batches)
-    schema = StructType.fromJson(json.loads(part.target["schema"]))
-    files = LooseFiles(staged, part.target["location"], schema)
+    files = table_format().loose(part, batches)
     gone = files.missing()
     if gone and not lost:
         raise NotApplied(
-            f"{len(gone)} of {len(staged.files)} data files with {staged.rows} decided rows for "
+            f"{len(gone)} of {len(files)} data files with {rows_in(part)} decided rows for "
             f"{goal(part)!r} are gone ({', '.join(gone[:3])}), and nothing was skipped. If the table has the "
             "rows already, the next start of the query finds that",
             LOST,
@@ -115,8 +111,8 @@ def _write(path: Path, entry: LedgerEntry, part: ToApply, rows: Iterator[pa.Reco
         "kind": part.kind,
     }
     about |= {"to": goal(part), "rows": rows_in(part)}
-    if changing.is_change(part):
-        about["change"] = part.target[changing.KEY]
+    if is_change(part):
+        about["change"] = part.target[CHANGE]
     first = next(rows, None)
     schema = first.schema if first is not None else pa.schema([])  # of a change without rows
     schema = schema.with_metadata({**(schema.metadata or {}), b"txmq": json.dumps(about).encode()})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from connector.delta_log import CLOCKS_APART_MS, Commit, held, is_of
+from connector.delta.log import CLOCKS_APART_MS, Commit, held, is_of
 
 DECIDED_MS = 10 * CLOCKS_APART_MS
 BATCH = {"app_id": "app", "sequence": 4, "token": "mine", "query_id": "q", "batch_id": 3}

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from broker_core.engine import LedgerEntry
-from connector.hidden import Attempt, sweep
-from connector.table_files import TableFiles
+from connector.delta.hidden import directory, sweep
+from connector.delta.table_files import TableFiles
+from connector.table_format import Attempt
 
 
 def entry(sequence: int, token: str) -> LedgerEntry:
@@ -18,7 +19,7 @@ def entry(sequence: int, token: str) -> LedgerEntry:
 
 
 def keep(root: Path, attempt: Attempt) -> Path:
-    file = root / attempt.append(0) / "p=1" / "part.parquet"
+    file = root / directory(attempt) / "0" / "p=1" / "part.parquet"
     file.parent.mkdir(parents=True)
     file.write_text("rows")
     return file
@@ -33,12 +34,14 @@ def test_attempts_that_can_be_neither_decided_nor_added_are_swept_and_no_others(
     other_engine = keep(tmp_path, Attempt("app", "app@b/t", 3, "x"))
     other_app = keep(tmp_path, Attempt("app2", "app2@a/t", 3, "x"))
     asked: list[int] = []
-    sweep(TableFiles(tmp_path), "app", "app@a/t", 4, lambda: [entry(4, "decided"), *asked])  # type: ignore[list-item]
+    sweep(
+        TableFiles(tmp_path), Attempt("app", "app@a/t", 4, "decided"), lambda: [entry(4, "decided"), *asked]
+    )  # type: ignore[list-item]
     assert not any(file.exists() for file in lost)
     assert all(file.exists() for file in (undecided, unapplied, other_engine, other_app))
-    sweep(TableFiles(tmp_path), "app", "app@a/t", 5, lambda: [entry(5, "z")])
+    sweep(TableFiles(tmp_path), Attempt("app", "app@a/t", 5, "z"), lambda: [entry(5, "z")])
     assert undecided.exists() and not unapplied.exists()
-    sweep(TableFiles(tmp_path / "nothing there"), "app", "app@a/t", 5, list)
+    sweep(TableFiles(tmp_path / "nothing there"), Attempt("app", "app@a/t", 5, "z"), list)
 
 
 def test_nothing_is_asked_while_there_is_nothing_to_sweep(tmp_path: Path) -> None:
@@ -47,7 +50,7 @@ def test_nothing_is_asked_while_there_is_nothing_to_sweep(tmp_path: Path) -> Non
     def asked() -> list[LedgerEntry]:
         raise AssertionError("asked")
 
-    sweep(TableFiles(tmp_path), "app", "app@a/t", 4, asked)
+    sweep(TableFiles(tmp_path), Attempt("app", "app@a/t", 4, "y"), asked)
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -19,8 +19,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from connector.loose_files import LooseFiles
-from connector.staged_files import StagedFiles
+from connector.delta.loose_files import LooseFiles
+from connector.delta.staged_files import StagedFiles
 
 PHYSICAL = "delta.columnMapping.physicalName"
 

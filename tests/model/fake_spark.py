@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from connector.delta_log import Commit
+from connector.delta.log import Commit
 from tests.model.actors import Actor, point
 
 Task = Callable[[], Iterator[pa.RecordBatch]]
@@ -77,15 +77,8 @@ class Session:
     def conf(self) -> Session:
         return self
 
-    @property
-    def catalog(self) -> Session:
-        return self
-
-    def dropTempView(self, name: str) -> None:
-        del self.views[name]
-
-    def sql(self, statement: str) -> Merge | Change:
-        return Change(self, statement) if Change.FORM.match(statement) else Merge(self, statement)
+    def sql(self, statement: str) -> Change:
+        return Change(self, statement)
 
     def getLocalProperty(self, key: str) -> str | None:
         return self.properties.get(key)
@@ -261,65 +254,43 @@ class Delta:
         return [row for commit in self.tables.get(table, ()) for row in commit.rows]
 
 
-class Merge:
-    """``MERGE INTO t AS held USING v AS new ON <equal columns> WHEN NOT MATCHED THEN INSERT *``, where the
-    key is the first columns.
+class Change:
+    """``MERGE INTO t AS t USING v AS s ON ...``: a commit of the rows, whatever they change. If it only inserts by
+    equal columns, which are the first ones: of the rows that the table has not.
     """
 
-    FORM = re.compile(
-        r"MERGE INTO (?P<table>\S+) AS held USING (?P<view>\S+) AS new ON (?P<match>.*) WHEN "
-        r"NOT MATCHED THEN INSERT \*"
-    )
+    FORM = re.compile(r"MERGE INTO (?P<table>\S+) AS t USING (?P<view>\S+) AS s ON (?P<rest>.*)", re.DOTALL)
+    ONLY_INSERTS = re.compile(r"\((?P<key>[^\n]*<=>[^\n]*)\)\s*WHEN NOT MATCHED THEN INSERT \*\s*")
 
     def __init__(self, session: Session, statement: str) -> None:
         found = self.FORM.fullmatch(statement)
         assert found is not None, statement
         self._session = session
         self._table = found["table"].removeprefix("delta.`").removesuffix("`")
-        self._rows: Any = session.views[found["view"]]
-        self._key = found["match"].count("<=>")
+        self._given = session.views[found["view"]]
+        inserts = self.ONLY_INSERTS.fullmatch(found["rest"])
+        self._key = inserts["key"].count("<=>") if inserts is not None else 0
 
     def collect(self) -> list[Any]:
-        point("delta merge")
         delta, conf = self._session.world.delta, self._session.properties
-        held = {row[: self._key] for row in delta.rows(self._table)}
-        rows = [row for row in self._rows if row[: self._key] not in held]
-        app, version = (
-            conf.get("spark.databricks.delta.write.txnAppId", ""),
-            conf.get("spark.databricks.delta.write.txnVersion", "-1"),
-        )
-        delta.append(self._table, app, int(version), rows, {})
-        return []
-
-
-class Change:
-    """``MERGE INTO t AS t USING v AS s ON ...`` of a micro-batch: a commit of the rows, whatever they change."""
-
-    FORM = re.compile(r"MERGE INTO (?P<table>\S+) AS t USING (?P<view>\S+) AS s ON ")
-
-    def __init__(self, session: Session, statement: str) -> None:
-        found = self.FORM.match(statement)
-        assert found is not None
-        self._session = session
-        self._table = found["table"].removeprefix("delta.`").removesuffix("`")
-        self._frame = session.views[found["view"]]
-
-    def collect(self) -> list[Any]:
-        assert isinstance(self._frame, Frame)
-        rows = [tuple(row.values()) for row in self._frame.collect()]
-        point("delta commit")
-        conf = self._session.properties
+        if isinstance(self._given, Frame):
+            rows = [tuple(row.values()) for row in self._given.collect()]
+        else:
+            rows = list(self._given)
+        point("delta merge" if self._key else "delta commit")
+        if self._key:
+            held = {row[: self._key] for row in delta.rows(self._table)}
+            rows = [row for row in rows if row[: self._key] not in held]
         write = "spark.databricks.delta.write"
         metadata = json.loads(conf["spark.databricks.delta.commitInfo.userMetadata"])
-        self._session.world.delta.append(
-            self._table, conf[f"{write}.txnAppId"], int(conf[f"{write}.txnVersion"]), rows, metadata
-        )
+        app, version = conf[f"{write}.txnAppId"], int(conf[f"{write}.txnVersion"])
+        delta.append(self._table, app, version, rows, metadata)
         return []
 
 
 @contextmanager
 def isolated(session: Session, settings: Mapping[str, str]) -> Iterator[Session]:
-    """As ``connector.isolated``."""
+    """As ``connector.delta.isolated``."""
     yield Session(session.world, {**session.properties, **settings})
 
 

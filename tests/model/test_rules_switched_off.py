@@ -28,9 +28,11 @@ from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads
 from broker_core.node.engine import EmbeddedEngine
-from connector import after_commit, apply, delta, staging
+from connector import after_commit, apply, foreach_batch, staging
+from connector.delta.append import append
 from connector.foreach_batch import BatchTransaction, Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
+from connector.once import Once
 from connector.reader_lock import ReaderLock
 from connector.source import TxmqStreamReader
 from connector.table import Table
@@ -569,14 +571,7 @@ def apply_at_the_next_start(patch: Patch) -> None:
 
 def append_at_once(patch: Patch) -> None:
     def without(tx: BatchTransaction, rows: Any, table: str, **_options: Any) -> None:
-        delta.append(
-            rows,
-            Table(table, table, ""),
-            txn_app_id=tx.app_id,
-            txn_version=tx.sequence,
-            batch={"token": tx._token},
-            decided_at_us=0,
-        )
+        append(rows, Table(table, table, ""), Once(tx.app_id, tx.sequence, {"token": tx._token}, 0))
 
     patch.setattr(BatchTransaction, "append", without)
 
@@ -610,8 +605,12 @@ def rows_may_be_freed_early(patch: Patch) -> None:
 
 
 def one_id_for_all_steps(patch: Patch) -> None:
-    made = delta.txn_app_id
-    patch.setattr(delta, "txn_app_id", lambda app, identity, location, step=0: made(app, identity, location))
+    made = foreach_batch.txn_app_id
+    patch.setattr(
+        foreach_batch,
+        "txn_app_id",
+        lambda app, identity, location, step=0: made(app, identity, location),
+    )
 
 
 def steps_in_another_order(patch: Patch) -> None:

@@ -31,9 +31,11 @@ from broker_core.micro_batch import claim
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
-from connector.delta_log import STEP
+from connector.delta.format import Delta as DeltaFormat
 from connector.ledger import DeltaLedger
+from connector.once import STEP
 from connector.table import Table
+from connector.table_format import Checked
 from tests.model.actors import Actor, current, point
 from tests.model.driver import ROW, URL, Driver
 from tests.model.fake_spark import (
@@ -571,11 +573,8 @@ class _Gate:
 def world(**options: Any) -> Iterator[World]:
     """A world, with Spark, Delta and the connection replaced while it is there."""
     import broker_core.client.broker
-    import connector.apply
-    import connector.changes
-    import connector.changing
-    import connector.delta
-    import connector.delta_log
+    import connector.delta.changing
+    import connector.delta.log
     import connector.foreach_batch
     import connector.ledger
     import connector.options
@@ -592,30 +591,30 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.reader_lock, "PATIENCE_S", 0.0)
         for module in (connector.ledger, connector.foreach_batch):
             patch.setattr(module, "is_connect", lambda _session: _current[-1].sink == "connect")
-        for module in (connector.ledger, connector.foreach_batch, connector.apply):
-            patch.setattr(
-                module,
-                "resolve",
-                lambda _spark, name: Table(name, name, name if name in _current[-1].delta.tables else ""),
-            )
-        patch.setattr(connector.delta, "check_append", lambda *_: None)
-        patch.setattr(connector.changes, "ready", lambda rows, *_: rows)
-        patch.setattr(connector.changing, "isolated", isolated)
-        patch.setattr(connector.apply, "no_rows", lambda session, schema: Frame(session, [], schema))
         patch.setattr(
-            connector.delta_log,
+            DeltaFormat,
+            "resolve",
+            lambda _self, _spark, name: Table(name, name, name if name in _current[-1].delta.tables else ""),
+        )
+        checked = Checked(lambda rows: rows, by_rows="a model")
+        patch.setattr(DeltaFormat, "check_append", lambda *_: checked)
+        patch.setattr(DeltaFormat, "check_change", lambda *_: checked)
+        patch.setattr(connector.delta.changing, "isolated", isolated)
+        patch.setattr(connector.staging, "no_rows", lambda session, schema: Frame(session, [], schema))
+        patch.setattr(
+            connector.delta.log,
             "stored_version",
             lambda _spark, table, app: _current[-1].delta.version(table.name, app),
         )
         patch.setattr(
-            connector.delta_log,
+            connector.delta.log,
             "commits",
             lambda _spark, table, fresh=True: _current[-1].delta.history(table.name),
         )
         patch.setattr(
             connector.ledger,
             "held_tokens",
-            lambda _spark, table, _tokens: {row[3] for row in _current[-1].delta.rows(table)},
+            lambda _tables, _spark, table, _entries: {row[3] for row in _current[-1].delta.rows(table)},
         )
         patch.setattr(parts, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from broker_core.launcher import Broker
-from connector.table import resolve
-from connector.table_files import DISK
+from connector.delta.resolve import resolve
+from connector.delta.table_files import DISK
 from tests.spark.jobs import INTERPRETED
 from tests.spark.pipelines import delta_rows
 

@@ -16,9 +16,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from broker_core.errors import NotApplied, OptionError, cause
-from connector import delta, rehearsal
+from connector.delta import rehearsal
+from connector.delta.append import check_append
+from connector.delta.resolve import resolve
 from connector.foreach_batch import BatchTransaction
-from connector.table import resolve
 from tests.spark.test_foreach_batch import run
 from txmq.cli import main
 
@@ -161,7 +162,7 @@ def test_tables_alike_are_rehearsed_once_in_a_process(
 
     def check(name: str, *by: str, **options: str) -> int:
         before = len(made)
-        delta.check_append(rig.spark, resolve(rig.spark, str(tmp_path / name)), schema, options, by)
+        check_append(rig.spark, resolve(rig.spark, str(tmp_path / name)), schema, options, by)
         return len(made) - before
 
     # tables that are there, and two that are not

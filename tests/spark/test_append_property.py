@@ -12,11 +12,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import expr
 
 from broker_core.errors import OptionError
-from connector import adding, delta, staged_files
-from connector.appends import why_rows
+from connector.delta import adding, staged_files
+from connector.delta.append import append, check_append, fitted
+from connector.delta.appends import why_rows
+from connector.delta.resolve import resolve
+from connector.delta.table_files import TableFiles
 from connector.fit import nullable
-from connector.table import Table, resolve
-from connector.table_files import TableFiles
+from connector.once import Once
+from connector.table import Table
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -91,7 +94,7 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
     found = resolve(spark, spelled)
     told = f"{ddl} <- {rows.schema.simpleString()} {options} as {found.name}"
     try:
-        rows = delta.fitted(rows, delta.check_append(spark, found, nullable(rows.schema), options, []))
+        rows = fitted(rows, check_append(spark, found, nullable(rows.schema), options, []))
         values = [tuple(row) for row in rows.collect()]
     except OptionError:
         return "refused"
@@ -100,39 +103,30 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
             raise AssertionError(told) from error
         return "refused value"
     staged = spark.createDataFrame(values, nullable(rows.schema))
-    batch = {"app_id": "app", "sequence": 1, "token": table, "query_id": "q", "batch_id": 0}
     try:
-        delta.append(
-            staged, found, txn_app_id="app", txn_version=1, batch=batch, decided_at_us=0, options=options
-        )
+        append(staged, found, once(1, table), options)
     except Exception as error:
         raise AssertionError(f"passed the check and failed: {told}, values {values}: {error}") from error
     assert spark.table(table).count() == 1
     if not why_rows(spark, found, nullable(rows.schema), options):
-        append_files(spark, rows, found, options, {**batch, "sequence": 2, "token": f"{table} files"}, told)
+        append_files(spark, rows, found, options, told)
         first, second = (str(row) for row in spark.table(table).collect())
         assert first == second, told
     return "appended"
 
 
-def append_files(
-    spark: SparkSession, rows: Any, found: Table, options: dict[str, str], batch: dict[str, Any], told: str
-) -> None:
+def once(sequence: int, token: str) -> Once:
+    batch = {"app_id": "app", "sequence": sequence, "token": token, "query_id": "q", "batch_id": 0}
+    return Once("app", sequence, batch, 0)
+
+
+def append_files(spark: SparkSession, rows: Any, found: Table, options: dict[str, str], told: str) -> None:
     files = TableFiles.at(found.location)
     staged = staged_files.write(rows, found, options, files, "_txmq/tried/0")
     assert staged is not None and staged.rows == 1, told
-    assert adding.add(
-        spark,
-        found,
-        files,
-        [staged],
-        txn_app_id="app",
-        txn_version=2,
-        batch=batch,
-        decided_at_us=0,
-        options=options,
-        known=True,
-    ), told
+    assert adding.add(spark, found, files, [staged], once(2, f"{found.name} files"), options, known=True), (
+        told
+    )
 
 
 def test_what_passes_the_check_before_the_decision_is_appended(spark: SparkSession) -> None:

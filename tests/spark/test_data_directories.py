@@ -15,11 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.errors import LineageConflict, cause
 from broker_core.launcher import Broker
-from connector import delta, staging
+from connector import staging
+from connector.delta.append import append
+from connector.delta.resolve import resolve
+from connector.fit import nullable
 from connector.foreach_batch import BatchTransaction, transactional
-from connector.ledger import DeltaLedger, offsets_of
+from connector.ledger import DeltaLedger
+from connector.once import Once, offsets_of, txn_app_id
 from connector.options import write_options
-from connector.table import resolve
 from tests.spark.conftest import Rig
 from tests.spark.pipelines import delta_rows, delta_transactions
 
@@ -109,16 +112,9 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
     opened = engine.open_batch("app", "third", 0, "resume")
     decided = engine.commit_batch("app", "third", 0, opened.token, []).entry
     rows = place.spark.createDataFrame([("x",)], "body string")
-    txn = delta.txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
+    txn = txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
     with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
-        delta.append(
-            rows,
-            resolve(place.spark, str(place.table)),
-            txn_app_id=txn,
-            txn_version=2,
-            batch=offsets_of(decided),
-            decided_at_us=decided.committed_at_us,
-        )
+        append(rows, resolve(place.spark, str(place.table)), Once.of(decided, txn))
     with pytest.raises(LineageConflict, match="Delta has skipped batch 2"):
         DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
 
@@ -131,7 +127,7 @@ def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
     """
     engine = place.rig.broker.engine
     rows_of = {body: spark.createDataFrame([(body,)], "body string") for body in "abc"}
-    schema = delta.nullable(rows_of["a"].schema).json()
+    schema = nullable(rows_of["a"].schema).json()
     target = {
         "table": resolve(spark, str(place.table)).name,
         "options": {},
@@ -163,7 +159,7 @@ def test_what_an_earlier_version_decided_and_maybe_appended_is_appended_once(
             engine.mark_applied("app", entry.sequence)
     place.run("d", on_new_checkpoint="resume")
     assert place.bodies() == ["a", "b", "c", "d"]
-    txn = (delta.txn_app_id("app", engine.identity(), resolve(spark, str(place.table)).location), 4)
+    txn = (txn_app_id("app", engine.identity(), resolve(spark, str(place.table)).location), 4)
     assert delta_transactions(place.table) == [("app", 1), ("app", 2), ("app", 3), txn]
 
 

@@ -1,11 +1,11 @@
-"""Merges, deletes and overwrites of a micro-batch: what they do, in which order, once; and what is refused."""
+"""Merges, deletes and overwrites of a micro-batch: what they do, in which order, once; and what is refused. That each
+is one commit, also beside another driver: ``tests/contract/tables``.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from broker_core import failpoint
 from broker_core.errors import NotApplied, OptionError, cause
 from connector import staging
 from connector.foreach_batch import BatchTransaction, transactional
 from connector.when import When
-from tests.progress import wait_until
 from tests.spark.pipelines import delta_actions, delta_transactions
 from tests.spark.test_foreach_batch import run
 from txmq.cli import main
@@ -48,10 +47,19 @@ def lake(rig: Any, tmp_path: Path) -> str:
     return made(rig, tmp_path / "lake")
 
 
-def made(rig: Any, table: Path | str, columns: str = "id STRING, n INT, gone BOOLEAN", more: str = "") -> str:
+ROWS_BEFORE = "VALUES ('a', 10, NULL), ('b', 20, NULL), ('z', 30, NULL)"
+
+
+def made(rig: Any, table: Path | str, columns: str = "", more: str = "") -> str:
     name = f"delta.`{table}`"
+    if not columns:  # one commit, one file
+        select = (
+            f"/*+ COALESCE(1) */ id, n, CAST(gone AS BOOLEAN) AS gone FROM {ROWS_BEFORE} AS held(id, n, gone)"
+        )
+        rig.spark.sql(f"CREATE TABLE {name} USING delta AS SELECT {select}")
+        return str(table)
     rig.spark.sql(f"CREATE TABLE {name} ({columns}) USING delta {more}")
-    rig.spark.sql(f"INSERT INTO {name} (id, n) VALUES ('a', 10), ('b', 20), ('z', 30)")
+    rig.spark.sql(f"INSERT INTO {name} (id, n, gone) {ROWS_BEFORE}")
     return str(table)
 
 
@@ -78,7 +86,12 @@ CLAUSES = [
 ]
 
 
-def test_every_operation_does_what_delta_does_with_the_same_rows(rig: Any, tmp_path: Path) -> None:
+def test_every_operation_does_what_delta_does_with_the_same_rows(
+    rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[DataFrame] = []
+    execute = staging.execute
+    monkeypatch.setattr(staging, "execute", lambda frame: (again.append(frame), execute(frame)))
     rig.declare("in")
     rig.publish("in", "a1", "b9", "c3", "d4-gone")
     ours, deltas, evolving, place = (
@@ -93,11 +106,16 @@ def test_every_operation_does_what_delta_does_with_the_same_rows(rig: Any, tmp_p
         wider = given.selectExpr("*", "n AS m")
         tx.merge(wider, evolving, on, update=True, insert={"id": "s.id"}, delete="s.gone", merge_schema=True)
         tx.delete(given.selectExpr("n * 10 AS tens"), evolving, "t.n >= s.tens AND t.n < s.tens + 5")
+        nothing = given.where("false")
+        gone = When.not_matched_by_source("t.id = 'd'").delete()
+        tx.merge(nothing, evolving, on, clauses=[When.matched().update({"n": "0"}), gone])
+        tx.merge(nothing, evolving, on, update={"n": "0"})  # no effect: no commit
         tx.merge(given, "merged_by_name", on, insert=True)
-        tx.overwrite(given.where("false"), "merged_by_name", "id = 'z'")
+        tx.overwrite(nothing, "merged_by_name", "id = 'z'")
         tx.overwrite(given.selectExpr("id || id AS id", "CAST(n AS BIGINT) AS n"), "MERGED_by_name", "n < 10")
 
     run(rig, fn)
+    assert again == [], "the comparison of the keys has executed the batch whole"
     given = rig.spark.createDataFrame(
         [("a", 1, False), ("b", 9, False), ("c", 3, False), ("d", 4, True)], "id STRING, n INT, gone BOOLEAN"
     )
@@ -119,8 +137,8 @@ def test_every_operation_does_what_delta_does_with_the_same_rows(rig: Any, tmp_p
         ("a", 1, 1),
         ("b", 9, 9),
         ("c", None, None),
-        ("d", None, None),
     ]
+    assert steps_of(evolving) == [(1, step) for step in STEPS[:3]]
     doubled = [("aa", 1), ("bb", 9), ("cc", 3), ("dd", 4)]
     assert held(rig, place) == sorted([("a", 10), ("b", 20), *doubled])
     told = [action["commitInfo"] for action in delta_actions(Path(place)) if "commitInfo" in action][-3:]
@@ -153,19 +171,22 @@ def test_operations_on_a_table_are_done_in_the_order_of_the_calls_each_once(rig:
     table = made(rig, tmp_path / "lake")
     rig.spark.sql(f"DELETE FROM delta.`{table}`")
     rig.publish("in", "c1", "d2")
-    points = ["changing.committed", "foreach.applied.2", "foreach.applied.4"]
 
     def others(name: str) -> None:
         if name != "foreach.applied.4":
             rig.spark.sql(f"INSERT INTO delta.`{table}` VALUES ('other', 0, true)")
+        if name == "foreach.applied.2":
             rig.spark.sql(f"OPTIMIZE delta.`{table}`")
         raise RuntimeError(f"stop at {name}")
 
-    for point in points:
+    failpoint.arm("changing.committed", others)
+    with pytest.raises(Exception, match="stop at changing"):
+        run(rig, every_kind(table))
+    for point in ("foreach.applied.2", "foreach.applied.4"):  # two more drivers, when they start
         failpoint.disarm()
         failpoint.arm(point, others)
         with pytest.raises(Exception, match=f"stop at {point}"):
-            run(rig, every_kind(table))
+            applied(rig, every_kind(table))
     failpoint.disarm()
     rig.publish("in", "c1", "d2")  # the next batch has the same ids, with the next version
 
@@ -182,89 +203,9 @@ def test_operations_on_a_table_are_done_in_the_order_of_the_calls_each_once(rig:
     assert rig.broker.engine.unapplied("app") == []
 
 
-def test_two_drivers_that_merge_at_the_same_time_merge_once_and_no_other_write_is_lost(
-    rig: Any, lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One overtakes the other within its MERGE; another writer of the same session commits there too."""
-    asked, go = tmp_path / "asked", tmp_path / "go"
-
-    def merge(batch: DataFrame, tx: BatchTransaction) -> None:
-        tx.merge(rows(batch), lake, "t.id = s.id", update={"n": "t.n + s.n"}, insert=True, keys=["id"])
-
-    rows_of, execute = staging.rows_of, staging.execute
-    first: list[SparkSession] = []
-    again: list[DataFrame] = []
-    monkeypatch.setattr(staging, "execute", lambda frame: (again.append(frame), execute(frame)))
-
-    def waiting(spark: SparkSession, *more: Any) -> DataFrame:
-        if first:
-            return rows_of(spark, *more)
-        first.append(spark)
-
-        def wait(batches: Iterator[Any]) -> Iterator[Any]:
-            asked.touch()
-            while not go.exists():
-                time.sleep(0.01)
-            yield from batches
-
-        frame = rows_of(spark, *more)
-        return frame.mapInArrow(wait, frame.schema)
-
-    errors: list[BaseException] = []
-    other = transactional(merge, url=rig.broker.url, app_id="app").apply
-
-    def overtake() -> None:
-        try:
-            wait_until(asked.exists, "the first driver reads its rows")
-            rig.spark.sql(f"INSERT INTO delta.`{lake}` VALUES ('w', 7, false)")
-            other.decided(rig.spark, rig.broker.engine)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            go.touch()
-
-    monkeypatch.setattr(staging, "rows_of", waiting)
-    rig.publish("in", "a1", "c3")
-    thread = threading.Thread(target=overtake)
-    thread.start()
-    run(rig, merge)
-    thread.join()
-    assert errors == [] and len(first) == 1
-    assert again == [], "the comparison of the keys has executed the batch whole"
-    assert held(rig, lake) == [("a", 11), ("b", 20), ("c", 3), ("w", 7), ("z", 30)]
-    assert steps_of(lake) == [(1, "")] and rig.broker.engine.unapplied("app") == []
-    settings = rig.spark.conf.getAll
-    assert not [name for name in settings if "txnAppId" in name or "userMetadata" in name]
-
-
-def test_changes_without_rows_and_without_effect_are_done_once_too(
-    rig: Any, lake: str, tmp_path: Path
-) -> None:
-    """Stopped behind each: what changes nothing is a commit, and is not repeated."""
-    overwritten = made(rig, tmp_path / "overwritten")
-    swept = made(rig, tmp_path / "swept")
-
-    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
-        nothing = rows(batch).where("false")
-        tx.merge(rows(batch), lake, "t.id = s.id", update={"n": "-1"})  # no row matches
-        tx.merge(nothing, lake, "t.id = s.id", update=True)  # no effect: no commit
-        tx.overwrite(nothing, overwritten, "n > 15")
-        sweep = When.not_matched_by_source("t.id <> 'a'").delete()
-        tx.merge(nothing, swept, "t.id = s.id", clauses=[When.matched().update(), sweep])
-
-    rig.publish("in", "q1")
-    for step in (0, 2):
-        failpoint.disarm()
-        failpoint.arm(f"foreach.applied.{step}", "raise")
-        with pytest.raises(Exception, match=f"failpoint foreach.applied.{step}"):
-            run(rig, fn)
-        rig.spark.sql(f"INSERT INTO delta.`{lake}` VALUES ('q', {step}, false)")
-    failpoint.disarm()
-    run(rig, fn)
-    assert held(rig, lake) == [("a", 10), ("b", 20), ("q", 0), ("q", 2), ("z", 30)]
-    assert held(rig, overwritten) == [("a", 10)] and held(rig, swept) == [("a", 10)]
-    for table in (lake, overwritten, swept):
-        assert steps_of(table) == [(1, "")], table
+def applied(rig: Any, fn: Callable[[DataFrame, BatchTransaction], None]) -> None:
+    """What a new driver does first."""
+    transactional(fn, url=rig.broker.url, app_id="app").apply.decided(rig.spark, rig.broker.engine)
 
 
 REFUSED: dict[str, tuple[Callable[[DataFrame, BatchTransaction, str], None], str]] = {
@@ -383,16 +324,17 @@ def test_what_a_table_would_refuse_stops_before_anything_is_consumed(rig: Any, t
 def test_what_fails_after_the_decision_stops_with_a_way_out(
     rig: Any, lake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An ambiguous match, a table that was dropped, and one that was replaced: skipped, and kept in files."""
+    """A table that was dropped, one that was replaced, and a match that is ambiguous because ``on`` does not compare
+    the keys: skipped, and kept in files.
+    """
 
     def merge(batch: DataFrame, tx: BatchTransaction) -> None:
-        tx.merge(rows(batch), lake, "t.id = s.id", update=True)
+        tx.merge(rows(batch), lake, "t.id = s.id", update=True, keys=["n"])
 
-    def fails(act: Callable[[], Any] = lambda: None) -> Exception:
-        failpoint.disarm()
-        failpoint.arm("foreach.decided", lambda _name: act())
+    def fails(act: Callable[[Any, Any], None] = run) -> Exception:
         with pytest.raises(Exception) as raised:
-            run(rig, merge)
+            act(rig, merge)
+        failpoint.disarm()
         error = cause(raised.value)
         assert error is not None, str(raised.value)[:2000]
         return error
@@ -410,22 +352,21 @@ def test_what_fails_after_the_decision_stops_with_a_way_out(
         about: dict[str, Any] = json.loads(kept.schema.metadata[b"txmq"])
         return about
 
+    rig.publish("in", "a1", "b2")
+    failpoint.arm("foreach.decided", lambda _name: shutil.rmtree(lake))
+    error = fails()
+    assert isinstance(error, OptionError) and "was dropped before the merge of batch 1" in str(error)
+    made(rig, lake)
+    error = fails(applied)
+    assert "was replaced by another one before the merge of batch 1" in str(error) and "skip" in str(error)
+    assert skipped(1)["change"]["on"] == "t.id = s.id"
+    assert held(rig, lake) == [("a", 10), ("b", 20), ("z", 30)], "nothing is done on another table"
+
     rig.publish("in", "a1", "a2")
     error = fails()
-    assert isinstance(error, NotApplied) and "does not take the merge of batch 1, app 'app'" in str(error)
+    assert isinstance(error, NotApplied) and "does not take the merge of batch 2, app 'app'" in str(error)
     assert "MULTIPLE_SOURCE_ROW" in str(error) and "txmq skip" in str(error)
-    assert skipped(1)["change"]["on"] == "t.id = s.id"
-    assert held(rig, lake) == [("a", 10), ("b", 20), ("z", 30)]
-
-    rig.publish("in", "a1", "b2")
-    error = fails(lambda: shutil.rmtree(lake))
-    assert isinstance(error, OptionError) and "was dropped before the merge of batch 2" in str(error)
-    made(rig, lake)
-    error = fails()
-    assert "was replaced by another one before the merge of batch 2" in str(error) and "skip" in str(error)
-    assert held(rig, lake) == [("a", 10), ("b", 20), ("z", 30)], "nothing is done on another table"
     skipped(2)
-    failpoint.disarm()
     rig.publish("in", "a1", "b2")
     run(rig, merge)
     assert held(rig, lake) == [("a", 1), ("b", 2), ("z", 30)]

@@ -20,11 +20,13 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from broker_core import failpoint
-from connector import delta
-from connector.delta_log import version_in_checksum
-from connector.staged_files import StagedFiles
-from connector.table import Table, digest, log_at
-from connector.table_files import TableFiles
+from connector.delta.commits import remembered, require_held, retried
+from connector.delta.log import version_in_checksum
+from connector.delta.resolve import digest, log_at
+from connector.delta.staged_files import StagedFiles
+from connector.delta.table_files import TableFiles
+from connector.once import Once
+from connector.table import Table
 
 
 def add(
@@ -32,23 +34,18 @@ def add(
     table: Table,
     files: TableFiles,
     staged: Sequence[StagedFiles],
-    *,
-    txn_app_id: str,
-    txn_version: int,
-    batch: Mapping[str, Any],
-    decided_at_us: int,
+    once: Once,
     options: Mapping[str, str],
+    *,
     known: bool,
 ) -> bool:
-    """One Delta commit of ``staged``, or none if the table has that of ``batch``. False, with nothing done,
+    """One Delta commit of ``staged``, or none if the table has that of ``once``. False, with nothing done,
     if the table has another shape now. ``known``: this process has added to the table before.
 
-    Raises LineageConflict as ``delta.append`` does, NotApplied if a file is gone.
+    Raises LineageConflict as ``append`` does, NotApplied if a file is gone.
     """
-    batch = {**batch, "txn_app_id": txn_app_id}
     places = {have: want for each in staged for have, want in each.places.items()}
-    metadata = delta.user_metadata(batch, txn_app_id)
-    remembered = delta.remembered(spark, table, batch, txn_version, decided_at_us)
+    has_it = remembered(spark, table, once)
     attempts = 0
 
     failpoint.here("adding.started")
@@ -57,7 +54,7 @@ def add(
         nonlocal attempts
         attempts += 1
         transaction = started(spark, table)
-        if remembered or _last(transaction, txn_app_id, quick=known and attempts == 1) >= txn_version:
+        if has_it or _last(transaction, once.txn_app_id, quick=known and attempts == 1) >= once.sequence:
             return True
         # 1
         shape = digest(str(transaction.metadata().json()), str(transaction.protocol().json()))
@@ -68,22 +65,22 @@ def add(
         files.copy(places)
         failpoint.here("adding.copied")
         # 3
-        _commit(spark, transaction, staged, (txn_app_id, txn_version), metadata, options)
+        _commit(spark, transaction, staged, once, options)
         failpoint.here("adding.committed")
         return True
 
     try:
-        if not delta.retried(commit):
+        if not retried(commit):
             return False
     except FileNotFoundError:
         # another driver has committed and deleted them?
-        if _last(started(spark, table), txn_app_id, quick=False) < txn_version:
+        if _last(started(spark, table), once.txn_app_id, quick=False) < once.sequence:
             for each in staged:
                 each.require_there(
-                    files, f"table {table.name!r}, batch {txn_version} of app {batch['app_id']!r}"
+                    files, f"table {table.name!r}, batch {once.sequence} of app {once.app_id!r}"
                 )
             raise
-    delta.require_held(spark, table, txn_app_id, batch, decided_at_us)
+    require_held(spark, table, once)
     # 4. If the rows were written in another way, or OPTIMIZE and VACUUM have been here, these copies are of
     # no use, and the next VACUUM deletes them
     lost = set(files.missing(places.values()))
@@ -118,24 +115,22 @@ def _commit(
     spark: SparkSession,
     transaction: JavaObject,
     staged: Sequence[StagedFiles],
-    version: tuple[str, int],
-    metadata: str,
+    once: Once,
     options: Mapping[str, str],
 ) -> None:
     """Commits what ``DataFrameWriter`` would: the same operation, metrics and hooks."""
     jvm: Any = spark._jvm
     classes, option = jvm.org.apache.spark.sql.delta, jvm.scala.Option
     python, nothing = jvm.org.apache.spark.api.python.PythonUtils, jvm.scala.Option.empty()
-    app_id, number = version
     now = int(transaction.deltaLog().clock().getTimeMillis())
-    lines = [json.dumps({"txn": {"appId": app_id, "version": number, "lastUpdated": now}})]
+    lines = [json.dumps({"txn": {"appId": once.txn_app_id, "version": once.sequence, "lastUpdated": now}})]
     lines += [line for each in staged for line in each.adds]
     merges = any(name.lower() == "mergeschema" and value.lower() == "true" for name, value in options.items())
     operation = getattr(classes, "DeltaOperations$Write")(
         jvm.org.apache.spark.sql.SaveMode.Append,
         option.apply(python.toSeq([])),  # partitionBy
         nothing,  # predicate
-        option.apply(metadata),
+        option.apply(once.metadata),
         nothing,  # isDynamicPartitionOverwrite
         nothing,  # canOverwriteSchema
         option.apply(True) if merges else nothing,

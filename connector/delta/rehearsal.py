@@ -16,12 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
-from connector.delta_log import checksum
-from connector.table import Table, is_connect, snapshot_at, without_high_water_marks
+from connector.delta.log import checksum
+from connector.delta.resolve import snapshot_at
+from connector.staging import no_rows
+from connector.table import Table, is_connect, without_high_water_marks
 
 # Tables whose commits go through a catalog: a copy of their log is not a table.
 _COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
@@ -94,17 +96,6 @@ def rehearse(
     finally:
         shutil.rmtree(place, ignore_errors=True)
     _accepted.add(asked)
-
-
-def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
-    """A frame without rows that Spark knows to be empty: what it writes starts no Python process."""
-    if is_connect(spark):
-        return spark.createDataFrame([], schema)
-    jvm: Any = spark._jvm
-    session: Any = spark._jsparkSession
-    return DataFrame(
-        session.createDataFrame(jvm.java.util.ArrayList(), session.parseDataType(schema.json())), spark
-    )
 
 
 def _key(

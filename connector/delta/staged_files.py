@@ -27,31 +27,15 @@ from pyspark.sql.types import StructType
 from broker_core import failpoint
 from broker_core.engine import ToApply
 from broker_core.errors import NotApplied, cause
+from connector.delta.rehearsal import refused
+from connector.delta.resolve import digest, log_at
+from connector.delta.table_files import TableFiles
 from connector.fit import quoted
-from connector.rehearsal import refused
-from connector.table import Table, digest, log_at
-from connector.table_files import TableFiles
+from connector.table import Table
+from connector.target import FILES, LOST
 
-KEY = "files"  # in the target of a branch
-EMPTY = "empty"  # in the target of a branch that stands for a change without rows
-LOST = (
-    "put them back and start the query again, or give them up: stop the query, and "
-    "`txmq skip APP SEQUENCE --to DIR --lost`"
-)
 _COLUMN = "action"
 _MAPPING = "delta.columnMapping."  # the only properties of a table that matter to a reader
-
-
-def is_files(part: ToApply) -> bool:
-    """Whether a part holds files, and not rows."""
-    return KEY in part.target
-
-
-def rows_in(part: ToApply) -> int:
-    """Returns how many rows of the user a part holds."""
-    if EMPTY in part.target:
-        return 0
-    return int(part.target[KEY]["rows"]) if is_files(part) else part.rows
 
 
 @dataclass(frozen=True)
@@ -67,7 +51,7 @@ class StagedFiles:
     @classmethod
     def of(cls, part: ToApply, rows: Iterable[pa.RecordBatch]) -> StagedFiles:
         """From a part, and the rows of its branches."""
-        about = part.target[KEY]
+        about = part.target[FILES]
         lines = [line for batch in rows for line in batch.column(_COLUMN).to_pylist()]
         return cls(about["directory"], about["shape"], tuple(lines))
 
@@ -101,7 +85,7 @@ class StagedFiles:
 
     def target(self) -> dict[str, Any]:
         """What the target of the branch says about the files."""
-        return {KEY: {"directory": self.directory, "rows": self.rows, "shape": self.shape}}
+        return {FILES: {"directory": self.directory, "rows": self.rows, "shape": self.shape}}
 
     def batch(self) -> pa.RecordBatch:
         """What is staged."""

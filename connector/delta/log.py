@@ -1,7 +1,7 @@
 """The log of a Delta table: its commits and their userMetadata.
 
-Not here: writing (delta.py). In classic sessions the log is read through Delta's classes, which takes a few
-milliseconds; on Spark Connect it is read with SQL.
+Not here: writing (``append.py``). In classic sessions the log is read through Delta's classes, which takes a
+few milliseconds; on Spark Connect it is read with SQL.
 
 Invariant: ``held`` returns True or False only if the log proves it, otherwise None.
 """
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
-from connector.table import Table, in_sql, is_connect, log_at, resolve, snapshot_at
+from connector.delta.resolve import log_at, resolve, snapshot_at
+from connector.once import is_step_of
+from connector.table import Table, in_sql, is_connect
 
 # The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000
-STEP = "#"  # in the txnAppId of the second and later operation of a batch on a table
 _PAGES = (1, 100, 10_000)
 
 
@@ -137,14 +138,10 @@ def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     """The last txnVersion that an existing table holds for this app, in any of its steps, or 0; on Connect of
     100 commits.
     """
-
-    def counts(name: str) -> bool:
-        return name == txn_app_id or name.startswith(f"{txn_app_id}{STEP}")
-
     if is_connect(spark):
         found = [0]
         for _, commit in zip(range(100), _told_history(spark, table), strict=False):
-            if counts(str(commit.metadata.get("txn_app_id", commit.metadata.get("app_id")))):
+            if is_step_of(str(commit.metadata.get("txn_app_id", commit.metadata.get("app_id"))), txn_app_id):
                 found.append(int(commit.metadata.get("sequence", 0)))
         return max(found)
     found_snapshot = snapshot(spark, table)
@@ -156,7 +153,7 @@ def stored_version(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     held = 0
     while versions.hasNext():
         version = versions.next()
-        if counts(str(version.appId())):
+        if is_step_of(str(version.appId()), txn_app_id):
             held = max(held, int(version.version()))
     return held
 

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from connector.staged_files import StagedFiles
-from connector.table_files import TableFiles
+from connector.delta.staged_files import StagedFiles
+from connector.delta.table_files import TableFiles
 
 _PHYSICAL = "delta.columnMapping.physicalName"
 
@@ -33,6 +33,9 @@ class LooseFiles:
         self._fields = {column.name: column for column in held}
         self._wanted = schema
         self._adds = dict(zip(staged.places, staged.files, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._adds)
 
     def missing(self) -> list[str]:
         """Returns the paths of the files that are gone, in order."""

@@ -1,59 +1,34 @@
-"""Merges, deletes and overwrites of one app before the decision: checked, and their rows made ready.
+"""Merges, deletes and overwrites before the decision: checked, and their rows made ready.
 
 1. Delta analyses a merge on the table, without doing it, and rehearses an overwrite on a copy without rows.
-2. The execution of the rows fails for a row that the table would refuse, for a row outside of what an
-   overwrite replaces, and for two rows with equal keys.
+2. The execution of the rows fails for a row that the table would refuse, and for a row outside of what an
+   overwrite replaces.
 
-Not here: what happens after the decision (``changing.py``).
-Invariant: each check of 1 is made once in a process for each shape of rows, table and change.
+Not here: two rows with equal keys (``connector/unique.py``), what happens after the decision
+(``changing.py``).
 """
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.errors import OptionError
-from connector import delta
+from connector.delta.append import check_append, fitted
+from connector.delta.isolated import isolated
+from connector.delta.merge_values import Written, written
+from connector.delta.rehearsal import refused, rehearse
 from connector.fit import Fit, check_columns, nullable
-from connector.isolated import isolated
 from connector.merge import Merge
-from connector.merge_values import Written, asserted, written
 from connector.overwrite import Overwrite
-from connector.rehearsal import no_rows, refused, rehearse
+from connector.staging import no_rows
 from connector.table import Table, in_sql
-from connector.unique import check_keys, unique
 
 _APPEND_ONLY = "delta.appendOnly"
 _FAILED = "Error occurred during query planning"  # the first words of an EXPLAIN that fails
-
-
-_checked: dict[tuple[str, ...], Fit | tuple[Written, ...]] = {}
-
-
-def ready(rows: DataFrame, table: Table, change: Merge | Overwrite, keys: Sequence[str] = ()) -> DataFrame:
-    """The rows as they are staged; their execution fails if the table would refuse one, or if two have the
-    same ``keys``. Raises OptionError if the change would fail after the decision, whatever its rows.
-    """
-    spark, schema = rows.sparkSession, nullable(rows.schema)
-    if not table.exists:
-        raise OptionError(f"table {table.name!r} does not exist", "create it before the query starts")
-    shape = (*table.shape, schema.json(), json.dumps(change.told(), sort_keys=True))
-    if shape not in _checked:
-        _checked[shape] = check(spark, table, schema, change)
-    check_keys(table.name, rows.columns, keys)
-    found = _checked[shape]
-    try:
-        rows = delta.fitted(rows, found) if isinstance(found, Fit) else asserted(rows, found)
-        return unique(rows, keys, table.name)
-    except PySparkException as error:  # keys that cannot be compared, such as a map
-        raise refused(table.name, error) from error
 
 
 def check(
@@ -70,9 +45,9 @@ def check(
     if isinstance(change, Merge):
         analyse(spark, table, schema, change)
         return written(spark, table, schema, change)
-    found = delta.check_append(spark, table, schema, change.options, ())
+    found = check_append(spark, table, schema, change.options, ())
     assert found is not None, "the table exists"
-    fitting = nullable(delta.fitted(no_rows(spark, schema), found).schema)
+    fitting = nullable(fitted(no_rows(spark, schema), found).schema)
     rehearse(spark, table, fitting, change.options, (), where=change.where)
     outside = f"table {table.name!r}: a row is outside of what is overwritten ({change.where})"
     return replace(found, conditions=(*found.conditions, (change.where, outside)))

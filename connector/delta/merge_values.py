@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from connector.fit import Fit, Known, fit, quoted, raising
 from connector.merge import SOURCE, TARGET, Merge
-from connector.rehearsal import no_rows
+from connector.staging import no_rows
 from connector.table import Table
 from connector.when import Clause, enclosed
 

@@ -1,0 +1,134 @@
+"""Delta as a table format: the methods of the port, each one call of a module beside this one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from broker_core.engine import LedgerEntry, ToApply
+from connector.delta import adding, append, appends, changes, changing, hidden, log, resolve, staged_files
+from connector.delta.loose_files import LooseFiles
+from connector.delta.merge_values import asserted
+from connector.delta.staged_files import StagedFiles
+from connector.delta.table_files import TableFiles
+from connector.fit import Fit
+from connector.merge import Merge
+from connector.once import Once
+from connector.overwrite import Overwrite
+from connector.table import Table, in_sql
+from connector.table_format import Attempt, Checked, HiddenFiles, Loose
+
+
+class Delta:
+    """As ``TableFormat`` says."""
+
+    def __init__(self) -> None:
+        self._added: set[str] = set()  # txnAppIds, which are of one table
+
+    def resolve(self, spark: SparkSession, spelling: str) -> Table:
+        return resolve.resolve(spark, spelling)
+
+    def read(self, spark: SparkSession, table: Table) -> DataFrame:
+        return spark.table(in_sql(table.name))
+
+    def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+        return append.writer_options(table, options)
+
+    # -- before the decision ---------------------------------------------------------------------------------
+    def last_sequence(self, spark: SparkSession, table: Table, txn_app_id: str) -> int:
+        return log.stored_version(spark, table, txn_app_id)
+
+    def check_append(
+        self,
+        spark: SparkSession,
+        table: Table,
+        schema: StructType,
+        options: Mapping[str, str],
+        partition_by: Sequence[str],
+    ) -> Checked:
+        found = append.check_append(spark, table, schema, options, partition_by)
+        why = appends.why_rows(spark, table, schema, options)
+        return Checked(lambda rows: append.fitted(rows, found), why)
+
+    def check_change(
+        self, spark: SparkSession, table: Table, schema: StructType, change: Merge | Overwrite
+    ) -> Checked:
+        found = changes.check(spark, table, schema, change)
+        if isinstance(found, Fit):
+            return Checked(lambda rows: append.fitted(rows, found))
+        return Checked(lambda rows: asserted(rows, found))
+
+    def stage(
+        self, rows: DataFrame, table: Table, options: Mapping[str, str], attempt: Attempt, number: int
+    ) -> HiddenFiles | None:
+        place = f"{hidden.directory(attempt)}/{number}"
+        files = TableFiles.at(table.location)
+        staged = staged_files.write(rows, table, options, files, place)
+        if staged is not None and not staged.rows:
+            files.delete(place)
+        return staged
+
+    def drop(self, location: str, attempt: Attempt) -> None:
+        TableFiles.at(location).delete(hidden.directory(attempt))
+
+    def sweep(self, location: str, attempt: Attempt, unapplied: Callable[[], list[LedgerEntry]]) -> None:
+        hidden.sweep(TableFiles.at(location), attempt, unapplied)
+
+    # -- after it --------------------------------------------------------------------------------------------
+    def append(
+        self,
+        rows: DataFrame,
+        table: Table,
+        once: Once,
+        options: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+    ) -> None:
+        append.append(rows, table, once, options, partition_by)
+
+    def add(
+        self,
+        spark: SparkSession,
+        table: Table,
+        parts: Sequence[tuple[ToApply, Iterable[pa.RecordBatch]]],
+        rows: DataFrame | None,
+        once: Once,
+        options: Mapping[str, str],
+    ) -> None:
+        staged = [StagedFiles.of(part, held) for part, held in parts]
+        target = parts[0][0].target
+        place = target["location"]
+        files = TableFiles.at(place)
+        known = once.txn_app_id in self._added
+        if (
+            table.location == place
+            and rows is None
+            and adding.add(spark, table, files, staged, once, options, known=known)
+        ):
+            self._added.add(once.txn_app_id)
+            return
+        # the table has changed or moved since: Delta writes the rows again
+        schema = StructType.fromJson(json.loads(target["schema"]))
+        frames = [each.frame(spark, files, place, schema, f"batch {once.sequence}") for each in staged]
+        frames += [rows] if rows is not None else []
+        append.append(reduce(DataFrame.unionByName, frames), table, once, options)
+
+    def change(
+        self,
+        spark: SparkSession,
+        table: Table,
+        change: Merge | Overwrite,
+        rows: Callable[[SparkSession], DataFrame],
+        once: Once,
+    ) -> None:
+        changing.change(spark, table, change, rows, once)
+
+    # -- without Spark ---------------------------------------------------------------------------------------
+    def loose(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> Loose:
+        schema = StructType.fromJson(json.loads(part.target["schema"]))
+        return LooseFiles(StagedFiles.of(part, held), part.target["location"], schema)

@@ -1,0 +1,75 @@
+"""What the target of a branch says about an operation on a table: the change, the files, the table. Pure.
+
+The decision stores it, so that the operation can be done after it, by any process.
+Not here: doing it (``apply.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from broker_core.engine import ToApply
+from broker_core.errors import OptionError
+from connector.merge import Merge
+from connector.overwrite import Overwrite
+from connector.table import Table
+
+CHANGE = "change"  # a merge, a delete or an overwrite
+FILES = "files"  # data files that were written before the decision
+EMPTY = "empty"  # a change without rows
+UNAPPLIED = (
+    "stop the query, list the waiting rows with `txmq unapplied APP`, "
+    "and write the rows to Parquet files with `txmq skip APP SEQUENCE --to DIR`"
+)
+LOST = (
+    "put them back and start the query again, or give them up: stop the query, and "
+    "`txmq skip APP SEQUENCE --to DIR --lost`"
+)
+
+
+def of_change(table: Table, wanted: Merge | Overwrite, schema: StructType) -> dict[str, Any]:
+    """``schema``: of the rows."""
+    about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
+    return {**about, CHANGE: wanted.told()}
+
+
+def nothing() -> pa.RecordBatch:
+    """What is staged for a change without rows: a branch without rows is none."""
+    return pa.RecordBatch.from_pydict({"nothing": pa.nulls(1, pa.int32())})
+
+
+def is_change(part: ToApply) -> bool:
+    """Whether a part is a merge, a delete or an overwrite."""
+    return CHANGE in part.target
+
+
+def change_of(part: ToApply) -> Merge | Overwrite:
+    """What a part changes."""
+    return (Overwrite if part.kind == "overwrite" else Merge).of(part.target[CHANGE])
+
+
+def is_files(part: ToApply) -> bool:
+    """Whether a part holds files, and not rows."""
+    return FILES in part.target
+
+
+def rows_in(part: ToApply) -> int:
+    """Returns how many rows of the user a part holds."""
+    if EMPTY in part.target:
+        return 0
+    return int(part.target[FILES]["rows"]) if is_files(part) else part.rows
+
+
+def require_same_table(table: Table, part: ToApply, batch: str) -> None:
+    """Raises OptionError if the table is not the one that the change was decided for."""
+    decided = part.target["table_id"]
+    if table.table_id == decided:
+        return
+    what = "was replaced by another one" if table.exists else "was dropped"
+    raise OptionError(
+        f"table {table.name!r} {what} before the {part.kind} of {batch} (its id was {decided})",
+        f"it is not done on another table; {UNAPPLIED}",
+    )

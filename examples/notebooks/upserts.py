@@ -1,0 +1,159 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # Upserts exactly once
+# MAGIC
+# MAGIC A queue has changes of customers. A streaming query merges them into a Delta table that holds one row for each customer. Every change adds
+# MAGIC to a balance, so a change that is merged twice, or not at all, shows.
+# MAGIC
+# MAGIC The query is stopped in the middle: after the decision, before the MERGE. It goes on where it was.
+
+# COMMAND ----------
+
+import json
+import tempfile
+from pathlib import Path
+
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import txmq
+from txmq import Broker, recommended_conf, transactional
+
+folder = Path(tempfile.mkdtemp(prefix="txmq-notebook-"))
+
+builder = SparkSession.builder.master("local[2]").appName("upserts").config("spark.ui.enabled", "false")
+builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+builder = builder.config("spark.sql.shuffle.partitions", "2")
+for key, value in recommended_conf().items():
+    builder = builder.config(key, value)
+spark = configure_spark_with_delta_pip(builder).getOrCreate()
+spark.sparkContext.setLogLevel("ERROR")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A queue and a table
+# MAGIC `tx.merge` changes a table that exists. A constraint says what a balance is.
+
+# COMMAND ----------
+
+broker = Broker.open(folder / "data")
+channel = broker.channel()
+channel.queue_declare("changes")
+channel.tx_select()
+
+lake = str(folder / "lake" / "customers")
+spark.sql(f"CREATE TABLE delta.`{lake}` (id INT, balance BIGINT, changes INT) USING delta")
+spark.sql(f"ALTER TABLE delta.`{lake}` ADD CONSTRAINT solvent CHECK (balance >= 0)")
+
+
+def publish(*changes):
+    for change in changes:
+        channel.publish(json.dumps(change).encode(), routing_key="changes")
+    channel.tx_commit()
+
+
+def customers():
+    rows = spark.read.format("delta").load(lake).collect()
+    return {row["id"]: (row["balance"], row["changes"]) for row in rows}
+
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The stream
+# MAGIC Several changes of one customer in a batch become one row first: two rows of a batch for one row of the table are an ambiguous merge. `keys`
+# MAGIC are just the columns that `on` compares, so a mistake there would stop the batch before anything is consumed.
+# MAGIC
+# MAGIC A customer that is closed is deleted; the delete comes before the update.
+
+# COMMAND ----------
+
+CHANGE = "id INT NOT NULL, amount BIGINT NOT NULL, closed BOOLEAN"
+
+
+def merge(batch, tx):
+    changes = txmq.decode(batch, CHANGE).good
+    rows = changes.groupBy("id").agg(F.sum("amount").alias("amount"), F.max("closed").alias("closed"), F.count("id").alias("changes"))
+    tx.merge(
+        rows,
+        lake,
+        on="t.id = s.id",
+        update={"balance": "t.balance + s.amount", "changes": "t.changes + s.changes"},
+        insert={"id": "s.id", "balance": "s.amount", "changes": "s.changes"},
+        delete="s.closed",
+        keys=["id"],
+    )
+
+
+def start(function=merge):
+    stream = spark.readStream.format("txmq").option("data", str(folder / "data")).option("queue", "changes").option("appId", "customers").load()
+    each = transactional(function, data=str(folder / "data"), app_id="customers")
+    return stream.writeStream.foreachBatch(each).option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+
+
+publish({"id": 1, "amount": 10}, {"id": 2, "amount": 20}, {"id": 1, "amount": 5})
+start().awaitTermination()
+print(customers())
+assert customers() == {1: (15, 2), 2: (20, 1)}
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Stopped between the decision and the MERGE
+# MAGIC Somebody alters the table just then, and it refuses the merge. The batch is decided: its messages are consumed, its rows are kept, and the
+# MAGIC query stops with an error that says what to do.
+
+# COMMAND ----------
+
+
+def meanwhile(batch, tx):
+    merge(batch, tx)
+    spark.sql(f"ALTER TABLE delta.`{lake}` ADD CONSTRAINT never CHECK (balance <> 19)")
+
+
+publish({"id": 1, "amount": 4}, {"id": 3, "amount": 7})
+try:
+    start(meanwhile).awaitTermination()
+except Exception as error:
+    print(txmq.cause(error))
+    assert isinstance(txmq.cause(error), txmq.TxmqError)
+else:
+    raise AssertionError("the table did not refuse the merge")
+assert customers() == {1: (15, 2), 2: (20, 1)}
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Repaired, and done once
+# MAGIC The next start does what is decided, and then reads on. Starting again and again changes nothing: Delta knows the commit.
+
+# COMMAND ----------
+
+spark.sql(f"ALTER TABLE delta.`{lake}` DROP CONSTRAINT never")
+publish({"id": 2, "amount": 0, "closed": True})
+for _ in range(2):
+    start().awaitTermination()
+print(customers())
+assert customers() == {1: (19, 3), 3: (7, 1)}
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Every merge is one commit
+# MAGIC Its `userMetadata` names the app, the batch and the offsets of the messages that it has consumed.
+
+# COMMAND ----------
+
+history = spark.sql(f"DESCRIBE HISTORY delta.`{lake}`").where("operation = 'MERGE'").orderBy("version")
+told = [json.loads(row["userMetadata"]) for row in history.collect()]
+print([(each["sequence"], each["offsets"]) for each in told])
+assert [each["offsets"]["changes"] for each in told] == [[0, 3], [3, 5], [5, 6]]
+
+# COMMAND ----------
+
+spark.stop()
+channel.close()
+broker.close()

@@ -1,0 +1,1 @@
+"""Orders from a queue to a Delta table."""

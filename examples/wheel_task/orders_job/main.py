@@ -1,0 +1,127 @@
+"""The entry point ``orders-job``: arguments, secrets, one query, a line of JSON for each batch, a good end.
+
+Orders are JSON. The newest state of each is merged into the table; what is no order becomes a dead letter. A
+batch is one transaction, so a job that is killed at any moment goes on exactly where it was.
+
+Exit status: 0 if all was read (``--once``) or the job was told to end, 1 after an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import txmq
+
+ORDER = "id BIGINT NOT NULL, state STRING NOT NULL, amount DOUBLE"
+PROGRESS = ("batchId", "numInputRows", "processedRowsPerSecond", "durationMs")
+LOOK_S = 1.0  # how often it looks for the end, and for progress
+GRACE_S = 60.0  # what a batch may take after the job was told to end
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="orders-job", description="Orders from a queue to a Delta table.")
+    parser.add_argument("--url", required=True, help="the broker: txmqs://host:port or kafka://host:port")
+    parser.add_argument("--queue", default="orders")
+    parser.add_argument(
+        "--table", required=True, help="a Delta table that exists: catalog.schema.name, or a path"
+    )
+    parser.add_argument(
+        "--checkpoint", required=True, help="a directory of this query alone, in durable storage"
+    )
+    parser.add_argument("--app", default="orders", help="the stable name of this job for the broker")
+    parser.add_argument("--user", help="of the broker")
+    parser.add_argument("--password-file", help="a mounted secret")
+    parser.add_argument("--secret", metavar="SCOPE/KEY", help="a Databricks secret with the password")
+    parser.add_argument("--tls-ca", help="the certificates to trust")
+    parser.add_argument("--max-messages", type=int, default=100_000, help="in a batch")
+    parser.add_argument("--once", action="store_true", help="read what is there, and end")
+    return parser.parse_args(arguments)
+
+
+def login(given: argparse.Namespace, spark: SparkSession) -> dict[str, str]:
+    """The options of the connection. No password is an argument: the page of a job shows them."""
+    found = {"user": given.user, "passwordFile": given.password_file, "tlsCa": given.tls_ca}
+    if given.secret:
+        from pyspark.dbutils import DBUtils  # in the runtime of Databricks
+
+        scope, _, key = given.secret.partition("/")
+        found["password"] = DBUtils(spark).secrets.get(scope, key)
+    return {name: value for name, value in found.items() if value}
+
+
+def orders(table: str) -> Callable[[DataFrame, Any], None]:
+    """The function of a batch."""
+
+    def merge(batch: DataFrame, tx: Any) -> None:
+        decoded = txmq.decode(batch, ORDER, keep=["queue", "partition", "offset"])
+        newest = Window.partitionBy("id").orderBy(F.desc("offset"))
+        rows = decoded.good.withColumn("age", F.row_number().over(newest)).where("age = 1")
+        rows = rows.select("id", "state", "amount")
+        tx.merge(rows, table, on="t.id = s.id", update=True, insert=True, keys=["id"])
+        tx.reject(decoded.rejected)
+
+    return merge
+
+
+def started(spark: SparkSession, given: argparse.Namespace, connection: Mapping[str, str]) -> StreamingQuery:
+    each = txmq.transactional(orders(given.table), url=given.url, app_id=given.app, settings=connection)
+    stream = spark.readStream.format("txmq").options(**connection).option("url", given.url)
+    stream = stream.option("queue", given.queue).option("appId", given.app)
+    stream = stream.option("maxOffsetsPerTrigger", given.max_messages)
+    writer = stream.load().writeStream.queryName(given.app).foreachBatch(each)
+    writer = writer.option("checkpointLocation", given.checkpoint)
+    return (writer.trigger(availableNow=True) if given.once else writer).start()
+
+
+def watched(query: StreamingQuery, ended: threading.Event) -> None:
+    """A line of JSON for each batch with rows, until the query ends or the job is told to. Raises."""
+    told = -1
+    while not ended.is_set() and not query.awaitTermination(LOOK_S):
+        told = report(query, told)
+    # between two batches, if there is a pause soon; one that is interrupted is repeated, without harm
+    deadline = time.monotonic() + GRACE_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        query.awaitTermination(0.01)
+    query.stop()
+    report(query, told)
+
+
+def report(query: StreamingQuery, told: int) -> int:
+    for progress in query.recentProgress:
+        if progress["batchId"] > told and progress["numInputRows"]:
+            told = progress["batchId"]
+            print(json.dumps({name: progress[name] for name in PROGRESS}), flush=True)
+    return told
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parsed(arguments)
+    ended = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+    builder = SparkSession.builder.appName(given.app)
+    for name, value in txmq.recommended_conf().items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()  # of a job of Databricks: the one that there is
+    try:
+        watched(started(spark, given, login(given, spark)), ended)
+    except Exception as error:
+        print(f"orders-job: {txmq.cause(error) or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
