@@ -1,7 +1,7 @@
 # make demo    real flights, exactly once, while drivers and the broker are killed
 # make demo-kafka            the same on a Kafka cluster of three nodes, one of which is killed at a time
 # make test    ruff, mypy --strict, import contracts and all tests
-# make soak ROUNDS=200      loops of kills, as long as you like
+# make soak ROUNDS=200      loops of kills, as long as you like; SEED=n repeats one
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
 # make lint    the checks of `make test` without the tests
 #
@@ -14,9 +14,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 ROUNDS ?= 100
-WORKERS ?= 2
+WORKERS ?= 3
 ONLY ?=
 ARGS ?=
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom)
+SEED := $(strip $(SEED))
 
 export PYSPARK_PYTHON := $(CURDIR)/.venv/bin/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
@@ -38,8 +40,8 @@ test: .venv/ready
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
 soak: .venv/ready
-	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) $(ARGS)
-	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/model tests/kafka/test_history.py tests/kafka/test_sink_history.py $(ARGS)
+	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)
+	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q --hypothesis-seed=$(SEED) --seed=$(SEED) tests/model tests/kafka/test_history.py tests/kafka/test_sink_history.py $(ARGS)
 
 bench: .venv/ready
 	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)

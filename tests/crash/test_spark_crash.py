@@ -46,7 +46,7 @@ KILLED: Killed = {
     "files-written": ("files.written", 1, {}),
     "files-staged": ("foreach.files_staged", 2, {"tables": TWO_TABLES}),
     "files-decided": ("adding.checked", 1, {}),
-    "files-copied": ("adding.copied", 1, {"options": TWO_BATCHES}),
+    "files-copied": ("adding.copied", 1, {}),
     "files-committed": ("adding.committed", 2, {"tables": TWO_TABLES}),
     "files-complete": ("adding.complete", 1, {}),
     "files-cleared": ("adding.cleared", 1, {}),
@@ -73,9 +73,9 @@ STOPPED: Killed = {
     "two-drivers": ("foreach.staged", 1, {"options": TWO_BATCHES}),
     "zombie": ("foreach.applying.0", 1, {"options": TWO_BATCHES}),
     "files-two-drivers": ("foreach.files_staged", 1, {}),
-    "files-zombie": ("adding.copied", 1, {"options": TWO_BATCHES}),
+    "files-zombie": ("adding.copied", 1, {}),
     "changes-zombie": ("changing.started", 1, CHANGES),
-    "zombie-recipes": ("foreach.applied.0", 1, {"fn": "recipes", "options": TWO_BATCHES}),
+    "zombie-recipes": ("foreach.applied.0", 1, {"fn": "recipes"}),
 }
 
 

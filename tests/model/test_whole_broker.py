@@ -54,7 +54,9 @@ def test_every_history_of_a_broker_agrees_with_plain_lists(
             suppress_health_check=QUIET,
         ),
     )
-    assert machine is WholeBroker or reading.reads > reads + histories, "and none of them under the lock"
+    # random histories of a soak may hardly seal anything
+    wanted = 0 if soak else histories
+    assert machine is WholeBroker or reading.reads > reads + wanted, "and none of them under the lock"
 
 
 def nothing(*_args: object, **_kwargs: object) -> None: ...

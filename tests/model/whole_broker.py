@@ -540,7 +540,7 @@ class OnDisk(WholeBroker):
 
     def _open(self, path: Path) -> Store:
         self._path = path
-        return DurableStore(path, roll_bytes=4_000, cache_bytes=1_000)  # most blocks are only on disk
+        return DurableStore(path, roll_bytes=4_000, cache_bytes=0)  # what is sealed is only on disk
 
     def reopened(self) -> Store:
         self._opened += 1

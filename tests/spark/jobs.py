@@ -207,6 +207,8 @@ def source(spark: SparkSession, pipeline: dict[str, Any]) -> DataFrame:
     reader = reader.option("onNewCheckpoint", pipeline["on_new_checkpoint"])
     for name, value in {**pipeline.get("options", {}), **pipeline.get("settings", {})}.items():
         reader = reader.option(name, value)
+    # a store of state for each partition and side of a join is most of what a small query with state costs
+    spark.conf.set("spark.sql.shuffle.partitions", "1" if pipeline["shape"] else "2")
     if pipeline["shape"]:
         return shaped(pipeline["shape"], reader, pipeline["queue"])
     rows = reader.load()
