@@ -1,6 +1,6 @@
 # make demo    real flights, exactly once, while drivers and the broker are killed
 # make demo-kafka            the same on a Kafka cluster of three nodes, one of which is killed at a time
-# make test    ruff, mypy --strict, import contracts and all tests
+# make test    ruff, mypy --strict, import contracts, bandit, known vulnerabilities and all tests
 # make soak ROUNDS=200      loops of kills, as long as you like; SEED=n repeats one
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
 # make lint    the checks of `make test` without the tests
@@ -57,6 +57,10 @@ lint: .venv/ready
 	$(BIN)/mypy
 	@echo "== import contracts"
 	PYTHONPATH=. $(BIN)/lint-imports --no-cache --no-logo
+	@echo "== bandit"
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive txmq broker_core connector bench pyspark_txmq.py
+	@echo "== known vulnerabilities"
+	$(BIN)/python -m tests.advisories requirements.lock
 
 # Pinned, with hashes, for every platform and Python; needs uv.
 lock:
