@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import amqp, backlog, commits, dead_letters, decode, streams, tls
+from bench import amqp, backlog, commits, dead_letters, decode, permissions, streams, tls
 from bench.report import Figure, Skipped, emit, note, table
 
 MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
@@ -34,6 +34,8 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "amqp_tx_100": amqp.amqp_tx_100,
     "amqp_relay_100": amqp.amqp_relay_100,
     "amqp_confirms": amqp.amqp_confirms,
+    "amqp_tx_100_permissions": permissions.amqp_tx_100_permissions,
+    "amqp_confirms_permissions": permissions.amqp_confirms_permissions,
     "amqp_plain_autoack": amqp.amqp_plain,
     "amqp_plain_acks": amqp.amqp_plain,
     "amqp_commit_p99": amqp.amqp_commit_p99,

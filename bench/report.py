@@ -54,6 +54,8 @@ GOALS = {
     "amqp_tx_100": Goal("ratio", 1.5, 5),
     "amqp_relay_100": Goal("ratio", 1.5, 5),
     "amqp_confirms": Goal("ratio", 0.5, 1.5),
+    "amqp_tx_100_permissions": Goal("ratio", 0.98, 1),
+    "amqp_confirms_permissions": Goal("ratio", 0.98, 1),
     "amqp_plain_autoack": Goal("ratio", 0.5, 1.5),
     "amqp_plain_acks": Goal("ratio", 0.5, 1.5),
     "amqp_commit_p99": Goal("ratio", 1, 0.5, less_is_better=True),

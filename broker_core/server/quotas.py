@@ -82,11 +82,10 @@ class Quota:
         """It may be repeated."""
         with self._lock:
             user, amount = self._holders.pop(holder, ("", 0))
-            if amount:
-                self._total -= amount
-                self._of_user[user] -= amount
-                if not self._of_user[user]:
-                    del self._of_user[user]
+            self._total -= amount
+            left = self._of_user.pop(user, 0) - amount
+            if left:
+                self._of_user[user] = left
 
     @contextlib.contextmanager
     def within(self, user: str, amount: int = 1) -> Iterator[None]:

@@ -465,7 +465,8 @@ def test_what_leaves_a_quota_twice_counts_once_and_a_refusal_takes_nothing() -> 
     quota.enter("c1", "c")
     with pytest.raises(errors.Busy, match="False"):
         quota.enter("c2", "c")
-    for holder in ("a2", "b1", "c1"):
+    quota.enter("nothing", "d", 0)
+    for holder in ("a2", "b1", "c1", "nothing"):
         quota.leave(holder)
     assert len(quota) == 0 and quota._total == 0 and quota._of_user == {}
 
