@@ -35,6 +35,7 @@ def arguments(serve: argparse.ArgumentParser) -> None:
             positive,
             "of messages of one AMQP connection that are not whole; default 256 MiB",
         ),
+        ("handshake-timeout", "SECONDS", above_zero, "for TLS, and again until AMQP is open; default 10"),
         ("connections", "N", positive, "AMQP connections; default: half of the files it may open"),
         ("user-connections", "N", positive, "... of one user; default: no limit"),
         ("channels", "N", positive, "channels of AMQP, Spark and BrokerClient; default: no limit"),
@@ -118,6 +119,7 @@ def amqp(options: argparse.Namespace) -> AmqpOptions:
         "max_unauthenticated": options.unauthenticated_connections,
         "frame_max": frame,
         "channel_max": options.channel_max,
+        "handshake_timeout_s": options.handshake_timeout,
         "max_body_bytes": body,
         "max_pending_bytes": held if held is not None else 2 * MAX_BODY_BYTES,
     }

@@ -27,7 +27,7 @@ from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server import quotas
 from broker_core.server.quotas import Most, Quota, QuotaLimits
-from tests.amqp_peer import Peer, encoded, raw
+from tests.amqp_peer import Closed, Peer, encoded, raw
 from tests.amqp_server import AmqpServed, serving
 from tests.server.conftest import eventually
 from tests.server.flight_calls import HEADER, Raw, messages
@@ -415,10 +415,10 @@ def staged(served: AmqpServed) -> list[tuple[str, str, int]]:
 
 
 def test_connections_leave_the_store_the_files_that_it_needs(tmp_path: Path) -> None:
-    """With 256 files, 128 may be connections; 64 wait for their login."""
+    """With 256 files, 128 may be connections, and 64 wait for their login, at most for a second."""
     shell = 'ulimit -n 256 && exec "$@"'
     command = [sys.executable, "-m", "txmq", "serve", "--data", str(tmp_path / "data")]
-    command += ["--listen", "127.0.0.1:0", "--amqp", "127.0.0.1:0"]
+    command += ["--listen", "127.0.0.1:0", "--amqp", "127.0.0.1:0", "--handshake-timeout", "1"]
     process = subprocess.Popen(
         ["bash", "-c", shell, "-", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -442,6 +442,10 @@ def test_connections_leave_the_store_the_files_that_it_needs(tmp_path: Path) -> 
         assert codes[:127] == [0] * 127 and codes[127:] == [530] * 73
         assert len(idle) == 100 and process.poll() is None
         assert first.count(1, "q") == 4
+        late = stack.enter_context(Peer(url))
+        late.tuned()
+        with pytest.raises(Closed):  # it does not open the connection
+            late.receive()
 
 
 # -- a quota -------------------------------------------------------------------------------------------------
