@@ -63,14 +63,24 @@ class Stored(Protocol):
 
 
 class MicroBatches:
-    """``read`` returns the rows of a block, ``read_stamps`` at least their commit sequences and times."""
+    """Those of one virtual host. ``read`` returns the rows of a block, ``read_stamps`` at least their commit
+    sequences and times.
+    """
 
     def __init__(self, state: BrokerState, read: ReadBlock, read_stamps: ReadBlock) -> None:
+        self.vhost = vhost = state.vhost
         take = state.loaded.take
-        ledger = take(LedgerRecord)
-        self.claims = Claims([*take(ClaimRecord), *take(OriginRecord), *take(ReadRecord)], ledger, state.undo)
-        self.ledger = Ledger([*ledger, *take(LineageRecord), *take(ReleaseRecord)], state.undo)
-        self.branches = Branches([*take(AttemptRecord), *take(PartRecord)], state.undo)
+        ledger = take(LedgerRecord, vhost)
+        self.claims = Claims(
+            [*take(ClaimRecord, vhost), *take(OriginRecord, vhost), *take(ReadRecord, vhost)],
+            ledger,
+            state.undo,
+            vhost,
+        )
+        self.ledger = Ledger(
+            [*ledger, *take(LineageRecord, vhost), *take(ReleaseRecord, vhost)], state.undo, vhost
+        )
+        self.branches = Branches([*take(AttemptRecord, vhost), *take(PartRecord, vhost)], state.undo)
         self._state = state
         self._read = read
         self._read_stamps = read_stamps
@@ -104,7 +114,7 @@ class MicroBatches:
         )
         if entry is not None:
             return Opened(entry.sequence, "", public(entry))
-        self.branches.open(change, AttemptRecord(token, app_id, query_id, batch_id, now_us))
+        self.branches.open(change, AttemptRecord(token, app_id, query_id, batch_id, now_us, self.vhost))
         return Opened(self.ledger.next_sequence(app_id), token)
 
     # -- C2 --------------------------------------------------------------------------------------------------
@@ -132,7 +142,9 @@ class MicroBatches:
         for superseded in self.branches.superseded(header, new):
             self._drop(change, superseded, now_us)
         for record in new:
-            attempt = AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us)
+            attempt = AttemptRecord(
+                header.token, header.app_id, header.query_id, header.batch_id, now_us, self.vhost
+            )
             self.branches.open(change, attempt)
             self.branches.touch(change, header.token, now_us)
             self.branches.stage(self._state, change, record)
@@ -184,6 +196,7 @@ class MicroBatches:
             },
             unroutable=routing.unroutable,
             examples=[list(example) for example in routing.examples],
+            vhost=self.vhost,
         )
 
     def _require_open(self, header: BranchHeader) -> None:
@@ -263,6 +276,7 @@ class MicroBatches:
             claim_position=self.claims.position(app_id),
             applied=not to_apply,
             mirrored=False,
+            vhost=self.vhost,
         )
         self.ledger.decide(change, decided)
         # 4. drop attempts that can never be decided now
@@ -364,6 +378,16 @@ class MicroBatches:
     def skip(self, change: Change, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         """Marks branches as skipped and frees them. Raises UnknownTransaction."""
         for branch in self.ledger.skip(change, app_id, sequence, set(branches), to):
+            self.branches.free(self._state, change, branch)
+
+    # -- the virtual host is deleted -------------------------------------------------------------------------
+    def forget(self, change: Change) -> None:
+        """Drops every record, and frees what is staged. This object is not used any more."""
+        for record in (*self.claims.records(), *self.ledger.records()):
+            change.drop(type(record), record.key)
+        for attempt in self.branches.attempts():
+            self.branches.drop(self._state, change, attempt.token)
+        for branch in self.branches.names():
             self.branches.free(self._state, change, branch)
 
     # -- S6 --------------------------------------------------------------------------------------------------
