@@ -93,12 +93,8 @@ class Broker:
             self._local = LocalBroker(store, limits=limits, outcomes=outcomes, identity=self._id)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
-            self._engines = HostEngines(
-                self._local,
-                store.adopt if isinstance(store, DurableStore) else None,
-                identity=self._id,
-                staged=quotas.staged,
-            )
+            adopt = store.adopt if isinstance(store, DurableStore) else None
+            self.engines = HostEngines(self._local, adopt, identity=self._id, staged=quotas.staged)
             audit = Audit(directory)
             undo.callback(audit.close)
             hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
@@ -114,10 +110,10 @@ class Broker:
             self.accounts = Accounts(self._local, audit)
             of_flight = Accounts(self._local, changed=self.accounts.changed)
             files = TlsFiles(doors.tls) if doors.tls is not None else None
-            self.vhosts = Vhosts(self._local, self._engines, audit)
-            hosts = Vhosts(self._local, self._engines, changed=self.vhosts.changed)
+            self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
+            hosts = self.vhosts.unaudited()
             self._server = FlightServer(
-                self._engines, self._local, hello, self._logins, of_flight, hosts, self.quotas
+                self.engines, self._local, hello, self._logins, of_flight, hosts, self.quotas
             )
             undo.callback(self._server.stop)
             self.host, self.port = host, self._server.listen(host, port, files)
@@ -143,7 +139,6 @@ class Broker:
             if self._amqp is not None:
                 self._amqp.start()
                 self.accounts.changed.append(self._amqp.users_changed)
-                self.vhosts.changed.append(self._amqp.users_changed)
                 self.vhosts.connections = hosts.connections = self._amqp.connections_to
                 undo.callback(self._amqp.stop)
             self._renewal = Renewal(files, self._server.renew) if files is not None else None
@@ -217,11 +212,7 @@ class Broker:
     @property
     def engine(self) -> EmbeddedEngine:
         """Returns the engine of the virtual host ``/``."""
-        return self._engines.default
-
-    def engine_of(self, vhost: str) -> EmbeddedEngine:
-        """Raises NotAllowed: there is no such virtual host."""
-        return self._engines.of(vhost)
+        return self.engines.default
 
     @property
     def url(self) -> str:

@@ -27,7 +27,7 @@ def test_streams_of_two_virtual_hosts_with_the_same_names_do_not_meet(rig: Any) 
         writer = writer.option("checkpointLocation", rig.checkpoint(str(number)))
         writer.trigger(availableNow=True).start().awaitTermination()
     for vhost in vhosts:
-        engine = rig.broker.engine_of(vhost)
+        engine = rig.broker.engines.of(vhost)
         (app,) = engine.apps()
         assert (app.app_id, app.sequence, app.lag) == ("app", 1, 0)
         with rig.broker.channel(vhost=vhost) as channel:

@@ -48,7 +48,7 @@ def test_everything_of_an_old_directory_is_in_the_virtual_host_that_is_always_th
             ("out", 0, ""),
         ]
         broker.vhosts.add_vhost("sales")
-        assert broker.queues("sales") == [] and broker.engine_of("sales").apps() == []
+        assert broker.queues("sales") == [] and broker.engines.of("sales").apps() == []
         # the app goes on: its first batch is decided, its second one is staged
         engine = broker.engine
         (app,) = engine.apps()

@@ -25,8 +25,8 @@ Changes = Callable[[BrokerState, Change], None]
 
 
 class Accounts:
-    """``changed``: called after each change, in the thread that made it. ``audit``: None where the caller
-    writes the log.
+    """``changed``: called after each change, also of virtual hosts, in the thread that made it. ``audit``:
+    None where the caller writes the log.
     """
 
     def __init__(

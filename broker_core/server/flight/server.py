@@ -70,7 +70,6 @@ class FlightServer:
         self._calls = Calls(quotas.calls)
         self._channels = Channels(broker, self._permits, quotas.channels)
         accounts.changed.append(self._channels.end_deleted)
-        vhosts.changed.append(self._channels.end_deleted)
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
             "queues": broker.queues,
             "prepared": broker.prepared,
