@@ -43,7 +43,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.micro_batch.claim.Claims": (313, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (397, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
-        343,
+        347,
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (404, ENTRY),

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
+from urllib.parse import quote
 
 import pyarrow as pa
 
+from broker_core.address import VHOST
 from broker_core.arrow.parts import part_checksum, signed
 from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
@@ -203,7 +205,7 @@ class MicroBatches:
         """Raises BatchDecided for a late task of a decided or dropped attempt."""
         if (
             self.ledger.by_token(header.token) is not None
-            or _write(header.token) in self._state.names.outcomes
+            or self._write(header.token) in self._state.names.outcomes
         ):
             raise BatchDecided(
                 f"attempt {header.token} is over; this task woke up too late and its rows are dropped"
@@ -326,7 +328,7 @@ class MicroBatches:
         """Commits a batch write and returns its rows; it may be repeated. Raises TransactionState (rolled
         back), UnknownOutcome, MissingBranch, Unroutable.
         """
-        state, name = self._state, _write(token)
+        state, name = self._state, self._write(token)
         outcome = state.names.outcomes.get(name)
         if outcome is not None:
             if outcome.state == "committed":
@@ -343,7 +345,7 @@ class MicroBatches:
     def roll_back(self, change: Change, token: str, now_us: int) -> None:
         """Rolls back a micro-batch or a batch write. Raises BatchDecided."""
         entry = self.ledger.by_token(token)
-        outcome = self._state.names.outcomes.get(_write(token))
+        outcome = self._state.names.outcomes.get(self._write(token))
         if entry is not None or (outcome is not None and outcome.state == "committed"):
             what = (
                 f"batch {entry.batch_id} of app {entry.app_id!r}"
@@ -365,8 +367,13 @@ class MicroBatches:
     def _drop(self, change: Change, token: str, now_us: int) -> None:
         self.branches.drop(self._state, change, token)
         # from now on a late task or call of it is refused
-        if _write(token) not in self._state.names.outcomes:
-            self._state.names.outcomes.remember(change, OutcomeRecord(_write(token), "rolled_back", now_us))
+        name, outcomes = self._write(token), self._state.names.outcomes
+        if name not in outcomes:
+            outcomes.remember(change, OutcomeRecord(name, "rolled_back", now_us))
+
+    def _write(self, token: str) -> str:
+        """Returns the name of the outcome of a batch write: another one in each virtual host."""
+        return f"batch:{token}" if self.vhost == VHOST else f"batch@{quote(self.vhost, safe='')}:{token}"
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:
@@ -404,11 +411,6 @@ class MicroBatches:
         release(change, found)
         self.claims.release(self.logs(change, now_us), change, app_id, queue, [queue])
         self.ledger.release(change, queue, self._state.numbers.sequence)
-
-
-def _write(token: str) -> str:
-    """Returns the name of the outcome of a batch write."""
-    return f"batch:{token}"
 
 
 def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:

@@ -326,7 +326,7 @@ class EmbeddedEngine:
                 self._check_messages(rows, rights)
         except TxmqError:
             taken = [info.block_id for info, _ in adopted]
-            self._run(lambda _state, change, _now_us: change.forgets.extend(taken))
+            self._local.run(lambda _state, change, _now_us: change.forgets.extend(taken))
             raise
         return self._stage(header, first, adopted) if adopted else []
 
@@ -346,7 +346,7 @@ class EmbeddedEngine:
         except StoreFailed:
             raise
         except TxmqError:
-            self._run(lambda _state, change, _now_us: change.forgets.extend(appended))
+            self._local.run(lambda _state, change, _now_us: change.forgets.extend(appended))
             raise
         here("engine.stage.durable")
         return staged

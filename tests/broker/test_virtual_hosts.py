@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from broker_core import errors
 from broker_core.address import VHOST
 from broker_core.broker.topology import PREDECLARED
-from broker_core.engine import Limit, Origin, ReadTicket
+from broker_core.engine import BranchHeader, Limit, Origin, ReadTicket
+from broker_core.message import MESSAGE_SCHEMA
 from broker_core.node.channel import LocalChannel
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
@@ -310,6 +312,57 @@ def test_an_app_of_the_same_name_is_another_one_in_another_virtual_host(node: No
     for vhost in (VHOST, SALES):
         (app,) = engines.of(vhost).apps()
         assert (app.app_id, app.queues, app.sequence, app.lag) == ("app", ("in",), 1, 0)
+
+
+def header(token: str) -> BranchHeader:
+    target = {"exchange": "", "routing_key": "out"}
+    return BranchHeader(
+        app_id="",
+        query_id="",
+        batch_id=0,
+        token=token,
+        branch=token,
+        partition=0,
+        attempt=0,
+        kind="publish",
+        target=target,
+    )
+
+
+def rows(count: int) -> pa.RecordBatch:
+    columns = {"exchange": [""] * count, "routing_key": ["out"] * count}
+    more = {"body": [b"x" * 100] * count, "properties": [b""] * count}
+    return pa.RecordBatch.from_pydict({**columns, **more}, schema=MESSAGE_SCHEMA)
+
+
+def test_a_token_that_another_virtual_host_uses_too_is_another_attempt(node: Node) -> None:
+    add(node)
+    engines = HostEngines(node.broker)
+    for vhost in (VHOST, SALES):
+        with node.broker.channel(vhost=vhost) as channel:
+            channel.queue_declare("out")
+    staged = engines.of(SALES).stage(header("t"), [rows(3)])
+    engines.of(VHOST).rollback_batch("t")
+    with pytest.raises(errors.MissingBranch):
+        engines.of(VHOST).commit_branches("another", [staged])
+    engines = HostEngines(node.restart())
+    assert engines.of(SALES).commit_branches("t", [staged]) == 3
+    assert kept(node.broker, SALES) == {"out": 3} and kept(node.broker, VHOST) == {"out": 0}
+    with pytest.raises(errors.TransactionState, match="was rolled back"):
+        engines.of(VHOST).commit_branches("t", [staged])
+
+
+def test_rows_that_are_staged_for_a_virtual_host_that_is_gone_leave_no_block(node: Node) -> None:
+    add(node)
+    with node.broker.channel(vhost=SALES) as channel:
+        channel.queue_declare("out")
+    engines = HostEngines(node.broker)
+    late = engines.of(SALES)
+    late.stage(header("kept"), [rows(5000)])
+    Vhosts(node.broker, engines).delete_vhost(SALES)
+    with pytest.raises(errors.NotAllowed, match="vhost sales not found"):
+        late.stage(header("late"), [rows(5000)])
+    assert not list(node.store.load().blocks)
 
 
 # -- the end -------------------------------------------------------------------------------------------------
