@@ -27,6 +27,7 @@ from broker_core.server.amqp.entrance import Entrance
 from broker_core.server.amqp.handler import Handlers
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.commit_queue import CommitQueue
+from broker_core.server.quotas import Quotas
 from broker_core.store.memory import MemoryStore
 from tests.amqp.test_fast_paths import PlainDecoder
 from tests.broker.conftest import Clock
@@ -113,13 +114,16 @@ class Server:
         self.broker.spill_rows = spill_rows
         self.handlers, self.options, self.commands = Handlers(), AmqpOptions(), COMMANDS
         self.logins = Logins(self.broker.state.users)
-        self.tls, self.entrance = None, Entrance(1)
+        self.tls, self.entrance, self.quotas = None, Entrance(1), Quotas()
         self.loop: Any = Loop()
         self.commits = CommitQueue(self.loop, self.broker)
         self.connection = Connection(self, handshake.offer(self.options))
         self.transport: Any = Transport()
         self.connection.connection_made(self.transport)
         self.commits.answered = self.connection.flush
+
+    def connections_to(self, _vhost: str) -> int:
+        return 0
 
     def opened(self, _connection: Connection) -> None: ...
 
