@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from dataclasses import dataclass, field, replace
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from broker_core import errors
 from broker_core.credentials import Credentials
@@ -18,6 +19,9 @@ DEFAULT_PORT = 5673
 DEFAULT_AMQP = "127.0.0.1:5672"
 DEFAULT_AMQPS = "127.0.0.1:5671"
 NO_AMQP = "none"
+VHOST = "/"  # the virtual host that is always there
+MAX_VHOST_BYTES = 255
+_CONTROLS = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph separators
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Address:
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    vhost: str = VHOST
 
     @property
     def credentials(self) -> Credentials:
@@ -45,19 +50,45 @@ class Address:
 
     def __str__(self) -> str:
         if self.directory:
-            return f"data={self.directory}"
-        return f"{'txmqs' if self.tls else 'txmq'}://{bracketed(self.host)}:{self.port}"
+            return f"data={self.directory}" + (f", vhost={self.vhost}" if self.vhost != VHOST else "")
+        path = f"/{quote(self.vhost, safe='')}" if self.vhost != VHOST else ""
+        return f"{'txmqs' if self.tls else 'txmq'}://{bracketed(self.host)}:{self.port}{path}"
 
 
 def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def check_vhost(name: str) -> None:
+    """Raises OptionError for what cannot be the name of a virtual host."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise errors.OptionError(
+            f"the name of a virtual host {name[:40]!r} cannot be encoded as UTF-8",
+            "give it without lone surrogates",
+        ) from None
+    if not name:
+        raise errors.OptionError("the name of a virtual host is empty", "give one, for example: sales")
+    if size > MAX_VHOST_BYTES:
+        raise errors.OptionError(
+            f"the name of a virtual host {name[:40]!r}... has {size} bytes", f"give at most {MAX_VHOST_BYTES}"
+        )
+    if any(unicodedata.category(letter) in _CONTROLS for letter in name):
+        raise errors.OptionError(
+            f"the name of a virtual host {name[:60]!r} has control characters", "leave them out"
+        )
+
+
 def parse_address(
-    url: str | None = None, data: str | os.PathLike[str] | None = None, credentials: Credentials | None = None
+    url: str | None = None,
+    data: str | os.PathLike[str] | None = None,
+    credentials: Credentials | None = None,
+    vhost: str | None = None,
 ) -> Address:
-    """Returns the address. Raises OptionError unless exactly one of ``url`` and ``data`` is given, and all is
-    valid.
+    """Returns the address. ``vhost``: the virtual host at ``data``; a url has it as its path.
+
+    Raises OptionError unless exactly one of ``url`` and ``data`` is given, and all is valid.
     """
     if (url is None) == (data is None):
         wrong = (
@@ -77,8 +108,15 @@ def parse_address(
                 "options of a login or of TLS are given with 'data'",
                 "leave them out: a client that may read the directory finds what it needs there",
             )
-        return Address(directory=os.path.abspath(text))
+        if vhost is not None:
+            check_vhost(vhost)
+        return Address(directory=os.path.abspath(text), vhost=VHOST if vhost is None else vhost)
     assert url is not None
+    if vhost is not None:
+        raise errors.OptionError(
+            f"option 'vhost' is {vhost[:255]!r}, and the virtual host of a url is its path",
+            f"give url=txmq://host:{DEFAULT_PORT}/NAME, or data=DIR",
+        )
     return _parse_url(url, credentials or Credentials())
 
 
@@ -99,15 +137,15 @@ def _parse_url(url: str, credentials: Credentials) -> Address:
     if (
         parts.scheme not in ("txmq", "txmqs")
         or not parts.hostname
-        or parts.path not in ("", "/")
         or parts.query
         or parts.fragment
         or port == 0
     ):
         raise errors.OptionError(
-            f"option 'url' is {without_password(url)!r}; it must be txmq://[user:password@]host:port, or "
-            f"txmqs:// for TLS, for example txmq://localhost:{DEFAULT_PORT}"
+            f"option 'url' is {without_password(url)!r}; it must be "
+            "txmq://[user:password@]host:port[/vhost], or txmqs:// for TLS, for example txmq://localhost:{DEFAULT_PORT}"
         )
+    vhost = _vhost(parts.path, url)
     tls = parts.scheme == "txmqs"
     if not tls and (credentials.tls_ca or credentials.tls_cert or credentials.tls_key):
         raise errors.OptionError(
@@ -140,7 +178,27 @@ def _parse_url(url: str, credentials: Credentials) -> Address:
         tls_ca=found.tls_ca,
         tls_cert=found.tls_cert,
         tls_key=found.tls_key,
+        vhost=vhost,
     )
+
+
+def _vhost(path: str, url: str) -> str:
+    """Returns the virtual host of the path of a url, which is percent-encoded. Raises OptionError."""
+    name = path[1:]
+    if not name:
+        return VHOST
+    try:
+        if "/" in name:
+            raise errors.OptionError("its path has several parts", "write / in the name as %2F")
+        vhost = unquote(name, errors="strict")
+        check_vhost(vhost)
+    except (errors.OptionError, UnicodeDecodeError) as error:
+        why = error.summary if isinstance(error, errors.OptionError) else "its path is not UTF-8"
+        raise errors.OptionError(
+            f"option 'url' is {without_password(url)[:300]!r}, and names no virtual host: {why}",
+            "write it as txmq://host:port/NAME, with %2F for / in the name",
+        ) from None
+    return vhost
 
 
 def without_login(url: str) -> str:

@@ -66,6 +66,19 @@ class PermissionInfo:
     read: str
 
 
+@dataclass(frozen=True, slots=True)
+class VhostInfo:
+    """One row of ``txmq vhosts list``. ``connections``: of AMQP; ``max_*`` None: no limit."""
+
+    name: str
+    queues: int
+    connections: int
+    messages: int
+    max_queues: int | None
+    max_connections: int | None
+    max_messages: int | None
+
+
 class Admin(Protocol):
     def prepare(
         self, principal: str, apps: Sequence[str], sources: Sequence[str], targets: Sequence[str]

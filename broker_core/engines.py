@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from broker_core.address import VHOST
 from broker_core.admin import Admin
 from broker_core.client.admin import RemoteAdmin
 from broker_core.client.broker import connect as connect_client
@@ -29,19 +30,21 @@ def connect(
     settings: Mapping[str, str] | None = None,
     credentials: Credentials | None = None,
     *,
+    vhost: str | None = None,
     reached: bool = False,
 ) -> Engine:
     """Returns the engine of this process for an address: one, made once, connected when first used.
 
     ``settings``: of the connections to Kafka, by their full names (``kafka.sasl.username``).
-    ``credentials``, ``reached``: as :func:`broker_core.client.broker.connect`. Raises OptionError.
+    ``credentials``, ``vhost``, ``reached``: as :func:`broker_core.client.broker.connect`. Raises OptionError.
     """
     check_settings(url, settings or {})
     check_credentials(url, credentials)
+    check_vhost_option(url, vhost)
     if url is not None and data is None and url.lower().startswith(KAFKA):
         engine: Engine = _kafka("engine").connect(url, dict(settings or {}))
         return engine
-    return connect_client(url=url, data=data, credentials=credentials, reached=reached)
+    return connect_client(url=url, data=data, credentials=credentials, vhost=vhost, reached=reached)
 
 
 def connect_admin(
@@ -49,14 +52,17 @@ def connect_admin(
     data: str | os.PathLike[str] | None = None,
     settings: Mapping[str, str] | None = None,
     credentials: Credentials | None = None,
+    *,
+    vhost: str | None = None,
 ) -> Admin:
     """Returns the operator's port of the same address. Raises OptionError."""
     check_settings(url, settings or {})
     check_credentials(url, credentials)
+    check_vhost_option(url, vhost)
     if url is not None and data is None and url.lower().startswith(KAFKA):
         admin: Admin = _kafka("admin").connect(url, dict(settings or {}))
         return admin
-    return RemoteAdmin(connect_client(url=url, data=data, credentials=credentials))
+    return RemoteAdmin(connect_client(url=url, data=data, credentials=credentials, vhost=vhost))
 
 
 def check_settings(url: str | None, settings: Mapping[str, str]) -> None:
@@ -74,6 +80,15 @@ def check_credentials(url: str | None, credentials: Credentials | None) -> None:
         raise OptionError(
             "options of a login or of TLS are given with a url of Kafka",
             "use kafka.sasl.username, kafka.sasl.password and kafka.ssl.ca.location",
+        )
+
+
+def check_vhost_option(url: str | None, vhost: str | None) -> None:
+    """Raises OptionError for a virtual host other than ``/`` at an address of Kafka."""
+    if (url or "").lower().startswith(KAFKA) and vhost not in (None, VHOST):
+        raise OptionError(
+            f"option 'vhost' is {vhost!r}, and a cluster of Kafka has no virtual hosts",
+            "leave it out; the names of topics of one pipeline may have a prefix",
         )
 
 

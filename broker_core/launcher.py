@@ -25,7 +25,7 @@ from types import FrameType
 import pyarrow as pa
 
 from broker_core import endpoint, failpoint
-from broker_core.address import DEFAULT_PORT, bracketed, parse_listen
+from broker_core.address import DEFAULT_PORT, VHOST, bracketed, parse_listen
 from broker_core.admin import QueueInfo
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.transaction import Limits
@@ -35,10 +35,12 @@ from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.holder import open_store
+from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.logins import Logins
+from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.amqp.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
@@ -91,12 +93,8 @@ class Broker:
             self._local = LocalBroker(store, limits=limits, outcomes=outcomes, identity=self._id)
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
-            self._engine = EmbeddedEngine(
-                self._local,
-                store.adopt if isinstance(store, DurableStore) else None,
-                identity=self._id,
-                staged=quotas.staged,
-            )
+            adopt = store.adopt if isinstance(store, DurableStore) else None
+            self.engines = HostEngines(self._local, adopt, identity=self._id, staged=quotas.staged)
             audit = Audit(directory)
             undo.callback(audit.close)
             hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
@@ -112,8 +110,10 @@ class Broker:
             self.accounts = Accounts(self._local, audit)
             of_flight = Accounts(self._local, changed=self.accounts.changed)
             files = TlsFiles(doors.tls) if doors.tls is not None else None
+            self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
+            hosts = self.vhosts.unaudited()
             self._server = FlightServer(
-                self._engine, self._local, hello, self._logins, of_flight, self.quotas
+                self.engines, self._local, hello, self._logins, of_flight, hosts, self.quotas
             )
             undo.callback(self._server.stop)
             self.host, self.port = host, self._server.listen(host, port, files)
@@ -139,6 +139,7 @@ class Broker:
             if self._amqp is not None:
                 self._amqp.start()
                 self.accounts.changed.append(self._amqp.users_changed)
+                self.vhosts.connections = hosts.connections = self._amqp.connections_to
                 undo.callback(self._amqp.stop)
             self._renewal = Renewal(files, self._server.renew) if files is not None else None
             if self._renewal is not None:
@@ -210,7 +211,8 @@ class Broker:
 
     @property
     def engine(self) -> EmbeddedEngine:
-        return self._engine
+        """Returns the engine of the virtual host ``/``."""
+        return self.engines.default
 
     @property
     def url(self) -> str:
@@ -246,14 +248,15 @@ class Broker:
         if self._renewal is not None:
             self._renewal.ask()
 
-    def channel(self) -> LocalChannel:
-        return self._local.channel()
+    def channel(self, *, vhost: str = VHOST) -> LocalChannel:
+        """Raises NotAllowed: there is no such virtual host."""
+        return self._local.channel(vhost=vhost)
 
-    def queues(self) -> list[QueueInfo]:
-        return self._local.queues()
+    def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
+        return self._local.queues(vhost)
 
     def prepared(self) -> list[PreparedInfo]:
-        """Returns the prepared transactions that are not decided."""
+        """Returns the prepared transactions of all virtual hosts that are not decided."""
         return self._local.prepared()
 
     def commit(self, xid: str) -> int:

@@ -74,6 +74,7 @@ class TxmqDataSource(DataSource):
     |---|---|---|---|
     | `url` |  | all | a running broker: `txmq://host:5673`, or Kafka: `kafka://host:9092,host:9092` |
     | `data` |  | all | the broker of this data directory, started if needed; one of `url`, `data` is required |
+    | `vhost` |  | all | the virtual host at `data`, default `/`; a `url` has it as its path: `txmq://host:5673/sales` |
     | `queue` | required (reads) | all | read: one queue, or several separated by commas; write: default exchange and this routing key |
     | `appId` | required (streams) | streams | the stable name of the pipeline: owner of the claim and of the ledger entry |
     | `startingOffsets` | `earliest` | reads | `earliest`, `latest` or JSON `{"queue": offset}`; for a new query; skipped messages stay |

@@ -60,6 +60,7 @@ def transactional(
     *,
     url: str | None = None,
     data: str | None = None,
+    vhost: str | None = None,
     app_id: str,
     ledger: str | None = None,
     ledger_sync: bool = False,
@@ -72,19 +73,20 @@ def transactional(
 ) -> Transactional:
     """A function for ``foreachBatch`` that runs ``fn(batch, tx)`` as one transaction per micro-batch.
 
-    ``url`` or ``data``: the broker. ``app_id``: the stable name of the pipeline, equal to the ``appId`` of a
-    txmq source. ``ledger``: a Delta table (path or name) for the offsets of every batch; ``ledger_sync``:
-    write it before the batch ends. ``after_commit``: the functions ``f(rows, sequence)`` or ``f(rows,
-    sequence, token)`` for ``tx.after_commit``, by name. ``persist``: cache the batch while ``fn`` runs.
-    ``lineage``: on Spark Connect with a source that is not txmq, a string that you change together with the
-    checkpoint. ``settings``: of the connections to Kafka, with the names of the options
-    (``kafka.sasl.username``).
+    ``url`` or ``data``: the broker; ``vhost``: the virtual host at ``data``. ``app_id``: the stable name of
+    the pipeline, equal to the ``appId`` of a txmq source. ``ledger``: a Delta table (path or name) for the
+    offsets of every batch; ``ledger_sync``: write it before the batch ends. ``after_commit``: the functions
+    ``f(rows, sequence)`` or ``f(rows, sequence, token)`` for ``tx.after_commit``, by name. ``persist``: cache
+    the batch while ``fn`` runs. ``lineage``: on Spark Connect with a source that is not txmq, a string that
+    you change together with the checkpoint. ``settings``: of the connections to Kafka, with the names of the
+    options (``kafka.sasl.username``).
 
     Raises OptionError. A batch raises the :class:`TxmqError` of its step, or the exception of ``fn``.
     """
     if not callable(fn):
         raise OptionError(f"transactional takes a function fn(batch, tx), not {fn!r}", "pass a function")
     given = {**(settings or {}), "url": url, "data": None if data is None else os.fspath(data)}
+    given["vhost"] = vhost
     given |= {"appId": app_id, "onNewCheckpoint": on_new_checkpoint, "onUnroutable": on_unroutable}
     options = write_options(
         {name: value for name, value in given.items() if value is not None}, "stream write"

@@ -92,16 +92,17 @@ def mirror_offsets(
     app_id: str,
     url: str | None = None,
     data: str | None = None,
+    vhost: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Mirror:
     """Copy the ledger of ``app_id`` to the Delta table ``ledger`` (path or name), for native sinks.
 
-    Writes the rows that an earlier process did not write, then follows the query. ``settings``: of the
-    connections to Kafka, with the names of the options. Raises OptionError.
+    Writes the rows that an earlier process did not write, then follows the query. ``vhost``: the virtual host
+    at ``data``. ``settings``: of the connections to Kafka, with the names of the options. Raises OptionError.
     """
     if not ledger:
         raise OptionError("mirror_offsets without ledger", "name the Delta table with ledger=")
-    given = {**(settings or {}), "url": url, "data": data, "appId": app_id}
+    given = {**(settings or {}), "url": url, "data": data, "vhost": vhost, "appId": app_id}
     address = write_options(
         {name: value for name, value in given.items() if value is not None}, "stream write"
     ).address

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
-from broker_core.address import parse_address, without_login, without_password
+from broker_core.address import check_vhost, parse_address, without_login, without_password
 from broker_core.credentials import Credentials
 from broker_core.engine import EARLIEST, LATEST, Engine, OnNewCheckpoint, Origin
-from broker_core.engines import KAFKA, SETTING, check_credentials, check_settings, connect
+from broker_core.engines import KAFKA, SETTING, check_credentials, check_settings, check_vhost_option, connect
 from broker_core.errors import OptionError
 from connector import parsers
 
@@ -53,6 +53,8 @@ OPTIONS: tuple[Option, ...] = (
                              "`kafka://host:9092,host:9092`", excludes=("data",)),
     Option("data", None, parsers.directory, ALL,
            "the broker of this data directory, started if needed; one of `url`, `data` is required"),
+    Option("vhost", None, parsers.text, ALL,
+           "the virtual host at `data`, default `/`; a `url` has it as its path: `txmq://host:5673/sales`"),
     Option("queue", None, parsers.names, ALL,
            "read: one queue, or several separated by commas; write: default exchange and this routing key",
            required=READ, excludes=("exchange", "routingKey")),
@@ -244,6 +246,7 @@ class Address:
     data: str | None
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     credentials: Credentials = field(default=Credentials(), repr=False)
+    vhost: str | None = None  # with ``data``
 
     def engine(self) -> Engine:
         """The connection of this process, which is opened at the first use.
@@ -253,7 +256,9 @@ class Address:
         from pyspark import TaskContext
 
         reached = TaskContext.get() is not None
-        return connect(self.url, self.data, self.settings, self.credentials, reached=reached)
+        return connect(
+            self.url, self.data, self.settings, self.credentials, vhost=self.vhost, reached=reached
+        )
 
 
 def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> Address:
@@ -263,10 +268,13 @@ def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> Address:
     names = ("user", "password", "passwordFile", "token", "tlsCa", "tlsCert", "tlsKey")
     credentials = Credentials(*(values[name] or "" for name in names))
     check_credentials(values["url"], credentials)
+    check_vhost_option(values["url"], values["vhost"])
     if values["url"] is None or values["url"].lower().startswith(KAFKA):
-        return Address(values["url"], values["data"], settings)
+        if values["vhost"] is not None:
+            check_vhost(values["vhost"])
+        return Address(values["url"], values["data"], settings, vhost=values["vhost"])
     # here, in the driver: a task has neither its environment nor its files
-    found = parse_address(values["url"], None, credentials)
+    found = parse_address(values["url"], None, credentials, values["vhost"])
     return Address(without_login(values["url"]), None, settings, found.credentials)
 
 

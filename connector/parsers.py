@@ -14,7 +14,7 @@ from typing import Any
 
 from broker_core.engine import EARLIEST
 
-_URL = re.compile(r"(txmqs?|kafka)://[^/\s]+/?", re.IGNORECASE)
+_URL = re.compile(r"(txmqs?|kafka)://[^/\s]+(/\S*)?", re.IGNORECASE)
 _DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?")
 _UNIT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)b?")
@@ -37,7 +37,9 @@ def name(value: str) -> str:
 
 def url(value: str) -> str:
     if not _URL.fullmatch(value.strip()):
-        raise Wrong("txmq://[user:password@]host:port, txmqs:// for TLS, or kafka://host:port,host:port")
+        raise Wrong(
+            "txmq://[user:password@]host:port[/vhost], txmqs:// for TLS, or kafka://host:port,host:port"
+        )
     return value.strip()
 
 

@@ -280,13 +280,19 @@ class Peer:
         return self.expect(commands.Connection.Tune, 0)
 
     def opened(
-        self, *channels: int, frame_max: int = 131_072, channel_max: int = 2047, heartbeat_s: int = 0
+        self,
+        *channels: int,
+        frame_max: int = 131_072,
+        channel_max: int = 2047,
+        heartbeat_s: int = 0,
+        vhost: str = "/",
     ) -> Peer:
         """The connection open, with these channels open."""
         self.tuned()
         self.frame_max = frame_max
         self.send(0, commands.Connection.TuneOk(channel_max, frame_max, heartbeat_s))
-        self.call(0, commands.Connection.Open("/"), commands.Connection.OpenOk)
+        named = changed(commands.Connection.Open(), virtual_host=vhost)  # pamqp knows fewer names
+        self.call(0, named, commands.Connection.OpenOk)
         for channel in channels:
             self.open(channel)
         return self

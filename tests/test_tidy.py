@@ -26,8 +26,8 @@ ENTRY = "one method for each call of a port or a specification, and each is shor
 
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (576, TABLE),
-    "broker_core.broker.topology": (557, STATE),
-    "broker_core.store.salvage": (542, "one pass over a damaged directory"),
+    "broker_core.broker.topology": (553, STATE),
+    "broker_core.store.salvage": (549, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.connection.AmqpConnection": (265, ENTRY),
@@ -37,18 +37,18 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.broker.channel.Channel": (313, ENTRY),
     "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
-    "broker_core.broker.topology.Topology": (464, STATE),
+    "broker_core.broker.topology.Topology": (480, STATE),
     "broker_core.client.broker.BrokerClient": (320, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (305, "the rules S2 to S6 over the same records"),
-    "broker_core.micro_batch.ledger.Ledger": (385, "the rules C1, C4, C5 and C6 over the same entries"),
+    "broker_core.micro_batch.claim.Claims": (313, "the rules S2 to S6 over the same records"),
+    "broker_core.micro_batch.ledger.Ledger": (397, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
-        319,
+        347,
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (404, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (400, ENTRY),
-    "broker_core.server.amqp.connection.Connection": (290, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (412, ENTRY),
+    "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,
         "the commit, its recovery and its parts are one order of steps",
@@ -57,7 +57,8 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.store.segment.Segments": (261, "files, their open ends and their blocks are one state"),
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
-    "broker_core.broker.broker.BrokerState": (16, "the parts of which the state is composed"),
+    "broker_core.broker.broker.BrokerState": (17, "the parts of which the state is composed"),
+    "broker_core.broker.queue.queue.Queue": (16, "what queue.declare asks for, and the parts of a queue"),
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),

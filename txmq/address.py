@@ -19,18 +19,22 @@ def client_at(options: argparse.Namespace) -> BrokerClient:
     """The embedded broker, for what only it has."""
     _require_directory(options)
     check_settings(options.url, _settings(options))
-    return connect_client(url=options.url, data=options.data, credentials=credentials(options))
+    return connect_client(
+        url=options.url, data=options.data, credentials=credentials(options), vhost=options.vhost
+    )
 
 
 def engine_at(options: argparse.Namespace) -> Engine:
     _require_directory(options)
-    return connect(options.url, options.data, _settings(options), credentials(options))
+    return connect(options.url, options.data, _settings(options), credentials(options), vhost=options.vhost)
 
 
 def admin_at(options: argparse.Namespace, *, create: bool = False) -> Admin:
     if not create:
         _require_directory(options)
-    return connect_admin(options.url, options.data, _settings(options), credentials(options))
+    return connect_admin(
+        options.url, options.data, _settings(options), credentials(options), vhost=options.vhost
+    )
 
 
 def _settings(options: argparse.Namespace) -> dict[str, str]:

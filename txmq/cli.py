@@ -25,7 +25,7 @@ from broker_core.errors import (
     UnknownTransaction,
 )
 from broker_core.properties import Properties
-from txmq import accounts
+from txmq import accounts, vhosts
 from txmq.address import admin_at, client_at, engine_at
 from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_messages(commands)
     _add_setup(commands)
     accounts.arguments(commands, _command)
+    vhosts.arguments(commands, _command)
     doctor_arguments(_command(commands, "doctor", doctor, "check this installation, and say what to do"))
     verify = _command(commands, "verify", _verify, "check a data directory and change nothing")
     verify.add_argument("directory", metavar="DIR")
@@ -86,9 +87,10 @@ def _command(
     if address:
         broker = parser.add_mutually_exclusive_group(required=True)
         broker.add_argument(
-            "--url", help=f"a running broker: txmq[s]://host:{DEFAULT_PORT}, or kafka://host:9092"
+            "--url", help=f"a running broker: txmq[s]://host:{DEFAULT_PORT}[/VHOST], or kafka://host:9092"
         )
         broker.add_argument("--data", metavar="DIR", help="the broker of this directory, started if needed")
+        parser.add_argument("--vhost", metavar="NAME", help="with --data; a url has it as its path")
         parser.add_argument("--settings", metavar="FILE", help="lines NAME=VALUE for Kafka: kafka.sasl...")
         login_arguments(parser)
     return parser

@@ -117,7 +117,7 @@ def _check_kept(what: str, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         if not _is_kept(value):
             raise PreconditionFailed(
-                f"invalid arg '{name}' for {what} in vhost '/': {{unacceptable_type,{type_name(value)}}}",
+                f"invalid arg '{name}' for {what}: {{unacceptable_type,{type_name(value)}}}",
                 "give text, bytes, a number, true or false, nothing, or a table or an array of these",
             )
 
@@ -135,24 +135,23 @@ def _is_kept(value: object) -> bool:
 
 
 def check_binding(destination: str, arguments: Mapping[str, Any]) -> None:
-    """Raises PreconditionFailed for a value that cannot be stored. ``destination`` includes its kind: "queue
-    'q'".
-    """
+    """Raises PreconditionFailed for a value that cannot be stored. ``destination``: like ``of`` below."""
     _check_kept(f"a binding of {destination}", arguments)
 
 
+# ``of``: what has the arguments, as texts name it: "queue 'orders' in vhost '/'".
 # -- queues --------------------------------------------------------------------------------------------------
 
 
-def check_known(queue: str, arguments: Mapping[str, Any]) -> None:
+def check_known(of: str, arguments: Mapping[str, Any]) -> None:
     """Raises PreconditionFailed for the name of an argument that would have no effect."""
     for name in arguments:
         if name.startswith("x-") and name not in ALLOWED:
-            raise PreconditionFailed(_not_of_type(queue, name, arguments), f"txmq knows {', '.join(ALLOWED)}")
+            raise PreconditionFailed(_not_of_type(of, name, arguments), f"txmq knows {', '.join(ALLOWED)}")
 
 
 def check_arguments(
-    queue: str,
+    of: str,
     arguments: Mapping[str, Any],
     *,
     durable: bool = True,
@@ -162,34 +161,34 @@ def check_arguments(
     """Checks a new queue. Raises PreconditionFailed that names the argument, or the property that a quorum
     queue cannot have.
     """
-    check_known(queue, arguments)
-    _check_kept(f"queue '{queue}'", arguments)
+    check_known(of, arguments)
+    _check_kept(of, arguments)
     if "x-queue-type" in arguments:
-        _check_choice(queue, "x-queue-type", arguments["x-queue-type"])
+        _check_choice(of, "x-queue-type", arguments["x-queue-type"])
     if arguments.get("x-queue-type") == "quorum":
-        _check_quorum(queue, arguments, durable, exclusive, auto_delete)
+        _check_quorum(of, arguments, durable, exclusive, auto_delete)
     for name, value in arguments.items():
         if name in _INTEGERS:
-            _check_integer(queue, name, value)
+            _check_integer(of, name, value)
         elif name in _CHOICES:
-            _check_choice(queue, name, value)
+            _check_choice(of, name, value)
         elif name == "x-dead-letter-exchange":
             if not isinstance(value, str):
                 raise PreconditionFailed(
-                    f"invalid type '{type_name(value)}' for arg '{name}' in queue '{queue}' in vhost '/'",
+                    f"invalid type '{type_name(value)}' for arg '{name}' in {of}",
                     "give text",
                 )
-            _check_short(queue, name, value)
+            _check_short(of, name, value)
         elif name == "x-dead-letter-routing-key":
             if not isinstance(value, str):
-                raise _unacceptable(queue, name, value, "give text")
-            _check_short(queue, name, value)
+                raise _unacceptable(of, name, value, "give text")
+            _check_short(of, name, value)
             if "x-dead-letter-exchange" not in arguments:
                 raise _invalid(
-                    queue, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too"
+                    of, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too"
                 )
         elif name == "x-single-active-consumer" and not isinstance(value, bool):
-            raise _unacceptable(queue, name, value, "give true or false")
+            raise _unacceptable(of, name, value, "give true or false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,51 +238,47 @@ class QueueArguments:
         )
 
 
-def _check_short(queue: str, name: str, value: str) -> None:
+def _check_short(of: str, name: str, value: str) -> None:
     """Checks text that every dead letter has in a short string of AMQP."""
     try:
         check_text(f"arg '{name}'", value)
     except OptionError as error:
-        raise PreconditionFailed(
-            f"invalid arg '{name}' for queue '{queue}' in vhost '/'", error.message
-        ) from None
+        raise PreconditionFailed(f"invalid arg '{name}' for {of}", error.message) from None
 
 
-def _check_integer(queue: str, name: str, value: object) -> None:
+def _check_integer(of: str, name: str, value: object) -> None:
     if isinstance(value, (bool, Timestamp)) or not isinstance(value, int):
-        raise _invalid(queue, name, f'"expected integer, got {type_name(value)}"', "give a whole number")
+        raise _invalid(of, name, f'"expected integer, got {type_name(value)}"', "give a whole number")
     if name == "x-queue-version":
         if value not in (1, 2):
-            raise _invalid(queue, name, f"\"unsupported queue version '{value}'\"", "give 1 or 2")
+            raise _invalid(of, name, f"\"unsupported queue version '{value}'\"", "give 1 or 2")
     elif value < 0:
-        raise _invalid(queue, name, f"{{value_negative,{value}}}", "give 0 or more")
+        raise _invalid(of, name, f"{{value_negative,{value}}}", "give 0 or more")
     elif value == 0 and name == "x-expires":
-        raise _invalid(queue, name, "{value_zero,0}", "give 1 or more milliseconds")
+        raise _invalid(of, name, "{value_zero,0}", "give 1 or more milliseconds")
     elif name in _TIMES and value > MAX_TIME_MS:
-        raise _invalid(
-            queue, name, f"{{value_too_large,{value}}}", f"give at most {MAX_TIME_MS} milliseconds"
-        )
+        raise _invalid(of, name, f"{{value_too_large,{value}}}", f"give at most {MAX_TIME_MS} milliseconds")
     elif name == "x-max-priority" and value > MAX_PRIORITY:
-        raise _invalid(queue, name, f"{{max_value_exceeded,{value}}}", f"give at most {MAX_PRIORITY}")
+        raise _invalid(of, name, f"{{max_value_exceeded,{value}}}", f"give at most {MAX_PRIORITY}")
 
 
-def _check_choice(queue: str, name: str, value: object) -> None:
+def _check_choice(of: str, name: str, value: object) -> None:
     choices = _CHOICES[name]
     advice = f"give {' or '.join(choices)}"
     if not isinstance(value, str):
-        raise _unacceptable(queue, name, value, advice)
+        raise _unacceptable(of, name, value, advice)
     if value not in choices:
         kind = name.removeprefix("x-").replace("-", " ")
         what = "invalid_overflow" if name == "x-overflow" else f"\"unsupported {kind} '{value}'\""
-        raise _invalid(queue, name, what, advice)
+        raise _invalid(of, name, what, advice)
 
 
 def _check_quorum(
-    queue: str, arguments: Mapping[str, Any], durable: bool, exclusive: bool, auto_delete: bool
+    of: str, arguments: Mapping[str, Any], durable: bool, exclusive: bool, auto_delete: bool
 ) -> None:
     for name in _NOT_QUORUM:
         if name in arguments:
-            raise PreconditionFailed(_not_of_type(queue, name, arguments))
+            raise PreconditionFailed(_not_of_type(of, name, arguments))
     for name, wrong in (
         ("non-durable", not durable),
         ("auto-delete", auto_delete),
@@ -291,41 +286,40 @@ def _check_quorum(
     ):
         if wrong:
             raise PreconditionFailed(
-                f"invalid property '{name}' for queue '{queue}' in vhost '/'",
+                f"invalid property '{name}' for {of}",
                 "a quorum queue is durable, not exclusive, not auto-delete",
             )
 
 
-def _not_of_type(queue: str, name: str, arguments: Mapping[str, Any]) -> str:
+def _not_of_type(of: str, name: str, arguments: Mapping[str, Any]) -> str:
     kind = "quorum" if arguments.get("x-queue-type") == "quorum" else "classic"
-    return f"invalid arg '{name}' for queue '{queue}' in vhost '/' of queue type rabbit_{kind}_queue"
+    return f"invalid arg '{name}' for {of} of queue type rabbit_{kind}_queue"
 
 
-def _invalid(queue: str, name: str, what: str, advice: str) -> PreconditionFailed:
-    return PreconditionFailed(f"invalid arg '{name}' for queue '{queue}' in vhost '/': {what}", advice)
+def _invalid(of: str, name: str, what: str, advice: str) -> PreconditionFailed:
+    return PreconditionFailed(f"invalid arg '{name}' for {of}: {what}", advice)
 
 
-def _unacceptable(queue: str, name: str, value: object, advice: str) -> PreconditionFailed:
-    return _invalid(queue, name, f"{{unacceptable_type,{type_name(value)}}}", advice)
+def _unacceptable(of: str, name: str, value: object, advice: str) -> PreconditionFailed:
+    return _invalid(of, name, f"{{unacceptable_type,{type_name(value)}}}", advice)
 
 
 # -- exchanges -----------------------------------------------------------------------------------------------
 
 
-def check_exchange_arguments(exchange: str, arguments: Mapping[str, Any]) -> None:
+def check_exchange_arguments(of: str, arguments: Mapping[str, Any]) -> None:
     """Raises PreconditionFailed that names the argument."""
-    _check_kept(f"exchange '{exchange}'", arguments)
+    _check_kept(of, arguments)
     for name, value in arguments.items():
         if name in EXCHANGE_ARGUMENTS:
             if not isinstance(value, str):
                 raise PreconditionFailed(
-                    f"invalid type '{type_name(value)}' for arg '{name}' in exchange '{exchange}' in vhost "
-                    "'/'",
+                    f"invalid type '{type_name(value)}' for arg '{name}' in {of}",
                     "give the name of an exchange",
                 )
         elif name.startswith("x-"):
             raise PreconditionFailed(
-                f"invalid arg '{name}' for exchange '{exchange}' in vhost '/': unknown argument",
+                f"invalid arg '{name}' for {of}: unknown argument",
                 f"txmq knows {', '.join(EXCHANGE_ARGUMENTS)}",
             )
 
@@ -333,18 +327,17 @@ def check_exchange_arguments(exchange: str, arguments: Mapping[str, Any]) -> Non
 # -- declared again ------------------------------------------------------------------------------------------
 
 
-def inequivalent(kind: str, name: str, wanted: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def inequivalent(of: str, wanted: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Compares properties. Raises PreconditionFailed if a declaration differs from what exists."""
     for argument, value in wanted.items():
         if value != current[argument]:
             raise _inequivalent(
-                kind, name, argument, f"'{_shown(value)}' but current is '{_shown(current[argument])}'"
+                of, argument, f"'{_shown(value)}' but current is '{_shown(current[argument])}'"
             )
 
 
 def inequivalent_arguments(
-    kind: str,
-    name: str,
+    of: str,
     wanted: Mapping[str, Any],
     current: Mapping[str, Any],
     compared: Sequence[str] = ALLOWED,
@@ -361,13 +354,11 @@ def inequivalent_arguments(
             text = f"the value '{_shown(value)}' of type '{type_name(value)}' but current is none"
         else:
             text = f"none but current is the value '{_shown(existing)}' of type '{type_name(existing)}'"
-        raise _inequivalent(kind, name, argument, text)
+        raise _inequivalent(of, argument, text)
 
 
-def _inequivalent(kind: str, name: str, argument: str, text: str) -> PreconditionFailed:
-    return PreconditionFailed(
-        f"inequivalent arg '{argument}' for {kind} '{name}' in vhost '/': received {text}"
-    )
+def _inequivalent(of: str, argument: str, text: str) -> PreconditionFailed:
+    return PreconditionFailed(f"inequivalent arg '{argument}' for {of}: received {text}")
 
 
 def _shown(value: object) -> str:

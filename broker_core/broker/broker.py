@@ -11,28 +11,32 @@ invisible to every reader.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from broker_core.address import VHOST
 from broker_core.broker.agenda import Agenda
 from broker_core.broker.block import Blocks, ReadBlock
 from broker_core.broker.change import Change
 from broker_core.broker.commit import Transactions
 from broker_core.broker.dispatch import Dispatch
 from broker_core.broker.expiry import Expiry
+from broker_core.broker.host_room import HostRoom
 from broker_core.broker.messages import Messages
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.overflow import Overflow
 from broker_core.broker.prepared import Prepared
+from broker_core.broker.queue import Queue
 from broker_core.broker.records import Record, RunRecord
 from broker_core.broker.repair import Repaired
 from broker_core.broker.settlement import Settlement
 from broker_core.broker.stored import Stored
-from broker_core.broker.topology import Topology
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.broker.users import Users
+from broker_core.broker.virtual_hosts import VirtualHosts
 from broker_core.ids import BlockId
 
 R = TypeVar("R", bound=Record)
@@ -46,33 +50,61 @@ class Loaded:
         self.latest_us = 0  # the latest commit time
         self.records: dict[type[Record], list[Any]] = {}  # of micro-batches
 
-    def take(self, kind: type[R]) -> list[R]:
-        """Removes and returns records of micro-batches, which the rules for them keep from now on."""
-        return self.records.pop(kind, [])
+    def take(self, kind: type[R], vhost: str = VHOST) -> list[R]:
+        """Removes and returns the records of a virtual host's micro-batches, which the rules for them keep
+        from now on.
+        """
+        found = self.records.get(kind, [])
+        self.records[kind] = [record for record in found if record.vhost != vhost]
+        return [record for record in found if record.vhost == vhost]
 
 
 class BrokerState:
-    """``undo`` restores all of it; ``agenda`` says what must be checked."""
+    """The state as one virtual host sees it: ``topology`` has its names, all else is of the whole broker.
+
+    ``undo`` restores all of it; ``agenda`` says what must be checked. The state that the committer passes to
+    works is that of ``/``; who is bound to a virtual host uses ``of``.
+    """
 
     def __init__(self, *, new_block_id: Callable[[], BlockId], read: ReadBlock) -> None:
         self.blocks = blocks = Blocks(new_block_id, read)
         self.undo = blocks.undo
         self.agenda = agenda = Agenda(self.undo)
         self.numbers = numbers = Numbers(self.undo)
-        self.topology = topology = Topology(blocks, numbers)
+        self.hosts = hosts = VirtualHosts(blocks, numbers)
+        self.topology = hosts.by_name[VHOST]
         self.names = names = TransactionNames(self.undo)
         self.overflow = overflow = Overflow(blocks, agenda)
-        self.messages = messages = Messages(topology, numbers, blocks, names, overflow, agenda)
-        self.stored = stored = Stored(topology, numbers, blocks, overflow, messages, agenda)
-        self.expiry = Expiry(topology, blocks, messages, overflow, agenda)
+        self.messages = messages = Messages(hosts, numbers, blocks, names, overflow, agenda)
+        self.stored = stored = Stored(hosts, numbers, blocks, overflow, messages, agenda)
+        self.expiry = Expiry(hosts.registry, blocks, messages, overflow, agenda)
         self.settlement = settlement = Settlement(blocks, messages, overflow, agenda)
+        host_room = HostRoom(hosts)
         self.transactions = transactions = Transactions(
-            numbers, blocks, names, overflow, messages, stored, settlement
+            numbers, blocks, names, overflow, messages, stored, settlement, hosts, host_room
         )
-        self.prepared = Prepared(blocks, names, overflow, settlement, transactions)
-        self.dispatch = Dispatch(topology, blocks, self.expiry, agenda)
+        self.prepared = Prepared(blocks, names, overflow, settlement, transactions, hosts, host_room)
+        self.dispatch = Dispatch(hosts.registry, blocks, self.expiry, agenda)
         self.users = Users(self.undo)
         self.loaded = Loaded()
+
+    @property
+    def vhost(self) -> str:
+        return self.topology.vhost
+
+    @property
+    def queues(self) -> Iterable[Queue]:
+        """Returns the queues of all virtual hosts."""
+        return self.hosts.registry.by_id.values()
+
+    def of(self, vhost: str) -> BrokerState:
+        """Returns the same state, as another virtual host sees it. Raises NotAllowed: there is none."""
+        topology = self.hosts.get(vhost)
+        if topology is self.topology:
+            return self
+        seen = copy.copy(self)
+        seen.topology = topology
+        return seen
 
     def publish(self) -> None:
         """Makes the durable commits in progress visible. The committer calls it under the state lock."""
@@ -91,7 +123,7 @@ class BrokerState:
     def sealing(self, block_id: BlockId) -> list[RunRecord]:
         """Returns the runs of an open block that moves to a segment, for the change that seals it."""
         puts: list[RunRecord] = []
-        for queue in self.topology.queues.values():
+        for queue in self.queues:
             if queue.written:
                 puts += queue.log.record_runs(block_id)
         return puts
@@ -106,7 +138,7 @@ class BrokerState:
             if block_id in self.blocks.by_id
         }
         pins = dict.fromkeys(masks, 0)
-        for queue in self.topology.queues.values():
+        for queue in self.queues:
             for run in queue.log.runs_in(masks.keys()):
                 pins[run.block_id] += 1
                 mask = masks[run.block_id]
@@ -121,7 +153,7 @@ class BrokerState:
 
     def closing(self, change: Change) -> None:
         """Records at a clean shutdown how far each queue was delivered."""
-        for queue in self.topology.queues.values():
+        for queue in self.queues:
             queue.record(change)
             if queue.written:
                 change.put(queue.progress_record())

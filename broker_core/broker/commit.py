@@ -13,6 +13,7 @@ import numpy as np
 from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
 from broker_core.broker.dying import Dying
+from broker_core.broker.host_room import HostRoom
 from broker_core.broker.messages import Messages
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.overflow import Overflow
@@ -22,6 +23,7 @@ from broker_core.broker.spilled import Spilled
 from broker_core.broker.stored import Stored
 from broker_core.broker.transaction import State, Transaction
 from broker_core.broker.transaction_names import TransactionNames
+from broker_core.broker.virtual_hosts import VirtualHosts
 from broker_core.ids import CommitSequence
 from broker_core.message import Message
 
@@ -54,6 +56,8 @@ class Transactions:
         messages: Messages,
         stored: Stored,
         settlement: Settlement,
+        hosts: VirtualHosts,
+        host_room: HostRoom,
     ) -> None:
         self._undo = blocks.undo
         self._numbers = numbers
@@ -63,17 +67,26 @@ class Transactions:
         self._messages = messages
         self._stored = stored
         self._settlement = settlement
+        self._hosts = hosts
+        self._host_room = host_room
 
     def commit(self, change: Change, transaction: Transaction, now: int) -> Committed:
         """Adds the whole transaction to one change (decision 1).
 
-        Raises, with nothing changed, PreconditionFailed (overflow), TransactionState, CorruptSegment.
+        Raises, with nothing changed, PreconditionFailed (a full queue or virtual host), TransactionState,
+        CorruptSegment.
         """
         xid, publishes, settles = transaction.xid, transaction.publishes, transaction.settles
+        rejected: list[int] = []
         # a prepared one was checked when it was prepared, and its room is reserved
         if transaction.state is State.ACTIVE:
             if transaction.atomic and transaction.incoming:
                 self._overflow.check(transaction.incoming)
+            if self._hosts.limited:
+                if transaction.atomic:
+                    self._host_room.check(transaction)
+                else:
+                    publishes = self._host_room.admit(transaction, rejected)
             if xid:
                 self._names.check_new(xid)
         if settles:
@@ -82,7 +95,6 @@ class Transactions:
         for spilled in transaction.spilled:
             returned += self._unreached(spilled)
         self.become(transaction, State.COMMITTED)
-        rejected: list[int] = []
         if transaction.transactional and (
             publishes or transaction.spilled or transaction.staged or transaction.decided
         ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from broker_core.address import VHOST
 from broker_core.broker.arguments import type_name
 from broker_core.broker.change import InboxRow
 from broker_core.broker.queue import Queue
@@ -132,12 +133,13 @@ Cancelled = Callable[[Consumer], None]
 UNLIMITED = 1 << 62
 
 
-def consumer_priority(queue: str, arguments: Mapping[str, Any]) -> int:
+def consumer_priority(queue: str, arguments: Mapping[str, Any], vhost: str = VHOST) -> int:
     """Returns ``x-priority`` of basic.consume. Raises PreconditionFailed."""
     priority = arguments.get("x-priority", 0)
     if isinstance(priority, (bool, Timestamp)) or not isinstance(priority, int):
         what = f'"expected integer, got {type_name(priority)}"'
         raise PreconditionFailed(
-            f"invalid arg 'x-priority' for queue '{queue}' in vhost '/': {what}", "give a whole number"
+            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{vhost}': {what}",
+            "give a whole number",
         )
     return priority

@@ -23,7 +23,7 @@ from broker_core.broker.consumer import Consumer, Unacked
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
 from broker_core.broker.expiry import Expiry
 from broker_core.broker.queue import Queue
-from broker_core.broker.topology import Topology
+from broker_core.broker.registry import Registry
 from broker_core.broker.transaction import Settle
 from broker_core.errors import LocalProtocolError, RemoteProtocolError, StoreError
 from broker_core.field_table import Long
@@ -52,8 +52,8 @@ class Dispatched(NamedTuple):
 
 
 class Dispatch:
-    def __init__(self, topology: Topology, blocks: Blocks, expiry: Expiry, agenda: Agenda) -> None:
-        self._topology = topology
+    def __init__(self, registry: Registry, blocks: Blocks, expiry: Expiry, agenda: Agenda) -> None:
+        self._registry = registry
         self._blocks = blocks
         self._expiry = expiry
         self._runnable = agenda.runnable
@@ -78,7 +78,7 @@ class Dispatch:
                 unread.append((queue, missing))
             except StoreError as error:
                 failed.append((queue, error))
-                self._topology.cancelled += queue.consumers.clear()
+                self._registry.cancelled += queue.consumers.clear()
         return Dispatched(sent, settles, due, failed, unread)
 
     def _send_queue(

@@ -21,7 +21,7 @@ from broker_core.broker.dying import Dying, leave, ranges
 from broker_core.broker.messages import Messages
 from broker_core.broker.overflow import Overflow
 from broker_core.broker.queue import Queue, Run
-from broker_core.broker.topology import Topology
+from broker_core.broker.registry import Registry
 from broker_core.errors import StoreError
 
 SLICE = 512  # messages that expire in one commit
@@ -32,9 +32,9 @@ _AT_ONCE = 0
 
 class Expiry:
     def __init__(
-        self, topology: Topology, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda
+        self, registry: Registry, blocks: Blocks, messages: Messages, overflow: Overflow, agenda: Agenda
     ) -> None:
-        self._topology = topology
+        self._registry = registry
         self._blocks = blocks
         self._messages = messages
         self._overflow = overflow
@@ -63,7 +63,7 @@ class Expiry:
         due: list[Queue] = []
         if self._agenda.overfull:
             self._agenda.overfull = {queue: None for queue in self._agenda.overfull if not queue.deleted}
-        for queue in self._topology.queues.values():
+        for queue in self._registry.by_id.values():
             try:
                 expired = self.head_expired(queue, now)
             except NotLoaded:
@@ -134,7 +134,7 @@ class Expiry:
         """
         looked = [
             queue
-            for queue in (list(self._topology.queues.values()) if queues is None else queues)
+            for queue in (list(self._registry.by_id.values()) if queues is None else queues)
             if not queue.deleted
         ]
         left: list[Queue] = []

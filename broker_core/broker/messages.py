@@ -25,8 +25,8 @@ from broker_core.broker.numbers import Numbers
 from broker_core.broker.overflow import Overflow
 from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue, Run
-from broker_core.broker.topology import Topology
 from broker_core.broker.transaction_names import TransactionNames
+from broker_core.broker.virtual_hosts import VirtualHosts
 from broker_core.errors import RemoteProtocolError
 from broker_core.ids import NO_BLOCK, NO_SEQUENCE
 from broker_core.message import Message
@@ -38,7 +38,7 @@ _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 class Messages:
     def __init__(
         self,
-        topology: Topology,
+        hosts: VirtualHosts,
         numbers: Numbers,
         blocks: Blocks,
         names: TransactionNames,
@@ -46,7 +46,7 @@ class Messages:
         agenda: Agenda,
     ) -> None:
         self._undo = blocks.undo
-        self._topology = topology
+        self._hosts = hosts
         self._numbers = numbers
         self._blocks = blocks
         self._names = names
@@ -222,8 +222,8 @@ class Messages:
         while dying:
             queue, rows, reason = dying.popleft()
             source = (
-                self._topology.exchanges.get(queue.arguments.dead_letter_exchange)
-                if queue.arguments.dead_letters
+                self._hosts.by_name[queue.vhost].exchanges.get(queue.arguments.dead_letter_exchange)
+                if queue.arguments.dead_letters and queue.vhost in self._hosts.by_name
                 else None
             )
             if source is None:
@@ -243,14 +243,11 @@ class Messages:
             if publishes:
                 self.enqueue(change, publishes, now, dying)
 
-    def purge(self, change: Change, name: str, connection: object = None) -> int:
+    def purge(self, change: Change, queue: Queue) -> int:
         """Settles every visible message that is not held and returns how many. In a queue that an app owns it
-        settles only what that app skipped.
-
-        Raises QueueNotFound, ResourceLocked.
+        settles only what that app skipped. ``queue``: of ``Topology.purgeable``.
         """
-        parts = self._topology.queue(name).progress.skipped()
-        queue = self._topology.queue(name) if parts else self._topology.usable(name, connection)
+        parts = queue.progress.skipped()
         count = 0
         for start, end in parts or queue.ready.purgeable():
             queue.settle(start, end)

@@ -42,7 +42,7 @@ class Overflow:
                     f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
                 )
                 raise PreconditionFailed(
-                    f"queue '{queue.name}' in vhost '/' is full: {messages} more messages of {size_bytes} "
+                    f"{queue.full_name} is full: {messages} more messages of {size_bytes} "
                     f"bytes on {queue.droppable}{kept} "
                     f"are over {limits}; nothing was enqueued"
                 )

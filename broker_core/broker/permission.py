@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 
 from broker_core.errors import OptionError
 
-VHOST = "/"
 EVERYTHING = ".*"
 
 Permission: TypeAlias = Literal["configure", "write", "read"]

@@ -7,16 +7,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from broker_core.address import VHOST
 from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
 from broker_core.broker.commit import Committed, Transactions
+from broker_core.broker.host_room import HostRoom
 from broker_core.broker.overflow import Overflow
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import OutcomeRecord, PreparedRecord
 from broker_core.broker.settlement import Settlement
 from broker_core.broker.transaction import State, Transaction
 from broker_core.broker.transaction_names import TransactionNames
-from broker_core.errors import TransactionState
+from broker_core.broker.virtual_hosts import VirtualHosts
+from broker_core.errors import TransactionState, UnknownTransaction
 from broker_core.ids import NO_SEQUENCE, QueueId
 
 
@@ -28,6 +31,8 @@ class Prepared:
         overflow: Overflow,
         settlement: Settlement,
         transactions: Transactions,
+        hosts: VirtualHosts,
+        host_room: HostRoom,
     ) -> None:
         self._undo = blocks.undo
         self._blocks = blocks
@@ -35,11 +40,14 @@ class Prepared:
         self._overflow = overflow
         self._settlement = settlement
         self._transactions = transactions
+        self._hosts = hosts
+        self._host_room = host_room
         self.by_xid = names.prepared
+        self.vhosts: dict[str, str] = {}  # by xid: the virtual host that it is of
         self.since_us: dict[str, int] = {}  # by xid: when it was prepared, in microseconds since the epoch
 
     def prepare(
-        self, change: Change, transaction: Transaction, xid: str, now: int
+        self, change: Change, transaction: Transaction, xid: str, now: int, vhost: str = VHOST
     ) -> Literal["prepared", "read_only"]:
         """Prepares a transaction: it becomes durable, invisible and transferable (XA). All checks that could
         refuse its commit are done now.
@@ -54,6 +62,8 @@ class Prepared:
             self._transactions.become(transaction, State.COMMITTED)
             return "read_only"
         self._overflow.check(transaction.incoming)
+        if self._hosts.limited:
+            self._host_room.check(transaction)
         self._settlement.check_readable(transaction.settles)
         self._transactions.become(transaction, State.PREPARED)
         for spilled in transaction.spilled:
@@ -63,17 +73,21 @@ class Prepared:
         self._undo.attribute(transaction, "xid")
         self._undo.item(self.by_xid, xid)
         self._undo.item(self.since_us, xid)
+        self._undo.item(self.vhosts, xid)
         transaction.xid = xid
         self.by_xid[xid] = transaction
         self.since_us[xid] = now
+        self.vhosts[xid] = vhost
         self._overflow.keep_room(transaction.incoming)
-        change.put(transaction.record(now))
+        change.put(transaction.record(now, vhost))
         return "prepared"
 
-    def commit(self, change: Change, xid: str, now: int) -> Committed:
-        """Commits a prepared transaction; repeating it is allowed. Raises UnknownTransaction,
-        TransactionState (rolled back), CorruptSegment.
+    def commit(self, change: Change, xid: str, now: int, vhost: str | None = None) -> Committed:
+        """Commits a prepared transaction; repeating it is allowed. ``vhost``: of the caller, who decides only
+        what was prepared there; None: the operator. Raises UnknownTransaction, TransactionState (rolled
+        back), CorruptSegment.
         """
+        self._check_host(xid, vhost)
         if self._names.has_ended(xid, "committed"):
             return Committed(NO_SEQUENCE, [])
         dropped = self.by_xid[xid].dropped
@@ -82,10 +96,11 @@ class Prepared:
         self._forget(change, xid)
         return committed._replace(dropped=dropped)
 
-    def rollback(self, change: Change, xid: str, now: int) -> None:
+    def rollback(self, change: Change, xid: str, now: int, vhost: str | None = None) -> None:
         """Rolls back a prepared transaction: its deliveries are ready again, as redelivered. Raises
         UnknownTransaction, TransactionState (committed).
         """
+        self._check_host(xid, vhost)
         if self._names.has_ended(xid, "rolled_back"):
             return
         transaction = self.by_xid[xid]
@@ -95,13 +110,22 @@ class Prepared:
         self._names.outcomes.remember(change, OutcomeRecord(xid, "rolled_back", now))
         self._forget(change, xid)
 
+    def _check_host(self, xid: str, vhost: str | None) -> None:
+        """Raises UnknownTransaction."""
+        if vhost is not None and self.vhosts.get(xid, vhost) != vhost:
+            raise UnknownTransaction(
+                f"no transaction of vhost '{vhost}' has the xid '{xid}'",
+                "connect to the virtual host where it was prepared",
+            )
+
     def _forget(self, change: Change, xid: str) -> None:
         self._undo.item(self.by_xid, xid)
         self._undo.item(self.since_us, xid)
+        self._undo.item(self.vhosts, xid)
         for spilled in self.by_xid.pop(xid).spilled:
             self._blocks.unpin(spilled.block_id)
         self._blocks.record(change)
-        del self.since_us[xid]
+        del self.since_us[xid], self.vhosts[xid]
         change.drop(PreparedRecord, (xid,))
 
     def restore(self, record: PreparedRecord, queues: Mapping[QueueId, Queue]) -> None:
@@ -116,3 +140,4 @@ class Prepared:
         self._overflow.keep_room(transaction.incoming)
         self.by_xid[record.xid] = transaction
         self.since_us[record.xid] = record.prepared_at
+        self.vhosts[record.xid] = record.vhost

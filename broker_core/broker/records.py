@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from broker_core.address import VHOST
 from broker_core.ids import BlockId, CommitSequence, QueueId
 
 Vector = dict[str, int | str]
@@ -36,13 +37,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRecord(Record):
-    TABLE, KEY = "exchange", ("name",)
+    TABLE, KEY = "exchange", ("name", "vhost")
     name: str
     type: str  # direct, fanout, topic, headers
     durable: bool
     auto_delete: bool
     internal: bool
     arguments: dict[str, Any]
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +56,29 @@ class QueueRecord(Record):
     exclusive: bool
     auto_delete: bool
     arguments: dict[str, Any]
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
 class BindingRecord(Record):
-    TABLE, KEY = "binding", ("exchange", "queue", "routing_key", "arguments")
+    TABLE, KEY = "binding", ("exchange", "queue", "routing_key", "arguments", "vhost")
     exchange: str
     queue: str
     routing_key: str
     arguments: dict[str, Any]
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeBindingRecord(Record):
     """From exchange ``source`` to exchange ``destination``."""
 
-    TABLE, KEY = "exchange_binding", ("source", "destination", "routing_key", "arguments")
+    TABLE, KEY = "exchange_binding", ("source", "destination", "routing_key", "arguments", "vhost")
     source: str
     destination: str
     routing_key: str
     arguments: dict[str, Any]
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ class ClaimRecord(Record):
     sent before the claim, as lists of [start, end], so that every replay reads the same rows.
     """
 
-    TABLE, KEY = "claim", ("app_id", "lineage", "start")
+    TABLE, KEY = "claim", ("app_id", "lineage", "start", "vhost")
     app_id: str
     lineage: int  # counts the checkpoints that the source of this app has seen
     start: str  # canonical JSON of the start vector, with the queues as keys
@@ -151,18 +156,20 @@ class ClaimRecord(Record):
     skipped: dict[str, Any]
     redelivered: dict[str, Any]
     position: int  # order of the claims of an app
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
 class OriginRecord(Record):
     """The resolved symbolic start, once per app, lineage and set of queues."""
 
-    TABLE, KEY = "origin", ("app_id", "queues")
+    TABLE, KEY = "origin", ("app_id", "queues", "vhost")
     app_id: str
     queues: str  # canonical JSON list
     lineage: int
     start: dict[str, Any]  # concrete vector
     passed: bool  # a later start than the symbolic one has been seen
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +178,13 @@ class ReadRecord(Record):
     work.
     """
 
-    TABLE, KEY = "read", ("app_id", "query_id", "batch_id", "queues")
+    TABLE, KEY = "read", ("app_id", "query_id", "batch_id", "queues", "vhost")
     app_id: str
     query_id: str
     batch_id: int
     queues: str
     ranges: dict[str, Any]
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,23 +193,25 @@ class LineageRecord(Record):
     appearance.
     """
 
-    TABLE, KEY = "lineage", ("app_id", "query_id")
+    TABLE, KEY = "lineage", ("app_id", "query_id", "vhost")
     app_id: str
     query_id: str
     position: int
     first_batch: int
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord(Record):
     """An open batch attempt: the token under which tasks stage branches."""
 
-    TABLE, KEY = "attempt", ("token",)
+    TABLE, KEY = "attempt", ("token", "vhost")
     token: str
     app_id: str  # "" for a batch write, which is a transaction without an app
     query_id: str
     batch_id: int
     opened_at: int  # or about when its last part arrived
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +222,7 @@ class PartRecord(Record):
     queue ids (as text) to [row, count, bitmap in hex]: the rows of this part for the queue.
     """
 
-    TABLE, KEY = "part", ("branch", "part")
+    TABLE, KEY = "part", ("branch", "part", "vhost")
     branch: str
     part: int
     token: str
@@ -228,13 +238,14 @@ class PartRecord(Record):
     routes: dict[str, Any]
     unroutable: int
     examples: list[Any]  # at most three [exchange, routing_key] of unroutable messages
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord(Record):
     """One decided micro-batch: the decision on which all later steps depend (docs/transactions.md)."""
 
-    TABLE, KEY = "ledger", ("app_id", "sequence")
+    TABLE, KEY = "ledger", ("app_id", "sequence", "vhost")
     app_id: str
     sequence: int  # the app's batches, counted over all lineages; never decreases
     query_id: str
@@ -249,6 +260,7 @@ class LedgerRecord(Record):
     claim_position: int  # the app's newest claim at the decision
     applied: bool
     mirrored: bool
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +269,10 @@ class ReleaseRecord(Record):
     starts.
     """
 
-    TABLE, KEY = "released", ("queue",)
+    TABLE, KEY = "released", ("queue", "vhost")
     queue: str
     commit_sequence: CommitSequence
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +285,7 @@ class PreparedRecord(Record):
     publishes: bytes  # Arrow IPC stream of MESSAGE_SCHEMA
     routes: list[Any]  # queue ids for each publish
     settles: list[Any]  # [queue_id, offset, outcome]
+    vhost: str = VHOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +363,17 @@ class AppUserRecord(Record):
     user: str
 
 
+@dataclass(frozen=True, slots=True)
+class VhostRecord(Record):
+    """A virtual host and its limits; -1: none. ``/`` has a record only if it has a limit."""
+
+    TABLE, KEY = "vhost", ("name",)
+    name: str
+    max_queues: int
+    max_connections: int
+    max_messages: int
+
+
 RECORDS: tuple[type[Record], ...] = (
     ExchangeRecord,
     QueueRecord,
@@ -374,4 +399,5 @@ RECORDS: tuple[type[Record], ...] = (
     PermissionRecord,
     TopicPermissionRecord,
     AppUserRecord,
+    VhostRecord,
 )

@@ -15,28 +15,39 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from broker_core.address import VHOST
 from broker_core.broker.change import ROUTE, Drop, InboxRow, routes_of
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.records import (
     AttemptRecord,
     BindingRecord,
+    ClaimRecord,
     DeliveryRecord,
     ExchangeBindingRecord,
     ExchangeRecord,
     HoleRecord,
     LedgerRecord,
+    LineageRecord,
+    OriginRecord,
     PartRecord,
     PreparedRecord,
     ProgressRecord,
     QueueRecord,
+    ReadRecord,
     Record,
+    ReleaseRecord,
     RunRecord,
+    VhostRecord,
 )
 from broker_core.broker.topology import PREDECLARED
 from broker_core.ids import BlockId, QueueId
 
 R = TypeVar("R", bound=Record)
 
+_IN_HOSTS: tuple[type[Any], ...] = (
+    QueueRecord, ExchangeRecord, BindingRecord, ExchangeBindingRecord, ClaimRecord, OriginRecord,
+    ReadRecord, LineageRecord, AttemptRecord, PartRecord, LedgerRecord, ReleaseRecord, PreparedRecord,
+)  # fmt: skip
 _SHOWN = 3  # offsets or names in one line
 
 
@@ -134,7 +145,8 @@ class _Repair:
         return self.by_class.get(kind, [])
 
     def run(self) -> Repaired:
-        self._stale_topology()
+        _keep_hosts(self)
+        _keep_topology(self)
         self._queues()
         self._deliveries()
         self._runs()
@@ -145,7 +157,7 @@ class _Repair:
         return self.found
 
     # -- one class of records --------------------------------------------------------------------------------
-    def _keep(self, kind: type[R], wanted: Callable[[R], bool], what: Callable[[list[R]], str]) -> None:
+    def keep(self, kind: type[R], wanted: Callable[[R], bool], what: Callable[[list[R]], str]) -> None:
         """Drops the records that are not ``wanted``."""
         kept: list[R] = []
         gone: list[R] = []
@@ -156,34 +168,18 @@ class _Repair:
             self.found.journal += [Drop(kind, record.key) for record in gone]
             self.found.done.append(what(gone))
 
-    def _put(self, old: R | None, new: R) -> None:
+    def put(self, old: R | None, new: R) -> None:
         kept = self.by_class.setdefault(type(new), [])
         if old is not None:
             kept.remove(old)
         kept.append(new)
         self.found.journal.append(new)
 
-    # -- topology --------------------------------------------------------------------------------------------
-    def _stale_topology(self) -> None:
-        queues = {queue.name for queue in self.of(QueueRecord)}
-        exchanges = {exchange.name for exchange in self.of(ExchangeRecord)} | {"", *PREDECLARED}
-
-        def text(gone: Sequence[BindingRecord | ExchangeBindingRecord]) -> str:
-            named = _shown(map(_binding, gone))
-            return f"{len(gone)} bindings of queues or exchanges that do not exist were dropped ({named})"
-
-        self._keep(
-            BindingRecord, lambda binding: binding.exchange in exchanges and binding.queue in queues, text
-        )
-        self._keep(
-            ExchangeBindingRecord, lambda binding: {binding.source, binding.destination} <= exchanges, text
-        )
-
     # -- queues ----------------------------------------------------------------------------------------------
     def _queues(self) -> None:
         known = {queue.queue_id for queue in self.of(QueueRecord)}
         for kind in (ProgressRecord, HoleRecord, DeliveryRecord, RunRecord):
-            self._keep(
+            self.keep(
                 kind,
                 lambda record: record.queue_id in known,  # type: ignore[attr-defined]
                 lambda gone: (
@@ -209,7 +205,7 @@ class _Repair:
             if hole.start not in expected:
                 self.found.journal.append(Drop(HoleRecord, hole.key))
         for hole in set(expected.values()) - set(log.holes):
-            self._put(None, hole)
+            self.put(None, hole)
         if stale:
             self.found.done.append(
                 f"{log.name}: {len(stale)} settled ranges below its floor, or touching it "
@@ -219,14 +215,14 @@ class _Repair:
             return
         right = replace(log.progress, floor=log.floor, acked=log.acked)
         if right != progress:
-            self._put(progress, right)
+            self.put(progress, right)
             self.found.done.append(
                 f"{log.name}: its floor is {log.floor}, by what is settled; its record "
                 f"said {log.progress.floor}"
             )
 
     def _deliveries(self) -> None:
-        self._keep(
+        self.keep(
             DeliveryRecord,
             lambda record: record.count > 0 and self.logs[record.queue_id].counts(record.offset),
             lambda gone: (
@@ -240,7 +236,7 @@ class _Repair:
             named = _shown(f"{self.logs[run.queue_id].name} at offset {run.first}" for run in gone)
             return f"{len(gone)} runs of messages that nothing needs any more were dropped ({named})"
 
-        self._keep(
+        self.keep(
             RunRecord,
             lambda run: (
                 run.count > 0 and not self.logs[run.queue_id].deletable(run.first, run.first + run.count)
@@ -323,9 +319,12 @@ class _Repair:
 
     # -- transactions ----------------------------------------------------------------------------------------
     def _parts(self) -> None:
-        attempts = {attempt.token for attempt in self.of(AttemptRecord)}
+        attempts = {(attempt.vhost, attempt.token) for attempt in self.of(AttemptRecord)}
         decided = {
-            branch[2] for entry in self.of(LedgerRecord) if not entry.applied for branch in entry.branches
+            (entry.vhost, branch[2])
+            for entry in self.of(LedgerRecord)
+            if not entry.applied
+            for branch in entry.branches
         }
 
         def text(gone: list[PartRecord]) -> str:
@@ -336,9 +335,12 @@ class _Repair:
         def lacks_rows(part: PartRecord) -> bool:
             return bool(part.block_id) and self.rows.get(part.block_id, -1) < part.rows
 
-        self._keep(
+        self.keep(
             PartRecord,
-            lambda part: part.branch in decided or (part.token in attempts and not lacks_rows(part)),
+            lambda part: (
+                (part.vhost, part.branch) in decided
+                or ((part.vhost, part.token) in attempts and not lacks_rows(part))
+            ),
             text,
         )
         for part in self.of(PartRecord):
@@ -365,6 +367,42 @@ class _Repair:
         self.found.problems.append(text)
         if block_id not in self.rows:
             self.found.lost_blocks.setdefault(block_id, (rows, text))
+
+
+def _keep_hosts(repair: _Repair) -> None:
+    """Makes a virtual host that records name and that has none."""
+    known = {VHOST, *(host.name for host in repair.of(VhostRecord))}
+    named = {record.vhost for kind in _IN_HOSTS for record in repair.of(kind)}
+    for name in sorted(named - known):
+        repair.put(None, VhostRecord(name, -1, -1, -1))
+        repair.found.done.append(f"virtual host '{name}' was made again, without limits: queues are in it")
+
+
+def _keep_topology(repair: _Repair) -> None:
+    queues = {(queue.vhost, queue.name) for queue in repair.of(QueueRecord)}
+    exchanges = {(exchange.vhost, exchange.name) for exchange in repair.of(ExchangeRecord)}
+
+    def is_exchange(vhost: str, name: str) -> bool:
+        return not name or name in PREDECLARED or (vhost, name) in exchanges
+
+    def text(gone: Sequence[BindingRecord | ExchangeBindingRecord]) -> str:
+        named = _shown(map(_binding, gone))
+        return f"{len(gone)} bindings of queues or exchanges that do not exist were dropped ({named})"
+
+    repair.keep(
+        BindingRecord,
+        lambda binding: (
+            is_exchange(binding.vhost, binding.exchange) and (binding.vhost, binding.queue) in queues
+        ),
+        text,
+    )
+    repair.keep(
+        ExchangeBindingRecord,
+        lambda binding: (
+            is_exchange(binding.vhost, binding.source) and is_exchange(binding.vhost, binding.destination)
+        ),
+        text,
+    )
 
 
 def _binding(binding: BindingRecord | ExchangeBindingRecord) -> str:

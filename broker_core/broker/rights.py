@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
-from broker_core.broker.permission import EVERYTHING, VHOST, Permission, matches
+from broker_core.address import VHOST
+from broker_core.broker.permission import EVERYTHING, Permission, matches
 from broker_core.broker.users import Users
 from broker_core.errors import AccessRefused
 

@@ -60,13 +60,15 @@ def row_numbers(selection: Selection) -> npt.NDArray[np.int64]:
     return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
-def find_exchange(exchanges: Mapping[str, Exchange], name: str) -> Exchange:
+def find_exchange(exchanges: Mapping[str, Exchange], name: str, vhost: str) -> Exchange:
     """Returns the exchange. Raises ExchangeNotFound; AccessRefused for an internal one."""
     exchange = exchanges.get(name)
     if exchange is None:
-        raise ExchangeNotFound(f"no exchange '{name}' in vhost '/'", "declare it before you publish to it")
+        raise ExchangeNotFound(
+            f"no exchange '{name}' in vhost '{vhost}'", "declare it before you publish to it"
+        )
     if exchange.internal:
-        raise AccessRefused(f"cannot publish to internal exchange '{name}' in vhost '/'")
+        raise AccessRefused(f"cannot publish to internal exchange '{name}' in vhost '{vhost}'")
     return exchange
 
 
@@ -82,16 +84,20 @@ def select(mask: npt.NDArray[np.bool_]) -> Selection:
 
 
 def route_column(
-    exchanges: Mapping[str, Exchange], exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array
+    exchanges: Mapping[str, Exchange],
+    exchange: str | pa.Array,
+    routing_keys: pa.Array,
+    properties: pa.Array,
+    vhost: str,
 ) -> Routed:
-    """Routes every row. Raises ExchangeNotFound, AccessRefused."""
+    """Routes every row. ``exchanges``: of ``vhost``. Raises ExchangeNotFound, AccessRefused."""
     rows = len(routing_keys)
     masks: dict[QueueId, npt.NDArray[np.bool_]] = {}
     reached = np.zeros(rows, dtype=np.bool_)
     if rows == 0:
         return Routed({}, 0, [])
     if isinstance(exchange, str):
-        _route_rows(find_exchange(exchanges, exchange), None, routing_keys, properties, masks, reached)
+        _route_rows(find_exchange(exchanges, exchange, vhost), None, routing_keys, properties, masks, reached)
         names: pa.Array | None = None
     else:
         names = exchange
@@ -99,7 +105,9 @@ def route_column(
         codes = None if len(distinct) == 1 else _encoded(exchange).indices.to_numpy(zero_copy_only=False)
         for code, name in enumerate(distinct):
             among = None if codes is None else np.flatnonzero(codes == code)
-            _route_rows(find_exchange(exchanges, name), among, routing_keys, properties, masks, reached)
+            _route_rows(
+                find_exchange(exchanges, name, vhost), among, routing_keys, properties, masks, reached
+            )
     missed = np.flatnonzero(~reached)
     examples = [
         (exchange if isinstance(exchange, str) else names[int(row)].as_py(), routing_keys[int(row)].as_py())  # type: ignore[index]

@@ -26,8 +26,8 @@ from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Queue
 from broker_core.broker.routing import Selection, route_rows, selected_rows
 from broker_core.broker.spilled import Share, Spilled
-from broker_core.broker.topology import Topology
 from broker_core.broker.transaction import Buried, Staged
+from broker_core.broker.virtual_hosts import VirtualHosts
 from broker_core.ids import BlockId, QueueId
 from broker_core.message import Message
 
@@ -35,7 +35,7 @@ from broker_core.message import Message
 class Stored:
     def __init__(
         self,
-        topology: Topology,
+        hosts: VirtualHosts,
         numbers: Numbers,
         blocks: Blocks,
         overflow: Overflow,
@@ -43,7 +43,8 @@ class Stored:
         agenda: Agenda,
     ) -> None:
         self._undo = blocks.undo
-        self._topology = topology
+        self._hosts = hosts
+        self._queues = hosts.registry.by_id
         self._numbers = numbers
         self._blocks = blocks
         self._overflow = overflow
@@ -72,9 +73,7 @@ class Stored:
         is cut in a later commit. A transient message among the rows counts as written.
         """
         selections = {
-            queue_id: selection
-            for queue_id, selection in routes.items()
-            if queue_id in self._topology.queues_by_id
+            queue_id: selection for queue_id, selection in routes.items() if queue_id in self._queues
         }
         if block_id not in self._blocks.by_id:
             if not selections:
@@ -87,7 +86,7 @@ class Stored:
         firsts: dict[QueueId, int] = {}
         dying = Dying()
         for queue_id, (row, count, bitmap) in selections.items():
-            queue = self._topology.queues_by_id[queue_id]
+            queue = self._queues[queue_id]
             first = firsts[queue_id] = queue.log.append(count, block_id, row, bitmap, change.sequence, now)
             if queue.written:
                 change.put(queue.log.record_last_run())
@@ -124,7 +123,7 @@ class Stored:
         """Makes a few rows part of the open block."""
         targets: list[list[Queue]] = [[] for _ in range(block.num_rows)]
         for queue_id, selection in routes.items():
-            queue = self._topology.queues_by_id.get(queue_id)
+            queue = self._queues.get(queue_id)
             if queue is not None:
                 for row in selected_rows(selection):
                     targets[row].append(queue)
@@ -186,7 +185,8 @@ class Stored:
 
     def enqueue_buried(self, change: Change, buried: Buried, now: int) -> None:
         """Enqueues dead letters whose bytes are in a segment. Raises nothing."""
-        source = self._topology.exchanges.get(buried.exchange)
+        host = self._hosts.by_name.get(buried.queue.vhost)
+        source = host.exchanges.get(buried.exchange) if host is not None else None
         routes: dict[QueueId, Selection] = {}
         if source is not None and not buried.queue.deleted:
             routes = route_rows(source, buried.keys.column("routing_key"), buried.keys.column("properties"))

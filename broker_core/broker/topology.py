@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from broker_core.address import VHOST
+from broker_core.broker import refusals
 from broker_core.broker.arguments import (
     EXCHANGE_ARGUMENTS,
     check_arguments,
@@ -26,7 +28,6 @@ from broker_core.broker.arguments import (
 )
 from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
-from broker_core.broker.consumer import Consumer
 from broker_core.broker.exchange import (
     EXCHANGE_TYPES,
     Binding,
@@ -44,16 +45,13 @@ from broker_core.broker.records import (
     HoleRecord,
     ProgressRecord,
     QueueRecord,
-    Record,
 )
+from broker_core.broker.registry import Registry
 from broker_core.broker.routing import Routed, find_exchange, route_column
 from broker_core.errors import (
     AccessRefused,
     CommandInvalid,
-    ExchangeNotFound,
     PreconditionFailed,
-    QueueNotFound,
-    ResourceLocked,
 )
 from broker_core.ids import CommitSequence, QueueId
 
@@ -67,22 +65,26 @@ PREDECLARED = {
     TRACE_EXCHANGE: "topic",
 }
 _RESERVED = "amq."
-_DEFAULT_REFUSED = "operation not permitted on the default exchange"
 
 
 class Topology:
-    def __init__(self, blocks: Blocks, numbers: Numbers) -> None:
+    """The names of one virtual host."""
+
+    def __init__(
+        self, blocks: Blocks, numbers: Numbers, vhost: str = VHOST, registry: Registry | None = None
+    ) -> None:
         self._undo = blocks.undo
         self._blocks = blocks
         self._numbers = numbers
+        self._registry = registry = Registry() if registry is None else registry
+        self.vhost = vhost
+        self.deleted = False
+        self.max_queues = self.max_messages = -1
         self.queues: dict[str, Queue] = {}
-        self.queues_by_id: dict[QueueId, Queue] = {}
+        self.queues_by_id = registry.by_id  # of all virtual hosts
         self.exchanges: dict[str, Exchange] = {"": DefaultExchange(self.queues)}
         # auto-delete queues without their last consumer: the shell deletes them
         self.abandoned: list[Queue] = []
-        # consumers of deleted queues; the shell notifies them and empties the list
-        self.cancelled: list[Consumer] = []
-        self._last_queue_id = 0
         # exchange name -> exchanges with this alternate exchange
         self._alternates: dict[str, dict[Exchange, None]] = {}
         self._leased: dict[Queue, None] = {}  # with x-expires
@@ -95,7 +97,7 @@ class Topology:
         """Returns a queue. Raises QueueNotFound."""
         queue = self.queues.get(name)
         if queue is None:
-            raise not_found(name)
+            raise refusals.no_queue(name, self.vhost)
         return queue
 
     def exchange(self, name: str) -> Exchange:
@@ -103,23 +105,23 @@ class Topology:
         ExchangeNotFound.
         """
         if name == "":
-            raise AccessRefused(_DEFAULT_REFUSED)
+            raise refusals.default_exchange()
         exchange = self.exchanges.get(name)
         if exchange is None:
-            raise ExchangeNotFound(f"no exchange '{name}' in vhost '/'", "declare it first")
+            raise refusals.no_exchange(name, self.vhost)
         return exchange
 
     def route(self, exchange: str, routing_key: str, properties: bytes = b"") -> Queues:
         """Returns the queues of one message. Raises ExchangeNotFound, AccessRefused (internal exchange)."""
-        return find_exchange(self.exchanges, exchange).route(routing_key, properties)
+        return find_exchange(self.exchanges, exchange, self.vhost).route(routing_key, properties)
 
     def route_all(self, exchange: str, routing_keys: Sequence[str], properties: bytes = b"") -> Queues:
         """Like ``route``, for one message with several keys."""
-        return find_exchange(self.exchanges, exchange).route_all(routing_keys, properties)
+        return find_exchange(self.exchanges, exchange, self.vhost).route_all(routing_keys, properties)
 
     def route_column(self, exchange: str | pa.Array, routing_keys: pa.Array, properties: pa.Array) -> Routed:
         """Returns the queues of many messages. Each distinct key is routed once."""
-        return route_column(self.exchanges, exchange, routing_keys, properties)
+        return route_column(self.exchanges, exchange, routing_keys, properties, self.vhost)
 
     def route_block(self, block: pa.RecordBatch) -> Routed:
         """Returns the queues of every row of a block of MESSAGE_SCHEMA."""
@@ -131,7 +133,7 @@ class Topology:
         """Returns a queue. Raises QueueNotFound, ResourceLocked (exclusive to another connection)."""
         queue = self.queue(name)
         if not queue.replies:
-            _check_exclusive(queue, connection)
+            refusals.check_exclusive(queue, connection)
         return queue
 
     def usable(self, name: str, connection: object = None) -> Queue:
@@ -140,15 +142,18 @@ class Topology:
         """
         queue = self.queue(name)
         if queue.replies:
-            raise not_found(name)
+            raise refusals.no_queue(name, self.vhost)
         if queue.owner:
-            raise ResourceLocked(
-                f"queue '{name}' belongs to app '{queue.owner}'",
-                f"only its stream consumes it; `txmq release {queue.owner} {name}` takes it from a pipeline "
-                "that will not come back",
-            )
-        _check_exclusive(queue, connection)
+            raise refusals.owned(queue)
+        refusals.check_exclusive(queue, connection)
         return queue
+
+    def purgeable(self, name: str, connection: object = None) -> Queue:
+        """Returns a queue that a channel may purge, also one of an app, of what that app skipped. Raises
+        QueueNotFound, ResourceLocked.
+        """
+        queue = self.queue(name)
+        return queue if queue.progress.skipped() else self.usable(name, connection)
 
     def queue_counts(self, name: str) -> tuple[int, int]:
         """Returns how many messages are ready, and how many consumers. Raises QueueNotFound."""
@@ -180,19 +185,20 @@ class Topology:
                 f"use one of {', '.join(EXCHANGE_TYPES)}",
             )
         if name == "":
-            raise AccessRefused(_DEFAULT_REFUSED)
-        arguments = dict(arguments or {})
+            raise refusals.default_exchange()
+        self.require_there()
+        arguments, of = dict(arguments or {}), f"exchange '{name}' in vhost '{self.vhost}'"
         existing = self.exchanges.get(name)
         if existing is not None:
             wanted = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
-            inequivalent("exchange", name, wanted, {key: getattr(existing, key) for key in wanted})
-            inequivalent_arguments("exchange", name, arguments, existing.arguments, EXCHANGE_ARGUMENTS)
-            check_exchange_arguments(name, arguments)
+            inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
+            inequivalent_arguments(of, arguments, existing.arguments, EXCHANGE_ARGUMENTS)
+            check_exchange_arguments(of, arguments)
             return existing
         check_text("the name of an exchange", name)
         if name.startswith(_RESERVED):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        check_exchange_arguments(name, arguments)
+        check_exchange_arguments(of, arguments)
         exchange = EXCHANGE_TYPES[type](
             name,
             durable=durable,
@@ -203,7 +209,7 @@ class Topology:
         )
         self.add_exchange(exchange)
         if durable:
-            change.put(ExchangeRecord(name, type, durable, auto_delete, internal, arguments))
+            change.put(ExchangeRecord(name, type, durable, auto_delete, internal, arguments, self.vhost))
         return exchange
 
     def add_exchange(self, exchange: Exchange) -> None:
@@ -221,18 +227,15 @@ class Topology:
         has bindings to others).
         """
         if name == "":
-            raise AccessRefused(_DEFAULT_REFUSED)
+            raise refusals.default_exchange()
         if name.startswith(_RESERVED):
-            raise AccessRefused(
-                f"deletion of system exchange '{name}' in vhost '/' not allowed", "it is part of the broker"
-            )
+            raise refusals.system_exchange(name, self.vhost)
         exchange = self.exchanges.get(name)
         if exchange is None:
             return
         if if_unused and exchange.bindings:
-            raise PreconditionFailed(
-                f"exchange '{name}' in vhost '/' in use", f"it has {len(exchange.bindings)} bindings"
-            )
+            bound = f"it has {len(exchange.bindings)} bindings"
+            raise PreconditionFailed(f"exchange '{name}' in vhost '{self.vhost}' in use", bound)
         self._remove_exchanges(change, [exchange])
 
     def _remove_exchanges(self, change: Change, pending: list[Exchange]) -> None:
@@ -254,7 +257,7 @@ class Topology:
             for other in self._alternates.get(exchange.name, ()):
                 other.divert(None)
             if exchange.durable:
-                change.drop(ExchangeRecord, (exchange.name,))
+                change.drop(ExchangeRecord, (exchange.name, self.vhost))
 
     def _unbind_everywhere(
         self, change: Change, destination: Destination, sources: Iterable[Exchange]
@@ -286,22 +289,24 @@ class Topology:
         """Declares a queue. Raises PreconditionFailed (other properties, wrong or unknown argument),
         ResourceLocked (another connection's).
         """
-        arguments = dict(arguments or {})
+        self.require_there()
+        arguments, of = dict(arguments or {}), f"queue '{name}' in vhost '{self.vhost}'"
         existing = self.queues.get(name)
         if existing is not None:
             if existing.exclusive != exclusive or (exclusive and existing.connection is not connection):
-                raise _locked(existing)
+                raise refusals.locked(existing)
             wanted = {"durable": durable and not exclusive, "auto_delete": auto_delete}
-            inequivalent("queue", name, wanted, {key: getattr(existing, key) for key in wanted})
-            inequivalent_arguments("queue", name, arguments, existing.arguments.declared)
-            check_known(name, arguments)
+            inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
+            inequivalent_arguments(of, arguments, existing.arguments.declared)
+            check_known(of, arguments)
             return existing
         check_text("the name of a queue", name)
-        check_arguments(name, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
+        refusals.check_room(self.queues.values(), name, self.vhost, self.max_queues)
+        check_arguments(of, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         # the commit sequence never decreases, even over restarts (numbers.py), so an id from it is never
         # reused
         change.sequence = change.sequence or self._numbers.next_sequence()
-        queue_id = QueueId(max(change.sequence, self._last_queue_id + 1))
+        queue_id = QueueId(max(change.sequence, self._registry.last_id + 1))
         self._numbers.sequence = change.sequence = CommitSequence(queue_id)
         # an exclusive queue ends with its connection, so a restart does not restore it
         durable = durable and not exclusive
@@ -313,13 +318,15 @@ class Topology:
             exclusive=exclusive,
             auto_delete=auto_delete,
             arguments=arguments,
+            vhost=self.vhost,
         )
         if exclusive:
             queue.connection = connection
             self._undo.enter(self._exclusive, connection, queue)
         self.add_queue(queue)
         if queue.written:
-            change.put(QueueRecord(queue_id, name, durable, exclusive, auto_delete, queue.arguments.declared))
+            declared = queue.arguments.declared
+            change.put(QueueRecord(queue_id, name, durable, exclusive, auto_delete, declared, self.vhost))
         return queue
 
     def add_queue(self, queue: Queue) -> None:
@@ -328,7 +335,7 @@ class Topology:
         self._undo.item(self._leased, queue)
         self.queues[queue.name] = queue
         self.queues_by_id[queue.queue_id] = queue
-        self._last_queue_id = max(self._last_queue_id, queue.queue_id)
+        self._registry.last_id = max(self._registry.last_id, queue.queue_id)
         self.exchanges[""].changed()
         if queue.arguments.expires_ms is not None:
             self._leased[queue] = None
@@ -372,11 +379,9 @@ class Topology:
         queue = self.usable(name, connection)
         messages, consumers = self.queue_counts(name)
         if if_unused and consumers:
-            raise PreconditionFailed(f"queue '{name}' in vhost '/' in use", f"it has {consumers} consumers")
+            raise PreconditionFailed(f"{queue.full_name} in use", f"it has {consumers} consumers")
         if if_empty and messages:
-            raise PreconditionFailed(
-                f"queue '{name}' in vhost '/' not empty", f"it holds {messages} messages"
-            )
+            raise PreconditionFailed(f"{queue.full_name} not empty", f"it holds {messages} messages")
         self._remove_queue(change, queue)
         return messages
 
@@ -407,8 +412,8 @@ class Topology:
         self._leased.pop(queue, None)
         if queue.exclusive:
             self._undo.leave(self._exclusive, queue.connection, queue)
-        self._undo.growth(self.cancelled)
-        self.cancelled += queue.consumers.clear(self._undo)
+        self._undo.growth(self._registry.cancelled)
+        self._registry.cancelled += queue.consumers.clear(self._undo)
         self._remove_exchanges(change, self._unbind_everywhere(change, queue, self.exchanges.values()))
         holes = queue.progress.settled_within(queue.progress.floor, queue.log.next_offset)
         queue.forget_runs()
@@ -451,7 +456,7 @@ class Topology:
         Raises AccessRefused (default exchange), ExchangeNotFound, PreconditionFailed (arguments).
         """
         if destination == "":
-            raise AccessRefused(_DEFAULT_REFUSED)
+            raise refusals.default_exchange()
         found = self.exchange(source)
         self._bind(change, found, self.exchange(destination), routing_key, arguments or {})
 
@@ -465,17 +470,12 @@ class Topology:
     ) -> None:
         check_text("a routing key", routing_key)
         if isinstance(target, Queue) and target.replies:
-            raise not_found(target.name)
+            raise refusals.no_queue(target.name, self.vhost)
         kind = "queue" if isinstance(target, Queue) else "exchange"
-        check_binding(f"{kind} '{target.name}'", arguments)
+        check_binding(f"{kind} '{target.name}' in vhost '{self.vhost}'", arguments)
         if source.bind(target, routing_key, arguments) and _is_written(source, target):
-            names = (source.name, target.name)
-            record: Record = (
-                BindingRecord(*names, routing_key, arguments)
-                if isinstance(target, Queue)
-                else ExchangeBindingRecord(*names, routing_key, arguments)
-            )
-            change.put(record)
+            of = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
+            change.put(of(source.name, target.name, routing_key, arguments, self.vhost))
 
     def unbind(
         self,
@@ -489,14 +489,14 @@ class Topology:
     ) -> None:
         """Removes a binding, if it exists. Raises AccessRefused (default exchange), ResourceLocked."""
         if exchange == "":
-            raise AccessRefused(_DEFAULT_REFUSED)
+            raise refusals.default_exchange()
         source, target = self.exchanges.get(exchange), self.queues.get(queue)
         if (
             source is not None
             and target is not None
             and source.is_bound(target, routing_key, arguments or {})
         ):
-            _check_exclusive(target, connection)
+            refusals.check_exclusive(target, connection)
             self._unbind(change, source, target, routing_key, arguments or {})
 
     def unbind_exchange(
@@ -509,7 +509,7 @@ class Topology:
     ) -> None:
         """Like ``unbind``."""
         if "" in (destination, source):
-            raise AccessRefused(_DEFAULT_REFUSED)
+            raise refusals.default_exchange()
         found, target = self.exchanges.get(source), self.exchanges.get(destination)
         if found is not None and target is not None:
             self._unbind(change, found, target, routing_key, arguments or {})
@@ -531,26 +531,23 @@ class Topology:
         target = binding.destination
         if _is_written(source, target):
             kind = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
-            change.drop(kind, (source.name, target.name, binding.routing_key, binding.arguments))
+            names = (source.name, target.name)
+            change.drop(kind, (*names, binding.routing_key, binding.arguments, self.vhost))
+
+    # -- the virtual host ------------------------------------------------------------------------------------
+    def require_there(self) -> None:
+        """Raises NotAllowed once the virtual host is deleted: late work of its clients makes nothing."""
+        if self.deleted:
+            raise refusals.no_vhost(self.vhost)
+
+    def delete_all(self, change: Change) -> None:
+        """Deletes the virtual host's queues and exchanges, whoever uses them."""
+        self._undo.attribute(self, "deleted")
+        for queue in list(self.queues.values()):
+            self._remove_queue(change, queue)
+        self._remove_exchanges(change, [each for name, each in self.exchanges.items() if name])
+        self.deleted = True
 
 
 def _is_written(source: Exchange, target: Destination) -> bool:
     return source.durable and (target.written if isinstance(target, Queue) else target.durable)
-
-
-def _check_exclusive(queue: Queue, connection: object) -> None:
-    """Raises ResourceLocked."""
-    if queue.exclusive and queue.connection is not connection:
-        raise _locked(queue)
-
-
-def not_found(name: str) -> QueueNotFound:
-    return QueueNotFound(f"no queue '{name}' in vhost '/'", "declare it first")
-
-
-def _locked(queue: Queue) -> ResourceLocked:
-    return ResourceLocked(
-        f"cannot obtain exclusive access to locked queue '{queue.name}' in vhost '/'. It could be originally "
-        "declared on another"
-        " connection or the exclusive property value does not match that of the original declaration."
-    )

@@ -273,16 +273,15 @@ class Transaction:
             + sum(queue.deleted for queue, _, _ in self.settles)
         )
 
-    def record(self, now_us: int) -> PreparedRecord:
+    def record(self, now_us: int, vhost: str) -> PreparedRecord:
         """Returns the record of a prepared transaction. ``routes`` starts with one object for each spilled
         block, then has a list of queue ids for each publish.
         """
         routes: list[Any] = [spilled.record() for spilled in self.spilled]
         routes += [[queue.queue_id for queue in publish.queues] for publish in self.publishes]
         settles = [[queue.queue_id, offset, outcome] for queue, offset, outcome in self.settles]
-        return PreparedRecord(
-            self.xid, now_us, _to_ipc([publish.message for publish in self.publishes]), routes, settles
-        )
+        publishes = _to_ipc([publish.message for publish in self.publishes])
+        return PreparedRecord(self.xid, now_us, publishes, routes, settles, vhost)
 
     @classmethod
     def restore(cls, record: PreparedRecord, queues: Mapping[QueueId, Queue]) -> Transaction:

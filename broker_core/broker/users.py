@@ -13,10 +13,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from broker_core.address import VHOST
 from broker_core.broker.arguments import check_text
 from broker_core.broker.change import Change
-from broker_core.broker.permission import VHOST, check_pattern
-from broker_core.broker.records import AppUserRecord, PermissionRecord, TopicPermissionRecord, UserRecord
+from broker_core.broker.permission import check_pattern
+from broker_core.broker.records import (
+    AppUserRecord,
+    PermissionRecord,
+    TopicPermissionRecord,
+    UserRecord,
+)
 from broker_core.broker.undo import Undo
 from broker_core.errors import AccessRefused, OptionError
 
@@ -116,58 +122,75 @@ class Users:
                 del self.apps[app]
                 change.drop(AppUserRecord, app)
 
-    def permit(self, change: Change, user: str, configure: str, write: str, read: str) -> None:
+    def permit(
+        self, change: Change, user: str, configure: str, write: str, read: str, vhost: str = VHOST
+    ) -> None:
         """Raises OptionError: no such user, or no regular expression."""
         self._user(user)
         for pattern in (configure, write, read):
             check_pattern(pattern)
         with self._changing():
-            self._undo.item(self.permissions, (user, VHOST))
-            record = self.permissions[user, VHOST] = PermissionRecord(user, VHOST, configure, write, read)
+            self._undo.item(self.permissions, (user, vhost))
+            record = self.permissions[user, vhost] = PermissionRecord(user, vhost, configure, write, read)
             change.put(record)
 
-    def forbid(self, change: Change, user: str) -> None:
+    def forbid(self, change: Change, user: str, vhost: str = VHOST) -> None:
         """Takes the permissions. Raises OptionError: no such user."""
         self._user(user)
-        if (user, VHOST) in self.permissions:
+        if (user, vhost) in self.permissions:
             with self._changing():
-                self._drop_permission(change, user, VHOST)
+                self._drop_permission(change, user, vhost)
 
-    def permit_topic(self, change: Change, user: str, exchange: str, write: str, read: str) -> None:
+    def permit_topic(
+        self, change: Change, user: str, exchange: str, write: str, read: str, vhost: str = VHOST
+    ) -> None:
         """Raises OptionError: no such user, or no regular expression."""
         self._user(user)
         check_text("the name of an exchange", exchange)
         for pattern in (write, read):
             check_pattern(pattern)
         with self._changing():
-            self._undo.item(self.topics, (user, VHOST))
-            topics = self.topics.setdefault((user, VHOST), {})
+            self._undo.item(self.topics, (user, vhost))
+            topics = self.topics.setdefault((user, vhost), {})
             self._undo.item(topics, exchange)
-            record = topics[exchange] = TopicPermissionRecord(user, VHOST, exchange, write, read)
+            record = topics[exchange] = TopicPermissionRecord(user, vhost, exchange, write, read)
             change.put(record)
 
-    def forbid_topic(self, change: Change, user: str, exchange: str = "") -> None:
+    def forbid_topic(self, change: Change, user: str, exchange: str = "", vhost: str = VHOST) -> None:
         """Takes the topic permissions of an exchange, or of all. Raises OptionError: no such user."""
         self._user(user)
-        for name in [exchange] if exchange else list(self.topics.get((user, VHOST), ())):
-            if name in self.topics.get((user, VHOST), {}):
+        for name in [exchange] if exchange else list(self.topics.get((user, vhost), ())):
+            if name in self.topics.get((user, vhost), {}):
                 with self._changing():
-                    self._drop_topic(change, user, VHOST, name)
+                    self._drop_topic(change, user, vhost, name)
 
-    def uses_app(self, app_id: str, user: str) -> bool:
-        return self.apps.get((VHOST, app_id)) == user
+    def forget_host(self, change: Change, vhost: str) -> None:
+        """A virtual host is deleted: nobody has permissions or apps there any more."""
+        with self._changing():
+            for user in [user for user, host in self.permissions if host == vhost]:
+                self._drop_permission(change, user, vhost)
+            for user in [user for user, host in self.topics if host == vhost]:
+                for exchange in list(self.topics[user, vhost]):
+                    self._drop_topic(change, user, vhost, exchange)
+            for app in [app for app in self.apps if app[0] == vhost]:
+                self._undo.item(self.apps, app)
+                del self.apps[app]
+                change.drop(AppUserRecord, app)
 
-    def use_app(self, change: Change, app_id: str, user: str) -> None:
+    def uses_app(self, app_id: str, user: str, vhost: str = VHOST) -> bool:
+        return self.apps.get((vhost, app_id)) == user
+
+    def use_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
         """The app belongs to the user who first uses it. Raises AccessRefused."""
-        if self.apps.get((VHOST, app_id), user) != user:
+        if self.apps.get((vhost, app_id), user) != user:
             raise AccessRefused(
-                f"access to app '{app_id}' in vhost '{VHOST}' refused for user '{user}'",
+                f"access to app '{app_id}' in vhost '{vhost}' refused for user '{user}'",
                 "an app id belongs to the user who first used it",
             )
-        if (VHOST, app_id) not in self.apps and self.exists(user):
-            self._undo.item(self.apps, (VHOST, app_id))
-            self.apps[VHOST, app_id] = user
-            change.put(AppUserRecord(VHOST, app_id, user))
+        if (vhost, app_id) not in self.apps and self.exists(user):
+            self._undo.item(self.apps, (vhost, app_id))
+            self.apps[vhost, app_id] = user
+            change.put(AppUserRecord(vhost, app_id, user))
 
     def _user(self, name: str) -> UserRecord:
         known = self.by_name.get(name)

@@ -15,10 +15,13 @@ from broker_core.client.broker import BrokerClient
 
 
 class RemoteAccounts:
-    """The same words as ``Broker.accounts`` has, with passwords in place of hashes."""
+    """The same words as ``Broker.accounts`` has, with passwords in place of hashes. Permissions are for
+    the virtual host of the client.
+    """
 
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
+        self._vhost = client.address.vhost
 
     def users(self) -> list[UserInfo]:
         found: list[UserInfo] = self._client.administer(list[UserInfo], "users")
@@ -45,18 +48,20 @@ class RemoteAccounts:
 
     def set_permissions(self, user: str, configure: str, write: str, read: str) -> None:
         """Regular expressions, for names of queues and exchanges; "" is none, ".*" all."""
-        self._do("set_permissions", user=user, configure=configure, write=write, read=read)
+        self._do("set_permissions", user=user, configure=configure, write=write, read=read, vhost=self._vhost)
 
     def clear_permissions(self, user: str) -> None:
-        self._do("clear_permissions", user=user)
+        self._do("clear_permissions", user=user, vhost=self._vhost)
 
     def set_topic_permissions(self, user: str, exchange: str, write: str, read: str) -> None:
         """Regular expressions for routing keys, with ``{username}`` and ``{vhost}``."""
-        self._do("set_topic_permissions", user=user, exchange=exchange, write=write, read=read)
+        self._do(
+            "set_topic_permissions", user=user, exchange=exchange, write=write, read=read, vhost=self._vhost
+        )
 
     def clear_topic_permissions(self, user: str, exchange: str = "") -> None:
         """``exchange`` "": of all."""
-        self._do("clear_topic_permissions", user=user, exchange=exchange)
+        self._do("clear_topic_permissions", user=user, exchange=exchange, vhost=self._vhost)
 
     def _do(self, word: str, **arguments: Any) -> None:
         self._client.administer(type(None), word, **arguments)

@@ -61,14 +61,16 @@ def connect(
     url: str | None = None,
     data: str | os.PathLike[str] | None = None,
     credentials: Credentials | None = None,
+    vhost: str | None = None,
     reached: bool = False,
 ) -> BrokerClient:
     """The client of this process for an address: one, made once, connected when first used.
 
-    ``credentials``: user and password, token, and files for TLS. ``reached``: another process has reached
-    this broker, so this one waits for it as after a lost connection. Raises OptionError.
+    ``credentials``: user and password, token, and files for TLS. ``vhost``: with ``data``; a url has
+    it as its path. ``reached``: another process has reached this broker, so this one waits for it as after a
+    lost connection. Raises OptionError.
     """
-    address = parse_address(url, data, credentials)
+    address = parse_address(url, data, credentials, vhost)
     key = (os.getpid(), address)
     with _clients_lock:
         client = _clients.get(key)
@@ -90,10 +92,10 @@ os.register_at_fork(after_in_child=_after_fork)
 class BrokerClient:
     """A broker in another process: implements :class:`broker_core.engine.Engine`; thread-safe and picklable.
 
-    ``url`` is ``txmq://host:port``, or ``txmqs://`` for TLS, with the login and the files of ``credentials``;
-    ``data`` a directory, whose broker is started if none runs. Nothing connects before the first call; until
-    then a process may be forked. ``connect_s``: how long to look for a broker that never answered;
-    ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
+    ``url`` is ``txmq://host:port[/vhost]``, or ``txmqs://`` for TLS, with the login and the files of
+    ``credentials``; ``data`` a directory, whose broker is started if none runs, with ``vhost``. Nothing
+    connects before the first call; until then a process may be forked. ``connect_s``: how long to look for a
+    broker that never answered; ``reconnect_s``: for one that did. ``map_files`` False: only Flight.
     """
 
     features = Features()
@@ -104,11 +106,12 @@ class BrokerClient:
         *,
         data: str | os.PathLike[str] | None = None,
         credentials: Credentials | None = None,
+        vhost: str | None = None,
         reconnect_s: float = RECONNECT_S,
         connect_s: float = CONNECT_S,
         map_files: bool = True,
     ) -> None:
-        self._set_up(parse_address(url, data, credentials), reconnect_s, connect_s, map_files)
+        self._set_up(parse_address(url, data, credentials, vhost), reconnect_s, connect_s, map_files)
 
     def _set_up(self, address: Address, reconnect_s: float, connect_s: float, map_files: bool) -> None:
         self._arguments = (address, reconnect_s, connect_s, map_files)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
 from broker_core import endpoint, errors
-from broker_core.address import Address, bracketed
+from broker_core.address import VHOST, Address, bracketed
 from broker_core.client import starter, tls
 from broker_core.client.login import SendHeader
 from broker_core.endpoint import Endpoint
@@ -190,7 +190,8 @@ class Connection:
         made: list[Live] = []
 
         def answers(found: Endpoint) -> bool:
-            live = _try(Address(host=found.host, port=found.port, token=found.token), found.id)
+            near = Address(host=found.host, port=found.port, token=found.token, vhost=self.address.vhost)
+            live = _try(near, found.id)
             if live is not None:
                 made.append(live)
             return live is not None
@@ -285,5 +286,7 @@ def _try(address: Address, directory_id: str) -> Live | None:
 
 def _middleware(address: Address) -> list[SendHeader]:
     if address.token:
-        return [SendHeader(Bearer(address.token).header)]
-    return [SendHeader(Basic(address.user, address.password).header)] if address.user else []
+        header = Bearer(address.token).header
+    else:
+        header = Basic(address.user, address.password).header if address.user else ""
+    return [SendHeader(header, address.vhost)] if header or address.vhost != VHOST else []

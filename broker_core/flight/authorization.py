@@ -15,6 +15,7 @@ from typing import NamedTuple
 from broker_core.errors import LoginRefused
 
 HEADER = "authorization"
+VHOST_HEADER = "txmq-vhost"  # percent-encoded; without it the call is for "/"
 
 
 class Basic(NamedTuple):

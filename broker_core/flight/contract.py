@@ -44,7 +44,7 @@ from broker_core import checks, errors
 from broker_core.arrow.part_file import PartFile
 from broker_core.engine import BranchHeader, Engine, ReadTicket
 
-VERSION = 2  # of this contract; a client refuses a broker of another one
+VERSION = 3  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
@@ -242,6 +242,10 @@ ACCOUNTS = (
     "clear_permissions",
     "set_topic_permissions",
     "clear_topic_permissions",
+    "vhosts",
+    "add_vhost",
+    "limit_vhost",
+    "delete_vhost",
 )
 
 

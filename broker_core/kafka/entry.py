@@ -3,6 +3,7 @@
 Used for every compacted topic of txmq. A natural key, ``["ledger","app",3]``, names the class and the fields
 of ``KEY``; the value has all fields.
 Not here: which topic and partition, and what a reader does with a record.
+A cluster has no virtual hosts, so the field ``vhost`` is not stored.
 Invariant: ``parse(*put(record)[:2]) == record``, and equal keys have equal texts, so compaction keeps the
 last one.
 """
@@ -19,6 +20,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from broker_core import errors
+from broker_core.address import VHOST
 from broker_core.broker.records import RECORDS, Record
 from broker_core.kafka.client import Client
 from broker_core.kafka.compression import Codec
@@ -28,6 +30,7 @@ from broker_core.kafka.plain import NO_HEADERS, header_pairs
 from broker_core.kafka.port import Isolation, Log
 
 _KINDS: dict[str, type[Record]] = {kind.TABLE: kind for kind in RECORDS}
+_VHOST = "vhost"
 LARGE = 64 << 10  # bytes of a batch
 _DECIMAL, _BYTES = "\0decimal", "\0bytes"  # what AMQP has and JSON has not
 
@@ -67,7 +70,8 @@ def parse(key: bytes | str, value: bytes | str) -> Record:
 
 
 def key_text(kind: type[Record], key: Sequence[Any]) -> str:
-    return dumps([kind.TABLE, *key])
+    stored = [value for name, value in zip(kind.KEY, key, strict=True) if name != _VHOST]
+    return dumps([kind.TABLE, *stored])
 
 
 def parse_key(key: bytes | str) -> tuple[type[Record], tuple[Any, ...]]:
@@ -75,7 +79,9 @@ def parse_key(key: bytes | str) -> tuple[type[Record], tuple[Any, ...]]:
     found = loads(key)
     if not isinstance(found, list) or not found or found[0] not in _KINDS:
         raise _other_version(f"a key {found!r}")
-    return _KINDS[found[0]], tuple(found[1:])
+    kind = _KINDS[found[0]]
+    given = iter(found[1:])
+    return kind, tuple(VHOST if name == _VHOST else next(given, None) for name in kind.KEY)
 
 
 def kind_of(table: str) -> type[Record]:
@@ -86,12 +92,12 @@ def kind_of(table: str) -> type[Record]:
 
 
 def fields_of(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.columns()}
+    return {name: getattr(record, name) for name in record.columns() if name != _VHOST}
 
 
 def record_of(kind: type[Record], values: Any) -> Record:
     """Raises KafkaError where the fields are those of another version."""
-    names = {field.name for field in fields(kind)}
+    names = {field.name for field in fields(kind)} - {_VHOST}
     if not isinstance(values, dict) or set(values) != names:
         raise _other_version(f"a {kind.TABLE} with the fields {sorted(values) if values else values!r}")
     return kind(**values)

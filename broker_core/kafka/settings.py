@@ -91,6 +91,12 @@ def parse_url(url: str) -> tuple[Endpoint, ...]:
             "option 'url' has a user or a password before '@'",
             "give them as kafka.sasl.username and kafka.sasl.password",
         )
+    _, slash, path = text.partition("/")
+    if slash and path:
+        raise OptionError(
+            f"option 'url' is {url[:300]!r}, which names a virtual host, and a cluster of Kafka has none",
+            f"write kafka://host:{DEFAULT_PORT}, without a path",
+        )
     if not all(found) or not all(0 < int(each[3] or DEFAULT_PORT) < 1 << 16 for each in found if each):
         raise OptionError(
             f"option 'url' is {url!r}, which names no nodes of Kafka",

@@ -134,6 +134,10 @@ class Branches:
             self._attempts[token] = touched = replace(attempt, opened_at=now_us)
             change.put(touched)
 
+    def names(self) -> list[str]:
+        """Returns the branches that have parts."""
+        return list(self._parts)
+
     def attempts(self) -> list[AttemptRecord]:
         """Returns the attempts, oldest first."""
         return sorted(self._attempts.values(), key=lambda attempt: attempt.opened_at)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from broker_core.address import VHOST
 from broker_core.broker.records import ClaimRecord, LedgerRecord, OriginRecord, ReadRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
@@ -34,16 +35,18 @@ class Claims:
         records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = (),
         decided: Iterable[LedgerRecord] = (),
         undo: Undo | None = None,
+        vhost: str = VHOST,
     ) -> None:
         """``decided``: the ledger, which names positions of claims that were dropped."""
         self._undo = Undo() if undo is None else undo
+        self._vhost = vhost
         self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
         # (app, logs) -> as above: the claims of one source
         self._by_logs: dict[tuple[str, str], list[ClaimRecord]] = {}
-        self.origins = Origins(self._undo)
-        self.reads = Reads(self._undo)
+        self.origins = Origins(self._undo, vhost)
+        self.reads = Reads(self._undo, vhost)
         for record in sorted([*decided, *records], key=_age):
             self.apply(record)
 
@@ -100,6 +103,11 @@ class Claims:
             self._by_start[key] = others
         else:
             del self._by_start[key]
+
+    def records(self) -> list[ClaimRecord | OriginRecord | ReadRecord]:
+        """Returns all that is durable."""
+        claims = [claim for known in self._by_app.values() for claim in known]
+        return [*claims, *self.origins.records(), *self.reads.records()]
 
     def apps(self) -> set[str]:
         return self.origins.apps() | set(self._by_app)
@@ -201,6 +209,7 @@ class Claims:
             skipped={log: found.skipped for log, found in claimed.items() if found.skipped},
             redelivered={log: found.redelivered for log, found in claimed.items() if found.redelivered},
             position=self.position(app_id) + 1,
+            vhost=self._vhost,
         )
         self._add(claim)
         sink.put(claim)

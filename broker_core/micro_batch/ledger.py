@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from broker_core.address import VHOST
 from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
@@ -29,9 +30,13 @@ class Ledger:
     """The decided batches and lineages of every app, in memory; the sink makes each durable."""
 
     def __init__(
-        self, records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = (), undo: Undo | None = None
+        self,
+        records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = (),
+        undo: Undo | None = None,
+        vhost: str = VHOST,
     ) -> None:
         self._undo = Undo() if undo is None else undo
+        self._vhost = vhost
         self._entries: dict[str, dict[int, LedgerRecord]] = {}  # app -> sequence -> entry, ascending
         self._batches: dict[tuple[str, str, int], LedgerRecord] = {}
         self._tokens: dict[str, LedgerRecord] = {}
@@ -113,6 +118,14 @@ class Ledger:
             self._undo.item(self._consumed, record.queue)
             self._consumed.pop(record.queue, None)
 
+    def records(self) -> list[LedgerRecord | LineageRecord | ReleaseRecord]:
+        """Returns all that is durable."""
+        return [
+            *(entry for entries in self._entries.values() for entry in entries.values()),
+            *(lineage for lineages in self._lineages.values() for lineage in lineages),
+            *(ReleaseRecord(log, sequence, self._vhost) for log, sequence in self._released.items()),
+        ]
+
     def apps(self) -> set[str]:
         return set(self._lineages) | set(self._entries)
 
@@ -171,7 +184,7 @@ class Ledger:
                 lineages.remove(replaced)
                 sink.drop(LineageRecord, replaced.key)
             position = lineages[-1].position + 1 if lineages else 1
-            current = LineageRecord(app_id, query_id, position, batch_id)
+            current = LineageRecord(app_id, query_id, position, batch_id, self._vhost)
             lineages.append(current)
             self._undo.item(self._lineages, app_id)
             self._lineages[app_id] = lineages
@@ -407,7 +420,7 @@ class Ledger:
 
     def release(self, sink: Sink, log: str, commit_sequence: CommitSequence) -> None:
         """Forgets the end of a released queue: its next range may start anywhere."""
-        record = ReleaseRecord(log, commit_sequence)
+        record = ReleaseRecord(log, commit_sequence, self._vhost)
         self._keep_release(record)
         sink.put(record)
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
+from urllib.parse import quote
 
 import pyarrow as pa
 
+from broker_core.address import VHOST
 from broker_core.arrow.parts import part_checksum, signed
 from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
@@ -63,14 +65,24 @@ class Stored(Protocol):
 
 
 class MicroBatches:
-    """``read`` returns the rows of a block, ``read_stamps`` at least their commit sequences and times."""
+    """Those of one virtual host. ``read`` returns the rows of a block, ``read_stamps`` at least their commit
+    sequences and times.
+    """
 
     def __init__(self, state: BrokerState, read: ReadBlock, read_stamps: ReadBlock) -> None:
+        self.vhost = vhost = state.vhost
         take = state.loaded.take
-        ledger = take(LedgerRecord)
-        self.claims = Claims([*take(ClaimRecord), *take(OriginRecord), *take(ReadRecord)], ledger, state.undo)
-        self.ledger = Ledger([*ledger, *take(LineageRecord), *take(ReleaseRecord)], state.undo)
-        self.branches = Branches([*take(AttemptRecord), *take(PartRecord)], state.undo)
+        ledger = take(LedgerRecord, vhost)
+        self.claims = Claims(
+            [*take(ClaimRecord, vhost), *take(OriginRecord, vhost), *take(ReadRecord, vhost)],
+            ledger,
+            state.undo,
+            vhost,
+        )
+        self.ledger = Ledger(
+            [*ledger, *take(LineageRecord, vhost), *take(ReleaseRecord, vhost)], state.undo, vhost
+        )
+        self.branches = Branches([*take(AttemptRecord, vhost), *take(PartRecord, vhost)], state.undo)
         self._state = state
         self._read = read
         self._read_stamps = read_stamps
@@ -104,7 +116,7 @@ class MicroBatches:
         )
         if entry is not None:
             return Opened(entry.sequence, "", public(entry))
-        self.branches.open(change, AttemptRecord(token, app_id, query_id, batch_id, now_us))
+        self.branches.open(change, AttemptRecord(token, app_id, query_id, batch_id, now_us, self.vhost))
         return Opened(self.ledger.next_sequence(app_id), token)
 
     # -- C2 --------------------------------------------------------------------------------------------------
@@ -132,7 +144,9 @@ class MicroBatches:
         for superseded in self.branches.superseded(header, new):
             self._drop(change, superseded, now_us)
         for record in new:
-            attempt = AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us)
+            attempt = AttemptRecord(
+                header.token, header.app_id, header.query_id, header.batch_id, now_us, self.vhost
+            )
             self.branches.open(change, attempt)
             self.branches.touch(change, header.token, now_us)
             self.branches.stage(self._state, change, record)
@@ -184,13 +198,14 @@ class MicroBatches:
             },
             unroutable=routing.unroutable,
             examples=[list(example) for example in routing.examples],
+            vhost=self.vhost,
         )
 
     def _require_open(self, header: BranchHeader) -> None:
         """Raises BatchDecided for a late task of a decided or dropped attempt."""
         if (
             self.ledger.by_token(header.token) is not None
-            or _write(header.token) in self._state.names.outcomes
+            or self._write(header.token) in self._state.names.outcomes
         ):
             raise BatchDecided(
                 f"attempt {header.token} is over; this task woke up too late and its rows are dropped"
@@ -263,6 +278,7 @@ class MicroBatches:
             claim_position=self.claims.position(app_id),
             applied=not to_apply,
             mirrored=False,
+            vhost=self.vhost,
         )
         self.ledger.decide(change, decided)
         # 4. drop attempts that can never be decided now
@@ -312,7 +328,7 @@ class MicroBatches:
         """Commits a batch write and returns its rows; it may be repeated. Raises TransactionState (rolled
         back), UnknownOutcome, MissingBranch, Unroutable.
         """
-        state, name = self._state, _write(token)
+        state, name = self._state, self._write(token)
         outcome = state.names.outcomes.get(name)
         if outcome is not None:
             if outcome.state == "committed":
@@ -329,7 +345,7 @@ class MicroBatches:
     def roll_back(self, change: Change, token: str, now_us: int) -> None:
         """Rolls back a micro-batch or a batch write. Raises BatchDecided."""
         entry = self.ledger.by_token(token)
-        outcome = self._state.names.outcomes.get(_write(token))
+        outcome = self._state.names.outcomes.get(self._write(token))
         if entry is not None or (outcome is not None and outcome.state == "committed"):
             what = (
                 f"batch {entry.batch_id} of app {entry.app_id!r}"
@@ -351,8 +367,13 @@ class MicroBatches:
     def _drop(self, change: Change, token: str, now_us: int) -> None:
         self.branches.drop(self._state, change, token)
         # from now on a late task or call of it is refused
-        if _write(token) not in self._state.names.outcomes:
-            self._state.names.outcomes.remember(change, OutcomeRecord(_write(token), "rolled_back", now_us))
+        name, outcomes = self._write(token), self._state.names.outcomes
+        if name not in outcomes:
+            outcomes.remember(change, OutcomeRecord(name, "rolled_back", now_us))
+
+    def _write(self, token: str) -> str:
+        """Returns the name of the outcome of a batch write: another one in each virtual host."""
+        return f"batch:{token}" if self.vhost == VHOST else f"batch@{quote(self.vhost, safe='')}:{token}"
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:
@@ -364,6 +385,16 @@ class MicroBatches:
     def skip(self, change: Change, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         """Marks branches as skipped and frees them. Raises UnknownTransaction."""
         for branch in self.ledger.skip(change, app_id, sequence, set(branches), to):
+            self.branches.free(self._state, change, branch)
+
+    # -- the virtual host is deleted -------------------------------------------------------------------------
+    def forget(self, change: Change) -> None:
+        """Drops every record, and frees what is staged. This object is not used any more."""
+        for record in (*self.claims.records(), *self.ledger.records()):
+            change.drop(type(record), record.key)
+        for attempt in self.branches.attempts():
+            self.branches.drop(self._state, change, attempt.token)
+        for branch in self.branches.names():
             self.branches.free(self._state, change, branch)
 
     # -- S6 --------------------------------------------------------------------------------------------------
@@ -380,11 +411,6 @@ class MicroBatches:
         release(change, found)
         self.claims.release(self.logs(change, now_us), change, app_id, queue, [queue])
         self.ledger.release(change, queue, self._state.numbers.sequence)
-
-
-def _write(token: str) -> str:
-    """Returns the name of the outcome of a batch write."""
-    return f"batch:{token}"
 
 
 def _merged(to_apply: list[list[Any]]) -> list[list[Any]]:

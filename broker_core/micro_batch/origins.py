@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from broker_core.address import VHOST
 from broker_core.broker.records import ClaimRecord, OriginRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import OnNewCheckpoint, Origin
@@ -21,8 +22,9 @@ from broker_core.micro_batch.sink import Sink
 
 
 class Origins:
-    def __init__(self, undo: Undo) -> None:
+    def __init__(self, undo: Undo, vhost: str = VHOST) -> None:
         self._undo = undo
+        self._vhost = vhost
         self._by_queues: dict[tuple[str, str], OriginRecord] = {}  # (app, queues) -> origin
 
     # -- replay ----------------------------------------------------------------------------------------------
@@ -40,6 +42,9 @@ class Origins:
             del self._by_queues[key]
 
     # -- looking ---------------------------------------------------------------------------------------------
+    def records(self) -> list[OriginRecord]:
+        return list(self._by_queues.values())
+
     def apps(self) -> set[str]:
         return {app for app, _ in self._by_queues}
 
@@ -76,7 +81,8 @@ class Origins:
         sharing = self._sharing(app_id, queues)  # others: earlier, the stream had other queues
         if not sharing:
             origin.check(names)
-            return OriginRecord(app_id, key, 1, dict(logs.offsets(queues, origin)), passed=False)
+            start = dict(logs.offsets(queues, origin))
+            return OriginRecord(app_id, key, 1, start, passed=False, vhost=self._vhost)
         own = {log: consumed[log] for queue in queues for log in names[queue] if log in consumed}
         decided = found is not None and any(
             offset > int(found.start.get(log, 0)) for log, offset in own.items()
@@ -101,7 +107,7 @@ class Origins:
             origin.check(names)
             resumed |= logs.offsets(fresh, origin)
         lineage = 1 + max(entry.lineage for entry in sharing)
-        return OriginRecord(app_id, key, lineage, dict(resumed), passed=False)
+        return OriginRecord(app_id, key, lineage, dict(resumed), passed=False, vhost=self._vhost)
 
     # -- changing --------------------------------------------------------------------------------------------
     def keep(self, sink: Sink, entry: OriginRecord) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from broker_core.address import VHOST
 from broker_core.broker.records import ReadRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import Ranges
@@ -22,8 +23,9 @@ RELEASED = [-1, -1]  # the range of a read whose queue was released since then: 
 
 
 class Reads:
-    def __init__(self, undo: Undo) -> None:
+    def __init__(self, undo: Undo, vhost: str = VHOST) -> None:
         self._undo = undo
+        self._vhost = vhost
         # (query, batch) -> (app, ranges) -> read
         self._by_batch: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}
         self._by_logs: dict[tuple[str, str], list[ReadRecord]] = {}  # (app, logs) -> oldest first
@@ -57,6 +59,9 @@ class Reads:
             self._by_batch[batch] = others
         else:
             del self._by_batch[batch]
+
+    def records(self) -> list[ReadRecord]:
+        return [read for reads in self._by_logs.values() for read in reads]
 
     # -- S4 --------------------------------------------------------------------------------------------------
     def of_batch(self, query_id: str, batch_id: int) -> Collection[ReadRecord]:
@@ -93,7 +98,7 @@ class Reads:
         if not query_id or self.already(app_id, query_id, batch_id, ranges):
             return
         wanted: dict[str, Any] = {log: [first, last] for log, (first, last) in ranges.items()}
-        newest = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted)
+        newest = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted, self._vhost)
         self.apply(newest)
         sink.put(newest)
         reads = self._by_logs[(app_id, newest.queues)]

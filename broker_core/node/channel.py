@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
+from broker_core.address import VHOST
 from broker_core.broker.arguments import check_reserved, check_text
 from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
@@ -38,13 +39,13 @@ class LocalChannel:
     stopped. ``returned`` collects mandatory messages that reached no queue.
     """
 
-    def __init__(self, broker: Node, connection: object, limits: Limits) -> None:
+    def __init__(self, broker: Node, connection: object, limits: Limits, vhost: str = VHOST) -> None:
         self._broker = broker
-        self._state = broker.state
+        self._state = broker.state.of(vhost)
         self._committer = broker.committer
         self._look = broker.look
         self._clock = broker.clock
-        self._channel = Channel(broker.state, connection=connection, limits=limits)
+        self._channel = Channel(self._state, connection=connection, limits=limits)
         broker.watch(self._channel)
         self._timed = limits.open_s is not None
         # of a channel that another process holds: its id, and the number of this call
@@ -140,7 +141,9 @@ class LocalChannel:
     def queue_purge(self, queue: str) -> int:
         """Drops messages that are not held, and returns how many. Raises QueueNotFound, ResourceLocked."""
         return self._run(
-            lambda state, change, _now: state.messages.purge(change, queue, self._channel.connection)
+            lambda state, change, _now: state.messages.purge(
+                change, state.topology.purgeable(queue, self._channel.connection)
+            )
         )
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
@@ -189,8 +192,8 @@ class LocalChannel:
         if not queues:
             check_text("a routing key", routing_key)
         if queues is None:
-            with self._look as state:
-                queues = state.topology.route(exchange, routing_key, properties)
+            with self._look:
+                queues = self._state.topology.route(exchange, routing_key, properties)
         if not queues and not mandatory:
             return False
         channel.publish(message, queues, mandatory, self._clock() if self._timed else 0)
@@ -214,7 +217,7 @@ class LocalChannel:
 
         try:
             with self._look as state:
-                found = state.topology.usable(queue, channel.connection)
+                found = self._state.topology.usable(queue, channel.connection)
                 late = state.expiry.head_expired(found, self._clock())
                 delivery = None if late else channel.get(found)
         except NotLoaded:
@@ -347,7 +350,7 @@ class LocalChannel:
         call = self.call
 
         def work(state: BrokerState, change: Change, now: int) -> Literal["prepared", "read_only"]:
-            found = state.prepared.prepare(change, transaction, xid, now)
+            found = state.prepared.prepare(change, transaction, xid, now, state.vhost)
             if call is not None:
                 state.names.outcomes.remember_call(change, *call, now)
             return found
@@ -373,10 +376,11 @@ class LocalChannel:
         """Closes the channel in one commit, after all its earlier work."""
         channel = self._channel
 
-        def work(state: BrokerState, change: Change, _now: int) -> None:
+        def work(_state: BrokerState, change: Change, _now: int) -> None:
             change.forgets.extend(channel.close(why, change))
-            for queue in state.topology.exclusive_queues(channel):
-                state.topology.delete_queue(change, queue.name, connection=channel)
+            topology = self._state.topology
+            for queue in topology.exclusive_queues(channel):
+                topology.delete_queue(change, queue.name, connection=channel)
 
         try:
             self._broker.run(work)
@@ -417,13 +421,13 @@ class LocalChannel:
             self.returned += committed.returned
 
     def _run(self, work: Work[T]) -> T:
-        channel = self._channel
+        channel, seen = self._channel, self._state
         channel.check_open()
 
-        def while_open(state: BrokerState, change: Change, now: int) -> T:
+        def while_open(_state: BrokerState, change: Change, now: int) -> T:
             # the channel may have been closed meanwhile; a new exclusive queue would have no owner
             channel.check_open()
-            return work(state, change, now)
+            return work(seen, change, now)
 
         return self._committer.run(while_open)
 

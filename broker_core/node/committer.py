@@ -336,7 +336,7 @@ class Committer:
         if touched:
             with self._lock:  # 3. publish
                 state.publish()
-        if touched or state.agenda.runnable or state.topology.cancelled:
+        if touched or state.agenda.runnable or state.hosts.registry.cancelled:
             self._published()
         failpoint.here("committer.published")
 

@@ -13,10 +13,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import pyarrow as pa
 
+from broker_core.address import VHOST
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
@@ -56,13 +58,18 @@ from broker_core.micro_batch.branch import StagedLimits
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import public
 from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.node.committer import Work
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
 from broker_core.node.shelf import stamps
 from broker_core.node.shield import uninterrupted
 from broker_core.store.port import BlockInfo
 
+T = TypeVar("T")
+
 logger = logging.getLogger("txmq.broker")
+
+Adopt: TypeAlias = list[tuple[BlockInfo, pa.RecordBatch]]
 
 INLINE_ROWS = 1_000
 # a part below both is stored in the catalog, and its messages become rows of the open block
@@ -71,8 +78,8 @@ INLINE_BYTES = 64 * 1024
 
 @checked_calls(but=("read_plan",))
 class EmbeddedEngine:
-    """Implements :class:`broker_core.engine.Engine`; thread-safe. ``adopt`` makes a writer's file part of the
-    store, if the store supports it.
+    """Implements :class:`broker_core.engine.Engine` for one virtual host; thread-safe. ``adopt`` makes a
+    writer's file part of the store, if the store supports it.
     """
 
     features = Features()
@@ -80,27 +87,46 @@ class EmbeddedEngine:
     def __init__(
         self,
         local: LocalBroker,
-        adopt: Callable[[PartFile], list[tuple[BlockInfo, pa.RecordBatch]]] | None = None,
+        adopt: Callable[[PartFile], Adopt] | None = None,
         *,
         identity: str = "",
         staged: StagedLimits | None = None,
+        vhost: str = VHOST,
     ) -> None:
         self._local = local
+        self._state = state = local.state.of(vhost)
         self._adopt = adopt
-        self._identity = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
+        known = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
+        # apps of two virtual hosts are different ones, also where they change one table
+        self._identity = known if vhost == VHOST else f"{known}/{quote(vhost, safe='')}"
         self._stamps = partial(local.loaded_block, part=stamps)
-        self.batches = batches = MicroBatches(local.state, local.loaded_block, self._stamps)
+        self.batches = batches = MicroBatches(state, local.loaded_block, self._stamps)
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
         self._branches.limits = staged or StagedLimits()
-        self._reader = Reader(local)
+        self._reader = Reader(local, state)
         local.upkeep.chores.append(self.drop_abandoned)
+
+    @property
+    def state(self) -> BrokerState:
+        """Returns the state as this virtual host sees it."""
+        return self._state
+
+    def _run(self, work: Work[T]) -> T:
+        """Runs a work with the state of this virtual host. Raises NotAllowed once that is deleted."""
+        seen = self._state
+
+        def there(_state: BrokerState, change: Change, now_us: int) -> T:
+            seen.topology.require_there()
+            return work(seen, change, now_us)
+
+        return self._local.run(there)
 
     def identity(self, app_id: str = "") -> str:
         return self._identity  # the ledgers of all apps are in the data directory
 
     # -- logs ------------------------------------------------------------------------------------------------
     def logs(self, queues: Sequence[str]) -> list[str]:
-        return [self._local.state.topology.queue(name).name for name in queues]
+        return [self._state.topology.queue(name).name for name in queues]
 
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
         def look(state: BrokerState, _change: Change, _now_us: int) -> dict[str, Available]:
@@ -117,7 +143,7 @@ class EmbeddedEngine:
                 )
             return found
 
-        return self._local.run(look)
+        return self._run(look)
 
     def _available(
         self, state: BrokerState, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]
@@ -134,13 +160,12 @@ class EmbeddedEngine:
 
     def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
         origin.check({queue: [queue] for queue in queues})
-        return self._local.run(lambda state, _change, _now_us: offsets(state, queues, origin, self._stamps))
+        return self._run(lambda state, _change, _now_us: offsets(state, queues, origin, self._stamps))
 
     def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+        topology = self._state.topology
         return self._local.wait(
-            lambda state: any(
-                state.topology.queue(name).log.visible_end > ends.get(name, 0) for name in queues
-            ),
+            lambda _state: any(topology.queue(name).log.visible_end > ends.get(name, 0) for name in queues),
             timeout_s,
         )
 
@@ -167,10 +192,10 @@ class EmbeddedEngine:
                 self._ledger.consumed({*queues, *start}),
             )
 
-        return self._local.run(work)
+        return self._run(work)
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
-        claim = self._local.run(lambda _state, _change, _now_us: self._claims.resolve(app_id, start, end))
+        claim = self._run(lambda _state, _change, _now_us: self._claims.resolve(app_id, start, end))
         return {} if claim is None else {log: (first, last) for log, (first, last) in claim.ranges.items()}
 
     def count(self, app_id: str, ranges: Ranges) -> dict[str, Available]:
@@ -183,28 +208,28 @@ class EmbeddedEngine:
                 for log, (first, last) in ranges.items()
             }
 
-        return self._local.run(look)
+        return self._run(look)
 
     def open_read(self, ticket: ReadTicket) -> ReadPlan:
         """Records what (query, batch) reads, then returns where its rows are (S4). Raises LineageConflict,
         DataLoss.
         """
 
-        def work(state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
+        def work(_state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
-            plan = self._reader.plan(state, ticket.slices, claim, fail_on_data_loss=ticket.fail_on_data_loss)
+            plan = self._reader.plan(ticket.slices, claim, fail_on_data_loss=ticket.fail_on_data_loss)
             if not self._claims.reads.already(ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges):
                 self._ledger.require_undecided(ticket.query_id, ticket.batch_id, ticket.ranges)
             self._claims.record_read(change, ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
             return plan
 
-        plan = self._local.run(work)
+        plan = self._run(work)
         here("engine.read.recorded")
         return plan
 
     def plan_browse(self, slices: Sequence[tuple[str, int, int]]) -> ReadPlan:
-        return self._local.run(
-            lambda state, _change, _now_us: self._reader.plan(state, slices, None, fail_on_data_loss=False)
+        return self._run(
+            lambda _state, _change, _now_us: self._reader.plan(slices, None, fail_on_data_loss=False)
         )
 
     def read_plan(self, plan: ReadPlan, ticket: ReadTicket | None = None) -> Iterator[pa.RecordBatch]:
@@ -232,13 +257,13 @@ class EmbeddedEngine:
             exchange, routing_key = arguments.dead_letter_exchange, arguments.dead_letter_routing_key
             return DeadLetterRoute(exchange, routing_key) if arguments.dead_letters else None
 
-        return self._local.run(look)
+        return self._run(look)
 
     def ack(self, app_id: str, end: Vector) -> None:
         def work(_state: BrokerState, change: Change, now_us: int) -> None:
             self._claims.ack(self.batches.logs(change, now_us), change, app_id, end)
 
-        self._local.run(work)
+        self._run(work)
 
     # -- sink ------------------------------------------------------------------------------------------------
     def open_batch(
@@ -258,7 +283,7 @@ class EmbeddedEngine:
                 change, app_id, query_id, batch_id, on_new_checkpoint, chosen, now_us, consumes=consumes
             )
 
-        opened = self._local.run(work)
+        opened = self._run(work)
         here("engine.open.durable")
         return opened
 
@@ -289,9 +314,7 @@ class EmbeddedEngine:
         cannot be used.
         """
         expected = [(part.rows, signed(part.checksum)) for part in file.parts]
-        staged = self._local.run(
-            lambda _state, _change, _now_us: self.batches.staged(header, first, expected)
-        )
+        staged = self._run(lambda _state, _change, _now_us: self.batches.staged(header, first, expected))
         if staged:  # repeated: the file has a name already and is adopted once
             return staged
         with self._local.writing():
@@ -310,14 +333,14 @@ class EmbeddedEngine:
     def _check_messages(self, rows: pa.RecordBatch, rights: Rights | None) -> None:
         check_rows(rows, self._local.limits.body_bytes)
         if rights is not None:
-            publish_rows(rights, self._local.state.topology, rows)
+            publish_rows(rights, self._state.topology, rows)
 
     def _stage(
         self, header: BranchHeader, first: int, given: Sequence[tuple[BlockInfo | None, pa.RecordBatch]]
     ) -> list[tuple[int, int]]:
         appended = [info.block_id for info, _ in given if info is not None]
         try:
-            staged = self._local.run(
+            staged = self._run(
                 lambda _state, change, now_us: self.batches.stage(change, header, first, given, now_us)
             )
         except StoreFailed:
@@ -365,31 +388,31 @@ class EmbeddedEngine:
                 consumes=consumes,
             )
 
-        committed = self._local.run(work)
+        committed = self._run(work)
         here("engine.commit.decided")
         return committed
 
     def commit_branches(
         self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
     ) -> int:
-        return self._local.run(
+        return self._run(
             lambda _state, change, now_us: self.batches.commit_write(
                 change, token, branches, now_us, on_unroutable=on_unroutable
             )
         )
 
     def rollback_batch(self, token: str) -> None:
-        self._local.run(lambda _state, change, now_us: self.batches.roll_back(change, token, now_us))
+        self._run(lambda _state, change, now_us: self.batches.roll_back(change, token, now_us))
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
-        return self._local.run(
+        return self._run(
             lambda _state, _change, _now_us: [public(entry) for entry in self._ledger.unapplied(app_id)]
         )
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for branch in branches:
-            parts = self._local.run(
+            parts = self._run(
                 lambda _state, _change, _now_us, branch=branch: self._branches.parts(branch)  # type: ignore[misc]
             )
             if not parts:  # an entry names only branches with rows
@@ -414,55 +437,55 @@ class EmbeddedEngine:
                         yield stream.read_next_batch()
 
     def mark_applied(self, app_id: str, sequence: int) -> None:
-        self._local.run(lambda _state, change, _now_us: self.batches.mark_applied(change, app_id, sequence))
+        self._run(lambda _state, change, _now_us: self.batches.mark_applied(change, app_id, sequence))
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        self._local.run(
-            lambda _state, change, _now_us: self.batches.skip(change, app_id, sequence, branches, to)
-        )
+        self._run(lambda _state, change, _now_us: self.batches.skip(change, app_id, sequence, branches, to))
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        return self._local.run(
+        return self._run(
             lambda _state, _change, _now_us: [
                 public(entry) for entry in self._ledger.unmirrored(app_id, limit)
             ]
         )
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
-        self._local.run(lambda _state, change, _now_us: self._ledger.mark_mirrored(change, app_id, sequence))
+        self._run(lambda _state, change, _now_us: self._ledger.mark_mirrored(change, app_id, sequence))
 
     def last_entry(self, app_id: str) -> LedgerEntry | None:
         def look(_state: BrokerState, _change: Change, _now_us: int) -> LedgerEntry | None:
             last = self._ledger.last(app_id)
             return public(last) if last is not None else None
 
-        return self._local.run(look)
+        return self._run(look)
 
     def app(self, app_id: str) -> AppInfo | None:
         return next((app for app in self.apps() if app.app_id == app_id), None)
 
     def apps(self) -> list[AppInfo]:
-        return self._local.run(lambda state, _change, _now_us: overview.apps(state, self.batches))
+        return self._run(lambda state, _change, _now_us: overview.apps(state, self.batches))
 
     def attempts(self) -> list[AttemptInfo]:
-        return self._local.run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))
+        return self._run(lambda _state, _change, now_us: overview.attempts(self.batches, now_us))
 
     def drop_abandoned(self) -> None:
         """Rolls back attempts whose driver has ended. A late task or commit is refused."""
         if not self._branches.abandoned(self._local.clock()):
             return
 
-        for token in self._local.run(
-            lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)
-        ):
+        for token in self._run(lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)):
             logger.warning(
                 "attempt %s staged nothing for %g hours and was not committed: it is rolled back",
                 token,
                 self._branches.limits.idle_s / 3600,
             )
 
+    def retire(self) -> None:
+        """The virtual host is deleted."""
+        self._local.upkeep.chores.remove(self.drop_abandoned)
+
     def release(self, app_id: str, queue: str) -> None:
-        self._local.run(lambda _state, change, now_us: self.batches.release(change, app_id, queue, now_us))
+        self._run(lambda _state, change, now_us: self.batches.release(change, app_id, queue, now_us))
 
     def close(self) -> None:
         """Does nothing: the opener of the LocalBroker closes it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from broker_core.address import VHOST
 from broker_core.admin import QueueInfo
 from broker_core.broker.transaction import Limits
 from broker_core.checks import checked
@@ -20,13 +21,19 @@ logger = logging.getLogger("txmq.broker")
 class LocalBroker(Node):
     """The interface for users; see :class:`Node` for its arguments."""
 
-    def channel(self, *, connection: object = None, limits: Limits | None = None) -> LocalChannel:
-        """Returns a new channel. Exclusive queues belong to ``connection``, or to the channel."""
-        self.committer.check()
-        return LocalChannel(self, connection, limits or self.limits)
+    def channel(
+        self, *, connection: object = None, limits: Limits | None = None, vhost: str = VHOST
+    ) -> LocalChannel:
+        """Returns a new channel. Exclusive queues belong to ``connection``, or to the channel.
 
-    def queues(self) -> list[QueueInfo]:
+        Raises NotAllowed: there is no such virtual host.
+        """
+        self.committer.check()
+        return LocalChannel(self, connection, limits or self.limits, vhost)
+
+    def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
         with self.look as state:
+            topology = state.hosts.get(vhost)
             return [
                 QueueInfo(
                     queue.name,
@@ -38,12 +45,12 @@ class LocalBroker(Node):
                     queue.durable,
                     dict(queue.arguments.declared),
                 )
-                for queue in sorted(state.topology.queues.values(), key=lambda queue: queue.name)
+                for queue in sorted(topology.queues.values(), key=lambda queue: queue.name)
                 if not queue.replies
             ]
 
-    def prepared(self) -> list[PreparedInfo]:
-        """Returns prepared transactions that are not decided, oldest first."""
+    def prepared(self, vhost: str | None = None) -> list[PreparedInfo]:
+        """Returns prepared transactions that are not decided, of one virtual host or of all, oldest first."""
         now = self.clock()
         with self.look as state:
             found = [
@@ -56,24 +63,26 @@ class LocalBroker(Node):
                     prepared.dropped,
                 )
                 for xid, prepared in state.prepared.by_xid.items()
+                if vhost in (None, state.prepared.vhosts[xid])
             ]
         return sorted(found, key=lambda info: -info.age_s)
 
     @checked
-    def commit(self, xid: str) -> int:
+    def commit(self, xid: str, vhost: str | None = None) -> int:
         """Commits a prepared transaction; it may be repeated. Raises UnknownTransaction, TransactionState.
+        ``vhost``: only if it was prepared there.
 
         Returns how many of its messages and acks had no effect because their queue was deleted; 0 if
         repeated.
         """
-        dropped = self.run(lambda state, change, now: state.prepared.commit(change, xid, now)).dropped
+        dropped = self.run(lambda state, change, now: state.prepared.commit(change, xid, now, vhost)).dropped
         log_dropped(xid, dropped)
         return dropped
 
     @checked
-    def rollback(self, xid: str) -> None:
+    def rollback(self, xid: str, vhost: str | None = None) -> None:
         """Rolls back a prepared transaction; repeatable. Raises UnknownTransaction, TransactionState."""
-        self.run(lambda state, change, now: state.prepared.rollback(change, xid, now))
+        self.run(lambda state, change, now: state.prepared.rollback(change, xid, now, vhost))
 
     @checked
     def outcome(self, xid: str, since: float | None = None) -> str:

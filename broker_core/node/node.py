@@ -195,10 +195,10 @@ class Node:
             if transaction.atomic:
                 if not small or transaction.spilled or any(map(_is_written, transaction.publishes)):
                     self.spill(transaction)
-            elif not transaction.incoming and all(
+            elif not (transaction.incoming or self.state.hosts.limited) and all(
                 _is_written(publish) for publish in transaction.publishes if publish.queues
             ):
-                # otherwise a full queue must check each message, or some messages are never written
+                # otherwise each message is checked for room, or some are never written
                 self.spill(transaction)
 
     def spill_before_prepare(self, transaction: Transaction) -> None:
@@ -282,7 +282,7 @@ class Node:
 
     def notify_consumers(self) -> None:
         """Wakes dispatch after a change outside a commit that may affect consumers."""
-        if self.awaken is not None and (self.state.agenda.runnable or self.state.topology.cancelled):
+        if self.awaken is not None and (self.state.agenda.runnable or self.state.hosts.registry.cancelled):
             self.awaken()
 
     def new_name(self) -> str:

@@ -27,12 +27,14 @@ PlanAgain = Callable[[str, int, int], ReadPlan]  # the same read of one slice, a
 
 
 class Reader:
-    def __init__(self, local: LocalBroker) -> None:
+    """Of the virtual host that ``state`` sees."""
+
+    def __init__(self, local: LocalBroker, state: BrokerState) -> None:
         self._local = local
+        self._topology = state.topology
 
     def plan(
         self,
-        state: BrokerState,
         slices: Sequence[tuple[str, int, int]],
         claim: ClaimRecord | None,
         *,
@@ -45,7 +47,7 @@ class Reader:
         """
         pieces: list[Piece] = []
         for log, start, end in slices:
-            queue = state.topology.queue(log)
+            queue = self._topology.queue(log)
             found = queue.log.runs_between(start, end)
             if claim is None:
                 there = IntervalSet(queue.progress.unsettled_within(start, end))
@@ -110,10 +112,11 @@ class Reader:
         return assemble(piece, block)
 
     def _queue(self, piece: Piece) -> Queue:
-        queue = self._local.state.topology.queues.get(piece.log)
+        queue = self._topology.queues.get(piece.log)
         if queue is None or queue.queue_id != piece.queue_id:
             raise QueueNotFound(
-                f"queue '{piece.log}' in vhost '/' was deleted while it was read", "read it again"
+                f"queue '{piece.log}' in vhost '{self._topology.vhost}' was deleted while it was read",
+                "read it again",
             )
         return queue
 

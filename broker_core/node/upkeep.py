@@ -12,12 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from broker_core import failpoint
 from broker_core.broker.block import NotLoaded
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
+from broker_core.broker.topology import Topology
 from broker_core.broker.transaction import to_rows
 from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss, StoreError, StoreFailed
 from broker_core.ids import BlockId
@@ -137,9 +139,10 @@ class Upkeep:
         now = self._clock()
         with self._committer.look as state:
             due = [queue for queue in state.expiry.due(now) if not self._is_aside(queue)]
-            unused = state.topology.unused_queues(now)
-        if unused:
-            self._committer.run(lambda state, change, _now: state.topology.delete_unused(change, unused))
+            hosts = list(state.hosts.by_name.values())
+            unused = [(topology, queues) for topology in hosts if (queues := topology.unused_queues(now))]
+        for topology, queues in unused:
+            self._committer.run(partial(_delete_unused, topology, queues))
             self._expired()
         while due and not self._ending:
             due = self._expire_some(due)
@@ -233,6 +236,12 @@ class Upkeep:
     def compact(self) -> None:
         """Rewrites mostly-dead segments without the bodies of dead rows."""
         self._compaction.run()
+
+
+def _delete_unused(
+    topology: Topology, queues: list[Queue], _state: BrokerState, change: Change, _now: int
+) -> None:
+    topology.delete_unused(change, queues)
 
 
 def _head(queue: Queue) -> int | None:

@@ -169,7 +169,7 @@ class CommitQueue:
                     self._committed(waiting, then)
             else:
                 self._elsewhere.update(group)
-        if self._state.agenda.runnable or self._state.topology.cancelled:
+        if self._state.agenda.runnable or self._state.hosts.registry.cancelled:
             self._dispatch()  # 4. dispatch
         if self.answered is not None:
             self.answered()
@@ -218,10 +218,9 @@ class CommitQueue:
     def _loaded_for(self, waiting: Waiting, then: Then, _answer: object, _error: object) -> None:
         self._again(waiting, then)
 
-    def dispatch(self, queue: str) -> None:
+    def dispatch(self, queue: Queue | None) -> None:
         """Dispatch at once if consumers may take messages of this queue."""
-        found = self._state.topology.queues.get(queue)
-        if found is not None and found.consumers and found in self._state.agenda.runnable:
+        if queue is not None and queue.consumers and queue in self._state.agenda.runnable:
             self._dispatch()
 
     def _dispatch(self) -> None:
@@ -236,7 +235,8 @@ class CommitQueue:
                 if queue not in state.agenda.runnable:
                     del self._loaded[queue]
             # a queue that cannot be read is left for a repair; its consumers are cancelled
-            cancelled, state.topology.cancelled = state.topology.cancelled, []
+            registry = state.hosts.registry
+            cancelled, registry.cancelled = registry.cancelled, []
         for consumer in cancelled:
             consumer.cancelled(consumer)
         if dispatched.settles:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker_core import failpoint
+from broker_core.address import VHOST
 from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import DataDirectoryFormat
@@ -33,7 +34,8 @@ from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import Place
 
-FORMAT = 5
+FORMAT = 6
+HOSTS = 6  # the format since which names are those of a virtual host
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 # a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024
@@ -84,6 +86,10 @@ def _statements(cls: type[Record]) -> _Statements:
 
 
 _RECORD_STATEMENTS = {cls: _statements(cls) for cls in RECORDS}
+
+
+# the records that have had no virtual host before format 6; it is their last column
+OF_HOSTS = [cls for cls in RECORDS if cls.columns()[-1] == "vhost"]
 
 
 class Meta(NamedTuple):
@@ -199,13 +205,29 @@ class Catalog:
             else []
         )
         for number, script in sorted(_added().items()):
-            if number > found:
-                for statement in script.split(";"):
-                    self._execute(statement)
+            if number <= found:
+                continue
+            hosted = self._without_hosts() if number == HOSTS else []
+            for statement in script.split(";"):
+                self._execute(statement)
+            for cls, rows in hosted:
+                self._executemany(_RECORD_STATEMENTS[cls].put, rows)
         self.put_inbox(pack(messages))
         self.set_meta(format=FORMAT)
         failpoint.here("store.recovery.upgraded")
         self._execute("COMMIT")
+
+    def _without_hosts(self) -> list[tuple[type[Record], list[tuple[Any, ...]]]]:
+        """Returns the rows of the tables that have got a virtual host, in ``/``, with their new guards."""
+        hosted = []
+        for cls in OF_HOSTS:
+            columns = quoted((*cls.columns()[:-1], "guard"))
+            rows = [
+                (*row, VHOST, guard((*row, VHOST)))
+                for row in self._guarded(f'SELECT {columns} FROM "{cls.TABLE}"', cls.TABLE)
+            ]
+            hosted.append((cls, rows))
+        return hosted
 
     def lay_out_log(self) -> None:
         """Gives the log its usual size now, so that commits overwrite it in place. SQLite ignores the zeros

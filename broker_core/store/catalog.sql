@@ -206,3 +206,96 @@ CREATE TABLE app_user (
   vhost TEXT, app_id TEXT, user TEXT, guard INTEGER,
   PRIMARY KEY (vhost, app_id)
 ) WITHOUT ROWID;
+
+-- What follows came with format 6; a catalog of an older format is given it when it is opened.
+-- Names are separate per virtual host. An upgrade makes each of these tables again: what is in them belongs to "/".
+
+DROP TABLE exchange;
+CREATE TABLE exchange (
+  name TEXT, type TEXT, durable INTEGER, auto_delete INTEGER, internal INTEGER, arguments TEXT, vhost TEXT, guard
+  INTEGER,
+  PRIMARY KEY (name, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE queue;
+CREATE TABLE queue (
+  queue_id INTEGER, name TEXT, durable INTEGER, exclusive INTEGER, auto_delete INTEGER, arguments TEXT, vhost TEXT,
+  guard INTEGER,
+  PRIMARY KEY (queue_id)
+);
+
+DROP TABLE binding;
+CREATE TABLE binding (
+  exchange TEXT, queue TEXT, routing_key TEXT, arguments TEXT, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (exchange, queue, routing_key, arguments, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE exchange_binding;
+CREATE TABLE exchange_binding (
+  source TEXT, destination TEXT, routing_key TEXT, arguments TEXT, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (source, destination, routing_key, arguments, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE claim;
+CREATE TABLE claim (
+  app_id TEXT, lineage INTEGER, start TEXT, "end" TEXT, ranges TEXT, skipped TEXT, redelivered TEXT, position INTEGER,
+  vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, lineage, start, vhost)
+);
+
+DROP TABLE origin;
+CREATE TABLE origin (
+  app_id TEXT, queues TEXT, lineage INTEGER, start TEXT, passed INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, queues, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE read;
+CREATE TABLE read (
+  app_id TEXT, query_id TEXT, batch_id INTEGER, queues TEXT, ranges TEXT, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, query_id, batch_id, queues, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE lineage;
+CREATE TABLE lineage (
+  app_id TEXT, query_id TEXT, position INTEGER, first_batch INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, query_id, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE attempt;
+CREATE TABLE attempt (
+  token TEXT, app_id TEXT, query_id TEXT, batch_id INTEGER, opened_at INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (token, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE part;
+CREATE TABLE part (
+  branch TEXT, part INTEGER, token TEXT, kind TEXT, target TEXT, "partition" INTEGER, attempt INTEGER, rows INTEGER,
+  size_bytes INTEGER, checksum INTEGER, block_id INTEGER, inline BLOB, routes TEXT, unroutable INTEGER, examples TEXT,
+  vhost TEXT, guard INTEGER,
+  PRIMARY KEY (branch, part, vhost)
+);
+
+DROP TABLE ledger;
+CREATE TABLE ledger (
+  app_id TEXT, sequence INTEGER, query_id TEXT, batch_id INTEGER, token TEXT, ranges TEXT, messages INTEGER, published
+  INTEGER, committed_at INTEGER, commit_sequence INTEGER, branches TEXT, claim_position INTEGER, applied INTEGER,
+  mirrored INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, sequence, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE released;
+CREATE TABLE released (
+  queue TEXT, commit_sequence INTEGER, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (queue, vhost)
+) WITHOUT ROWID;
+
+DROP TABLE prepared;
+CREATE TABLE prepared (
+  xid TEXT, prepared_at INTEGER, publishes BLOB, routes TEXT, settles TEXT, vhost TEXT, guard INTEGER,
+  PRIMARY KEY (xid)
+);
+
+CREATE TABLE vhost (
+  name TEXT, max_queues INTEGER, max_connections INTEGER, max_messages INTEGER, guard INTEGER,
+  PRIMARY KEY (name)
+) WITHOUT ROWID;

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from broker_core.address import VHOST
 from broker_core.broker.change import InboxRow
 from broker_core.broker.records import RECORDS, Record
 from broker_core.errors import CorruptCatalog, DataDirectoryFormat
 from broker_core.ids import BlockId
-from broker_core.store.catalog import FORMAT, RENAMES, Meta, SegmentRow, is_whole, quoted
+from broker_core.store.catalog import FORMAT, OF_HOSTS, RENAMES, Meta, SegmentRow, is_whole, quoted
 from broker_core.store.codec import decode, to_unsigned
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.inbox import message_of_format_3, unpack
@@ -144,13 +145,18 @@ class _Reader:
             )
         for cls in RECORDS:
             if cls.TABLE in tables or (found.meta is not None and found.meta.format == FORMAT):
-                key = ", ".join(f'"{name}"' for name in cls.KEY)
+                # a catalog of an older format has no virtual hosts: everything is in one
+                old = cls in OF_HOSTS and not self._has_column(cls.TABLE, "vhost")
+                key = ", ".join(f'"{name}"' for name in cls.KEY if not (old and name == "vhost"))
+                host = (VHOST,) if old else ()
                 self._take(
                     cls.TABLE,
-                    cls.columns(),
+                    cls.columns()[:-1] if old else cls.columns(),
                     key,
                     tables,
-                    lambda row, cls=cls: found.records.append(decode(cls, row)),  # type: ignore[misc]
+                    lambda row, cls=cls, host=host: (  # type: ignore[misc]
+                        found.records.append(decode(cls, (*row, *host)))
+                    ),
                 )
         return found
 

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from broker_core.address import VHOST
 from broker_core.broker.change import Change, InboxRow, routes_of
 from broker_core.broker.queue.interval import IntervalSet
 from broker_core.broker.records import (
@@ -205,7 +206,7 @@ class _Salvage:
         ]
         found = repair(records, inbox, infos)
         self.queues = {
-            record.queue_id: record.name for record in found.records if isinstance(record, QueueRecord)
+            record.queue_id: _name(record) for record in found.records if isinstance(record, QueueRecord)
         }
         self.report.losses += found.problems
         by_queue = self._settled(found.records)
@@ -540,3 +541,8 @@ def _part_of(run: RunRecord, first: int, rows: npt.NDArray[np.int64]) -> RunReco
         bits[rows - row] = True
         bitmap = np.packbits(bits, bitorder="little").tobytes()
     return replace(run, first=first, count=len(rows), row=row, bitmap=bitmap)
+
+
+def _name(queue: QueueRecord) -> str:
+    """Returns a name that is that of one queue only."""
+    return queue.name if queue.vhost == VHOST else f"{queue.name} in vhost {queue.vhost}"

@@ -361,7 +361,7 @@ def test_a_queue_that_is_deleted_cancels_its_consumers_and_the_last_one_abandons
     channel = shell.channel()
     shell.consume(channel, "q", "c")
     node.broker.run(lambda state, change, _now: state.topology.delete_queue(change, "q"))
-    assert [consumer.tag for consumer in shell.state.topology.cancelled] == ["c"]
+    assert [consumer.tag for consumer in shell.state.hosts.registry.cancelled] == ["c"]
     assert channel.consumers == {}
     node.broker.run(
         lambda state, change, _now: state.topology.declare_queue(
@@ -735,7 +735,7 @@ def test_a_queue_that_cannot_be_read_cancels_its_consumers_and_keeps_its_message
     monkeypatch.setattr(shell.state.blocks, "_read", damaged)
     dispatched = shell.state.dispatch.send(node.clock())
     assert [(queue.name, type(error)) for queue, error in dispatched.failed] == [("q", errors.CorruptSegment)]
-    assert [consumer.tag for consumer in shell.state.topology.cancelled] == ["c"]
+    assert [consumer.tag for consumer in shell.state.hosts.registry.cancelled] == ["c"]
     assert shell.got == [("d", b"3", False)]
     monkeypatch.setattr(shell.state.blocks, "_read", read)
     shell.consume(channel, "q", "c")

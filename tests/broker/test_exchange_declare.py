@@ -233,7 +233,10 @@ def test_an_exchange_is_in_use_while_it_has_bindings_to_others_and_not_while_oth
     assert caught.value.summary == "exchange 'from' in vhost '/' in use"
     change = Change()
     found.delete_exchange(change, "to", if_unused=True)
-    assert change.drops == ((ExchangeBindingRecord, ("from", "to", "", {})), (ExchangeRecord, ("to",)))
+    assert change.drops == (
+        (ExchangeBindingRecord, ("from", "to", "", {}, "/")),
+        (ExchangeRecord, ("to", "/")),
+    )
     found.delete_exchange(Change(), "from", if_unused=True)
     assert not {"from", "to"} & set(found.exchanges)
 
@@ -258,7 +261,7 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding_and_not_before_it_ha
     change = Change()
     found.unbind(change, "b", "auto")
     assert "auto" not in found.exchanges
-    assert change.drops == ((BindingRecord, ("auto", "b", "", {})), (ExchangeRecord, ("auto",)))
+    assert change.drops == ((BindingRecord, ("auto", "b", "", {}, "/")), (ExchangeRecord, ("auto", "/")))
 
 
 def test_an_auto_delete_exchange_goes_when_the_queue_or_the_exchange_that_it_was_bound_to_is_deleted() -> (

@@ -181,7 +181,7 @@ def test_the_last_of_put_and_drop_holds_within_a_change_and_between_the_changes_
 
 def test_a_key_with_a_dict_is_the_same_key_in_any_order_of_its_entries(case: Case) -> None:
     case.store.commit([Change(journal=[BindingRecord("e", "q", "k", {"a": 1, "b": 2})])])
-    case.store.commit([Change(journal=[Drop(BindingRecord, ("e", "q", "k", {"b": 2, "a": 1}))])])
+    case.store.commit([Change(journal=[Drop(BindingRecord, ("e", "q", "k", {"b": 2, "a": 1}, "/"))])])
     case.crash()
     assert case.image.records == []
 

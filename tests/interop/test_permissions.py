@@ -32,10 +32,12 @@ from tests.permission_rows import (
     check,
     encode,
     prepare,
+    refused,
     untouched,
 )
 
 ROOT = "root"  # may do everything
+OTHER = "other"  # a virtual host where the user may do everything
 
 
 class Site(NamedTuple):
@@ -45,6 +47,7 @@ class Site(NamedTuple):
     set_permissions: Set
     set_topic: Callable[[str, str, str], None]
     clear: Callable[[], None]
+    everything_in: Callable[[str], None]  # another virtual host
 
     def url(self, user: str) -> str:
         return f"amqp://{user}:{PASSWORD.replace(' ', '%20')}@{self.host}/"
@@ -54,10 +57,10 @@ class Site(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(site: Site, user: str) -> Iterator[Peer]:
+def opened(site: Site, user: str, vhost: str = "/") -> Iterator[Peer]:
     with Peer(f"amqp://{site.host}") as made:
         made.user, made.password = user, PASSWORD
-        yield made.opened(1)
+        yield made.opened(1, vhost=vhost)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             lambda *patterns: ctl("set_permissions", USER, *patterns),
             lambda *patterns: ctl("set_topic_permissions", USER, *patterns),
             lambda: ctl("clear_permissions", USER),
+            lambda vhost: ctl("set_permissions", "-p", vhost, USER, ".*", ".*", ".*"),
         )
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ctl("delete_vhost", OTHER)
+        ctl("add_vhost", OTHER)
         prepared(made)
         yield made
         return
@@ -97,7 +104,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             lambda *patterns: accounts.set_permissions(USER, *patterns),
             lambda *patterns: accounts.set_topic_permissions(USER, *patterns),
             lambda: accounts.clear_permissions(USER),
+            lambda vhost: accounts.set_permissions(USER, ".*", ".*", ".*", vhost),
         )
+        broker.vhosts.add_vhost(OTHER)
         prepared(made)
         yield made
 
@@ -105,6 +114,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def prepared(site: Site) -> None:
     with opened(site, ROOT) as root:
         prepare(root)
+    site.everything_in(OTHER)  # which helps in none of the rows
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -199,6 +209,19 @@ def test_a_user_with_no_pattern_that_matches_gets_what_needs_no_permission_alone
             found = answer(client, row)
         refused = isinstance(found, c.Channel.Close) and found.reply_code == 403
         assert refused == bool(row.needs), (row.name, found)
+    with opened(site, ROOT) as root:
+        untouched(root)
+
+
+def test_every_method_in_another_virtual_host_finds_nothing_of_this_one(site: Site) -> None:
+    prepared(site)
+    site.set_permissions(NOTHING, NOTHING, NOTHING)
+    for row in ROWS:
+        with opened(site, USER, OTHER) as client:
+            found = answer(client, row)
+        assert not refused(found), row.name
+        if isinstance(found, c.Channel.Close) and found.reply_code == 404:
+            assert found.reply_text.endswith(f"in vhost '{OTHER}'"), found.reply_text
     with opened(site, ROOT) as root:
         untouched(root)
 

@@ -36,7 +36,7 @@ def client() -> Client:
 
 
 def test_a_record_is_read_as_it_was_put(client: Client) -> None:
-    dropped = entry.drop(LineageRecord, ("a", "q"))
+    dropped = entry.drop(LineageRecord, ("a", "q", "/"))
     noted = Entry("plain", "7", (("version", b"1"), ("none", None)))
     client.produce({LOG: entry.batch([*map(entry.put, RECORDS), dropped, noted], 17)})
     rows = list(entry.replay(client, LOG, 0, client.offsets({LOG: LATEST})[LOG]))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_core.engines import connect, connect_admin
 from broker_core.errors import OptionError
 from broker_core.kafka.compression import Codec
 from broker_core.kafka.connection import NODES_SHARE
@@ -37,7 +38,6 @@ def test_a_url_names_nodes() -> None:
         "kafka://one,",
         "kafka://one:0",
         "kafka://one:70000",
-        "kafka://one/topic",
         "kafka://one?x=1",
         "one:9092",
         "txmq://one",
@@ -46,6 +46,16 @@ def test_a_url_names_nodes() -> None:
 def test_a_url_that_names_none_is_refused(url: str) -> None:
     with pytest.raises(OptionError, match="names no nodes of Kafka"):
         parse_url(url)
+
+
+@pytest.mark.parametrize("path", ["sales", "a/b", "sales%2F", "%"])
+def test_a_cluster_has_no_virtual_hosts_but_the_one_that_is_always_there(path: str) -> None:
+    assert parse_url("kafka://one/") == parse_url("kafka://one")
+    with pytest.raises(OptionError, match="names a virtual host, and a cluster of Kafka has none"):
+        parse_url(f"kafka://one/{path}")
+    for connected in (connect, connect_admin):
+        with pytest.raises(OptionError, match="'sales', and a cluster of Kafka has no virtual hosts"):
+            connected("kafka://one:9092", vhost="sales")
 
 
 def test_a_login_in_the_url_is_refused_and_not_shown() -> None:

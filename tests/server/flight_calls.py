@@ -142,10 +142,20 @@ ACCOUNTS: dict[str, dict[str, Any]] = {
     "set_tags": {"name": "new", "tags": []},
     "delete_user": {"name": "new"},
     "permissions": {},
-    "set_permissions": {"user": "new", "configure": "", "write": "", "read": ""},
-    "clear_permissions": {"user": "new"},
-    "set_topic_permissions": {"user": "new", "exchange": "x", "write": "", "read": ""},
-    "clear_topic_permissions": {"user": "new", "exchange": "x"},
+    "set_permissions": {"user": "new", "configure": "", "write": "", "read": "", "vhost": "/"},
+    "clear_permissions": {"user": "new", "vhost": "/"},
+    "set_topic_permissions": {
+        "user": "new",
+        "exchange": "x",
+        "write": "",
+        "read": "",
+        "vhost": "/",
+    },
+    "clear_topic_permissions": {"user": "new", "exchange": "x", "vhost": "/"},
+    "vhosts": {},
+    "add_vhost": {"name": "new", "max_queues": 1, "max_connections": 2, "max_messages": 3},
+    "limit_vhost": {"name": "new", "max_queues": 1, "max_connections": -1, "max_messages": 0},
+    "delete_vhost": {"name": "new"},
 }
 HEADER = {
     "token": "s",
@@ -206,9 +216,9 @@ class Raw:
     without our code is raised.
     """
 
-    def __init__(self, url: str, header: str = "") -> None:
+    def __init__(self, url: str, header: str = "", vhost: str = "/") -> None:
         """``header``: of ``authorization``; "": without."""
-        middleware = [SendHeader(header)] if header else []
+        middleware = [SendHeader(header, vhost)] if header or vhost != "/" else []
         self.client = arrow_flight.connect(url.replace("txmq://", "grpc://"), middleware=middleware)
         self._numbers = itertools.count(1)
         self._channel = ""

@@ -11,7 +11,7 @@ import pytest
 from broker_core import errors, failpoint
 from broker_core.broker.rights import Rights
 from broker_core.flight import contract
-from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import OWNER
@@ -26,9 +26,10 @@ from tests.reading import fetched
 class Doors:
     def __init__(self) -> None:
         self.broker = LocalBroker(MemoryStore(), upkeep=False)
-        permits = Permits(EmbeddedEngine(self.broker), self.broker, Audit())
+        permits = Permits(HostEngines(self.broker), self.broker, Audit())
         self.channels = Channels(self.broker, permits, Quotas().channels)
-        self.owner = Caller(OWNER, Rights(self.broker.state.users, "", owner=True), "")
+        state = self.broker.state
+        self.owner = Caller(OWNER, Rights(state.users, "", owner=True), "", state)
         with self.broker.channel() as channel:
             channel.queue_declare("q")
 

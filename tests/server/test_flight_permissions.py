@@ -92,9 +92,11 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
-def ask(url: str, row: Row, user: str = "", password: str = PASSWORD) -> errors.TxmqError | None:
+def ask(
+    url: str, row: Row, user: str = "", password: str = PASSWORD, vhost: str = "/"
+) -> errors.TxmqError | None:
     """The error that the call of ``row`` gets; None for an answer."""
-    raw = Raw(url, Basic(user, password).header if user else "")
+    raw = Raw(url, Basic(user, password).header if user else "", vhost)
     arguments = ARGUMENTS.get(row.call)
     try:
         if row.call == "put":
@@ -194,6 +196,40 @@ def test_a_call_needs_its_permissions_and_no_more(broker: Broker, row: Row) -> N
     allow(broker, row.needs)
     found = ask(broker.url, row, USER)
     assert not isinstance(found, (errors.AccessRefused, errors.LoginRefused)), found
+
+
+OTHER = "other"  # a virtual host
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.call)
+def test_permissions_of_another_virtual_host_do_not_help(broker: Broker, row: Row) -> None:
+    """And with them nothing of this one is found there."""
+    elsewhere(broker)
+    allow(broker, ())
+    broker.accounts.clear_permissions(USER)
+    if row.needs is not None:
+        found = ask(broker.url, row, USER)
+        assert isinstance(found, errors.AccessRefused) or row.call.startswith("channel."), found
+    before = [(queue.name, queue.messages, queue.owner) for queue in broker.queues()], broker.engine.apps()
+    found = ask(broker.url, row, USER, vhost=OTHER)
+    of_tag = any(need[0] == "tag" for need in row.needs or ())
+    assert isinstance(found, errors.AccessRefused) == of_tag, found
+    assert found is None or OTHER in found.summary or not isinstance(found, errors.QueueNotFound)
+    assert (
+        [(queue.name, queue.messages, queue.owner) for queue in broker.queues()],
+        broker.engine.apps(),
+    ) == before
+    missing = ask(broker.url, row, USER, vhost="missing")
+    assert (missing is None) == (row.call == "hello")
+    assert missing is None or isinstance(missing, errors.NotAllowed), missing
+
+
+def elsewhere(broker: Broker) -> None:
+    """A fresh virtual host where the user may do everything that needs no tag."""
+    if OTHER in broker.engine.state.hosts.by_name:
+        broker.vhosts.delete_vhost(OTHER)
+    broker.vhosts.add_vhost(OTHER)
+    broker.accounts.set_permissions(USER, ".*", ".*", ".*", OTHER)
 
 
 def test_a_channel_of_another_user_and_without_permissions_is_refused(broker: Broker) -> None:

@@ -500,16 +500,19 @@ def test_changes_of_users_in_the_process_are_in_the_audit_log_without_hashes(tmp
             ("clear_topic_permissions", {"user": "bob"}),
             ("clear_permissions", {"user": "bob"}),
             ("delete_user", {"name": "bob"}),
+            ("add_vhost", {"name": "sales", "max_queues": 5}),
+            ("limit_vhost", {"name": "sales", "max_messages": 7}),
+            ("delete_vhost", {"name": "sales"}),
         ]
         for word, arguments in calls:
-            getattr(accounts, word)(**arguments)
+            getattr(broker.vhosts if "vhost" in word else accounts, word)(**arguments)
         with pytest.raises(errors.OptionError):
             accounts.delete_user("nobody")
         raw = Raw(broker.url, Basic("ann", "new-secret").header)
         assert raw.call("admin.delete_user", {"name": "nobody"}) != [b"null"]
         for word, arguments in calls[1:2]:
             assert raw.call(f"admin.{word}", {"tags": [], **arguments}) == [b"null"]
-        said = {each for each in contract.ACCOUNTS if each not in ("users", "permissions")}
+        said = {each for each in contract.ACCOUNTS if each not in ("users", "permissions", "vhosts")}
         assert said == {word for word, _ in calls}
     text = (directory / audits.FILE).read_text()
     assert "$scrypt" not in text

@@ -122,6 +122,9 @@ class Server:
         self.connection.connection_made(self.transport)
         self.commits.answered = self.connection.flush
 
+    def connections_to(self, _vhost: str) -> int:
+        return 0
+
     def opened(self, _connection: Connection) -> None: ...
 
     def closed(self, _connection: Connection) -> None: ...

@@ -30,7 +30,7 @@ from broker_core.broker.records import (
 )
 from broker_core.errors import CorruptCatalog, DataDirectoryFormat, OptionError, StoreError
 from broker_core.ids import BlockId
-from broker_core.store.catalog import FORMAT, PAGE_BYTES
+from broker_core.store.catalog import FORMAT, OF_HOSTS, PAGE_BYTES
 from broker_core.store.codec import encode, encode_change, guard, sql_types
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage import salvage
@@ -194,13 +194,18 @@ def format_1(path: Path) -> list[Record]:
     for table, rows in {
         "meta": [(1, 9, 4, 1, 1)],
         "inbox": [(row[0] << 20 | row[1], *row[2:]) for row in INBOX],
-        **{record.TABLE: [encode(record)] for record in records},
+        **{record.TABLE: [_old(record)] for record in records},
     }.items():
         for row in rows:
             values = ((1, *row) if table == "meta" else row) + (guard(row),)
             connection.execute(f'INSERT INTO "{table}" VALUES ({", ".join("?" * len(values))})', values)
     connection.close()
     return records
+
+
+def _old(record: Record) -> tuple[object, ...]:
+    """The columns before there were virtual hosts."""
+    return encode(record)[:-1] if type(record) in OF_HOSTS else encode(record)
 
 
 NEW_IN_2: list[Record] = [ExchangeBindingRecord("e", "f", "k", {"a": 1}), DeliveryRecord(1, 5, 2)]

@@ -32,7 +32,7 @@ LEFT_OUT = frozenset(
         # marks that cause one more look
         "touched", "runnable", "next_deadline", "timed", "hasty", "offered", "used_at_us", "parked",
         # numbers that are never given twice
-        "_next_transient", "_last_queue_id",
+        "_next_transient", "last_id",
         # given at the start
         "send", "cancelled_by",
         # a new object after each change, also after one that is undone

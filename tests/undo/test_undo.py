@@ -124,7 +124,7 @@ def test_an_exception_in_topology_work_changes_nothing(life: Life) -> None:
     channel = Channel(life.state, connection="me")
     channel.consume(life.state.topology.queue("abandoned"), "tag", lambda *_: None, consumer.append)
     life.do("topology.delete_queue", "mine", connection="me")
-    life.do("messages.purge", "orders")
+    life.do("messages.purge", life.state.topology.queue("orders"))
     life.do("topology.delete_unused", [life.state.topology.queue("orders")])
     assert "topics" not in life.state.topology.exchanges
     life.do("topology.delete_exchange", "other")
@@ -164,8 +164,33 @@ def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
     life.do_now("transactions.commit", life.transaction(("all", "", b""), xid="named"))
     life.clock.advance(10)
     life.do("expiry.expire", life.clock.now_us)
-    life.do("messages.purge", "dead")
+    life.do("messages.purge", life.state.topology.queue("dead"))
     life.do("topology.delete_queue", "counted")
+
+
+def test_an_exception_in_work_on_virtual_hosts_changes_nothing(life: Life) -> None:
+    life.do("hosts.add", "sales", max_queues=3, max_messages=5)
+    life.do("hosts.limit", "sales", {"max_messages": 4, "max_queues": 9})
+    with life.broker.channel(vhost="sales") as channel:
+        for name in ("a", "b"):
+            channel.queue_declare(name)
+            channel.exchange_declare(f"to {name}", "fanout")
+            channel.queue_bind(name, f"to {name}")
+            channel.publish(b"1", f"to {name}")
+        channel.tx_select()
+        channel.publish(b"2", routing_key="a")
+        channel.prepare("one")
+    life.do("users.add", "ann", "")
+    life.do("users.permit", "ann", "", "", ".*", "sales")
+    life.do("users.permit_topic", "ann", "amq.topic", "", ".*", "sales")
+    life.do("users.use_app", "app", "ann", "sales")
+    engine = EmbeddedEngine(life.broker, vhost="sales")
+    engine.claim("app", ["a"], {"a": "start"}, Limit(max_rows=1), Origin(at="earliest"), "fail")
+    engine.open_batch("app", "query", 0, "fail", token="t")
+    life.do("prepared.rollback", "one", life.clock.now_us)
+    life.do("users.forget_host", "sales")
+    life.do("hosts.delete", "sales")
+    assert list(life.state.hosts.by_name) == ["/"] and not life.state.users.permissions
 
 
 def test_an_exception_in_a_prepared_transaction_changes_nothing(life: Life) -> None:

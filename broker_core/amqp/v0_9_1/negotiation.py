@@ -87,8 +87,6 @@ class Negotiation:
             case m.ConnectionTuneOk():
                 self._tune(method)
             case m.ConnectionOpen():
-                if method.virtual_host != "/":
-                    raise NotAllowed(f"vhost {method.virtual_host} not found", "there is one, '/'")
                 if self._admit is not None:
                     self._admit(method.virtual_host)
                 self._life.open(self.tuned.heartbeat)

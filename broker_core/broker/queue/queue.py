@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from broker_core.address import VHOST
 from broker_core.broker.arguments import QueueArguments
 from broker_core.broker.block import Blocks
 from broker_core.broker.change import Change
@@ -53,10 +54,12 @@ class Queue:
         exclusive: bool = False,
         auto_delete: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        vhost: str = VHOST,
     ) -> None:
         undo = blocks.undo
         self.queue_id = queue_id
         self.name = name
+        self.vhost = vhost
         self.durable = durable
         self.exclusive = exclusive
         self.auto_delete = auto_delete
@@ -65,7 +68,7 @@ class Queue:
         # an exclusive queue ends with its connection, so it has no records
         self.written = durable and not exclusive
         self.deleted = False
-        self.consumers: Consumers[Any] = Consumers(name, undo, single=parsed.single_active_consumer)
+        self.consumers: Consumers[Any] = Consumers(self.full_name, undo, single=parsed.single_active_consumer)
         self.marks = Marks(parsed.ttl_ms)
         self.log = Log(queue_id, name, blocks)
         self.progress = Progress(undo)
@@ -74,6 +77,11 @@ class Queue:
         self.ready = Ready(
             self.log, self.progress, self.room, undo, max_priority=parsed.max_priority, deliveries=deliveries
         )
+
+    @property
+    def full_name(self) -> str:
+        """Returns it as texts name it."""
+        return f"queue '{self.name}' in vhost '{self.vhost}'"
 
     @property
     def replies(self) -> bool:

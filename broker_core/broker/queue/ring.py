@@ -63,7 +63,7 @@ class Consumers(Generic[C]):
         if (self and (exclusive or any(consumer.exclusive for consumer in self))) or (
             exclusive and self.single
         ):
-            raise AccessRefused(f"queue '{self._queue}' in vhost '/' in exclusive use")
+            raise AccessRefused(f"{self._queue} in exclusive use")
 
     def add(self, consumer: C) -> None:
         """Adds a consumer. Raises AccessRefused."""

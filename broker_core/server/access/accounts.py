@@ -10,12 +10,13 @@ The door of Flight writes its own lines, with their caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from broker_core import password as passwords
+from broker_core.address import VHOST
 from broker_core.admin import PermissionInfo, UserInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.broker.permission import VHOST
 from broker_core.broker.users import DEFAULT_USER
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit
@@ -24,8 +25,8 @@ Changes = Callable[[BrokerState, Change], None]
 
 
 class Accounts:
-    """``changed``: called after each change, in the thread that made it. ``audit``: None where the caller
-    writes the log.
+    """``changed``: called after each change, also of virtual hosts, in the thread that made it. ``audit``:
+    None where the caller writes the log.
     """
 
     def __init__(
@@ -102,46 +103,63 @@ class Accounts:
                 for exchange, each in topics.items()
             ]
             trusted = [name for name in {*users.given, DEFAULT_USER} if users.trusts(name)]
-            listed += [PermissionInfo(name, VHOST, "", ".*", ".*", ".*") for name in trusted]
+            hosts = list(state.hosts.by_name)
+            listed += [
+                PermissionInfo(name, vhost, "", ".*", ".*", ".*") for name in trusted for vhost in hosts
+            ]
         return sorted(listed, key=lambda each: (each.user, each.vhost, each.exchange))
 
-    def set_permissions(self, user: str, configure: str, write: str, read: str) -> None:
+    def set_permissions(self, user: str, configure: str, write: str, read: str, vhost: str = VHOST) -> None:
         """Raises OptionError."""
         self._change(
-            lambda state, change: state.users.permit(change, user, configure, write, read),
+            lambda state, change: state.users.permit(change, user, configure, write, read, vhost),
             "set_permissions",
             of=user,
+            vhost=vhost,
             configure=configure,
             write=write,
             read=read,
         )
 
-    def clear_permissions(self, user: str) -> None:
-        """Raises OptionError."""
-        self._change(lambda state, change: state.users.forbid(change, user), "clear_permissions", of=user)
-
-    def set_topic_permissions(self, user: str, exchange: str, write: str, read: str) -> None:
+    def clear_permissions(self, user: str, vhost: str = VHOST) -> None:
         """Raises OptionError."""
         self._change(
-            lambda state, change: state.users.permit_topic(change, user, exchange, write, read),
+            lambda state, change: state.users.forbid(change, user, vhost),
+            "clear_permissions",
+            of=user,
+            vhost=vhost,
+        )
+
+    def set_topic_permissions(
+        self, user: str, exchange: str, write: str, read: str, vhost: str = VHOST
+    ) -> None:
+        """Raises OptionError."""
+        self._change(
+            lambda state, change: state.users.permit_topic(change, user, exchange, write, read, vhost),
             "set_topic_permissions",
             of=user,
+            vhost=vhost,
             exchange=exchange,
             write=write,
             read=read,
         )
 
-    def clear_topic_permissions(self, user: str, exchange: str = "") -> None:
+    def clear_topic_permissions(self, user: str, exchange: str = "", vhost: str = VHOST) -> None:
         """``exchange`` "": of all. Raises OptionError."""
         self._change(
-            lambda state, change: state.users.forbid_topic(change, user, exchange),
+            lambda state, change: state.users.forbid_topic(change, user, exchange, vhost),
             "clear_topic_permissions",
             of=user,
+            vhost=vhost,
             exchange=exchange,
         )
 
-    def _change(self, change_users: Changes, word: str, **what: object) -> None:
-        self._broker.run(lambda state, change, _now: change_users(state, change))
+    def _change(self, change_users: Changes, word: str, **what: Any) -> None:
+        def work(state: BrokerState, change: Change, _now: int) -> None:
+            state.hosts.require(what.get("vhost", VHOST))
+            change_users(state, change)
+
+        self._broker.run(work)
         if self._audit is not None:
             self._audit.say(f"admin.{word}", "", "", door="process", **what)
         for told in self.changed:

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 
 from broker_core import password as passwords
+from broker_core.address import VHOST
 from broker_core.broker.rights import Rights
 from broker_core.broker.users import DEFAULT_USER, Users
 from broker_core.errors import LoginRefused
@@ -74,8 +75,7 @@ class Logins:
         self._lock = threading.Lock()  # of what follows, and of the throttle
         self._right: OrderedDict[bytes, str] = OrderedDict()  # digest -> what the password was checked with
         self._told = (0, 0.0)  # refused without a check since the last line in the log, and when that was
-        self._rights: dict[str, Rights] = {}
-        self._owner = Rights(users, "", owner=True)
+        self._rights: dict[tuple[str, str, bool], Rights] = {}
         self._waiting = threading.BoundedSemaphore(WAITING)
 
     # -- the port ----------------------------------------------------------------------------------------
@@ -192,15 +192,14 @@ class Logins:
         return self._identity(user)
 
     # -- what the caller may do --------------------------------------------------------------------------
-    def rights(self, identity: Identity) -> Rights:
-        """One for each user, for calls of Flight."""
-        if identity.owner:
-            return self._owner
-        found = self._rights.get(identity.user)
+    def rights(self, identity: Identity, vhost: str = VHOST) -> Rights:
+        """One for each user and virtual host, for calls of Flight."""
+        key = (identity.user, vhost, identity.owner)
+        found = self._rights.get(key)
         if found is None:
             if len(self._rights) >= REMEMBERED:
                 self._rights.clear()
-            found = self._rights[identity.user] = Rights(self._users, identity.user)
+            found = self._rights[key] = Rights(self._users, identity.user, vhost, owner=identity.owner)
         return found
 
     def close(self) -> None:

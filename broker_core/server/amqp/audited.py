@@ -27,12 +27,11 @@ TOPOLOGY: dict[type[m.Method], tuple[str, ...]] = {
 def carried_out(audit: Audit, connection: ClientConnection, method: m.Method) -> None:
     fields = TOPOLOGY.get(type(method))
     if fields is not None and not getattr(method, "passive", False):
-        what = {name: getattr(method, name) for name in fields}
-        audit.say(method.NAME, connection.user, connection.address, door="amqp", **what)
+        _say(audit, connection, method.NAME, **{name: getattr(method, name) for name in fields})
 
 
 def decided(audit: Audit, connection: ClientConnection, verb: str, xid: str) -> None:
-    audit.say(f"transaction.{verb}", connection.user, connection.address, door="amqp", xid=xid)
+    _say(audit, connection, f"transaction.{verb}", xid=xid)
 
 
 def failed(audit: Audit, connection: ClientConnection, method: m.Method | None, error: BaseException) -> None:
@@ -42,5 +41,15 @@ def failed(audit: Audit, connection: ClientConnection, method: m.Method | None, 
         refused(audit, connection, method.NAME if method is not None else "", error.summary)
 
 
-def refused(audit: Audit, connection: ClientConnection, asked: str, why: str) -> None:
-    audit.say("refused", connection.user, connection.address, door="amqp", asked=asked, why=why)
+def refused(
+    audit: Audit, connection: ClientConnection, asked: str, why: str, vhost: str | None = None
+) -> None:
+    """``vhost``: that it asked for and did not enter."""
+    _say(audit, connection, "refused", vhost, asked=asked, why=why)
+
+
+def _say(
+    audit: Audit, connection: ClientConnection, event: str, vhost: str | None = None, **what: object
+) -> None:
+    where = {"door": "amqp", "vhost": connection.seen.vhost if vhost is None else vhost}
+    audit.say(event, connection.user, connection.address, **where, **what)

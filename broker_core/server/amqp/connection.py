@@ -52,7 +52,8 @@ HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the broker stops reading fro
 
 
 class Listener(Server, Protocol):
-    """The server, for its connections. ``unwritten``: flush the connection at the end of the tick."""
+    """The server, for its connections. ``connections_to``: how many have entered a virtual host.
+    ``unwritten``: flush the connection at the end of the tick."""
 
     handlers: Handlers
     logins: Logins
@@ -61,6 +62,8 @@ class Listener(Server, Protocol):
 
     @property
     def entrance(self) -> Entrance: ...
+
+    def connections_to(self, vhost: str) -> int: ...
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -77,9 +80,9 @@ class Connection(asyncio.Protocol):
         self.name = ""
         self.address = ""
         self.rights = Rights(server.broker.state.users, "")  # of nobody
+        self.seen = server.broker.state
         self.attached: dict[Handler, Any] = {}
         self.writable = True
-        self.observed = bool(server.handlers)
         self.protocol = AmqpConnection(offer, time.monotonic())
         self._out = self.protocol.out
         self.sessions = Sessions(self, server)
@@ -92,6 +95,10 @@ class Connection(asyncio.Protocol):
     @property
     def user(self) -> str:
         return self.rights.user
+
+    @property
+    def observed(self) -> bool:
+        return bool(self.server.handlers)
 
     @property
     def state(self) -> ConnectionState:
@@ -189,7 +196,7 @@ class Connection(asyncio.Protocol):
 
     def logged_in(self, user: str) -> None:
         self.rights = Rights(self.server.broker.state.users, user)
-        self.protocol.authenticated(partial(handshake.admit, self, self.server))
+        self.protocol.authenticated(partial(handshake.enter, self, self.server))
         self.flush_later()
 
     def _happened(self, event: ChannelFailed | Failed | CloseRequested) -> None:

@@ -17,11 +17,11 @@ from __future__ import annotations
 import secrets
 
 from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.broker import refusals
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.consumer import Consumer
 from broker_core.broker.queue import REPLIES
-from broker_core.broker.topology import not_found
 from broker_core.errors import NotAllowed, PreconditionFailed
 from broker_core.properties import Properties, with_reply_to
 from broker_core.server.amqp.session import Session
@@ -65,7 +65,7 @@ def declare(session: Session, method: m.QueueDeclare, name: str) -> None:
 
     def work(state: BrokerState, _change: Change, _now: int) -> None:
         if name != NAME and (name not in state.topology.queues or not state.topology.queues[name].replies):
-            raise not_found(name)
+            raise refusals.no_queue(name, state.vhost)
 
     def declared(_: None) -> m.Method | None:
         session.last_queue = name

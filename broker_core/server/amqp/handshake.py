@@ -14,7 +14,9 @@ from typing import Protocol
 from broker_core.amqp.v0_9_1 import sasl
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
+from broker_core.broker.rights import Rights
 from broker_core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
+from broker_core.node.local import LocalBroker
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited
@@ -140,23 +142,37 @@ def _refused(method: ConnectionStartOk) -> ConnectionAccessRefused:
 
 
 class Host(Protocol):
-    """The server that a connection enters."""
+    """The server that a connection enters. ``connections_to``: how many have entered a virtual host."""
 
+    broker: LocalBroker
     logins: Logins
     quotas: Quotas
 
     @property
     def entrance(self) -> Entrance: ...
 
+    def connections_to(self, vhost: str) -> int: ...
 
-def admit(connection: ClientConnection, host: Host, vhost: str) -> None:
-    """Raises NotAllowed for a user without any permission in the virtual host, and at a limit."""
-    user = connection.user
+
+def enter(connection: ClientConnection, host: Host, vhost: str) -> None:
+    """Sets what the connection sees and may do.
+
+    Raises NotAllowed, with RabbitMQ's texts: there is no such virtual host, it has too many connections, the
+    user has no permission there or is at a limit.
+    """
+    user, state = connection.user, host.broker.state
+    rights = Rights(state.users, user, vhost)
     try:
-        if not connection.rights.enters:
-            raise NotAllowed(f"access to vhost '{vhost}' refused for user '{user}'")
+        seen = state.of(vhost)
+        limit = state.hosts.limits(vhost).max_connections
+        refused = f"access to vhost '{vhost}' refused for user '{user}'"
+        if 0 <= limit <= host.connections_to(vhost):
+            raise NotAllowed(f"{refused}: connection limit ({limit}) is reached")
+        if not rights.enters:
+            raise NotAllowed(refused)
         host.quotas.connections.enter(connection, user)
     except NotAllowed as error:
-        audited.refused(host.logins.audit, connection, "connection.open", error.summary)
+        audited.refused(host.logins.audit, connection, "connection.open", error.summary, vhost)
         raise
+    connection.seen, connection.rights = seen, rights
     host.entrance.leave(connection)  # who is refused stays there until its socket is closed

@@ -15,6 +15,7 @@ from broker_core.amqp.v0_9_1.connection import AmqpConnection
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.amqp.v0_9_1.states import ConnectionState
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.rights import Rights
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
@@ -39,20 +40,24 @@ class ClientConnection(Protocol):
     """The connection of one client.
 
     ``name``: both addresses. ``address``: of the client. ``user``: "" before the login. ``rights``: what the
-    user may do. ``attached``: what handlers keep as long as the connection lives. ``writable``: the client
+    user may do. ``seen``: the state as its virtual host sees it, and before connection.open as ``/`` does.
+    ``attached``: what handlers keep as long as the connection lives. ``writable``: the client
     reads what it is sent. ``observed``: the server has handlers.
     """
 
     name: str
     address: str
     rights: Rights
+    seen: BrokerState
     attached: dict[Any, Any]
     writable: bool
-    observed: bool
     protocol: AmqpConnection
 
     @property
     def server(self) -> Server: ...
+
+    @property
+    def observed(self) -> bool: ...
 
     @property
     def user(self) -> str: ...

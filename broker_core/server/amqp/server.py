@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.errors import ConnectionForced
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.logins import Logins
@@ -107,7 +108,7 @@ class AmqpServer:
         thread.join()
 
     def users_changed(self) -> None:
-        """Check every connection again; done when this returns."""
+        """Users or virtual hosts. Check every connection again; done when this returns."""
         if self._thread is threading.current_thread():
             self._check_users()
         elif self._thread is not None:
@@ -217,12 +218,21 @@ class AmqpServer:
         for connection in unwritten:
             connection.flush()
 
+    def connections_to(self, vhost: str) -> int:
+        """For any thread: how many have entered a virtual host."""
+        return sum(
+            each.state is ConnectionState.open and each.seen.vhost == vhost
+            for each in tuple(self.connections)
+        )
+
     def _check_users(self) -> None:
         users = self.broker.state.users
         for connection in list(self.connections):
             connection.rights.forget()
             if connection.user and not users.exists(connection.user):
                 connection.fail(0, ConnectionForced(f"user '{connection.user}' was deleted"))
+            elif connection.seen.topology.deleted:
+                connection.fail(0, ConnectionForced(f"vhost '{connection.seen.vhost}' is deleted"))
 
     # -- periodic work ----------------------------------------------------------------------------------
     def _sweep(self) -> None:

@@ -82,7 +82,8 @@ class Session:
     """``handle`` raises ChannelError and ConnectionException: the connection closes the channel, or itself,
     with them.
 
-    ``last_queue``: declared last. ``replies``: the queue of its direct reply-to consumer, "" without one.
+    ``state``: as its virtual host sees it. ``last_queue``: declared last. ``replies``: the queue of its
+    direct reply-to consumer, "" without one.
     ``named``: the name of the open transaction.
     """
 
@@ -91,7 +92,7 @@ class Session:
         self.number = number
         self.broker = server.broker
         self.commits = server.commits
-        self.state = server.broker.state
+        self.state = connection.seen
         self.rights = connection.rights
         self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
@@ -172,9 +173,10 @@ class Session:
         self._backlog.put_back(command)
 
     def submit(self, method: m.Method, work: Work[T], reply: Callable[[T], m.Method | None]) -> None:
-        """Carry out ``work`` and send ``reply(answer)``, if that is a method."""
+        """Carry out ``work`` in this virtual host, and send ``reply(answer)`` if that is a method."""
         self.move(Move.submit)
-        self.commits.submit(work, partial(self._submitted, method, reply), self)
+        there = partial(_there, self.state, work)
+        self.commits.submit(there, partial(self._submitted, method, reply), self)
 
     def _submitted(
         self, method: m.Method, reply: Callable[[T], m.Method | None], answer: T, error: BaseException | None
@@ -299,9 +301,9 @@ class Session:
         self.connection.resume(self)
         channel = self.channel
 
-        def work(state: BrokerState, change: Change, now: int) -> None:
+        def work(_state: BrokerState, change: Change, now: int) -> None:
             change.forgets.extend(channel.close(why, change, now))
-            state.topology.delete_abandoned(change)
+            self.state.topology.delete_abandoned(change)
 
         def ended(_answer: object, _error: BaseException | None) -> None:
             self.commits.wake()
@@ -309,6 +311,11 @@ class Session:
                 then()
 
         self.commits.submit(work, ended, self)
+
+
+def _there(seen: BrokerState, work: Work[T], _state: BrokerState, change: Change, now: int) -> T:
+    seen.topology.require_there()
+    return work(seen, change, now)
 
 
 def as_amqp(error: BaseException) -> TxmqError:

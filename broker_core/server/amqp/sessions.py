@@ -102,11 +102,13 @@ class Sessions:
         left = len(sessions)
         early = False  # the deletion was asked for before all channels were closed
 
-        def work(state: BrokerState, change: Change, _now: int) -> bool:
+        topology = self._connection.seen.topology
+
+        def work(_state: BrokerState, change: Change, _now: int) -> bool:
             if left and not all(session.channel.closed for session in sessions):
                 return False
-            for queue in state.topology.exclusive_queues(self._connection):
-                state.topology.delete_queue(change, queue.name, connection=self._connection)
+            for queue in topology.exclusive_queues(self._connection):
+                topology.delete_queue(change, queue.name, connection=self._connection)
             return True
 
         def deleted(all_closed: bool | None, error: BaseException | None) -> None:

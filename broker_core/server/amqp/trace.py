@@ -18,6 +18,7 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import BasicDeliver, BasicGetOk, BasicPublish
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.topology import Topology
 from broker_core.broker.transaction import Transaction
 from broker_core.errors import LocalProtocolError, RemoteProtocolError
 from broker_core.field_table import Timestamp
@@ -40,6 +41,7 @@ class _Copy(NamedTuple):
     headers: dict[str, Any]
     properties: bytes
     body: bytes
+    topology: Topology
 
 
 class Tracer(Handler):
@@ -56,7 +58,16 @@ class Tracer(Handler):
             key = f"publish.{method.exchange}"
             self._trace(
                 session,
-                _Copy(key, True, method.exchange, method.routing_key, {}, command.properties, command.body),
+                _Copy(
+                    key,
+                    True,
+                    method.exchange,
+                    method.routing_key,
+                    {},
+                    command.properties,
+                    command.body,
+                    session.state.topology,
+                ),
             )
         return command
 
@@ -67,7 +78,14 @@ class Tracer(Handler):
             self._trace(
                 session,
                 _Copy(
-                    key, False, method.exchange, method.routing_key, more, command.properties, command.body
+                    key,
+                    False,
+                    method.exchange,
+                    method.routing_key,
+                    more,
+                    command.properties,
+                    command.body,
+                    session.state.topology,
                 ),
             )
         return command
@@ -75,7 +93,10 @@ class Tracer(Handler):
     def _trace(self, session: Session, copy: _Copy) -> None:
         connection = session.connection
         copy.headers.update(
-            vhost="/", connection=connection.name, channel=session.number, user=connection.user
+            vhost=session.state.vhost,
+            connection=connection.name,
+            channel=session.number,
+            user=connection.user,
         )
         if not self._copies:
             self._server = connection.server
@@ -87,16 +108,21 @@ class Tracer(Handler):
         copies, self._copies = self._copies, []
         server = self._server
         assert server is not None
-        transaction = Transaction(server.broker.limits, 0)
-        transaction.atomic = False
-        with server.broker.look as state:
+        transactions: dict[Topology, Transaction] = {}  # one of each virtual host
+        with server.broker.look:
             for copy in copies:
-                self._publish(state, transaction, copy)
-        if transaction:
-            server.commits.submit(partial(_commit, transaction), _ignore)
+                transaction = transactions.get(copy.topology)
+                if transaction is None:
+                    transaction = transactions[copy.topology] = Transaction(server.broker.limits, 0)
+                    transaction.atomic = False
+                self._publish(transaction, copy)
+        for transaction in transactions.values():
+            if transaction:
+                server.commits.submit(partial(_commit, transaction), _ignore)
 
-    def _publish(self, state: BrokerState, transaction: Transaction, copy: _Copy) -> None:
-        trace, source = state.topology.exchanges.get(EXCHANGE), state.topology.exchanges.get(copy.exchange)
+    def _publish(self, transaction: Transaction, copy: _Copy) -> None:
+        exchanges = copy.topology.exchanges
+        trace, source = exchanges.get(EXCHANGE), exchanges.get(copy.exchange)
         queues = trace.route(copy.routing_key, b"") if trace is not None else ()
         if not queues or source is None:
             return

@@ -104,16 +104,17 @@ def asked(xid: str, state: BrokerState, _change: Change, _now_us: int) -> Answer
 
 
 def decide(verb: Decision, xid: str, state: BrokerState, change: Change, now_us: int) -> int:
-    """Commit or roll back what is prepared; twice is fine. How much was dropped with its queues.
+    """Commit or roll back what is prepared in the virtual host of ``state``; twice is fine. How much was
+    dropped with its queues.
 
     Raises UnknownTransaction, TransactionState.
     """
     dropped = 0
     match verb:
         case "commit":
-            dropped = state.prepared.commit(change, xid, now_us).dropped
+            dropped = state.prepared.commit(change, xid, now_us, state.vhost).dropped
         case "rollback":
-            state.prepared.rollback(change, xid, now_us)
+            state.prepared.rollback(change, xid, now_us, state.vhost)
         case _:
             assert_never(verb)
     return dropped

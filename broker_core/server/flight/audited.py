@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from broker_core.broker.virtual_hosts import LIMITS
 from broker_core.errors import TxmqError
 from broker_core.flight import contract
 from broker_core.server.access.audit import Audit
@@ -31,12 +32,19 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.set_password": ("name",),
     "admin.set_tags": ("name", "tags"),
     "admin.delete_user": ("name",),
-    "admin.set_permissions": ("user", "configure", "write", "read"),
-    "admin.clear_permissions": ("user",),
-    "admin.set_topic_permissions": ("user", "exchange", "write", "read"),
-    "admin.clear_topic_permissions": ("user", "exchange"),
+    "admin.set_permissions": ("user", "vhost", "configure", "write", "read"),
+    "admin.clear_permissions": ("user", "vhost"),
+    "admin.set_topic_permissions": ("user", "vhost", "exchange", "write", "read"),
+    "admin.clear_topic_permissions": ("user", "vhost", "exchange"),
+    "admin.add_vhost": ("name", *LIMITS),
+    "admin.limit_vhost": ("name", *LIMITS),
+    "admin.delete_vhost": ("name",),
 }
-assert {f"admin.{word}" for word in contract.ACCOUNTS} - set(WRITTEN) == {"admin.users", "admin.permissions"}
+assert {f"admin.{word}" for word in contract.ACCOUNTS} - set(WRITTEN) == {
+    "admin.users",
+    "admin.permissions",
+    "admin.vhosts",
+}
 
 
 def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, Any]) -> None:
@@ -44,8 +52,14 @@ def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, Any
     if names is None or given.get("passive"):
         return
     what = {("of" if name == "user" else name): given[name] for name in names if name in given}
-    audit.say(call, caller.identity.user, caller.address, door="flight", **what)
+    audit.say(call, caller.identity.user, caller.address, door="flight", **_where(caller, call), **what)
 
 
 def refused(audit: Audit, caller: Caller, call: str, error: TxmqError) -> None:
-    audit.say("refused", caller.identity.user, caller.address, door="flight", asked=call, why=error.summary)
+    what = {"door": "flight", "vhost": caller.state.vhost, "asked": call, "why": error.summary}
+    audit.say("refused", caller.identity.user, caller.address, **what)
+
+
+def _where(caller: Caller, call: str) -> dict[str, str]:
+    """The virtual host of the caller, but for calls that are about the broker, or name one."""
+    return {} if call.removeprefix("admin.") in contract.ACCOUNTS else {"vhost": caller.state.vhost}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from broker_core.broker.broker import BrokerState
 from broker_core.broker.rights import Rights
 from broker_core.broker.users import ADMINISTRATOR, MONITORING
 from broker_core.errors import AccessRefused
@@ -16,18 +17,22 @@ from broker_core.server.access.identity import Identity
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Every method raises AccessRefused. ``address``: of the client, without its port."""
+    """Every method raises AccessRefused. ``address``: of the client, without its port. ``state``: as the
+    virtual host of the call sees it.
+    """
 
     identity: Identity
     rights: Rights
     address: str
+    state: BrokerState
 
     @property
     def administers(self) -> bool:
         return self.identity.owner or ADMINISTRATOR in self.identity.tags
 
     def enter(self) -> None:
-        """Needs any permission in the virtual host, or a tag."""
+        """Needs any permission in the virtual host, or a tag. Raises NotAllowed once that is deleted."""
+        self.state.topology.require_there()
         if not self.rights.enters and not self.identity.tags and not self.identity.owner:
             raise AccessRefused(
                 f"access to vhost '{self.rights.vhost}' refused for user '{self.identity.user}'",

@@ -74,7 +74,7 @@ class Channels:
         is gone.
         """
         held = self._held.get(call.channel)
-        if held is not None and held.caller.identity.user != caller.identity.user:
+        if held is not None and _who(held.caller) != _who(caller):
             raise errors.AccessRefused(
                 f"access to channel {call.channel} refused for user '{caller.identity.user}'"
             )
@@ -139,7 +139,7 @@ class Channels:
                 raise errors.RemoteProtocolError(f"channel {channel_id} has ended; open another one")
             if channel_id not in self._held:
                 self._quota.enter(channel_id, caller.identity.user)
-                self._held[channel_id] = _Held(self._broker.channel(), now, caller)
+                self._held[channel_id] = _Held(self._broker.channel(vhost=caller.state.vhost), now, caller)
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="channel-leases", daemon=True)
                 self._watcher.start()
@@ -170,17 +170,22 @@ class Channels:
                     self._end(channel_id)
 
     def end_deleted(self) -> None:
-        """Ends the channels of users who are deleted."""
+        """Ends the channels of users, and of virtual hosts, that are deleted."""
         users = self._broker.state.users
         for channel_id, held in list(self._held.items()):
             who = held.caller.identity
-            if not who.owner and not users.exists(who.user):
+            gone = held.caller.state.topology.deleted
+            if gone or (not who.owner and not users.exists(who.user)):
                 self._end(channel_id)
 
     def close(self) -> None:
         self._closed.set()
         for channel_id in list(self._held):
             self._end(channel_id)
+
+
+def _who(caller: Caller) -> tuple[str, str]:
+    return caller.identity.user, caller.state.vhost
 
 
 def _gone(channel_id: str) -> errors.ConnectionFailed:

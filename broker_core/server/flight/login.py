@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow.flight
 
-from broker_core.errors import LoginRefused
+from broker_core.address import VHOST
+from broker_core.errors import LoginRefused, RemoteProtocolError
 from broker_core.flight import authorization
 from broker_core.server.access.identity import Authenticator, Identity
 
@@ -22,15 +24,16 @@ class ReadHeader(pyarrow.flight.ServerMiddlewareFactory):  # type: ignore[misc] 
     """Keeps the header of each call: only the call itself knows the address of its client."""
 
     def start_call(self, _info: Any, headers: dict[str, list[str]]) -> Header:
-        return Header(headers.get(authorization.HEADER, []))
+        return Header(headers.get(authorization.HEADER, []), headers.get(authorization.VHOST_HEADER, []))
 
 
 class Header(pyarrow.flight.ServerMiddleware):  # type: ignore[misc]
-    """The ``authorization`` headers of one call."""
+    """The ``authorization`` headers of one call, and those that name its virtual host."""
 
-    def __init__(self, values: list[str]) -> None:
+    def __init__(self, values: list[str], vhosts: list[str]) -> None:
         super().__init__()
         self.values = values
+        self.vhosts = vhosts
 
 
 def identity(context: Any, authenticator: Authenticator, address: str) -> Identity:
@@ -46,6 +49,21 @@ def identity(context: Any, authenticator: Authenticator, address: str) -> Identi
             return authenticator.basic(user, password, address)
         case authorization.Bearer(token):
             return authenticator.bearer(token, address)
+
+
+def asked_vhost(context: Any) -> str:
+    """The virtual host of a call; ``/`` if it names none. Raises RemoteProtocolError."""
+    header = context.get_middleware(MIDDLEWARE)
+    values = [] if header is None else header.vhosts
+    if not values:
+        return VHOST
+    try:
+        (value,) = values
+        return unquote(value, errors="strict")
+    except ValueError:
+        raise RemoteProtocolError(
+            f"the header {authorization.VHOST_HEADER!r} of a call must be one percent-encoded name"
+        ) from None
 
 
 def peer_address(peer: str) -> str:

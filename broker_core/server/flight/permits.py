@@ -1,4 +1,4 @@
-"""Which permission each Flight call needs. A call without an entry here is refused.
+"""Which permission each Flight call needs in its virtual host. A call without an entry here is refused.
 
 =============================================================  ===========================================
 calls                                                          need
@@ -16,7 +16,7 @@ skip, release, apps, attempts                                  the tag administr
 ``channel``                                                    as AMQP (``broker/permits.py``)
 ``admin``: queues, prepared, commit, rollback                  the tag administrator or monitoring
 committed, outcome, call_took_place                            any permission, and the name
-give_up, users and permissions                                 the tag administrator
+give_up, users, permissions, virtual hosts                     the tag administrator
 =============================================================  ===========================================
 
 An app id belongs to the user who first used it; an administrator may use each, without becoming its user.
@@ -32,7 +32,8 @@ from broker_core.broker import permits
 from broker_core.engine import BranchHeader, ReadTicket
 from broker_core.flight import contract
 from broker_core.micro_batch import overview
-from broker_core.node.engine import EmbeddedEngine
+from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.audit import Audit
 from broker_core.server.flight import audited
@@ -112,14 +113,14 @@ ADMIN: dict[str, Check] = {
     "outcome": _enter,
     "call_took_place": _enter,
     "give_up": _administer("the data directory"),
-    **dict.fromkeys(contract.ACCOUNTS, _administer("users and permissions")),
+    **dict.fromkeys(contract.ACCOUNTS, _administer("users, permissions and virtual hosts")),
 }
 
 
 def _declare_exchange(permits_: Permits, caller: Caller, given: Arguments) -> None:
     permits.declare_exchange(
         caller.rights,
-        permits_.topology,
+        caller.state.topology,
         given["exchange"],
         given.get("type", "direct"),
         given.get("arguments") or {},
@@ -129,17 +130,17 @@ def _declare_exchange(permits_: Permits, caller: Caller, given: Arguments) -> No
 def _declare_queue(permits_: Permits, caller: Caller, given: Arguments) -> None:
     if not given.get("passive", False):
         queue = given.get("queue") or GENERATED
-        permits.declare_queue(caller.rights, permits_.topology, queue, given.get("arguments") or {})
+        permits.declare_queue(caller.rights, caller.state.topology, queue, given.get("arguments") or {})
 
 
 def _bind(permits_: Permits, caller: Caller, given: Arguments) -> None:
     queue, exchange = given["queue"], given["exchange"]
-    permits.bind(caller.rights, permits_.topology, "queue", queue, exchange, given.get("routing_key", ""))
+    permits.bind(caller.rights, caller.state.topology, "queue", queue, exchange, given.get("routing_key", ""))
 
 
 def _publish(permits_: Permits, caller: Caller, given: Arguments) -> None:
     exchange, routing_key = given.get("exchange", ""), given.get("routing_key", "")
-    permits.publish(caller.rights, permits_.topology, exchange, routing_key)
+    permits.publish(caller.rights, caller.state.topology, exchange, routing_key)
 
 
 def _publish_all(permits_: Permits, caller: Caller, given: Arguments) -> None:
@@ -184,11 +185,10 @@ class Permits:
     AccessRefused.
     """
 
-    def __init__(self, engine: EmbeddedEngine, broker: LocalBroker, audit: Audit) -> None:
+    def __init__(self, engines: HostEngines, broker: LocalBroker, audit: Audit) -> None:
         self._audit = audit
-        self._engine = engine
+        self._engines = engines
         self._broker = broker
-        self.topology = broker.state.topology
 
     def check(self, calls: Mapping[str, Check], word: str, caller: Caller, given: Arguments) -> None:
         """Before ``word`` is carried out with these arguments, which are checked."""
@@ -211,7 +211,7 @@ class Permits:
         caller.enter()
         for branch in branches:
             with self._broker.look:
-                app_id = overview.app_of_branch(self._engine.batches, branch)
+                app_id = overview.app_of_branch(self._batches(caller), branch)
             if app_id:
                 self.use_app(caller, app_id)
 
@@ -227,16 +227,19 @@ class Permits:
         if caller.administers:
             return
         with self._broker.look:
-            app_id = overview.app_of_token(self._engine.batches, token)
+            app_id = overview.app_of_token(self._batches(caller), token)
         if app_id:
             self.use_app(caller, app_id)
 
+    def _batches(self, caller: Caller) -> MicroBatches:
+        return self._engines.of(caller.state.vhost).batches
+
     def use_app(self, caller: Caller, app_id: str) -> None:
         caller.enter()
-        user = caller.identity.user
+        user, vhost = caller.identity.user, caller.state.vhost
         if caller.administers:
             return
         users = self._broker.state.users
-        if users.uses_app(app_id, user):
+        if users.uses_app(app_id, user, vhost):
             return
-        self._broker.run(lambda state, change, _now: state.users.use_app(change, app_id, user))
+        self._broker.run(lambda state, change, _now: state.users.use_app(change, app_id, user, vhost))

@@ -13,29 +13,34 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight
 
 from broker_core import errors, failpoint
+from broker_core.address import VHOST
 from broker_core.engine import BranchHeader, Engine, ReadTicket
 from broker_core.flight import contract
 from broker_core.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
+from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
+from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.flight import audited, permits
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import Channels
 from broker_core.server.flight.listener import FlightListener, close_all
-from broker_core.server.flight.login import identity, peer_address
+from broker_core.server.flight.login import asked_vhost, identity, peer_address
 from broker_core.server.flight.permits import Permits
 from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
 
+OF_HOST = ("queues", "prepared", "commit", "rollback")  # words that are of the caller's virtual host
 GRACE_S = 5.0  # for calls in progress when the server ends
 
 
@@ -44,21 +49,22 @@ class FlightServer:
 
     def __init__(
         self,
-        engine: EmbeddedEngine,
+        engines: HostEngines,
         broker: LocalBroker,
         hello: contract.Hello,
         logins: Logins,
         accounts: Accounts,
+        vhosts: Vhosts,
         quotas: Quotas | None = None,
     ) -> None:
         self.failed = threading.Event()
         self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
         self.given_up = threading.Event()
-        self._engine = engine
+        self._engines = engines
         self._broker = broker
         self._hello = hello
         self._logins = logins
-        self._permits = Permits(engine, broker, logins.audit)
+        self._permits = Permits(engines, broker, logins.audit)
         quotas = quotas or Quotas()
         self._part_bytes = quotas.part_bytes
         self._calls = Calls(quotas.calls)
@@ -73,7 +79,7 @@ class FlightServer:
             "give_up": self._give_up,
             "commit": broker.commit,
             "rollback": broker.rollback,
-            **{word: getattr(accounts, word) for word in contract.ACCOUNTS},
+            **{word: getattr(vhosts if "vhost" in word else accounts, word) for word in contract.ACCOUNTS},
         }
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []
@@ -106,17 +112,23 @@ class FlightServer:
             failpoint.here(f"server.reply.{word}")
             return answer
 
-    def _caller(self, context: Any) -> Caller:
-        """Raises LoginRefused."""
+    def _caller(self, context: Any, name: str) -> Caller:
+        """Raises LoginRefused, NotAllowed (no such virtual host; a client says hello before that)."""
         address = peer_address(context.peer())
         who = identity(context, self._logins, address)
-        return Caller(who, self._logins.rights(who), address)
+        vhost = VHOST if name == "hello" else asked_vhost(context)
+        state = self._broker.state.of(vhost)
+        return Caller(who, self._logins.rights(who, vhost), address, state)
+
+    def _engine(self, caller: Caller) -> EmbeddedEngine:
+        return self._engines.of(caller.state.vhost)
 
     def _answer(self, caller: Caller, kind: str, word: str, body: pa.Buffer) -> list[Any]:
         if kind == "engine" and word in contract.METHODS:
             arguments = contract.decode_arguments(word, getattr(Engine, word), body)
             self._permits.check(permits.ENGINE, word, caller, arguments)
-            function = self._wait if word == "wait" else getattr(self._engine, word)
+            engine = self._engine(caller)
+            function = partial(_wait, engine, self._stopping) if word == "wait" else getattr(engine, word)
             answer = contract.encode(function(**arguments))
             self._permits.carried_out(caller, f"engine.{word}", arguments)
             return [answer]
@@ -143,25 +155,16 @@ class FlightServer:
             f"unknown action {kind}.{word}; client and broker are of different versions"
         )
 
-    def _wait(self, queues: Sequence[str], ends: dict[str, int], timeout_s: float) -> bool:
-        deadline = time.monotonic() + min(timeout_s, contract.WAIT_S)
-        while not self._stopping.is_set():
-            left = deadline - time.monotonic()
-            if self._engine.wait(queues, ends, max(min(left, 0.5), 0.0)):
-                return True
-            if left <= 0.5:
-                return False
-        return False
-
     def _read(self, caller: Caller, ticket: ReadTicket) -> list[Any]:
         self._permits.read(caller, ticket)
-        plan = self._engine.open_read(ticket)
+        engine = self._engine(caller)
+        plan = engine.open_read(ticket)
         answer: list[Any] = [contract.encode(plan)]
         if plan.rows > contract.SMALL_READ_ROWS:
             return answer
         batches: list[pa.RecordBatch] = []
         size = 0
-        for batch in self._engine.read_plan(plan, ticket):
+        for batch in engine.read_plan(plan, ticket):
             batches.append(batch)
             size += batch.nbytes
             if size > contract.SMALL_READ_BYTES:
@@ -176,6 +179,8 @@ class FlightServer:
         function = self._words[word]
         arguments = contract.decode_arguments(f"admin.{word}", function, body)
         self._permits.check(permits.ADMIN, word, caller, arguments)
+        if word in OF_HOST:
+            arguments["vhost"] = caller.state.vhost
         answer = function(**arguments)
         self._permits.carried_out(caller, f"admin.{word}", arguments)
         return answer
@@ -202,19 +207,19 @@ class FlightServer:
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
             if request.branches is not None:
                 self._permits.read_branches(caller, request.branches)
-                rows = self._engine.read_branches(request.branches)
+                rows = self._engine(caller).read_branches(request.branches)
                 first = next(rows, None)
                 schema = first.schema if first is not None else pa.schema([])
                 return pyarrow.flight.GeneratorStream(schema, self._stream(_chain(first, rows), caller))
             if request.browse is not None:
                 caller.read({log for log, _, _ in request.browse})
                 return pyarrow.flight.GeneratorStream(
-                    READ_SCHEMA, self._stream(self._engine.browse(request.browse), caller)
+                    READ_SCHEMA, self._stream(self._engine(caller).browse(request.browse), caller)
                 )
             if request.read is not None:
                 self._permits.read(caller, request.read)
                 return pyarrow.flight.GeneratorStream(
-                    READ_SCHEMA, self._stream(self._engine.read(request.read), caller)
+                    READ_SCHEMA, self._stream(self._engine(caller).read(request.read), caller)
                 )
             raise errors.RemoteProtocolError(
                 "a ticket names nothing to read; client and broker are of different versions"
@@ -246,13 +251,13 @@ class FlightServer:
         self._permits.stage(caller, part.header)
         failpoint.here("server.stage.part")
         with self._part_bytes.within(caller.identity.user, batch.nbytes):
-            rows, checksum = self._engine.stage_part(part.header, part.part, batch, caller.rights)
+            rows, checksum = self._engine(caller).stage_part(part.header, part.part, batch, caller.rights)
         return contract.PartReceipt(part.part, rows, checksum)
 
     def _stage_file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
         self._permits.stage(caller, given.header)
         failpoint.here("server.stage.file")
-        staged = self._engine.stage_file(given.header, given.part, given.file, caller.rights)
+        staged = self._engine(caller).stage_file(given.header, given.part, given.file, caller.rights)
         return [
             contract.PartReceipt(part, rows, checksum)
             for part, (rows, checksum) in enumerate(staged, given.part)
@@ -265,7 +270,7 @@ class FlightServer:
         """Count the call, and send an error as its text. Its caller is known, or that of ``context``."""
         try:
             with self._calls.counted():
-                caller = caller or self._caller(context)
+                caller = caller or self._caller(context, name)
                 with self._calls.limited(name, caller.identity.user):
                     yield caller
         except pyarrow.flight.FlightError:
@@ -283,6 +288,23 @@ class FlightServer:
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             raise pyarrow.flight.FlightServerError(contract.error_text(error)) from error
+
+
+def _wait(
+    engine: EmbeddedEngine,
+    stopping: threading.Event,
+    queues: Sequence[str],
+    ends: dict[str, int],
+    timeout_s: float,
+) -> bool:
+    deadline = time.monotonic() + min(timeout_s, contract.WAIT_S)
+    while not stopping.is_set():
+        left = deadline - time.monotonic()
+        if engine.wait(queues, ends, max(min(left, 0.5), 0.0)):
+            return True
+        if left <= 0.5:
+            return False
+    return False
 
 
 def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

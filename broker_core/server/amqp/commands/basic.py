@@ -50,11 +50,11 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     else:
         queues = source.known(routing_key)
     if queues is None or copies:
-        with session.look as state:
-            queues = state.topology.route(name, routing_key, properties)
+        with session.look:
+            queues = session.state.topology.route(name, routing_key, properties)
             keys, delivered = carbon_copies(properties)
             if keys:
-                queues = state.topology.route_all(name, (routing_key, *keys), properties)
+                queues = session.state.topology.route_all(name, (routing_key, *keys), properties)
             properties = delivered
     channel = session.channel
     if channel.transactional:

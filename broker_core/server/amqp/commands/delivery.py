@@ -50,10 +50,12 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
         return
     if tag not in session.channel.consumers:  # else it is refused for that
         permits.read_queue(session.rights, name)
-    priority = _consume_priority(name, dict(method.arguments))
-    with session.look as state:
-        queue = state.topology.usable(name, session.connection)
-        state.topology.touch(queue, session.clock())
+    topology = session.state.topology
+    priority = _consume_priority(name, dict(method.arguments), topology.vhost)
+    with session.look:
+        topology.require_there()
+        queue = topology.usable(name, session.connection)
+        topology.touch(queue, session.clock())
         consumer = session.channel.consume(
             queue,
             tag,
@@ -71,12 +73,12 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
     session.commits.wake()
 
 
-def _consume_priority(queue: str, arguments: dict[str, Any]) -> int:
+def _consume_priority(queue: str, arguments: dict[str, Any], vhost: str) -> int:
     for name in arguments:
         if name.startswith("x-") and name not in _CONSUME_ARGUMENTS:
             advice = f"txmq knows {', '.join(_CONSUME_ARGUMENTS)}"
             raise PreconditionFailed(f"unknown argument '{name}' of a consumer", advice)
-    return consumer_priority(queue, arguments)
+    return consumer_priority(queue, arguments, vhost)
 
 
 @command
@@ -85,10 +87,10 @@ def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
         return
     tag = method.consumer_tag
     reply = None if method.nowait else m.BasicCancelOk(tag)
-    with session.look as state:
+    with session.look:
         consumer = session.channel.cancel(tag)
         if consumer is not None:
-            state.topology.touch(consumer.queue, session.clock())
+            session.state.topology.touch(consumer.queue, session.clock())
             if consumer.queue.replies:
                 session.replies = ""
     if consumer is not None and consumer.queue.auto_delete:
@@ -111,7 +113,7 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
         return
     channel = session.channel
     if session.state.agenda.runnable:
-        session.commits.dispatch(name)  # consumers come before a get
+        session.commits.dispatch(session.state.topology.queues.get(name))  # consumers come before a get
 
     def take(state: BrokerState, now: int) -> Taken:
         queue = state.topology.usable(name, session.connection)
@@ -137,8 +139,8 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
             _give(session, method, taken.delivery, taken.ready)
 
     try:
-        with session.look as state:
-            taken = take(state, session.clock())
+        with session.look:
+            taken = take(session.state, session.clock())
     except NotLoaded:
         session.submit(method, take_or_expire, answer)
         return

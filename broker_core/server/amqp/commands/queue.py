@@ -100,7 +100,7 @@ def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
     permits.read_queue(session.rights, name)
 
     def work(state: BrokerState, change: Change, _now: int) -> int:
-        return state.messages.purge(change, name, session.connection)
+        return state.messages.purge(change, state.topology.purgeable(name, session.connection))
 
     session.submit(method, work, lambda count: None if method.nowait else m.QueuePurgeOk(count))
 

@@ -75,14 +75,17 @@ def _buried(
 def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
     named, then = session.named, partial(_committed, session, method)
     if named.prepare:
-        session.commits.submit(partial(_prepare, transaction, named.prepare), then, session)
+        prepare = partial(_prepare, transaction, named.prepare, session.state.vhost)
+        session.commits.submit(prepare, then, session)
     else:
         transaction.xid = named.token
         session.commits.submit(partial(commit_transaction, transaction), then, session)
 
 
-def _prepare(transaction: Transaction, xid: str, state: BrokerState, change: Change, now: int) -> None:
-    state.prepared.prepare(change, transaction, xid, now)
+def _prepare(
+    transaction: Transaction, xid: str, vhost: str, state: BrokerState, change: Change, now: int
+) -> None:
+    state.prepared.prepare(change, transaction, xid, now, vhost)
 
 
 def _committed(

@@ -1,0 +1,69 @@
+"""What a virtual host refuses, with RabbitMQ's codes and texts. Not here: when (``topology.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from broker_core.broker.queue import REPLIES, Queue
+from broker_core.errors import (
+    AccessRefused,
+    ExchangeNotFound,
+    NotAllowed,
+    PreconditionFailed,
+    QueueNotFound,
+    ResourceLocked,
+)
+
+
+def no_vhost(name: str) -> NotAllowed:
+    return NotAllowed(f"vhost {name} not found", "txmq vhosts list names those that exist, and add makes one")
+
+
+def no_queue(name: str, vhost: str) -> QueueNotFound:
+    return QueueNotFound(f"no queue '{name}' in vhost '{vhost}'", "declare it first")
+
+
+def no_exchange(name: str, vhost: str) -> ExchangeNotFound:
+    return ExchangeNotFound(f"no exchange '{name}' in vhost '{vhost}'", "declare it first")
+
+
+def default_exchange() -> AccessRefused:
+    return AccessRefused("operation not permitted on the default exchange")
+
+
+def system_exchange(name: str, vhost: str) -> AccessRefused:
+    return AccessRefused(
+        f"deletion of system exchange '{name}' in vhost '{vhost}' not allowed", "it is part of the broker"
+    )
+
+
+def check_room(queues: Collection[Queue], name: str, vhost: str, limit: int) -> None:
+    """Raises PreconditionFailed if ``queues`` of a virtual host are as many as its limit; -1: none."""
+    if limit < 0 or limit > len(queues) or name.startswith(REPLIES):
+        return
+    if sum(not queue.replies for queue in queues) >= limit:
+        raise PreconditionFailed(
+            f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached",
+            "delete a queue, or raise the limit with txmq vhosts limit",
+        )
+
+
+def owned(queue: Queue) -> ResourceLocked:
+    return ResourceLocked(
+        f"queue '{queue.name}' belongs to app '{queue.owner}'",
+        f"only its stream consumes it; `txmq release {queue.owner} {queue.name}` takes it from a pipeline "
+        "that will not come back",
+    )
+
+
+def locked(queue: Queue) -> ResourceLocked:
+    return ResourceLocked(
+        f"cannot obtain exclusive access to locked {queue.full_name}. It could be originally declared on "
+        "another connection or the exclusive property value does not match that of the original declaration."
+    )
+
+
+def check_exclusive(queue: Queue, connection: object) -> None:
+    """Raises ResourceLocked."""
+    if queue.exclusive and queue.connection is not connection:
+        raise locked(queue)

@@ -1,0 +1,67 @@
+"""The engines of a broker: one for each virtual host.
+
+Invariant: a virtual host that is made again after it was deleted has another engine, without apps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from broker_core.address import VHOST
+from broker_core.arrow.part_file import PartFile
+from broker_core.broker.change import Change
+from broker_core.micro_batch.branch import StagedLimits
+from broker_core.node.engine import Adopt, EmbeddedEngine
+from broker_core.node.local import LocalBroker
+
+
+class HostEngines:
+    """Thread-safe. ``default`` is that of ``/``."""
+
+    def __init__(
+        self,
+        local: LocalBroker,
+        adopt: Callable[[PartFile], Adopt] | None = None,
+        *,
+        identity: str = "",
+        staged: StagedLimits | None = None,
+    ) -> None:
+        self._local = local
+        self._adopt = adopt
+        self._identity = identity
+        self._staged = staged
+        self._lock = threading.Lock()
+        self._engines: dict[str, EmbeddedEngine] = {}
+        for vhost in local.state.hosts.by_name:
+            self._engines[vhost] = self._made(vhost)
+        self.default = self._engines[VHOST]
+
+    def _made(self, vhost: str) -> EmbeddedEngine:
+        return EmbeddedEngine(
+            self._local, self._adopt, identity=self._identity, staged=self._staged, vhost=vhost
+        )
+
+    def of(self, vhost: str) -> EmbeddedEngine:
+        """Raises NotAllowed: there is no such virtual host."""
+        topology = self._local.state.hosts.get(vhost)
+        found = self._engines.get(vhost)
+        if found is not None and found.state.topology is topology:
+            return found
+        with self._lock:
+            found = self._engines.get(vhost)
+            if found is None or found.state.topology is not topology:
+                found = self._engines[vhost] = self._made(vhost)
+            return found
+
+    def forget(self, change: Change, vhost: str) -> None:
+        """Drops the records of the micro-batches of a virtual host, in the work that deletes it."""
+        self.of(vhost).batches.forget(change)
+
+    def deleted(self, vhost: str) -> None:
+        """The work is durable."""
+        with self._lock:
+            found = self._engines.get(vhost)
+            if found is not None and found.state.topology.deleted:
+                del self._engines[vhost]
+                found.retire()

@@ -1,0 +1,109 @@
+"""Virtual hosts, as an operator adds, lists, limits and deletes them.
+
+Not here: the rules (``broker/virtual_hosts.py``).
+Invariant: a change is durable, and every door has heard of it, when the call returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker_core.admin import VhostInfo
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.virtual_hosts import LIMITS, NO_LIMIT
+from broker_core.node.host_engines import HostEngines
+from broker_core.node.local import LocalBroker
+from broker_core.server.access.audit import Audit
+
+
+class Vhosts:
+    """``changed``: called after one is deleted. ``audit``: None where the caller writes the log.
+    ``connections``: how many AMQP connections one has.
+    """
+
+    def __init__(
+        self,
+        broker: LocalBroker,
+        engines: HostEngines,
+        changed: list[Callable[[], None]] | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        self._broker = broker
+        self._engines = engines
+        self._audit = audit
+        self._changed = [] if changed is None else changed
+        self.connections: Callable[[str], int] = lambda _vhost: 0
+
+    def unaudited(self) -> Vhosts:
+        """For a caller who writes the log."""
+        return Vhosts(self._broker, self._engines, self._changed)
+
+    def vhosts(self) -> list[VhostInfo]:
+        with self._broker.look as state:
+            found = [
+                VhostInfo(
+                    name,
+                    sum(not queue.replies for queue in topology.queues.values()),
+                    self.connections(name),
+                    sum(queue.messages for queue in topology.queues.values()),
+                    *(_shown(getattr(state.hosts.limits(name), limit)) for limit in LIMITS),
+                )
+                for name, topology in state.hosts.by_name.items()
+            ]
+        return sorted(found, key=lambda each: each.name)
+
+    def add_vhost(
+        self,
+        name: str,
+        max_queues: int | None = None,
+        max_connections: int | None = None,
+        max_messages: int | None = None,
+    ) -> None:
+        """``max_*`` None: no limit. Raises OptionError."""
+        limits = [
+            NO_LIMIT if limit is None else limit for limit in (max_queues, max_connections, max_messages)
+        ]
+        self._broker.run(lambda state, change, _now: state.hosts.add(change, name, *limits))
+        self._say("add_vhost", name=name, **dict(zip(LIMITS, limits, strict=True)))
+
+    def limit_vhost(
+        self,
+        name: str,
+        max_queues: int | None = None,
+        max_connections: int | None = None,
+        max_messages: int | None = None,
+    ) -> None:
+        """Changes the limits that are given; -1: none. What is over a new limit stays. Raises OptionError."""
+        given = {"max_queues": max_queues, "max_connections": max_connections, "max_messages": max_messages}
+        limits = {limit: value for limit, value in given.items() if value is not None}
+        self._broker.run(lambda state, change, _now: state.hosts.limit(change, name, limits))
+        self._say("limit_vhost", name=name, **limits)
+
+    def delete_vhost(self, name: str) -> None:
+        """Deletes it with its queues, exchanges, permissions and apps, rolls back what is prepared there, and
+        closes its connections. Raises OptionError.
+        """
+
+        def work(state: BrokerState, change: Change, now: int) -> None:
+            state.hosts.require_deletable(name)
+            for xid in [xid for xid, vhost in state.prepared.vhosts.items() if vhost == name]:
+                state.prepared.rollback(change, xid, now)
+            self._engines.forget(change, name)
+            state.users.forget_host(change, name)
+            state.hosts.delete(change, name)
+
+        self._broker.run(work)
+        self._say("delete_vhost", name=name)
+        self._engines.deleted(name)
+        for told in self._changed:
+            told()
+        self._broker.notify_consumers()
+
+    def _say(self, word: str, **what: object) -> None:
+        if self._audit is not None:
+            self._audit.say(f"admin.{word}", "", "", door="process", **what)
+
+
+def _shown(limit: int) -> int | None:
+    return None if limit == NO_LIMIT else limit
