@@ -20,6 +20,7 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from broker_core import failpoint
+from connector.delta import jvm
 from connector.delta.commits import remembered, require_held, retried
 from connector.delta.log import version_in_checksum
 from connector.delta.resolve import digest, log_at
@@ -27,6 +28,8 @@ from connector.delta.staged_files import StagedFiles
 from connector.delta.table_files import TableFiles
 from connector.once import Once
 from connector.table import Table
+
+_METRICS = "org.apache.spark.sql.execution.metric.SQLMetrics"
 
 
 def add(
@@ -93,8 +96,7 @@ def add(
 
 def started(spark: SparkSession, table: Table) -> JavaObject:
     """A transaction of Delta on the table as it is now."""
-    jvm: Any = spark._jvm
-    nothing = jvm.scala.Option.empty()
+    nothing = jvm.nothing(spark)
     return log_at(spark, table.location).startTransaction(nothing, nothing)
 
 
@@ -119,21 +121,25 @@ def _commit(
     options: Mapping[str, str],
 ) -> None:
     """Commits what ``DataFrameWriter`` would: the same operation, metrics and hooks."""
-    jvm: Any = spark._jvm
-    classes, option = jvm.org.apache.spark.sql.delta, jvm.scala.Option
-    python, nothing = jvm.org.apache.spark.api.python.PythonUtils, jvm.scala.Option.empty()
+
+    def seq(values: list[Any]) -> JavaObject:
+        return jvm.call(spark, jvm.PYTHON, "toSeq", values)
+
+    nothing = jvm.nothing(spark)
     now = int(transaction.deltaLog().clock().getTimeMillis())
     lines = [json.dumps({"txn": {"appId": once.txn_app_id, "version": once.sequence, "lastUpdated": now}})]
     lines += [line for each in staged for line in each.adds]
     merges = any(name.lower() == "mergeschema" and value.lower() == "true" for name, value in options.items())
-    operation = getattr(classes, "DeltaOperations$Write")(
-        jvm.org.apache.spark.sql.SaveMode.Append,
-        option.apply(python.toSeq([])),  # partitionBy
+    operation = jvm.new(
+        spark,
+        f"{jvm.DELTA}.DeltaOperations$Write",
+        jvm.field(spark, "org.apache.spark.sql.SaveMode", "Append"),
+        jvm.some(spark, seq([])),  # partitionBy
         nothing,  # predicate
-        option.apply(once.metadata),
+        jvm.some(spark, once.metadata),
         nothing,  # isDynamicPartitionOverwrite
         nothing,  # canOverwriteSchema
-        option.apply(True) if merges else nothing,
+        jvm.some(spark, True) if merges else nothing,
         nothing,  # replaceOn
         nothing,  # replaceUsing
     )
@@ -144,10 +150,9 @@ def _commit(
     }
     metrics = {}
     for name, figure in figures.items():
-        metrics[name] = jvm.org.apache.spark.sql.execution.metric.SQLMetrics.createMetric(
-            spark._jsc.sc(), name
-        )
+        metrics[name] = jvm.call(spark, _METRICS, "createMetric", spark._jsc.sc(), name)
         metrics[name].set(figure)
-    transaction.registerSQLMetrics(spark._jsparkSession, python.toScalaMap(metrics))
-    transaction.registerPostCommitHook(getattr(getattr(classes.hooks, "AutoCompact$"), "MODULE$"))
-    transaction.commit(python.toSeq([classes.actions.Action.fromJson(line) for line in lines]), operation)
+    transaction.registerSQLMetrics(spark._jsparkSession, jvm.call(spark, jvm.PYTHON, "toScalaMap", metrics))
+    transaction.registerPostCommitHook(jvm.field(spark, f"{jvm.DELTA}.hooks.AutoCompact$", "MODULE$"))
+    actions = [jvm.call(spark, f"{jvm.DELTA}.actions.Action", "fromJson", line) for line in lines]
+    transaction.commit(seq(actions), operation)

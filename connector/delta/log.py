@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
+from connector.delta import jvm
 from connector.delta.resolve import log_at, resolve, snapshot_at
 from connector.once import is_step_of
 from connector.table import Table, in_sql, is_connect
@@ -49,11 +50,10 @@ def commits(spark: SparkSession, table: Table, *, fresh: bool = True) -> Iterato
         yield from _told_history(spark, table)
         return
     log = log_at(spark, _location(spark, table))
-    jvm: Any = spark._jvm
     configuration = log.newDeltaHadoopConf()
     newest = snapshot(spark, table) if fresh else log.unsafeVolatileSnapshot()
     for version in range(int(newest.version()), -1, -1):
-        path = jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+        path = jvm.new(spark, jvm.PATH, log.logPath(), f"{version:020d}.json")
         try:
             lines = log.store().readAsIterator(path, configuration)
         except Exception:  # cleaned, or stored elsewhere by a catalog that coordinates commits

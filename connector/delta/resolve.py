@@ -9,10 +9,12 @@ import hashlib
 import json
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from broker_core.errors import OptionError
+from connector.delta import jvm
 from connector.table import (
     Table,
     in_sql,
@@ -67,9 +69,8 @@ def _at_path(spark: SparkSession, path: str) -> Table:
             str(found["id"]),
             _told(spark, in_sql(path), found),
         )
-    jvm: Any = spark._jvm
     try:
-        hadoop_path = jvm.org.apache.hadoop.fs.Path(path)
+        hadoop_path = jvm.new(spark, jvm.PATH, path)
         file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         qualified = str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
@@ -89,10 +90,11 @@ def _is_delta(spark: SparkSession, path: str) -> bool:
 
 def log_at(spark: SparkSession, location: str) -> Any:
     """Delta's object for the log at a path; not on Connect. Raises OptionError without Delta."""
-    jvm: Any = spark._jvm
     try:
-        return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, location)
-    except TypeError as error:  # py4j raises it for a missing class
+        return jvm.call(spark, f"{jvm.DELTA}.DeltaLog", "forTable", spark._jsparkSession, location)
+    except Py4JError as error:
+        if isinstance(error, Py4JJavaError):
+            raise
         raise OptionError(
             f"table {location!r}: the Spark session has no Delta",
             "build it with delta.configure_spark_with_delta_pip",
@@ -101,8 +103,7 @@ def log_at(spark: SparkSession, location: str) -> Any:
 
 def snapshot_at(spark: SparkSession, location: str) -> Any:
     """Delta's current snapshot of the table at a path; not on Connect."""
-    jvm: Any = spark._jvm
-    nothing = jvm.scala.Option.empty()
+    nothing = jvm.nothing(spark)
     return log_at(spark, location).update(False, nothing, nothing)
 
 
@@ -126,9 +127,9 @@ def _told(spark: SparkSession, name: str, detail: Any) -> str:
 
 def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
     """Uses the catalog directly: a few milliseconds for each batch."""
-    jvm: Any = spark._jvm
     catalog = spark._jsparkSession.sessionState().catalog()
-    identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(parts[2], jvm.scala.Option.apply(parts[1]))
+    name = "org.apache.spark.sql.catalyst.TableIdentifier"
+    identifier = jvm.new(spark, name, parts[2], jvm.some(spark, parts[1]))
     if not catalog.databaseExists(parts[1]):
         raise OptionError(
             f"table {quoted(parts)!r}: there is no database {parts[1]!r}",
@@ -168,8 +169,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
 
 
 def _decoded(spark: SparkSession, url: Any) -> str:
-    jvm: Any = spark._jvm
-    return str(jvm.org.apache.hadoop.fs.Path(url).toString())
+    return str(jvm.new(spark, jvm.PATH, url).toString())
 
 
 def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:

@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 from broker_core import failpoint
 from broker_core.engine import ToApply
 from broker_core.errors import NotApplied, cause
+from connector.delta import jvm
 from connector.delta.rehearsal import refused
 from connector.delta.resolve import digest, log_at
 from connector.delta.table_files import TableFiles
@@ -164,16 +165,14 @@ def _write(
     place: str,
 ) -> list[str]:
     """Delta writes to the path of a log, after the metadata of a snapshot: here they are of two tables."""
-    jvm: Any = spark._jvm
-    delta, path = jvm.org.apache.spark.sql.delta, jvm.org.apache.hadoop.fs.Path
-    nothing = jvm.scala.Option.empty()
-    hidden = delta.DeltaLog(
-        path(f"{place}/_delta_log"), path(place), log.options(), log.allOptions(), log.clock(), nothing
+    nothing = jvm.nothing(spark)
+    paths = (jvm.new(spark, jvm.PATH, f"{place}/_delta_log"), jvm.new(spark, jvm.PATH, place))
+    hidden = jvm.new(
+        spark, f"{jvm.DELTA}.DeltaLog", *paths, log.options(), log.allOptions(), log.clock(), nothing
     )
-    chosen = delta.DeltaOptions(
-        jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(options)),
-        spark._jsparkSession.sessionState().conf(),
-    )
-    transaction = delta.OptimisticTransaction(hidden, nothing, snapshot)
-    actions = transaction.writeFiles(rows, jvm.scala.Option.apply(chosen))
+    given = jvm.call(spark, jvm.PYTHON, "toScalaMap", dict(options))
+    conf = spark._jsparkSession.sessionState().conf()
+    chosen = jvm.new(spark, f"{jvm.DELTA}.DeltaOptions", given, conf)
+    transaction = jvm.new(spark, f"{jvm.DELTA}.OptimisticTransaction", hidden, nothing, snapshot)
+    actions = transaction.writeFiles(rows, jvm.some(spark, chosen))
     return [str(actions.apply(number).json()) for number in range(actions.length())]

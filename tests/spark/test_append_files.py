@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core import failpoint
 from broker_core.engine import StagedBranch
 from broker_core.errors import NotApplied, OptionError, cause
-from connector import appends, staging
+from connector import staging
+from connector.delta import appends
 from connector.foreach_batch import BatchTransaction, transactional
 from connector.table import Table
 from tests.spark.pipelines import delta_actions, delta_rows, delta_transactions, hidden_files

@@ -75,7 +75,10 @@ def orders(table: str) -> Callable[[DataFrame, Any], None]:
 
 
 def started(spark: SparkSession, given: argparse.Namespace, connection: Mapping[str, str]) -> StreamingQuery:
-    each = txmq.transactional(orders(given.table), url=given.url, app_id=given.app, settings=connection)
+    # the merge and the rejection read the batch: it is kept between them
+    each = txmq.transactional(
+        orders(given.table), url=given.url, app_id=given.app, settings=connection, persist=True
+    )
     stream = spark.readStream.format("txmq").options(**connection).option("url", given.url)
     stream = stream.option("queue", given.queue).option("appId", given.app)
     stream = stream.option("maxOffsetsPerTrigger", given.max_messages)
@@ -108,13 +111,12 @@ def report(query: StreamingQuery, told: int) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parsed(arguments)
     ended = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
     builder = SparkSession.builder.appName(given.app)
     for name, value in txmq.recommended_conf().items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()  # of a job of Databricks: the one that there is
+    for number in (signal.SIGTERM, signal.SIGINT):  # after the session, which takes SIGINT for itself
+        signal.signal(number, lambda *_: ended.set())
     try:
         watched(started(spark, given, login(given, spark)), ended)
     except Exception as error:

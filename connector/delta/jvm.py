@@ -1,0 +1,52 @@
+"""Classes and static members of the JVM by their full names, each looked up once in a process.
+
+py4j asks the JVM for every part of ``jvm.org.apache...``, each time: that was half of what is asked for a
+small append.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from py4j.java_gateway import GatewayClient, JavaClass
+from pyspark.sql import SparkSession
+
+OPTION = "scala.Option"
+PATH = "org.apache.hadoop.fs.Path"
+DELTA = "org.apache.spark.sql.delta"
+PYTHON = "org.apache.spark.api.python.PythonUtils"
+
+
+def new(spark: SparkSession, name: str, *arguments: object) -> Any:
+    """An object of the class. Raises Py4JError, Py4JJavaError."""
+    return JavaClass(name, _client(spark))(*arguments)
+
+
+def call(spark: SparkSession, name: str, method: str, *arguments: object) -> Any:
+    """What a static method returns. Raises Py4JError if there is none, Py4JJavaError."""
+    return _member(_client(spark), name, method)(*arguments)
+
+
+def field(spark: SparkSession, name: str, member: str) -> Any:
+    """The value of a static field."""
+    return _member(_client(spark), name, member)
+
+
+def nothing(spark: SparkSession) -> Any:
+    """Scala's None."""
+    return call(spark, OPTION, "empty")
+
+
+def some(spark: SparkSession, value: object) -> Any:
+    return call(spark, OPTION, "apply", value)
+
+
+def _client(spark: SparkSession) -> GatewayClient:
+    jvm: Any = spark._jvm
+    return jvm._gateway_client
+
+
+@lru_cache(maxsize=64)
+def _member(client: GatewayClient, name: str, member: str) -> Any:
+    return getattr(JavaClass(name, client), member)
