@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
 
 from broker_core.errors import OptionError
+from connector.avro import FAULT, VALUE, Texts, columns_of, decoder, over_columns
 from connector.violations import violations
 
 Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
@@ -33,8 +34,11 @@ class Format(Protocol):
     def schema(self) -> StructType:
         """Of the decoded columns."""
 
-    def parsed(self, body: Column, text: Column) -> Column:
-        """The body, or the body as text, as one value for the other methods."""
+    def encoded(self, body: Column, text: Column) -> Column:
+        """What is parsed, of the body and the body as text."""
+
+    def parsed(self, encoded: Column) -> Column:
+        """One value for the other methods."""
 
     def value(self, parsed: Column) -> Column:
         """The struct with the decoded columns."""
@@ -83,7 +87,7 @@ class Json:
     schema: StructType
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def parsed(self, body: Column, text: Column) -> Column:
+    def encoded(self, body: Column, text: Column) -> Column:
         """The object with a last member, the mark, in front of its closing brace. Only if the body is one
         object, that is a member of the object that Spark reads.
         """
@@ -94,18 +98,20 @@ class Json:
         opened = F.substring(trimmed, F.lit(1), F.length(trimmed) - 1)
         marked = F.concat(opened, F.lit(f',"{_MARK}":1}}'.encode()))
         empty = (F.instr(text, '"') == 0) & text.rlike(r"^[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*$")
-        whole = (
+        return (
             F.when(empty, F.lit(f'{{"{_MARK}":1}}'))
             .when(F.substring(trimmed, -1, 1) == F.lit(b"}"), marked.cast("string"))
             .otherwise(text)
         )
+
+    def parsed(self, encoded: Column) -> Column:
         marks = [StructField(_MARK, IntegerType()), StructField(_CORRUPT, StringType())]
         kind = StructType([*self.schema.fields, *marks])
         options = _checked(self.options, "from_json")
         if not self._allows_infinity:
             options = {name: value for name, value in options.items() if name.lower() != _INFINITY.lower()}
             options[_INFINITY] = "false"
-        return F.from_json(whole, kind, options)
+        return F.from_json(encoded, kind, options)
 
     @property
     def _allows_infinity(self) -> bool:
@@ -147,15 +153,17 @@ class Csv:
     schema: StructType
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def parsed(self, body: Column, text: Column) -> Column:
+    def encoded(self, body: Column, text: Column) -> Column:
         """``BODY,mark``: more columns, fewer, or an open quote, and the mark is not behind the last one."""
         del body
         given = {name.lower(): value for name, value in self.options.items()}
         separator = given.get("sep", given.get("delimiter", ","))
-        whole = F.concat(F.regexp_replace(text, r"\r?\n\z", ""), F.lit(f"{separator}{_MARK}"))
+        return F.concat(F.regexp_replace(text, r"\r?\n\z", ""), F.lit(f"{separator}{_MARK}"))
+
+    def parsed(self, encoded: Column) -> Column:
         marks = [StructField(name, StringType()) for name in (_MARK, _CORRUPT)]
         kind = StructType([*_nullable(self.schema).fields, *marks])
-        return F.from_csv(whole, kind.toDDL(), _checked(self.options, "from_csv"))
+        return F.from_csv(encoded, kind.toDDL(), _checked(self.options, "from_csv"))
 
     def value(self, parsed: Column) -> Column:
         return parsed
@@ -184,9 +192,12 @@ class FromPackage:
     parse: Callable[[Column], Column]
     schema: StructType
 
-    def parsed(self, body: Column, text: Column) -> Column:
+    def encoded(self, body: Column, text: Column) -> Column:
         del text
-        return self.parse(body)
+        return body
+
+    def parsed(self, encoded: Column) -> Column:
+        return self.parse(encoded)
 
     def value(self, parsed: Column) -> Column:
         return parsed
@@ -206,6 +217,36 @@ def from_package(frame: DataFrame, format: str, parse: Callable[[Column], Column
             f"the schema of format {format!r} is of type {kind.simpleString()}", "give that of a record"
         )
     return FromPackage(format.capitalize(), parse, kind)
+
+
+@dataclass(frozen=True)
+class RegisteredAvro:
+    """Avro of a schema registry. ``parse``: bodies with an id to structs of ``avro.decoder``."""
+
+    schema: StructType
+    parse: Callable[[Column], Column]
+
+    def encoded(self, body: Column, text: Column) -> Column:
+        del text
+        return body
+
+    def parsed(self, encoded: Column) -> Column:
+        return self.parse(encoded)
+
+    def value(self, parsed: Column) -> Column:
+        return parsed.getField(VALUE)
+
+    def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
+        del text
+        yield parsed.getField(FAULT).isNotNull(), parsed.getField(FAULT)
+        yield parsed.getField(VALUE).isNull(), "the body is not Avro of the schema"
+
+
+def registered_avro(writers: Mapping[int, Texts], reader: Texts) -> RegisteredAvro:
+    """Raises OptionError unless ``reader`` is a schema of columns."""
+    columns = columns_of(reader)
+    kind = StructType([StructField(VALUE, columns), StructField(FAULT, StringType())])
+    return RegisteredAvro(schema_of(columns), over_columns(decoder(writers, reader), kind))
 
 
 @contextlib.contextmanager
