@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructType
 
@@ -46,24 +46,19 @@ _GAP = 64  # messages between two rejected ones that are read too, and left out
 def rejected_rows(rows: DataFrame, reason: str | None) -> DataFrame:
     """The columns of ``rows`` that a task needs. Raises OptionError."""
     _check(rows.schema, reason)
-    return rows.select(*checked_columns(rows.schema, F.col(REASON) if reason is None else F.lit(reason)))
-
-
-def checked_columns(schema: StructType, reason: Column) -> list[Column]:
-    """The columns of CHECKED_COLUMNS, of rows of ``schema``."""
-    sum_of = F.crc32(F.col("body")) if "body" in schema.names else F.lit(None)
-    return [
-        *map(F.col, PLACE),
-        F.substring(reason, 1, _LONGEST_REASON).alias(REASON),
+    named = F.col(REASON) if reason is None else F.lit(reason)
+    sum_of = F.crc32(F.col("body")) if "body" in rows.columns else F.lit(None)
+    return rows.select(
+        *PLACE,
+        F.substring(named, 1, _LONGEST_REASON).alias(REASON),
         sum_of.cast("bigint").alias("checksum"),
-    ]
+    )
 
 
 def with_reason(broken: pa.RecordBatch, reason: str | None) -> pa.RecordBatch:
-    """Rows of CHECKED_COLUMNS, with the reason of ``tx.reject`` if it has one."""
-    if reason is None:
-        return broken
-    told = pa.array([reason[:_LONGEST_REASON]] * broken.num_rows, pa.string())
+    """Rows of CHECKED_COLUMNS, with the reason of ``tx.reject`` if it has one; none is too long."""
+    reasons = broken.column(REASON).to_pylist() if reason is None else [reason] * broken.num_rows
+    told = pa.array([each[:_LONGEST_REASON] for each in reasons], pa.string())
     return broken.set_column(CHECKED_COLUMNS.get_field_index(REASON), CHECKED_COLUMNS.field(REASON), told)
 
 

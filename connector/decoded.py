@@ -119,7 +119,8 @@ def decode(
     if mode == "deadLetter":
         whole = [F.col(quoted(name)) for name in df.columns]
         rejected = frame.where(broken).select(*whole, reason.alias(REASON))
-        told, is_good, metric = watched(frame, df.schema, broken, reason)
+        known = [text for _, text in faults if isinstance(text, str)] + chosen.reasons()
+        told, is_good, metric = watched(frame, df.schema, broken, reason, known)
         remember(rejected, metric)
         return Decoded(told.where(is_good).select(*columns, *fields), rejected)
     if mode == "fail":

@@ -27,6 +27,7 @@ Fault = tuple[Column, Column | str]  # a condition, and the reason where it is t
 _MARK = f"txmq_{secrets.token_hex(8)}"  # no message has it
 _CORRUPT = f"{_MARK}_corrupt"
 _INFINITY = "allowNonNumericNumbers"
+_NO_OBJECT, _MISFIT = "the body is not one JSON object", "the body does not fit the schema"
 
 
 class Format(Protocol):
@@ -45,6 +46,9 @@ class Format(Protocol):
 
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         """What is wrong with the body; the first condition that is true says it."""
+
+    def reasons(self) -> list[str]:
+        """What a reason that is a column may be; [] if it may be anything."""
 
 
 def schema_of(given: StructType | str) -> StructType:
@@ -134,16 +138,22 @@ class Json:
         named = [
             F.when(
                 value.getField(each.name).isNull() & F.get_json_object(text, f"$['{each.name}']").isNotNull(),
-                F.lit(f"field {each.name!r} is not {each.dataType.simpleString()}"),
+                F.lit(_not_of_type(each)),
             )
             for each in self.schema.fields
             if "'" not in each.name
         ]
-        found = F.coalesce(*named, F.lit("the body does not fit the schema"))
         # Spark reads the mark if only a member before it is wrong
-        return F.when(value.getField(_MARK).isNull(), F.lit("the body is not one JSON object")).otherwise(
-            found
+        return F.when(value.getField(_MARK).isNull(), F.lit(_NO_OBJECT)).otherwise(
+            F.coalesce(*named, F.lit(_MISFIT))
         )
+
+    def reasons(self) -> list[str]:
+        return [_NO_OBJECT, _MISFIT, *map(_not_of_type, self.schema.fields)]
+
+
+def _not_of_type(field: StructField) -> str:
+    return f"field {field.name!r} is not {field.dataType.simpleString()}"
 
 
 @dataclass(frozen=True)
@@ -172,9 +182,12 @@ class Csv:
         del text
         mark = F.coalesce(parsed.getField(_MARK), F.lit(""))
         yield mark != _MARK, f"the body is not a row of {len(self.schema)} columns"
-        yield parsed.getField(_CORRUPT).isNotNull(), "the body does not fit the schema"
+        yield parsed.getField(_CORRUPT).isNotNull(), _MISFIT
         names = {name.lower() for name in self.options}
         yield from violations(parsed, self.schema, finite=names.isdisjoint(("positiveinf", "negativeinf")))
+
+    def reasons(self) -> list[str]:
+        return []
 
 
 def _nullable(schema: StructType) -> StructType:
@@ -205,6 +218,9 @@ class FromPackage:
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         del text
         yield parsed.isNull(), f"the body is not {self.name} of the schema"
+
+    def reasons(self) -> list[str]:
+        return []
 
 
 def from_package(frame: DataFrame, format: str, parse: Callable[[Column], Column]) -> FromPackage:
@@ -240,6 +256,9 @@ class RegisteredAvro:
         del text
         yield parsed.getField(FAULT).isNotNull(), parsed.getField(FAULT)
         yield parsed.getField(VALUE).isNull(), "the body is not Avro of the schema"
+
+    def reasons(self) -> list[str]:
+        return []
 
 
 def registered_avro(writers: Mapping[int, Texts], reader: Texts) -> RegisteredAvro:
