@@ -13,6 +13,7 @@ TxmqError
 ├── ConnectionFailed         nothing listens, or the connection broke; retriable
 ├── Busy                     a limit of what is in progress at once; retriable
 ├── KafkaError               an answer of Kafka that has no class of its own
+├── RegistryFailed           a schema registry that does not answer as one; retriable
 ├── ChannelError             AMQP channel exceptions: reply_code and reply_name of the specification
 │   ├── QueueNotFound, ExchangeNotFound (404), AccessRefused (403), ResourceLocked (405)
 │   └── PreconditionFailed (406)
@@ -177,6 +178,13 @@ class KafkaError(TxmqError):
     """Kafka returned an error code that has no class of its own; the text has its name."""
 
     code = "TXMQ_KAFKA"
+
+
+class RegistryFailed(TxmqError):
+    """A schema registry cannot be reached, or something else answered in its place."""
+
+    code = "TXMQ_REGISTRY"
+    retriable = True
 
 
 class ChannelError(TxmqError):

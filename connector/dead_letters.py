@@ -30,7 +30,16 @@ from broker_core.x_death import DAMAGED, READ, Death, headers_after
 REASON = "reason"  # the column
 HEADER = "x-reject-reason"
 _LONGEST_REASON = 1_000  # characters: the properties of a message must fit into one frame
-_PLACE = {"queue": "string", "partition": "int", "offset": "bigint"}
+PLACE = {"queue": "string", "partition": "int", "offset": "bigint"}
+CHECKED_COLUMNS = pa.schema(
+    [
+        ("queue", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("reason", pa.string()),
+        ("checksum", pa.int64()),
+    ]
+)
 _GAP = 64  # messages between two rejected ones that are read too, and left out
 
 
@@ -40,15 +49,22 @@ def rejected_rows(rows: DataFrame, reason: str | None) -> DataFrame:
     named = F.col(REASON) if reason is None else F.lit(reason)
     sum_of = F.crc32(F.col("body")) if "body" in rows.columns else F.lit(None)
     return rows.select(
-        *_PLACE,
+        *PLACE,
         F.substring(named, 1, _LONGEST_REASON).alias(REASON),
         sum_of.cast("bigint").alias("checksum"),
     )
 
 
+def with_reason(broken: pa.RecordBatch, reason: str | None) -> pa.RecordBatch:
+    """Rows of CHECKED_COLUMNS, with the reason of ``tx.reject`` if it has one; none is too long."""
+    reasons = broken.column(REASON).to_pylist() if reason is None else [reason] * broken.num_rows
+    told = pa.array([each[:_LONGEST_REASON] for each in reasons], pa.string())
+    return broken.set_column(CHECKED_COLUMNS.get_field_index(REASON), CHECKED_COLUMNS.field(REASON), told)
+
+
 def _check(schema: StructType, reason: str | None) -> None:
     types = {field.name: field.dataType for field in schema.fields}
-    for name, kind in _PLACE.items():
+    for name, kind in PLACE.items():
         if name not in types or types[name].simpleString() != kind:
             found = types[name].simpleString() if name in types else "none"
             raise OptionError(

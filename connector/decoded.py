@@ -16,14 +16,18 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from broker_core.errors import DecodeError, OptionError
+from connector.avro import unreadable
 from connector.dead_letters import REASON
 from connector.fit import quoted
-from connector.formats import Csv, Fault, Format, Json, from_package, schema_of
+from connector.formats import Csv, Fault, Format, Json, from_package, registered_avro, schema_of
+from connector.observed import remember, watched
+from connector.registry import SchemaRegistry
+from connector.wire_format import WireFormat, payload, wire_format
 
 Formats = Literal["json", "avro", "protobuf", "csv"]
 Mode = Literal["deadLetter", "fail", "null"]
 
-_PARSED = "txmq_parsed"
+_ENCODED, _PARSED = "txmq_encoded", "txmq_parsed"
 
 
 @dataclass(frozen=True)
@@ -42,34 +46,40 @@ class Decoded:
 @overload
 def decode(
     df: DataFrame,
-    schema: Any,
+    schema: Any = ...,
     format: Formats = ...,
     mode: Literal["deadLetter"] = ...,
     *,
     column: str = ...,
     keep: Sequence[str] = ...,
     options: Mapping[str, str] | None = ...,
+    registry: SchemaRegistry | str | None = ...,
+    subject: str | None = ...,
 ) -> Decoded: ...
 @overload
 def decode(
     df: DataFrame,
-    schema: Any,
+    schema: Any = ...,
     format: Formats = ...,
     mode: Literal["fail", "null"] = ...,
     *,
     column: str = ...,
     keep: Sequence[str] = ...,
     options: Mapping[str, str] | None = ...,
+    registry: SchemaRegistry | str | None = ...,
+    subject: str | None = ...,
 ) -> DataFrame: ...
 def decode(
     df: DataFrame,
-    schema: Any,
+    schema: Any = None,
     format: Formats = "json",
     mode: Mode = "deadLetter",
     *,
     column: str = "body",
     keep: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
+    registry: SchemaRegistry | str | None = None,
+    subject: str | None = None,
 ) -> Decoded | DataFrame:
     """Decode ``column`` (binary or string) of ``df`` by Spark's own from_json, from_csv, from_avro or
     from_protobuf.
@@ -81,18 +91,26 @@ def decode(
     ``mode``: ``deadLetter`` returns :class:`Decoded`; ``fail`` a frame that raises DecodeError at the first
     broken message; ``null`` a frame with nulls for it. Broken is: null or empty, not UTF-8, malformed, of
     another type than the schema, without a field that is not null, or with something behind the value.
-    Raises OptionError.
+
+    ``registry`` (avro, json): the bodies are in Confluent's wire format, with the ids of a
+    :class:`SchemaRegistry`. A body with another first byte, or with an id that the registry does not have or
+    has for another format, is broken too. ``subject``: for avro, in place of ``schema``: its newest one.
+    Raises OptionError; RegistryFailed and LoginRefused of the registry.
     """
     kept = _kept(df, column, keep, mode)
-    chosen = _format(df, schema, format, dict(options or {}))
-    _require_new(chosen.schema, kept)
     body = F.col(quoted(column))
-    text = body.cast("string")
-    # Spark moves a filter below a projection, and would parse in both; not if it depends on the partition
-    held = F.when(F.spark_partition_id() >= 0, body)
-    frame = df.select("*", chosen.parsed(held.cast("binary"), held.cast("string")).alias(_PARSED))
+    chosen, wire = _chosen(df, column, schema, format, dict(options or {}), registry, subject)
+    _require_new(chosen.schema, kept)
+    bytes_ = payload(body) if wire and format == "json" else body
+    text = bytes_.cast("string")
+    # two projections: Spark compiles the first, which it could not together with a parser
+    first = df.select("*", _once(chosen.encoded(bytes_.cast("binary"), text)).alias(_ENCODED))
+    frame = first.select("*", chosen.parsed(_once(F.col(_ENCODED))).alias(_PARSED))
     parsed = F.col(_PARSED)
-    faults = [*_of_bytes(body, text, is_text=format in ("json", "csv")), *chosen.faults(parsed, text)]
+    faults = [*_of_bytes(body), *(wire.faults(body) if wire else ())]
+    if format in ("json", "csv"):
+        faults.append((~F.is_valid_utf8(text), "the body is not UTF-8"))
+    faults += chosen.faults(parsed, text)
     broken = _first(faults, lambda _reason: F.lit(True), F.lit(False))
     columns = [F.col(quoted(name)) for name in kept]
     value = chosen.value(parsed)
@@ -100,10 +118,11 @@ def decode(
     reason = _first(faults, lambda reason: reason, F.lit(None).cast("string"))
     if mode == "deadLetter":
         whole = [F.col(quoted(name)) for name in df.columns]
-        return Decoded(
-            frame.where(~broken).select(*columns, *fields),
-            frame.where(broken).select(*whole, reason.alias(REASON)),
-        )
+        rejected = frame.where(broken).select(*whole, reason.alias(REASON))
+        known = [text for _, text in faults if isinstance(text, str)] + chosen.reasons()
+        told, is_good, metric = watched(frame, df.schema, broken, reason, known)
+        remember(rejected, metric)
+        return Decoded(told.where(is_good).select(*columns, *fields), rejected)
     if mode == "fail":
         error = F.raise_error(_text(df, column, reason)).cast("boolean")
         return frame.where(F.when(broken, error).otherwise(F.lit(True))).select(*columns, *fields)
@@ -111,6 +130,13 @@ def decode(
     return sound.select(
         *columns, *(F.col(_PARSED).getField(name).alias(name) for name in chosen.schema.names)
     )
+
+
+def _once(column: Column) -> Column:
+    """Spark moves filters below a projection and joins projections, and would evaluate it for each; not if it
+    depends on the partition.
+    """
+    return F.when(F.spark_partition_id() >= 0, column)
 
 
 def _first(faults: Sequence[Fault], result: Any, otherwise: Column) -> Column:
@@ -121,11 +147,9 @@ def _first(faults: Sequence[Fault], result: Any, otherwise: Column) -> Column:
     return found
 
 
-def _of_bytes(body: Column, text: Column, *, is_text: bool) -> Iterator[Fault]:
+def _of_bytes(body: Column) -> Iterator[Fault]:
     yield body.isNull(), "the body is null"
     yield F.length(body) == 0, "the body is empty"
-    if is_text:
-        yield ~F.is_valid_utf8(text), "the body is not UTF-8"
 
 
 def _text(df: DataFrame, column: str, reason: Column) -> Column:
@@ -166,7 +190,7 @@ def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[st
                 f"keep names the column {name!r}, which the rows do not have",
                 f"there are {', '.join(df.columns)}",
             )
-    own = {_PARSED, *([REASON] if mode == "deadLetter" else [])}
+    own = {_ENCODED, _PARSED, *([REASON] if mode == "deadLetter" else [])}
     taken = sorted(own & {name.lower() for name in df.columns})
     if taken:
         raise OptionError(f"the rows have a column {taken[0]!r}, which decode adds", "rename yours first")
@@ -181,6 +205,37 @@ def _require_new(schema: StructType, kept: Sequence[str]) -> None:
             f"the decoded column {both[0]!r} has the name of a column that is kept",
             "rename that of the message before decode, or leave it out of keep",
         )
+
+
+def _chosen(
+    df: DataFrame,
+    column: str,
+    schema: Any,
+    format: str,
+    options: dict[str, str],
+    registry: SchemaRegistry | str | None,
+    subject: str | None,
+) -> tuple[Format, WireFormat | None]:
+    if registry is None:
+        if subject is not None:
+            raise OptionError(f"decode got subject={subject!r}, but no registry", "give registry, or schema")
+        return _format(df, schema, format, options), None
+    asked = SchemaRegistry.of(registry)
+    if format == "json":
+        if subject is not None:
+            raise OptionError("decode of json got a subject", "give the columns as schema")
+        made = Json(schema_of(schema), options)
+        return made, wire_format(df, column, asked, "JSON", lambda _schema: None)
+    if format != "avro":
+        raise OptionError(f"decode has no registry for format {format!r}", "it has one for avro and json")
+    if options:
+        raise OptionError("decode of avro with a registry got options, but it has none", "leave them out")
+    if (schema is None) == (subject is None) or not isinstance(schema or subject, str):
+        raise OptionError("avro with a registry needs a schema or a subject", "give one of them, as text")
+    reader = (schema,) if subject is None else asked.latest(subject, "AVRO").texts
+    registered_avro({}, reader)  # before the rows are read
+    wire = wire_format(df, column, asked, "AVRO", lambda found: unreadable(found.texts))
+    return registered_avro({number: found.texts for number, found in wire.schemas.items()}, reader), wire
 
 
 def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) -> Format:

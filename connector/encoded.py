@@ -6,17 +6,21 @@ Invariant: the columns are those that a publish takes, and every row has a body.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructType
 
 from broker_core.errors import OptionError
+from connector.avro import avro_schema, columns_of, encoder, over_columns
 from connector.decoded import Formats, descriptor_of
 from connector.fit import quoted
 from connector.formats import one_clear_error
+from connector.registry import SchemaRegistry
+from connector.wire_format import header
 
 CONTENT_TYPES = {
     "json": "application/json",
@@ -28,14 +32,24 @@ _OF_MESSAGES = ("exchange", "routing_key", "properties")
 
 
 def encode(
-    df: DataFrame, schema: Any = None, format: Formats = "json", *, options: Mapping[str, str] | None = None
+    df: DataFrame,
+    schema: Any = None,
+    format: Formats = "json",
+    *,
+    options: Mapping[str, str] | None = None,
+    registry: SchemaRegistry | str | None = None,
+    subject: str | None = None,
 ) -> DataFrame:
     """The rows of ``df`` as messages: ``body`` and ``properties`` with its ``content_type``, for tx.publish
     and for a write to format txmq.
 
     The columns exchange, routing_key and properties stay what they are to a message; all others are in the
     body. ``schema``: for avro the schema in JSON, or None: Spark's own; for protobuf as in ``decode``.
-    ``options``: of to_json, to_csv or to_protobuf. Raises OptionError.
+    ``options``: of to_json, to_csv or to_protobuf.
+
+    ``registry`` (avro, json): the bodies are in Confluent's wire format, with the id that the schema gets in
+    ``subject``. Then the schema of json is a JSON Schema as text, and None for avro that of the columns.
+    Raises OptionError; RegistryFailed and LoginRefused of the registry.
     """
     if format not in CONTENT_TYPES:
         raise OptionError(f"encode has the format {format!r}", f"allowed are {', '.join(CONTENT_TYPES)}")
@@ -46,8 +60,15 @@ def encode(
         )
     value = F.struct(*(F.col(quoted(name)) for name in names))
     columns = [F.col(name) for name in ("exchange", "routing_key") if name in df.columns]
-    properties = _properties(df, CONTENT_TYPES[format])
-    body = _body(value, schema, format, dict(options or {}))
+    given = dict(options or {})
+    if registry is None and subject is None:
+        properties = _properties(df, CONTENT_TYPES[format])
+        body = _body(value, schema, format, given)
+    else:
+        properties = _properties(df, "application/octet-stream")  # an id, and then the value
+        body = _registered(
+            StructType([df.schema[name] for name in names]), value, schema, format, given, registry, subject
+        )
     with one_clear_error(df.sparkSession, format):
         encoded = df.select(*columns, body.alias("body"), properties.alias("properties"))
         _ = encoded.schema  # on Spark Connect, nothing is analysed before
@@ -69,6 +90,34 @@ def _body(value: Column, schema: Any, format: str, options: dict[str, str]) -> C
 
     message, descriptor = descriptor_of(schema)
     return to_protobuf(value, message, options=options, binaryDescriptorSet=descriptor)
+
+
+def _registered(
+    columns: StructType,
+    value: Column,
+    schema: Any,
+    format: str,
+    options: dict[str, str],
+    registry: SchemaRegistry | str | None,
+    subject: str | None,
+) -> Column:
+    if registry is None or not isinstance(subject, str) or not subject:
+        raise OptionError("encode got only one of registry and subject", "give both, or none")
+    if format not in ("avro", "json"):
+        raise OptionError(f"encode has no registry for format {format!r}", "it has one for avro and json")
+    text = json.dumps(avro_schema(columns)) if schema is None and format == "avro" else schema
+    if not isinstance(text, str):
+        raise OptionError(f"format {format!r} got the schema {schema!r:.200}", "give it as JSON text")
+    asked = SchemaRegistry.of(registry)
+    if format == "json":
+        written = header(asked.register(subject, "JSON", text))
+        return F.concat(F.lit(written), F.to_json(value, options).cast("binary"))
+    if options:
+        raise OptionError("encode to avro with a registry got options, but it has none", "leave them out")
+    columns_of((text,))
+    written = header(asked.register(subject, "AVRO", text))
+    body: Column = over_columns(encoder(written, text), BinaryType())(value)
+    return body
 
 
 def _properties(df: DataFrame, content_type: str) -> Column:

@@ -20,10 +20,11 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
@@ -33,15 +34,15 @@ from connector import staging, target
 from connector.after_commit import AfterCommit, check_functions
 from connector.apply import Apply
 from connector.checks import Checks
-from connector.dead_letters import Rejection, rejected_rows
+from connector.dead_letters import Rejection, rejected_rows, with_reason
 from connector.decoded import Decoded
 from connector.fit import nullable
 from connector.ledger import DeltaLedger
 from connector.merge import Merge
+from connector.observed import Seen, to_write
 from connector.once import txn_app_id
 from connector.options import Address, WriteOptions, write_options
 from connector.overwrite import Overwrite
-from connector.plan import executed_whole
 from connector.schema import check_publish_columns
 from connector.steps import Steps
 from connector.table import Table, is_connect
@@ -114,7 +115,7 @@ class BatchTransaction:
     _branches: list[StagedBranch] = field(default_factory=list, repr=False)
     _steps: Steps = field(default_factory=Steps, repr=False)
     _hidden: list[tuple[str, Attempt]] = field(default_factory=list, repr=False)  # one for each append
-    _executed: bool = field(default=False, repr=False)
+    _seen: Seen = field(default_factory=Seen, repr=False)
     _closed: bool = field(default=False, repr=False)
 
     def publish(
@@ -149,7 +150,13 @@ class BatchTransaction:
         self._refuse_late_use("reject")
         rejection = Rejection.to(self.app_id, exchange, routing_key, queue)
         messages = rows.rejected if isinstance(rows, Decoded) else rows
-        self._stage(rejected_rows(messages, reason), "publish", rejection.target, rejection)
+        checked = rejected_rows(messages, reason)
+        broken = self._seen.broken(messages)
+        if broken is None:
+            self._stage(checked, "publish", rejection.target, rejection)
+        elif broken.num_rows:
+            dead = rejection.messages(self._owner.engine, [with_reason(broken, reason)])
+            self._stage_here("publish", rejection.target, dead)
 
     def append(self, rows: DataFrame, table: str, **options: Any) -> None:
         """Append ``rows`` to a Delta table (path or name), exactly once, after the decision.
@@ -240,8 +247,7 @@ class BatchTransaction:
         step = self._step_target(rows.sparkSession, found, self._steps.change(found.location))
         about = {**step, **target.of_change(found, change, nullable(rows.schema))}
         if not self._stage(rows, kind, about) and change.acts_without_rows:
-            header = self._header(kind, {**about, target.EMPTY: True}, 0)
-            self._branches.append(self._owner.engine.stage(header, iter([target.nothing()])))
+            self._stage_here(kind, {**about, target.EMPTY: True}, [target.nothing()])
 
     def _stage(
         self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], rejection: Rejection | None = None
@@ -252,26 +258,29 @@ class BatchTransaction:
         frame = staging.staging_frame(rows, kind, target, rejection=rejection, **place)
         staged = staging.staged(frame)
         self._branches += staged
-        self._executed = self._executed or executed_whole(frame, self._batch, stages=True)
+        self._seen.note(frame, self._batch, stages=True)
         return sum(branch.rows for branch in staged)
 
-    def _header(self, kind: BranchKind, target: Mapping[str, Any], number: int) -> BranchHeader:
-        """Of a branch that the driver stages."""
+    def _stage_here(
+        self, kind: BranchKind, target: Mapping[str, Any], batches: Iterable[pa.RecordBatch], number: int = 0
+    ) -> None:
+        """Stage a branch in the driver."""
         batch = {"app_id": self.app_id, "query_id": self.query_id, "batch_id": self.batch_id}
-        return BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
+        header = BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
+        self._branches.append(self._owner.engine.stage(header, iter(batches)))
 
     def _stage_files(self, rows: DataFrame, table: Table, about: Mapping[str, Any]) -> bool:
         """Stage files that the table takes; False if it has changed since it was resolved."""
         attempt = Attempt(self.app_id, about["txn_app_id"], self.sequence, self._token)
         number = len(self._hidden)
         self._hidden.append((table.location, attempt))
-        staged = self._owner.tables.stage(rows, table, about["options"], attempt, number)
+        rows, written = to_write(rows)
+        staged = self._owner.tables.stage(written, table, about["options"], attempt, number)
         if staged is None:
             return False
         if staged.rows:
-            header = self._header("append", {**about, **staged.target()}, number)
-            self._branches.append(self._owner.engine.stage(header, iter([staged.batch()])))
-        self._executed = self._executed or executed_whole(rows, self._batch, stages=False)
+            self._stage_here("append", {**about, **staged.target()}, [staged.batch()], number)
+        self._seen.note(rows, self._batch, stages=False)
         failpoint.here("foreach.files_staged")
         return True
 
@@ -391,7 +400,7 @@ class Transactional:
             tx._closed = True
             failpoint.here("foreach.staged")
             # C3
-            if not tx._executed:
+            if not tx._seen.whole:
                 staging.execute(batch)
             failpoint.here("foreach.executed")
             # C4

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
 
 from broker_core.errors import OptionError
+from connector.avro import FAULT, VALUE, Texts, columns_of, decoder, over_columns
 from connector.violations import violations
 
 Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
@@ -26,6 +27,7 @@ Fault = tuple[Column, Column | str]  # a condition, and the reason where it is t
 _MARK = f"txmq_{secrets.token_hex(8)}"  # no message has it
 _CORRUPT = f"{_MARK}_corrupt"
 _INFINITY = "allowNonNumericNumbers"
+_NO_OBJECT, _MISFIT = "the body is not one JSON object", "the body does not fit the schema"
 
 
 class Format(Protocol):
@@ -33,14 +35,20 @@ class Format(Protocol):
     def schema(self) -> StructType:
         """Of the decoded columns."""
 
-    def parsed(self, body: Column, text: Column) -> Column:
-        """The body, or the body as text, as one value for the other methods."""
+    def encoded(self, body: Column, text: Column) -> Column:
+        """What is parsed, of the body and the body as text."""
+
+    def parsed(self, encoded: Column) -> Column:
+        """One value for the other methods."""
 
     def value(self, parsed: Column) -> Column:
         """The struct with the decoded columns."""
 
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         """What is wrong with the body; the first condition that is true says it."""
+
+    def reasons(self) -> list[str]:
+        """What a reason that is a column may be; [] if it may be anything."""
 
 
 def schema_of(given: StructType | str) -> StructType:
@@ -83,7 +91,7 @@ class Json:
     schema: StructType
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def parsed(self, body: Column, text: Column) -> Column:
+    def encoded(self, body: Column, text: Column) -> Column:
         """The object with a last member, the mark, in front of its closing brace. Only if the body is one
         object, that is a member of the object that Spark reads.
         """
@@ -94,18 +102,20 @@ class Json:
         opened = F.substring(trimmed, F.lit(1), F.length(trimmed) - 1)
         marked = F.concat(opened, F.lit(f',"{_MARK}":1}}'.encode()))
         empty = (F.instr(text, '"') == 0) & text.rlike(r"^[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*$")
-        whole = (
+        return (
             F.when(empty, F.lit(f'{{"{_MARK}":1}}'))
             .when(F.substring(trimmed, -1, 1) == F.lit(b"}"), marked.cast("string"))
             .otherwise(text)
         )
+
+    def parsed(self, encoded: Column) -> Column:
         marks = [StructField(_MARK, IntegerType()), StructField(_CORRUPT, StringType())]
         kind = StructType([*self.schema.fields, *marks])
         options = _checked(self.options, "from_json")
         if not self._allows_infinity:
             options = {name: value for name, value in options.items() if name.lower() != _INFINITY.lower()}
             options[_INFINITY] = "false"
-        return F.from_json(whole, kind, options)
+        return F.from_json(encoded, kind, options)
 
     @property
     def _allows_infinity(self) -> bool:
@@ -128,16 +138,22 @@ class Json:
         named = [
             F.when(
                 value.getField(each.name).isNull() & F.get_json_object(text, f"$['{each.name}']").isNotNull(),
-                F.lit(f"field {each.name!r} is not {each.dataType.simpleString()}"),
+                F.lit(_not_of_type(each)),
             )
             for each in self.schema.fields
             if "'" not in each.name
         ]
-        found = F.coalesce(*named, F.lit("the body does not fit the schema"))
         # Spark reads the mark if only a member before it is wrong
-        return F.when(value.getField(_MARK).isNull(), F.lit("the body is not one JSON object")).otherwise(
-            found
+        return F.when(value.getField(_MARK).isNull(), F.lit(_NO_OBJECT)).otherwise(
+            F.coalesce(*named, F.lit(_MISFIT))
         )
+
+    def reasons(self) -> list[str]:
+        return [_NO_OBJECT, _MISFIT, *map(_not_of_type, self.schema.fields)]
+
+
+def _not_of_type(field: StructField) -> str:
+    return f"field {field.name!r} is not {field.dataType.simpleString()}"
 
 
 @dataclass(frozen=True)
@@ -147,15 +163,17 @@ class Csv:
     schema: StructType
     options: Mapping[str, str] = field(default_factory=dict)
 
-    def parsed(self, body: Column, text: Column) -> Column:
+    def encoded(self, body: Column, text: Column) -> Column:
         """``BODY,mark``: more columns, fewer, or an open quote, and the mark is not behind the last one."""
         del body
         given = {name.lower(): value for name, value in self.options.items()}
         separator = given.get("sep", given.get("delimiter", ","))
-        whole = F.concat(F.regexp_replace(text, r"\r?\n\z", ""), F.lit(f"{separator}{_MARK}"))
+        return F.concat(F.regexp_replace(text, r"\r?\n\z", ""), F.lit(f"{separator}{_MARK}"))
+
+    def parsed(self, encoded: Column) -> Column:
         marks = [StructField(name, StringType()) for name in (_MARK, _CORRUPT)]
         kind = StructType([*_nullable(self.schema).fields, *marks])
-        return F.from_csv(whole, kind.toDDL(), _checked(self.options, "from_csv"))
+        return F.from_csv(encoded, kind.toDDL(), _checked(self.options, "from_csv"))
 
     def value(self, parsed: Column) -> Column:
         return parsed
@@ -164,9 +182,12 @@ class Csv:
         del text
         mark = F.coalesce(parsed.getField(_MARK), F.lit(""))
         yield mark != _MARK, f"the body is not a row of {len(self.schema)} columns"
-        yield parsed.getField(_CORRUPT).isNotNull(), "the body does not fit the schema"
+        yield parsed.getField(_CORRUPT).isNotNull(), _MISFIT
         names = {name.lower() for name in self.options}
         yield from violations(parsed, self.schema, finite=names.isdisjoint(("positiveinf", "negativeinf")))
+
+    def reasons(self) -> list[str]:
+        return []
 
 
 def _nullable(schema: StructType) -> StructType:
@@ -184,9 +205,12 @@ class FromPackage:
     parse: Callable[[Column], Column]
     schema: StructType
 
-    def parsed(self, body: Column, text: Column) -> Column:
+    def encoded(self, body: Column, text: Column) -> Column:
         del text
-        return self.parse(body)
+        return body
+
+    def parsed(self, encoded: Column) -> Column:
+        return self.parse(encoded)
 
     def value(self, parsed: Column) -> Column:
         return parsed
@@ -194,6 +218,9 @@ class FromPackage:
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
         del text
         yield parsed.isNull(), f"the body is not {self.name} of the schema"
+
+    def reasons(self) -> list[str]:
+        return []
 
 
 def from_package(frame: DataFrame, format: str, parse: Callable[[Column], Column]) -> FromPackage:
@@ -206,6 +233,39 @@ def from_package(frame: DataFrame, format: str, parse: Callable[[Column], Column
             f"the schema of format {format!r} is of type {kind.simpleString()}", "give that of a record"
         )
     return FromPackage(format.capitalize(), parse, kind)
+
+
+@dataclass(frozen=True)
+class RegisteredAvro:
+    """Avro of a schema registry. ``parse``: bodies with an id to structs of ``avro.decoder``."""
+
+    schema: StructType
+    parse: Callable[[Column], Column]
+
+    def encoded(self, body: Column, text: Column) -> Column:
+        del text
+        return body
+
+    def parsed(self, encoded: Column) -> Column:
+        return self.parse(encoded)
+
+    def value(self, parsed: Column) -> Column:
+        return parsed.getField(VALUE)
+
+    def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
+        del text
+        yield parsed.getField(FAULT).isNotNull(), parsed.getField(FAULT)
+        yield parsed.getField(VALUE).isNull(), "the body is not Avro of the schema"
+
+    def reasons(self) -> list[str]:
+        return []
+
+
+def registered_avro(writers: Mapping[int, Texts], reader: Texts) -> RegisteredAvro:
+    """Raises OptionError unless ``reader`` is a schema of columns."""
+    columns = columns_of(reader)
+    kind = StructType([StructField(VALUE, columns), StructField(FAULT, StringType())])
+    return RegisteredAvro(schema_of(columns), over_columns(decoder(writers, reader), kind))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ Invariant: the plan is private to Spark, so whatever is not certain is answered 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +24,7 @@ _NARROW = {
     "ColumnarToRowExec",
     "RowToColumnarExec",
     "MapInArrowExec",
+    "CollectMetricsExec",
     "InMemoryTableScanExec",  # whole partitions are cached, whatever is taken from them
     "ShuffleExchangeExec",
     "ShuffleQueryStageExec",
@@ -31,6 +33,17 @@ _NARROW = {
     "AdaptiveSparkPlanExec",
     "SortExec",
     "WindowExec",
+}
+# Plan nodes whose partitions are those of their child.
+_IN_PLACE = {
+    "ProjectExec",
+    "FilterExec",
+    "WholeStageCodegenExec",
+    "InputAdapter",
+    "ColumnarToRowExec",
+    "RowToColumnarExec",
+    "InMemoryTableScanExec",
+    "RDDScanExec",
 }
 # Nodes that hold another plan, which is not among their children: name -> method.
 _HOLDS = {
@@ -63,6 +76,22 @@ def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
             and inner.count("MapInArrowExec") == int(stages)
         )
     return False
+
+
+def metered(frame: DataFrame, prefix: str) -> Iterator[tuple[str, int, Any]]:
+    """The metrics whose name begins with ``prefix`` that the execution of ``frame`` has collected in each
+    partition of the batch: (name, number of partitions, JVM row). ``frame`` holds all rows of the batch
+    (:func:`executed_whole`).
+    """
+    nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
+    (partitions,) = [node.rdd().getNumPartitions() for name, node in nodes if name == "RDDScanExec"]
+    for number, (kind, node) in enumerate(nodes):
+        if kind == "CollectMetricsExec" and node.name().startswith(prefix):
+            above = {name for name, _ in nodes[:number]}
+            below = {name for name, _ in nodes[number + 1 :]}
+            # what another execution has put into a cache was not met by this one
+            if "InMemoryTableScanExec" not in above and below <= _IN_PLACE:
+                yield node.name(), partitions, node.collectedMetrics()
 
 
 def _plan_nodes(root: Any) -> list[tuple[str, Any]]:

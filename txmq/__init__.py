@@ -35,6 +35,7 @@ from broker_core.errors import (
     PreconditionFailed,
     ProtocolError,
     QueueNotFound,
+    RegistryFailed,
     RemoteProtocolError,
     ResourceLocked,
     StoreError,
@@ -58,10 +59,12 @@ if TYPE_CHECKING:
     from connector.encoded import encode
     from connector.foreach_batch import transactional
     from connector.listener import mirror_offsets
+    from connector.registry import SchemaRegistry
     from connector.when import When
 
 _LAZY = {
     "Broker": "broker_core.launcher",
+    "SchemaRegistry": "connector.registry",
     "When": "connector.when",
     "Decoded": "connector.decoded",
     "decode": "connector.decoded",
@@ -131,8 +134,10 @@ __all__ = [
     "Properties",
     "ProtocolError",
     "QueueNotFound",
+    "RegistryFailed",
     "RemoteProtocolError",
     "ResourceLocked",
+    "SchemaRegistry",
     "StoreError",
     "StoreFailed",
     "TransactionError",

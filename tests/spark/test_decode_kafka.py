@@ -1,0 +1,62 @@
+"""Typed messages with topics of a real Kafka: the good and the broken of both partitions, in one query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core.errors import OptionError, cause
+from broker_core.properties import Properties
+from connector.decoded import decode
+from connector.foreach_batch import BatchTransaction, transactional
+from tests.spark.kafka_pipelines import engine, make_topics, send
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+
+BODIES = ['{"id": 1}', "x", '{"id": 2}', '{"id": "y"}', '{"id": 3} {}', '{"id": 4}']
+
+
+def test_broken_messages_of_topics_are_dead_letters_where_they_are_sent(
+    spark: SparkSession, kafka_url: str, tmp_path: Path
+) -> None:
+    topics = [f"typed.{name}" for name in ("in", "out", "dead", "again")]
+    make_topics(kafka_url, *topics)
+    send(kafka_url, "typed.in", BODIES)
+    seen = []
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        with pytest.raises(Exception) as raised:
+            tx.reject(batch, "without a place")
+        seen.append(cause(raised.value))
+        decoded = decode(batch, "id bigint not null")
+        tx.reject(decoded, "before", queue="typed.again")  # by tasks: nothing is known yet
+        tx.publish(decoded.good.selectExpr("CAST(id AS STRING) AS body"), queue="typed.out")
+        seen.append(tx._seen.broken(decoded.rejected))
+        tx.reject(decoded, queue="typed.dead")  # by the driver
+
+    each = transactional(fn, url=kafka_url, app_id="typed")
+    stream = spark.readStream.format("txmq").options(url=kafka_url, queue="typed.in", appId="typed").load()
+    writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert type(seen[0]) is OptionError and "has no dead-letter exchange" in str(seen[0])
+    assert seen[1] is not None and seen[1].num_rows == 3
+    found = {}
+    with engine(kafka_url) as made:
+        for topic in topics[1:]:
+            slices = [(log, one.start, one.end) for log, one in made.available(made.logs([topic])).items()]
+            found[topic] = [row for batch in made.browse(slices) for row in batch.to_pylist()]
+    assert sorted(row["body"] for row in found["typed.out"]) == [b"1", b"2", b"4"]
+    for topic, reasons in (
+        ("typed.dead", {"the body is not one JSON object", "field 'id' is not bigint"}),
+        ("typed.again", {"before"}),
+    ):
+        assert sorted(row["body"].decode() for row in found[topic]) == sorted(
+            [BODIES[1], BODIES[3], BODIES[4]]
+        )
+        headers = [Properties.decode(row["properties"]).headers for row in found[topic]]
+        assert {each["x-reject-reason"] for each in headers} == reasons
+        assert {(each["x-death"][0]["queue"], each["x-death"][0]["reason"]) for each in headers} == {
+            ("typed.in", "rejected")
+        }

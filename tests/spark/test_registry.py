@@ -1,0 +1,161 @@
+"""Typed messages with a schema registry: a real HTTP server says what each id is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_core.errors import OptionError, RegistryFailed, cause
+from connector import registry as module
+from connector.decoded import decode
+from connector.encoded import encode
+from connector.foreach_batch import BatchTransaction
+from connector.registry import SchemaRegistry
+from connector.wire_format import NO_HEADER, header
+from tests.connector.test_avro import ORDER, body
+from tests.registry_server import RegistryServer
+from tests.spark.test_decode import frame, told
+from tests.spark.test_foreach_batch import run
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+
+OLD = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
+NAME = {"name": "name", "type": ["null", "string"], "default": None}
+NEW = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, NAME]}
+LIST = {"type": "record", "name": "List", "fields": [{"name": "next", "type": ["null", "List"]}]}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RegistryServer]:
+    monkeypatch.setattr(module, "_WAITS_S", (0.001,))
+    made = RegistryServer()
+    yield made
+    made.close()
+
+
+def test_a_batch_has_bodies_of_several_ids_and_each_broken_one_its_reason(
+    spark: SparkSession, server: RegistryServer
+) -> None:
+    old, new = server.add("orders", OLD), server.add("orders", NEW)
+    text, endless = server.add("text", {}, "JSON"), server.add("list", LIST)
+    order = body({"id": 3, "name": "c"}, NEW, new)
+    avro: list[tuple[bytes | None, Any]] = [
+        (body({"id": 1}, OLD, old), (1, None)),
+        (body({"id": 2, "name": "b"}, NEW, new), (2, "b")),
+        (None, "the body is null"),
+        (b"", "the body is empty"),
+        (b"\0\0\0\0", NO_HEADER),
+        (b"\1" + order[1:], NO_HEADER),
+        (order[5:], NO_HEADER),
+        (header(99) + order[5:], "schema id 99 is not in the schema registry"),
+        (b"\0\xff\xff\xff\xff\2", "schema id 4294967295 is not in the schema registry"),
+        (header(text) + order[5:], f"schema id {text} is JSON, not AVRO"),
+        (header(endless) + b"\0", f"schema id {endless} has the type List within itself"),
+        (header(new), "the body is not Avro of the schema (EOFError"),
+        (order + b"\0", "the body has 1 bytes behind the value"),
+        (order, (3, "c")),
+    ]
+    rows = frame(spark, [sent for sent, _ in avro])
+    decoded = decode(rows, format="avro", registry=server.url, subject="orders", keep=["offset"])
+    server.close()  # it is not asked again, whatever is executed how often
+    for (sent, expected), found in zip(avro, told(decoded), strict=True):
+        assert found == expected if isinstance(expected, tuple) else found.startswith(expected), (sent, found)
+    assert ("GET", f"/schemas/ids/{(1 << 32) - 1}") not in server.asked
+
+
+def test_what_encode_registers_decode_reads(spark: SparkSession, server: RegistryServer) -> None:
+    rows = spark.range(2).selectExpr(
+        "id", "array(struct(id / 2 AS half)) AS list", "map('k', id) AS map", "'key' AS routing_key"
+    )
+    columns = rows.drop("routing_key").schema
+    contract = json.dumps({"type": "object"})
+    wanted = {"registry": SchemaRegistry(server.url), "subject": "orders-value"}
+    for format, schema in (("avro", None), ("json", contract)):
+        messages = encode(rows, schema, format, **wanted).coalesce(1)  # type: ignore[arg-type]
+        assert messages.columns == ["routing_key", "body", "properties"]
+        written = server.by_id[len(server.by_id)]
+        assert schema in (None, written["schema"])
+        if format == "avro":
+            again = decode(messages, written["schema"], "avro", "fail", registry=server.url)
+        else:
+            again = decode(messages, columns, "json", "fail", registry=server.url)
+        assert sorted(map(tuple, again.collect())) == sorted(map(tuple, rows.drop("routing_key").collect()))
+    mixed = (
+        encode(rows, None, "avro", **wanted)
+        .select("body")
+        .union(encode(rows, contract, "json", **wanted).select("body"))
+    )
+    nulls = decode(mixed, "id bigint", mode="null", registry=server.url).collect()
+    assert sorted(str(row["id"]) for row in nulls) == ["0", "1", "None", "None"]
+    (row,) = encode(rows.limit(1), contract, "json", **wanted).collect()
+    assert row["properties"]["content_type"] == "application/octet-stream"
+    with pytest.raises(Exception) as raised:
+        encode(rows.selectExpr("IF(id = 1, NULL, id) AS id"), json.dumps(OLD), "avro", **wanted).collect()
+    assert "a row does not fit the schema of Avro" in str(cause(raised.value))
+
+
+def test_a_registry_that_cannot_be_reached_fails_the_batch_and_nothing_is_rejected(
+    rig: Any, server: RegistryServer
+) -> None:
+    rig.declare("in", "dead", "out")
+    number = server.add("s", {}, "JSON")
+    with rig.broker.channel() as channel:
+        for sent in (header(number) + b'{"id": 1}', header(number + 1) + b'{"id": 2}', header(number) + b"x"):
+            channel.publish(sent, routing_key="in")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        decoded = decode(batch, "id bigint not null", registry=server.url)
+        tx.publish(decoded.good.selectExpr("CAST(id AS STRING) AS body"), queue="out")
+        tx.reject(decoded, queue="dead")
+
+    for answer in (b"<html>", b'{"error_code": 404}'):
+        server.broken.append((404, answer))
+        with pytest.raises(Exception) as raised:
+            run(rig, fn)
+        assert type(cause(raised.value)) is RegistryFailed
+        assert rig.bodies("dead") == [] and rig.broker.engine.last_entry("app") is None
+    run(rig, fn)
+    assert rig.bodies("out") == ["1"]
+    assert sorted(body[5:] for body in rig.bodies("dead")) == ["x", '{"id": 2}']
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"format": "csv", "schema": "id int"}, "decode has no registry for format 'csv'"),
+        ({"format": "avro"}, "avro with a registry needs a schema or a subject"),
+        ({"format": "avro", "schema": "{}", "subject": "s"}, "needs a schema or a subject"),
+        ({"format": "avro", "schema": "id int"}, "the schema is not a schema of Avro"),
+        ({"format": "avro", "schema": '"string"'}, "the schema is of type string, not a record"),
+        ({"format": "avro", "subject": "none"}, "has no subject 'none'"),
+        ({"format": "avro", "schema": json.dumps(ORDER), "options": {"a": "b"}}, "got options"),
+        ({"schema": "id int", "subject": "s"}, "decode of json got a subject"),
+        ({"schema": "id int", "registry": None, "subject": "s"}, "but no registry"),
+        ({"schema": "id int", "registry": "registry:8081"}, "has a wrong url"),
+        ({"schema": "id int", "column": "text"}, "needs a binary column"),
+    ],
+)
+def test_a_wrong_argument_is_one_clear_error(
+    spark: SparkSession, server: RegistryServer, arguments: dict[str, Any], text: str
+) -> None:
+    rows = frame(spark, []).selectExpr("*", "'' AS text")
+    with pytest.raises(OptionError) as raised:
+        decode(rows, **{"registry": server.url, **arguments})
+    assert text in str(raised.value)
+
+
+def test_what_cannot_be_encoded_is_one_clear_error(spark: SparkSession, server: RegistryServer) -> None:
+    rows, both = spark.range(1), {"registry": server.url, "subject": "s"}
+    for arguments, text in (
+        ({"registry": server.url}, "only one of registry and subject"),
+        ({"format": "csv", **both}, "encode has no registry for format 'csv'"),
+        ({"format": "json", **both}, "format 'json' got the schema None"),
+        ({"format": "avro", "schema": '"string"', **both}, "not a record"),
+        ({"schema": '"incompatible"', **both}, "refuses a schema for subject 's'"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            encode(rows, **arguments)  # type: ignore[arg-type]
