@@ -467,8 +467,7 @@ class Transactional:
         return self.address.engine()
 
     def _decided(self) -> int:
-        last = self.engine.last_entry(self.app_id)
-        return 0 if last is None else last.sequence
+        return last.sequence if (last := self.engine.last_entry(self.app_id)) else 0
 
     # -- C6 --------------------------------------------------------------------------------------------------
     def _start_ledger(self, spark: SparkSession, engine: Engine, query_id: str) -> None:
