@@ -86,12 +86,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with Spark and with crashes are long and busy; others wait more than they work. So both kinds run at the
-    same time, and at the end only short ones (with xdist's ``--no-loadscope-reorder``).
+    """Files with Spark and with crashes are long and busy, those with ``slow`` the longest; others wait more than they
+    work. So both kinds run at the same time, and at the end only short ones (with xdist's ``--no-loadscope-reorder``).
     """
     long = {
         item.path: None
-        for item in items
+        for item in sorted(items, key=lambda item: item.get_closest_marker("slow") is None)
         if item.get_closest_marker("spark") or item.get_closest_marker("crash")
     }
     short = {item.path: None for item in items if item.path not in long}

@@ -37,10 +37,9 @@ def test_notebook_runs_as_a_plain_script(
         monkeypatch.setenv("PATH", f"{tmp_path / 'bare' / 'bin'}{os.pathsep}{os.environ['PATH']}")
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             monkeypatch.delenv(name, raising=False)
-    else:
-        given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-        quick = shlex.join(word for setting in QUICK.items() for word in ("--conf", "=".join(setting)))
-        monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{quick} {given}")
+    given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    quick = shlex.join(word for setting in QUICK.items() for word in ("--conf", "=".join(setting)))
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{quick} {given}")
     if notebook.stem == "on_kafka":
         url: str = request.getfixturevalue("kafka_url")
         monkeypatch.setenv("KAFKA", url.removeprefix("kafka://"))

@@ -640,13 +640,16 @@ def test_an_address_that_is_none_is_refused_with_what_to_write(text: str) -> Non
 
 
 def test_an_address_that_is_taken_is_named_and_nothing_stays_open() -> None:
+    before = threading.enumerate()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         broker = LocalBroker(MemoryStore())
         server = AmqpServer(broker, [LOOPBACK, address])
         with contextlib.closing(broker), pytest.raises(OptionError, match=f"cannot listen on {address}"):
             server.start()
-        assert [thread for thread in threading.enumerate() if thread.name == "txmq-amqp"] == []
+        assert [
+            each for each in threading.enumerate() if each.name == "txmq-amqp" and each not in before
+        ] == []
 
 
 def test_it_listens_on_several_addresses_ipv6_too() -> None:

@@ -41,7 +41,7 @@ def test_user_and_password_are_taken_and_never_shown() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "h:1", "txmq://", "txmq://h:0", "txmq://h:70000", "txmq://h:x", "txmq://h:1/path", "txmq://h:1?x=1"],
+    ["", "h:1", "txmq://", "txmq://h:0", "txmq://h:70000", "txmq://h:x", "txmq://h:1/a/b", "txmq://h:1?x=1"],
 )
 def test_wrong_url_is_an_option_error(url: str) -> None:
     with pytest.raises(errors.OptionError, match="option 'url' is"):

@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 CASES: dict[str, tuple[str, list[str], dict[str, Any], str | None]] = {
     "fits": ("(v INT) USING delta", ["5L AS v"], {}, None),
     "narrows": ("(v INT) USING delta", ["5000000000L AS v"], {}, "does not fit into int"),
-    "narrows_to_byte": ("(v TINYINT) USING delta", ["1000 AS v"], {}, "does not fit into tinyint"),
     "not_null": ("(v INT NOT NULL) USING delta", ["CAST(NULL AS INT) AS v"], {}, "NOT NULL and has a null"),
     "nested_not_null": (
         "(s STRUCT<a: INT NOT NULL>) USING delta",
@@ -39,19 +38,6 @@ CASES: dict[str, tuple[str, list[str], dict[str, Any], str | None]] = {
         "null in a NOT NULL field",
     ),
     "char": ("(v CHAR(1)) USING delta", ["'abc' AS v"], {}, "has a longer value"),
-    "partitioning": (
-        "(v INT, p INT) USING delta PARTITIONED BY (p)",
-        ["1 AS v", "2 AS p"],
-        {"partitionBy": "v"},
-        "leave partitionBy out",
-    ),
-    "own_partitioning": (
-        "(v INT, p INT) USING delta PARTITIONED BY (p)",
-        ["1 AS v", "2 AS p"],
-        {"partitionBy": "p"},
-        None,
-    ),
-    "nested": ("(s STRUCT<a: INT>) USING delta", ["named_struct('a', 1, 'b', 2) AS s"], {}, "cast it"),
     "missing": ("(v INT, w INT) USING delta", ["1 AS v"], {}, None),
     "parquet": ("(v INT) USING parquet", ["1 AS v"], {}, "format parquet"),
     "generated": (
@@ -72,7 +58,6 @@ CASES: dict[str, tuple[str, list[str], dict[str, Any], str | None]] = {
         {},
         "IDENTITY: leave it out",
     ),
-    "date": ("(v DATE) USING delta", ["timestamp AS v"], {}, "is timestamp, not date"),
     "option": ("(v INT) USING delta", ["1 AS v"], {"mergeSchema": "maybe"}, "Delta would refuse it"),
     "merges": ("(v INT) USING delta COMMENT 'it grows'", ["1 AS v", "2 AS w"], {"mergeSchema": True}, None),
     "odd_name": (
