@@ -2,7 +2,7 @@
 
 Delta fills it (``connector/delta``). Not here: which format a table has (``tables.py``), the decision between
 the two halves (``foreach_batch.py``), the order of the steps (``apply.py``).
-Invariant: every implementation passes ``tests/contract/test_table_format.py``.
+Invariant: every implementation passes ``tests/contract/tables/test_table_format.py``.
 """
 
 from __future__ import annotations
