@@ -64,6 +64,13 @@ def _lines(path: Path, settings: Mapping[str, str]) -> Path:
     return path
 
 
+def cluster_id() -> str:
+    """A random one, as Kafka writes it. Never with a first "-": kafka-storage would take it for an option."""
+    while (identity := base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
+        pass
+    return identity
+
+
 class Node:
     """One process of Kafka, broker and controller, which may be killed and started again over its files."""
 
@@ -149,7 +156,7 @@ def cluster(
     free = free_ports(count * (1 + len(protocols)))
     controllers = [free.pop() for _ in range(count)]
     voters = ",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(controllers, 1))
-    identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    identity = cluster_id()
     chosen = [word for user in users for word in ("--add-scram", user)]
     chosen += [word for feature in features for word in ("--feature", feature)]
     nodes = []
