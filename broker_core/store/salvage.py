@@ -15,7 +15,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -357,38 +358,28 @@ class _Salvage:
         """Records the losses where needed: in claims, so that a replay skips them; in progress; in decided
         blocks.
         """
-        rows: dict[str, int] = {}
+        rows: Counter[tuple[str, str]] = Counter()  # by virtual host and branch
+        lost: dict[tuple[str, str], IntervalSet] = {}  # offsets by virtual host and queue
         for record in records:
             if isinstance(record, PartRecord):
-                rows[record.branch] = rows.get(record.branch, 0) + record.rows
-        ids = {name: queue_id for queue_id, name in self.queues.items()}
+                rows[record.vhost, record.branch] += record.rows
+            elif isinstance(record, QueueRecord) and record.queue_id in self.lost_offsets:
+                lost[record.vhost, record.name] = self.lost_offsets[record.queue_id]
         followed: list[Record] = []
         for record in records:
             if isinstance(record, ClaimRecord):
-                followed.append(self._claim(record, ids))
+                followed.append(_claim(record, lost))
             elif isinstance(record, LedgerRecord) and not record.applied:
                 left = [
-                    [kind, target, branch, rows.get(branch, count)]
+                    [kind, target, branch, rows.get((record.vhost, branch), count)]
                     for kind, target, branch, count in record.branches
-                    if branch in rows or "skipped" in target
+                    if (record.vhost, branch) in rows or "skipped" in target
                 ]
-                followed.append(
-                    replace(
-                        record, branches=left, applied=all("skipped" in target for _, target, _, _ in left)
-                    )
-                )
+                applied = all("skipped" in target for _, target, _, _ in left)
+                followed.append(replace(record, branches=left, applied=applied))
             elif not isinstance(record, ProgressRecord):
                 followed.append(record)
         return followed + self._progress(records)
-
-    def _claim(self, claim: ClaimRecord, ids: dict[str, QueueId]) -> ClaimRecord:
-        skipped = dict(claim.skipped)
-        for log, (start, end) in claim.ranges.items():
-            lost = self.lost_offsets.get(ids[log]) if log in ids else None
-            if lost is not None and lost.within(start, end):
-                merged = IntervalSet([*skipped.get(log, []), *lost.within(start, end)])
-                skipped[log] = [list(part) for part in merged]
-        return replace(claim, skipped=skipped)
 
     def _progress(self, records: Iterable[Record]) -> list[Record]:
         """Prevents that used offsets are used again."""
@@ -474,6 +465,15 @@ class _Salvage:
                 for first, last in there[queue_id]
                 for start, end in settled[queue_id].outside(first, last)
             )
+
+
+def _claim(claim: ClaimRecord, lost: Mapping[tuple[str, str], IntervalSet]) -> ClaimRecord:
+    """Returns the claim with its lost offsets skipped."""
+    skipped = dict(claim.skipped)
+    for log, (start, end) in claim.ranges.items():
+        if gone := lost.get((claim.vhost, log), IntervalSet()).within(start, end):
+            skipped[log] = [list(part) for part in IntervalSet([*skipped.get(log, []), *gone])]
+    return replace(claim, skipped=skipped)
 
 
 def _settled(records: Iterable[Record], queues: Iterable[QueueId]) -> dict[QueueId, IntervalSet]:
