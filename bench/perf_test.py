@@ -117,22 +117,17 @@ def rates(output: str) -> Rates:
 
 def perf_test(uri: str, queue: str, seconds: int, *options: str) -> Rates:
     """Run PerfTest on one durable queue, which keeps its messages until ``delete``."""
-    fixed = [
-        "-h",
-        uri,
-        "-u",
-        queue,
-        "-ad",
-        "false",
-        "-f",
-        "persistent",
-        "-s",
-        str(BODY_BYTES),
-        "-z",
-        str(seconds),
-        "-dcr",
-    ]
-    return rates(_run("com.rabbitmq.perf.PerfTest", *fixed, *options))
+    return rates(_perf_test(uri, queue, "-z", str(seconds), *options))
+
+
+def perf_test_count(uri: str, queue: str, count: int, *options: str) -> None:
+    """As ``perf_test``, until ``count`` messages are sent."""
+    _perf_test(uri, queue, "-C", str(count), *options)
+
+
+def _perf_test(uri: str, queue: str, *options: str) -> str:
+    fixed = ["-h", uri, "-u", queue, "-ad", "false", "-f", "persistent", "-s", str(BODY_BYTES), "-dcr"]
+    return _run("com.rabbitmq.perf.PerfTest", *fixed, *options)
 
 
 def delete(uri: str, *queues: str) -> None:
