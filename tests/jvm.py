@@ -22,7 +22,11 @@ ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 # A JVM of a test lives for seconds: what an optimizing compiler costs never pays. Loading the classes fills the
 # metaspace, and must not collect all garbage each time it grows.
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m"
-AS_USERS_DO = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+AS_USERS_DO = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.sql.adaptive.enabled": "true",
+}
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"  # by default, the JVM complains about archives on stdout
 
 

@@ -6,7 +6,8 @@ Invariant: a test ends the queries it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from broker_core.launcher import Broker
 from connector.delta.resolve import resolve
 from connector.delta.table_files import DISK
-from tests.spark.jobs import INTERPRETED
+from tests.spark.jobs import INTERPRETED, PLANNED_ONCE
 from tests.spark.pipelines import delta_rows
 
 
@@ -32,10 +33,23 @@ def interpreted(spark: SparkSession) -> Iterator[None]:
     """Queries run without being compiled: over a few rows, compiling them is most of what they cost. Tests of tables
     use it; the queries of those of sources, sinks and functions are compiled.
     """
-    for name, value in INTERPRETED.items():
+    with settings(spark, INTERPRETED):
+        yield
+
+
+@pytest.fixture
+def planned_once(spark: SparkSession) -> Iterator[None]:
+    """As ``interpreted``, and the stages of a query are planned before it runs, all of them."""
+    with settings(spark, PLANNED_ONCE):
+        yield
+
+
+@contextlib.contextmanager
+def settings(spark: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
+    for name, value in chosen.items():
         spark.conf.set(name, value)
     yield
-    for name in INTERPRETED:
+    for name in chosen:
         spark.conf.unset(name)
 
 

@@ -35,8 +35,10 @@ from tests.spark.shapes import OTHER, shaped
 # Most of what a query of seconds costs: compiling its code, and, for each file, processes that read a link and set a
 # mode, for the file and for its checksum. tests/spark has sessions that compile.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+# A tenth of what is left: planning the stages of a query again while it runs. Tests of what looks at plans keep that.
+PLANNED_ONCE = {**INTERPRETED, "spark.sql.adaptive.enabled": "false"}
 QUICK = {
-    **INTERPRETED,
+    **PLANNED_ONCE,
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
 

@@ -23,7 +23,7 @@ from connector.foreach_batch import BatchTransaction
 from tests.spark.test_foreach_batch import run
 from txmq.cli import main
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 # name: (table, columns of the rows, options, what the error says; None where the append must succeed). Cases with
 # the same words for a table share it.

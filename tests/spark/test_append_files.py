@@ -23,7 +23,7 @@ from tests.spark.pipelines import delta_actions, delta_rows, delta_transactions,
 from tests.spark.test_foreach_batch import run
 from txmq.cli import main
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 BODY = "CAST(body AS STRING) AS v"
 

@@ -21,7 +21,7 @@ from connector.fit import nullable
 from connector.once import Once
 from connector.table import Table
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 # type: expressions of it, some of which some tables refuse
 VALUES: dict[str, list[str]] = {

@@ -26,7 +26,7 @@ from connector.options import write_options
 from tests.spark.conftest import Rig
 from tests.spark.pipelines import delta_rows, delta_transactions
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 
 class Place:

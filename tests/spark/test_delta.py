@@ -16,7 +16,7 @@ from connector.delta.resolve import resolve, snapshot_at
 from connector.once import Once
 from tests.spark.pipelines import delta_actions, delta_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 
 def tokens(table: Path) -> list[str]:

@@ -15,7 +15,7 @@ from connector.listener import mirror_offsets
 from tests.progress import wait_until
 from tests.spark.pipelines import delta_rows, delta_transactions
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 
 def decide(rig: Any, app_id: str, batches: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from broker_core import password as passwords
 from broker_core.errors import AccessRefused, LoginRefused, cause
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 
 def test_a_stream_needs_read_on_its_queue_write_on_its_exchanges_and_its_own_app(rig: Any) -> None:

@@ -15,7 +15,7 @@ from connector.foreach_batch import BatchTransaction
 from tests.spark.pipelines import delta_rows, delta_transactions
 from tests.spark.test_foreach_batch import run
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 
 def appended(rig: Any, spellings: list[str], app_id: str) -> list[str]:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 
 def test_streams_of_two_virtual_hosts_with_the_same_names_do_not_meet(rig: Any) -> None:

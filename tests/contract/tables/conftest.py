@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from connector.delta.format import Delta
 from tests.contract.tables.bench import COLUMNS, TableBench
-from tests.spark.jobs import INTERPRETED
+from tests.spark.jobs import PLANNED_ONCE
 
 
 class DeltaBench(TableBench):
@@ -37,8 +37,8 @@ BENCHES: dict[str, Callable[[SparkSession, Path], TableBench]] = {"delta": Delta
 
 @pytest.fixture(params=list(BENCHES))
 def bench(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[TableBench]:
-    for name, value in INTERPRETED.items():
+    for name, value in PLANNED_ONCE.items():
         spark.conf.set(name, value)
     yield BENCHES[request.param](spark, tmp_path)
-    for name in INTERPRETED:
+    for name in PLANNED_ONCE:
         spark.conf.unset(name)
