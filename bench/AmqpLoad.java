@@ -9,8 +9,10 @@ import com.sun.management.OperatingSystemMXBean;
 import java.lang.management.ManagementFactory;
 import java.util.Arrays;
 import java.util.Map;
+import java.util.Scanner;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 
@@ -20,6 +22,8 @@ import java.util.concurrent.atomic.AtomicReference;
  *   relay URI CHANNELS BATCH ACKS WARM_S MEASURED_S     prints "processor CORES rate MESSAGES_PER_S"; ACKS is "each" or "multiple"
  *   commits URI CHANNELS WARM_S MEASURED_S              prints "processor CORES commits COUNT p50 US p99 US"
  *   open URI MESSAGES                                   prints "processor CORES rate MESSAGES_PER_S" of one transaction, commit-ok included
+ *   turns URI URI ACKNOWLEDGED MESSAGES                 for each line of its input, 0 or 1, sends MESSAGES on that connection, then prints
+ *                                                       "done"; ACKNOWLEDGED is "tx", in hundreds, or "confirms", and then it consumes them too
  *   delete URI QUEUE...                                 prints nothing
  *
  * "processor" is what this program itself used, so that a figure that it holds back shows.
@@ -50,8 +54,9 @@ public final class AmqpLoad {
                         number(arguments[5]), number(arguments[6]));
                 case "commits" -> commits(connection, number(arguments[2]), number(arguments[3]), number(arguments[4]));
                 case "open" -> open(connection, number(arguments[2]));
+                case "turns" -> turns(factory, connection, arguments[2], arguments[3].equals("tx"), number(arguments[4]));
                 case "delete" -> delete(connection, Arrays.copyOfRange(arguments, 2, arguments.length));
-                default -> throw new IllegalArgumentException("no load '" + arguments[0] + "': relay, commits, open or delete");
+                default -> throw new IllegalArgumentException("no load '" + arguments[0] + "': relay, commits, open, turns or delete");
             }
         }
     }
@@ -64,6 +69,66 @@ public final class AmqpLoad {
         try (Channel channel = connection.createChannel()) {
             for (String queue : queues) {
                 channel.queueDelete(queue);
+            }
+        }
+    }
+
+    static void turns(ConnectionFactory factory, Connection first, String other, boolean tx, int messages) throws Exception {
+        factory.setUri(other);
+        try (Connection second = factory.newConnection(); Scanner turns = new Scanner(System.in)) {
+            Turns[] sides = {new Turns(first, tx), new Turns(second, tx)};
+            while (turns.hasNextInt()) {
+                sides[turns.nextInt()].send(messages);
+                System.out.println("done");
+            }
+        }
+    }
+
+    /** One user of the load "turns": a channel, and without transactions another one that consumes. */
+    static final class Turns {
+        static final int WINDOW = 1000;
+        static final String QUEUE = "bench", EXCHANGE = "direct";
+        final Channel channel, consuming;
+        final boolean tx;
+        final Semaphore left = new Semaphore(0);
+
+        Turns(Connection connection, boolean tx) throws Exception {
+            this.tx = tx;
+            channel = connection.createChannel();
+            consuming = connection.createChannel();
+            consuming.basicQos(WINDOW);
+            channel.exchangeDeclare(EXCHANGE, "direct", true);
+            channel.queueDeclare(QUEUE, true, false, false, null);
+            channel.queueBind(QUEUE, EXCHANGE, QUEUE);
+            if (tx) {
+                channel.txSelect();
+            } else {
+                channel.confirmSelect();
+            }
+        }
+
+        void send(int messages) throws Exception {
+            String tag = tx ? null : consuming.basicConsume(QUEUE, false, new DefaultConsumer(consuming) {
+                @Override
+                public void handleDelivery(String tag, Envelope envelope, AMQP.BasicProperties properties, byte[] body)
+                        throws java.io.IOException {
+                    consuming.basicAck(envelope.getDeliveryTag(), false);
+                    left.release();
+                }
+            });
+            for (int sent = 1; sent <= messages; sent++) {
+                channel.basicPublish(EXCHANGE, QUEUE, MessageProperties.PERSISTENT_BASIC, BODY);
+                if (tx && sent % 100 == 0) {
+                    channel.txCommit();
+                } else if (!tx && sent % WINDOW == 0) {
+                    channel.waitForConfirmsOrDie();
+                }
+            }
+            if (tx) {
+                channel.queuePurge(QUEUE);
+            } else {
+                left.acquire(messages);
+                consuming.basicCancel(tag);
             }
         }
     }

@@ -6,6 +6,7 @@ Invariant: if a load fails, the benchmark ends with its output and without a fig
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -13,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,17 +119,22 @@ def rates(output: str) -> Rates:
 
 def perf_test(uri: str, queue: str, seconds: int, *options: str) -> Rates:
     """Run PerfTest on one durable queue, which keeps its messages until ``delete``."""
-    return rates(_perf_test(uri, queue, "-z", str(seconds), *options))
-
-
-def perf_test_count(uri: str, queue: str, count: int, *options: str) -> None:
-    """As ``perf_test``, until ``count`` messages are sent."""
-    _perf_test(uri, queue, "-C", str(count), *options)
-
-
-def _perf_test(uri: str, queue: str, *options: str) -> str:
-    fixed = ["-h", uri, "-u", queue, "-ad", "false", "-f", "persistent", "-s", str(BODY_BYTES), "-dcr"]
-    return _run("com.rabbitmq.perf.PerfTest", *fixed, *options)
+    fixed = [
+        "-h",
+        uri,
+        "-u",
+        queue,
+        "-ad",
+        "false",
+        "-f",
+        "persistent",
+        "-s",
+        str(BODY_BYTES),
+        "-z",
+        str(seconds),
+        "-dcr",
+    ]
+    return rates(_run("com.rabbitmq.perf.PerfTest", *fixed, *options))
 
 
 def delete(uri: str, *queues: str) -> None:
@@ -137,6 +144,24 @@ def delete(uri: str, *queues: str) -> None:
 def _program(*arguments: str | int) -> dict[str, float]:
     words = _run("AmqpLoad", *(str(each) for each in arguments)).split()
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}
+
+
+@contextlib.contextmanager
+def turns(uris: Sequence[str], acknowledged: str, messages: int) -> Iterator[Callable[[int], None]]:
+    """A function that sends ``messages`` as the user of one of two URIs. ``acknowledged``: "tx", in hundreds,
+    or "confirms", with a consumer too.
+    """
+    command = [*JAVA, "-cp", classpath(), "AmqpLoad", "turns", *uris, acknowledged, str(messages)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as load:
+        assert load.stdin is not None and load.stdout is not None
+
+        def turn(number: int) -> None:
+            print(number, file=load.stdin, flush=True)
+            if load.stdout.readline() != "done\n":  # type: ignore[union-attr]
+                raise SystemExit("the load ended before its turn did; its error is above")
+
+        yield turn
+        load.stdin.close()
 
 
 def relay(uri: str, channels: int, batch: int, acks: str, warm_s: int, measured_s: int) -> Relayed:

@@ -1,33 +1,31 @@
 """amqp_tx_100_permissions, amqp_confirms_permissions: the processor time of the broker per message, of a user
 who may do a little beside one who may do everything.
 
-Processor time, because permissions cost nothing else, and on a shared machine rates swing by more than what
-is to be seen. Not here: the loads (perf_test.py). Invariant: the two take turns on one broker, and who is
-first alternates.
+Processor time, because permissions cost nothing else. On a shared machine it swings too, so the two take very
+many short turns on one broker, and the ratio is the median of those of neighbours.
+Not here: the load (AmqpLoad.java).
 """
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
-import psutil
-
 from bench import perf_test
-from bench.amqp import QUEUE
 from bench.broker import serving
-from bench.report import Figure, against
+from bench.report import Figure, note
 from broker_core.client.accounts import RemoteAccounts
 from txmq import BrokerClient, Credentials
 
-REPETITIONS = 12  # two percent are to be seen
-MESSAGES = 100_000
+PAIRS, WARM = 80, 4
+MESSAGES = 10_000  # of a turn
 PASSWORD = "of-the-bench"
 ADMINISTRATOR, LIMITED = "administrator", "limited"
-# what PerfTest uses: the queue, and the exchange that it binds it to
-CONFIGURE, WRITE, READ = "^(bench|direct)$", "^(bench|direct|amq\\.default)$", "^(bench|direct)$"
+# what the load uses: the queue, and the exchange that it binds it to
+CONFIGURE, WRITE, READ = "^(bench|direct)$", "^(bench|direct)$", "^(bench|direct)$"
 
 
-def compared(folder: Path, name: str, *options: str) -> list[Figure]:
+def compared(folder: Path, name: str, acknowledged: str) -> list[Figure]:
     perf_test.classpath()
     data, users = folder / "txmq", folder / "users"
     users.write_text(f"{ADMINISTRATOR}:{PASSWORD}\n")
@@ -39,27 +37,34 @@ def compared(folder: Path, name: str, *options: str) -> list[Figure]:
             accounts.add_user(LIMITED, PASSWORD)
             accounts.set_permissions(LIMITED, CONFIGURE, WRITE, READ)
         assert served.amqp is not None
-        costs_ns: dict[str, list[float]] = {LIMITED: [], ADMINISTRATOR: []}
-        for number in range(-1, REPETITIONS):  # the first is not counted: the broker warms up
-            for user in sorted(costs_ns, reverse=number % 2 == 0):
-                uri = served.amqp.replace("guest:guest@", f"{user}:{PASSWORD}@")
-                before = processor_s(served.pid)
-                perf_test.perf_test_count(uri, QUEUE, MESSAGES, *options)
-                if number >= 0:
-                    costs_ns[user].append((processor_s(served.pid) - before) / MESSAGES * 1e9)
-                perf_test.delete(uri, QUEUE)
-    return [against(name, costs_ns[LIMITED], costs_ns[ADMINISTRATOR], "ns")]
+        uris = [
+            served.amqp.replace("guest:guest@", f"{user}:{PASSWORD}@") for user in (LIMITED, ADMINISTRATOR)
+        ]
+        costs_ns: list[list[float]] = [[], []]
+        with perf_test.turns(uris, acknowledged, MESSAGES) as turn:
+            for number in range(-WARM, PAIRS):
+                for side in (0, 1) if number % 2 else (1, 0):
+                    before = processor_ns(served.pid)
+                    turn(side)
+                    if number >= 0:
+                        costs_ns[side].append((processor_ns(served.pid) - before) / MESSAGES)
+    limited, everything = costs_ns
+    ratios = sorted(cost / reference for cost, reference in zip(limited, everything, strict=True))
+    quarter = PAIRS // 4
+    note(f"{name}: ratios of {PAIRS} pairs, quartiles {ratios[quarter]:.3f} to {ratios[-quarter]:.3f}")
+    value, reference = statistics.median(limited), statistics.median(everything)
+    return [Figure(name, round(value), "ns", round(reference), round(statistics.median(ratios), 3))]
 
 
-def processor_s(pid: int) -> float:
-    used = psutil.Process(pid).cpu_times()
-    return float(used.user + used.system)
+def processor_ns(pid: int) -> int:
+    """What the threads of a process have run."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
 def amqp_tx_100_permissions(folder: Path) -> list[Figure]:
-    return compared(folder, "amqp_tx_100_permissions", "-y", "0", "-m", "100")
+    return compared(folder, "amqp_tx_100_permissions", "tx")
 
 
 def amqp_confirms_permissions(folder: Path) -> list[Figure]:
-    received = ("-D", str(MESSAGES), "-q", "1000")
-    return compared(folder, "amqp_confirms_permissions", "-c", "1000", *received)
+    return compared(folder, "amqp_confirms_permissions", "confirms")
