@@ -86,15 +86,16 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with Spark and with crashes are long and busy, those with ``slow`` the longest; others wait more than they
-    work. So both kinds run at the same time, and at the end only short ones (with xdist's ``--no-loadscope-reorder``).
+    """Files with Spark and with crashes are long and busy, those others wait more than they work; those with ``slow``
+    are the longest of their kind. So both kinds run at the same time, and at the end only short ones (with xdist's ``--no-loadscope-reorder``).
     """
+    slow_first = sorted(items, key=lambda item: item.get_closest_marker("slow") is None)
     long = {
         item.path: None
-        for item in sorted(items, key=lambda item: item.get_closest_marker("slow") is None)
+        for item in slow_first
         if item.get_closest_marker("spark") or item.get_closest_marker("crash")
     }
-    short = {item.path: None for item in items if item.path not in long}
+    short = {item.path: None for item in slow_first if item.path not in long}
     place = {path: number / len(long) for number, path in enumerate(long)}
     place |= {path: 1.25 * number / len(short) for number, path in enumerate(short)}
     items.sort(key=lambda item: place[item.path])

@@ -8,11 +8,13 @@ import os
 import shlex
 import sys
 import venv
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from pyspark.java_gateway import launch_gateway
 
-from tests.progress import run_to_end
+from tests.progress import GUARD_S, run_to_end
 from tests.spark.jobs import QUICK
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples" / "notebooks").glob("*.py"))
@@ -26,8 +28,31 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
     assert any(line.startswith("# MAGIC %md") for line in lines)
 
 
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    quick = shlex.join(word for setting in QUICK.items() for word in ("--conf", "=".join(setting)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", f"{quick} {given}")
+        yield
+
+
+@pytest.fixture(scope="module")
+def jvm(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """One for several notebooks, one after the other, as a cluster of Databricks has: where it listens."""
+    gateway = launch_gateway(popen_kwargs={"cwd": tmp_path_factory.mktemp("jvm")})
+    yield {
+        "PYSPARK_GATEWAY_PORT": str(gateway.java_parameters.port),
+        "PYSPARK_GATEWAY_SECRET": gateway.java_parameters.auth_token,
+    }
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(GUARD_S)
+
+
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_as_a_plain_script(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -37,9 +62,10 @@ def test_notebook_runs_as_a_plain_script(
         monkeypatch.setenv("PATH", f"{tmp_path / 'bare' / 'bin'}{os.pathsep}{os.environ['PATH']}")
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             monkeypatch.delenv(name, raising=False)
-    given = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-    quick = shlex.join(word for setting in QUICK.items() for word in ("--conf", "=".join(setting)))
-    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"{quick} {given}")
+    elif notebook.stem != "crash":  # which starts drivers, and kills them
+        listens: Mapping[str, str] = request.getfixturevalue("jvm")
+        for name, value in listens.items():
+            monkeypatch.setenv(name, value)
     if notebook.stem == "on_kafka":
         url: str = request.getfixturevalue("kafka_url")
         monkeypatch.setenv("KAFKA", url.removeprefix("kafka://"))

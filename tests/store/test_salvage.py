@@ -21,6 +21,8 @@ from broker_core.store.salvage import SalvageReport, salvage
 from broker_core.store.verify import verify
 from tests.reading import fetched
 
+pytestmark = pytest.mark.slow
+
 Contents = dict[str, dict[int, bytes]]
 
 

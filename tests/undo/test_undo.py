@@ -25,6 +25,8 @@ from tests.broker.conftest import Clock
 from tests.engine.bench import Bench
 from tests.undo.faults import Faults
 
+pytestmark = pytest.mark.slow
+
 TRANSIENT = Properties(delivery_mode=1).encode()
 EXPIRING = Properties(delivery_mode=2, expiration="1000").encode()
 
