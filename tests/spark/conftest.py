@@ -48,9 +48,11 @@ def planned_once(spark: SparkSession) -> Iterator[None]:
 def settings(spark: SparkSession, chosen: Mapping[str, str]) -> Iterator[None]:
     for name, value in chosen.items():
         spark.conf.set(name, value)
-    yield
-    for name in chosen:
-        spark.conf.unset(name)
+    try:
+        yield
+    finally:
+        for name in chosen:
+            spark.conf.unset(name)
 
 
 class Rig:

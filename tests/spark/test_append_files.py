@@ -19,6 +19,7 @@ from broker_core.errors import NotApplied, OptionError, cause
 from connector import staging
 from connector.delta import appends
 from connector.foreach_batch import BatchTransaction, transactional
+from tests.spark.conftest import settings
 from tests.spark.pipelines import delta_actions, delta_rows, delta_transactions, hidden_files
 from tests.spark.test_foreach_batch import run
 from txmq.cli import main
@@ -114,7 +115,8 @@ def test_the_batch_is_executed_once_unless_the_append_may_not_have_executed_it_w
     monkeypatch.setattr(staging, "execute", lambda frame: (executed.append(1), execute(frame)))
     for number, way in enumerate((lambda rows: rows, lambda rows: rows.limit(1))):
         rig.publish("in", "a", "b")
-        run(rig, lambda batch, tx, way=way: tx.append(way(batch).selectExpr(BODY), str(lake)))
+        with settings(rig.spark, {"spark.sql.adaptive.enabled": "true"}):  # the plan is looked at
+            run(rig, lambda batch, tx, way=way: tx.append(way(batch).selectExpr(BODY), str(lake)))
         assert len(executed) == number and rig.bodies("in") == []
 
 
@@ -273,7 +275,7 @@ def between(rig: Any, point: str, act: Callable[[], Any]) -> None:
 
 
 def test_a_vacuum_that_retains_nothing_takes_no_row_at_any_step(rig: Any, lake: Path) -> None:
-    settings = {
+    retain_nothing = {
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",  # the tasks of a VACUUM
     }
@@ -284,17 +286,12 @@ def test_a_vacuum_that_retains_nothing_takes_no_row_at_any_step(rig: Any, lake: 
         rig.spark.sql(f"VACUUM delta.`{lake}` RETAIN 0 HOURS")
         done.append(name)
 
-    for setting, value in settings.items():
-        rig.spark.conf.set(setting, value)
     rig.publish("in", "a", "b")
     rig.publish("in", "c", "d")
-    try:
-        for point in points:
-            failpoint.arm(point, vacuum, hit=2)  # of a batch that finds files of another one
+    for point in points:
+        failpoint.arm(point, vacuum, hit=2)  # of a batch that finds files of another one
+    with settings(rig.spark, retain_nothing):
         run_each(rig, append_to(lake))
-    finally:
-        for setting in settings:
-            rig.spark.conf.unset(setting)
     assert done == list(points)
     assert values(lake) == ["a", "b", "c", "d"]
     assert hidden_files(lake) == [] and len(delta_transactions(lake)) == 2

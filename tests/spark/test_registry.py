@@ -21,7 +21,7 @@ from tests.registry_server import RegistryServer
 from tests.spark.test_decode import frame, told
 from tests.spark.test_foreach_batch import run
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 OLD = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
 NAME = {"name": "name", "type": ["null", "string"], "default": None}

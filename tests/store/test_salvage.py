@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -98,6 +100,15 @@ def contents(directory: Path) -> Contents:
         }
     broker.close()
     return found
+
+
+def claimed_again(engine: EmbeddedEngine) -> tuple[Mapping[str, Any], list[bytes]]:
+    """The end of the claim of "app", and what it reads again."""
+    end = engine.claim("app", ["owned"], {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
+    ranges = engine.resolve("app", {"owned": START}, end)
+    logs = tuple((log, first, last) for log, (first, last) in ranges.items())
+    ticket = ReadTicket("app", "q", 0, ranges, logs, True)
+    return end, [body for block in engine.read(ticket) for body in block.column("body").to_pylist()]
 
 
 def flip(path: Path, at: int, bit: int = 1) -> None:
@@ -259,14 +270,8 @@ def test_a_claim_over_lost_messages_can_be_replayed_without_them(damaged: Path, 
     assert 0 < len(lost) <= 256
     assert lost < set(range(1200))
     broker = LocalBroker(DurableStore(tmp_path / "new"), upkeep=False)
-    engine = EmbeddedEngine(broker)
-    end = engine.claim("app", ["owned"], {"owned": START}, Limit(max_rows=2500), Origin(), "fail")
+    end, bodies = claimed_again(EmbeddedEngine(broker))
     assert end == {"owned": 2400}
-    ranges = engine.resolve("app", {"owned": START}, end)
-    ticket = ReadTicket(
-        "app", "q", 0, ranges, tuple((log, first, last) for log, (first, last) in ranges.items()), True
-    )
-    bodies = [body for block in engine.read(ticket) for body in block.column("body").to_pylist()]
     assert bodies == [b"owned %06d " % number + b"x" * 50 for number in range(2400) if number not in lost]
     publish(broker, "owned", 9000, 1)
     assert broker.state.topology.queue("owned").log.next_offset == 3601

@@ -11,14 +11,14 @@ import pytest
 
 from broker_core import errors
 from broker_core.address import VHOST
-from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
+from broker_core.engine import START, BranchHeader, Limit, Origin
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage import salvage
 from broker_core.store.verify import verify
 from tests.reading import fetched
-from tests.store.test_salvage import flip
+from tests.store.test_salvage import claimed_again, flip
 
 SALES = "sales"
 HOSTS = (VHOST, SALES)
@@ -79,14 +79,9 @@ def contents(directory: Path) -> Contents:
 def replayed(directory: Path, vhost: str) -> list[bytes]:
     """What the claim of the host's app reads again."""
     broker = LocalBroker(DurableStore(directory), upkeep=False)
-    engine = HostEngines(broker).of(vhost)
-    end = engine.claim("app", ["owned"], {"owned": START}, Limit(max_rows=2 * ROWS), Origin(), "fail")
-    ranges = engine.resolve("app", {"owned": START}, end)
-    logs = tuple((log, first, last) for log, (first, last) in ranges.items())
-    ticket = ReadTicket("app", "q", 0, ranges, logs, True)
-    read = [each for block in engine.read(ticket) for each in block.column("body").to_pylist()]
+    _, bodies = claimed_again(HostEngines(broker).of(vhost))
     broker.close()
-    return read
+    return bodies
 
 
 def test_a_whole_directory_keeps_every_host_with_its_limits_claims_and_staged_rows(

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from connector.delta.format import Delta
 from tests.contract.tables.bench import COLUMNS, TableBench
+from tests.spark.conftest import settings
 from tests.spark.jobs import PLANNED_ONCE
 
 
@@ -37,8 +38,5 @@ BENCHES: dict[str, Callable[[SparkSession, Path], TableBench]] = {"delta": Delta
 
 @pytest.fixture(params=list(BENCHES))
 def bench(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[TableBench]:
-    for name, value in PLANNED_ONCE.items():
-        spark.conf.set(name, value)
-    yield BENCHES[request.param](spark, tmp_path)
-    for name in PLANNED_ONCE:
-        spark.conf.unset(name)
+    with settings(spark, PLANNED_ONCE):
+        yield BENCHES[request.param](spark, tmp_path)
