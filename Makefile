@@ -77,7 +77,7 @@ lock:
 	@$(BIN)/python -m bench.session > .venv/jars.log 2>&1 || { tail -n 40 .venv/jars.log >&2; exit 1; }
 	@touch .venv/ready
 
-# The classes that Spark loads, for the JVMs of the tests: they start in half the time. Tests run without it too.
+# The classes that Spark and Kafka load, for the JVMs of the tests: they start in half the time. Tests run without them too.
 .venv/spark-classes.jsa: .venv/ready tests/jvm.py
-	@echo "== an archive of Spark's classes, once"
+	@echo "== archives of the classes of Spark and Kafka, once"
 	@$(BIN)/python -m tests.jvm > .venv/classes.log 2>&1 || tail -n 5 .venv/classes.log >&2

@@ -143,15 +143,17 @@ def cluster(
     users: Sequence[str] = (),
     features: Sequence[str] = (),
     heap: str = "1g",
+    options: Sequence[str] = (),
 ) -> Iterator[Cluster]:
     """Runs ``count`` nodes on loopback, with every internal topic on up to three of them.
 
     ``doors``: more listeners than PLAIN, with their security protocols. ``settings``: more lines of
     server.properties. ``users``: SCRAM credentials, ``features``: levels, both as kafka-storage takes them.
+    ``options``: more of them for each JVM.
     """
     classpath = _server_classpath()
     quiet = _lines(folder / "log4j2.properties", QUIET)
-    java = ["java", f"-Xmx{heap}", f"-Dlog4j2.configurationFile={quiet}", "-cp", classpath]
+    java = ["java", *options, f"-Xmx{heap}", f"-Dlog4j2.configurationFile={quiet}", "-cp", classpath]
     protocols = {PLAIN: "PLAINTEXT", **(doors or {})}
     free = free_ports(count * (1 + len(protocols)))
     controllers = [free.pop() for _ in range(count)]

@@ -1,24 +1,29 @@
-"""The JVMs of Spark sessions in tests: the jars of Delta on their class path, and an archive of the classes that they
-load, because loading those is half of what a session of seconds costs.
+"""The JVMs of tests: the jars of Delta on the class path of Spark sessions, and archives of the classes that Spark and
+Kafka load, because loading those is half of what a session or a node of seconds costs.
 
-``python -m tests.jvm`` finds the jars and writes the archive, once for an environment (``make test``). Without
-them, sessions start as those of any user, and slower. A JVM ignores an archive of another JDK or of other jars.
+``python -m tests.jvm`` finds the jars and writes the archives, once for an environment (``make test``). Without
+them, sessions and nodes start as those of any user, and slower. A JVM ignores an archive of another JDK or of other
+jars.
 
 Not here: the settings of a session (``tests/conftest.py``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 from bench.jars import missing_in_spark, resolve
+from bench.kafka_server import cluster
 
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
+KAFKA_ARCHIVE = Path(sys.prefix) / "kafka-classes.jsa"
 # A JVM of a test lives for seconds: what an optimizing compiler costs never pays. Loading the classes fills the
 # metaspace, and must not collect all garbage each time it grows.
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m"
@@ -58,35 +63,64 @@ def use_archive() -> None:
         os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_arguments(f"-XX:SharedArchiveFile={ARCHIVE}"))
 
 
-def write_archive() -> None:
-    """Runs each kind of query once, and keeps the classes that its JVM has loaded at its end."""
+def of_kafka() -> list[str]:
+    """The options of Kafka's JVMs."""
+    return [*QUIET.split(), f"-XX:SharedArchiveFile={KAFKA_ARCHIVE}"] if KAFKA_ARCHIVE.exists() else []
+
+
+@contextlib.contextmanager
+def _written(archive: Path) -> Iterator[str]:
+    """The option of a JVM that writes the archive at its end, which is before the end of the context."""
+    mine = archive.with_suffix(f".{os.getpid()}")
+    yield f"-XX:ArchiveClassesAtExit={mine}"
+    mine.replace(archive)
+
+
+@contextlib.contextmanager
+def _kafka(folder: Path) -> Iterator[str | None]:
+    """The address of a node that leaves an archive; None where its jars cannot be had."""
+    with contextlib.ExitStack() as stack:
+        option = stack.enter_context(_written(KAFKA_ARCHIVE))
+        try:
+            url = stack.enter_context(cluster(folder, heap="512m", options=[option])).bootstrap
+        except SystemExit as error:
+            print(error, file=sys.stderr)
+            stack.pop_all()
+            yield None
+        else:
+            yield f"kafka://{url}"
+
+
+def write_archives() -> None:
+    """Runs each kind of query once; the JVM of the session and the node keep the classes that they have loaded."""
     os.environ.setdefault("JDK_JAVA_OPTIONS", OPTIONS)
-    mine = ARCHIVE.with_suffix(f".{os.getpid()}")
-    os.environ["PYSPARK_SUBMIT_ARGS"] = submit_arguments(f"-XX:ArchiveClassesAtExit={mine}")
     from pyspark import SparkContext
 
     from tests.spark import jobs
+    from tests.spark.kafka_pipelines import KafkaPipeline
     from tests.spark.pipelines import Pipeline, Served, specification
 
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        scratch = Path(name)
+        (scratch / "kafka").mkdir()
+        kafka = stack.enter_context(_kafka(scratch / "kafka"))
+        os.environ["PYSPARK_SUBMIT_ARGS"] = submit_arguments(stack.enter_context(_written(ARCHIVE)))
         served = Served(scratch / "broker")
-        try:
-            ledger = str(scratch / "ledger")
-            pipelines = [
-                Pipeline.create("effects", served.url, scratch, "abcd", ledger=ledger, ledger_sync=True),
-                Pipeline.create("counts", served.url, scratch, "abcd", fn="counts"),
-                Pipeline.create("rate", served.url, scratch, source="rate", batches=1),
-                Pipeline.create("fails", served.url, scratch, "a", fn="fail_batch_once"),
-            ]
-            jobs.main(specification(scratch, pipelines, session=AS_USERS_DO))
-        finally:
-            served.stop()
+        stack.callback(served.stop)
+        ledger = str(scratch / "ledger")
+        pipelines = [
+            Pipeline.create("effects", served.url, scratch, "abcd", ledger=ledger, ledger_sync=True),
+            Pipeline.create("counts", served.url, scratch, "abcd", fn="counts"),
+            Pipeline.create("rate", served.url, scratch, source="rate", batches=1),
+            Pipeline.create("fails", served.url, scratch, "a", fn="fail_batch_once"),
+        ]
+        if kafka is not None:
+            pipelines.append(KafkaPipeline.create("kafka", kafka, scratch, "abcd"))
+        jobs.main(specification(scratch, pipelines, session=AS_USERS_DO))
         process = SparkContext._gateway.proc
         process.stdin.close()  # at the end of its input the JVM exits, and writes the archive
         process.wait()
-    mine.replace(ARCHIVE)
 
 
 if __name__ == "__main__":
-    write_archive()
+    write_archives()

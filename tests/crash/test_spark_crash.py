@@ -84,7 +84,7 @@ ON_KAFKA: Killed = {
     "kafka-state": ("foreach.mirrored", 1, {"fn": "counts"}),
     "kafka-lost-decided": ("foreach.decided", 1, {}),
     "kafka-files-copied": ("adding.copied", 1, {}),
-    "kafka-changes": ("changing.committed", 1, CHANGES),
+    "kafka-changes": ("changing.committed", 3, CHANGES),
     "kafka-unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
 }
 STOPPED_ON_KAFKA: Killed = {"kafka-zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}

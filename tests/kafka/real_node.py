@@ -19,6 +19,7 @@ import pytest
 
 from bench.kafka_server import PLAIN, Cluster, cluster
 from broker_core.kafka.port import Endpoint
+from tests import jvm
 
 USER, PASSWORD = "alice", "wonderland"
 REAUTHENTICATE_MS = 1500
@@ -50,7 +51,7 @@ def real_cluster(folder: Path, count: int = 1, **more: Any) -> Iterator[Cluster]
         pytest.skip("a real Kafka needs a JDK, and there is no java")
     with contextlib.ExitStack() as stack:
         try:
-            started = stack.enter_context(cluster(folder, count, **more))
+            started = stack.enter_context(cluster(folder, count, options=jvm.of_kafka(), **more))
         except SystemExit as error:
             if "cannot resolve" not in str(error):
                 raise

@@ -132,7 +132,9 @@ def function(pipeline: dict[str, Any]) -> Any:
         tx.after_commit(rows, "collect")
 
     def changes(batch: DataFrame, tx: BatchTransaction) -> None:
-        """``n`` tells which operations were done, in which order and how often."""
+        """``n`` tells which operations were done, in which order and how often; for the rows that are overwritten,
+        only that it was done last.
+        """
         rows = batch.selectExpr("CAST(body AS STRING) AS body", f"'{uuid.uuid4().hex}' AS marker", "1 AS n")
         table = f"{lake}/changed"
         tx.publish(rows.selectExpr("concat(body, ':', marker) AS body"), queue=pipeline["out"])
@@ -140,6 +142,7 @@ def function(pipeline: dict[str, Any]) -> Any:
         update = {"n": "t.n * 10 + 2", "marker": "concat(t.marker, s.marker)"}
         tx.merge(rows, table, "t.body = s.body", update=update, keys=["body"])
         tx.delete(rows.where("body = 'b'"), table, "t.body = s.body AND t.n = 12")
+        tx.overwrite(rows.where("body = 'c'").selectExpr("body", "marker", "3 AS n"), table, "body = 'c'")
         tx.after_commit(rows, "collect")
 
     def nothing(batch: DataFrame, tx: BatchTransaction) -> None:
