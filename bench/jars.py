@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,15 +16,13 @@ from importlib import util
 from pathlib import Path
 
 RESOLVE = """
-import sys
-from pyspark.sql import SparkSession
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-builder = builder.config("spark.jars.packages", sys.argv[1])
-if sys.argv[2]:
-    builder = builder.config("spark.jars.excludes", sys.argv[2])
-spark = builder.getOrCreate()
-print("jars " + spark.sparkContext.getConf().get("spark.jars"))
-spark.stop()
+from pyspark.java_gateway import launch_gateway
+
+gateway = launch_gateway()  # Spark asks Ivy before it listens, and nothing here needs a session
+print("jars " + gateway.jvm.java.lang.System.getProperty("spark.jars"))
+gateway.shutdown()
+gateway.proc.stdin.close()
+gateway.proc.wait()
 """
 _SPARK = util.find_spec("pyspark")
 assert _SPARK is not None and _SPARK.origin is not None
@@ -33,7 +32,7 @@ SPARK_JARS = Path(_SPARK.origin).parent / "jars"  # pyspark itself is slow to im
 def resolve(coordinates: Sequence[str], excludes: str = "") -> list[str]:
     """Paths of the jars of ``coordinates`` and of their dependencies. Raises SystemExit if one is not found.
 
-    They are kept beside the interpreter, because asking Ivy starts a session.
+    They are kept beside the interpreter, because asking Ivy takes a JVM and seconds.
     """
     asked = [",".join(coordinates), excludes]
     key = hashlib.sha256(" ".join(asked).encode()).hexdigest()[:12]
@@ -48,8 +47,10 @@ def resolve(coordinates: Sequence[str], excludes: str = "") -> list[str]:
 
 
 def _ask_ivy(asked: Sequence[str]) -> list[str]:
-    plain = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
-    done = subprocess.run([sys.executable, "-c", RESOLVE, *asked], capture_output=True, text=True, env=plain)
+    packages, excludes = asked
+    words = ["--packages", packages, *(["--exclude-packages", excludes] if excludes else []), "pyspark-shell"]
+    asking = {**os.environ, "PYSPARK_SUBMIT_ARGS": shlex.join(words)}
+    done = subprocess.run([sys.executable, "-c", RESOLVE], capture_output=True, text=True, env=asking)
     found = [line for line in done.stdout.splitlines() if line.startswith("jars ")]
     if not found:
         raise SystemExit(f"cannot resolve {asked[0]}:\n{done.stderr[-3000:]}")
