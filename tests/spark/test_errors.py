@@ -28,7 +28,7 @@ from broker_core.launcher import Broker
 from broker_core.message import MAX_BODY_BYTES
 from connector.datasource import TxmqDataSource
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 
 def failure(action: Callable[[], Any]) -> TxmqError:

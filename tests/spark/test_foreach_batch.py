@@ -16,7 +16,7 @@ from connector import after_commit, foreach_batch, staging
 from connector.foreach_batch import BatchTransaction, transactional
 from tests.spark.pipelines import delta_rows, delta_transactions
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 Fn = Callable[[DataFrame, BatchTransaction], None]
 
