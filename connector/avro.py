@@ -17,7 +17,6 @@ from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
@@ -41,13 +40,11 @@ from pyspark.sql.types import (
 )
 
 from broker_core.errors import OptionError
+from connector.judged import Judgement, judged, told
 from connector.wire_format import HEADER_BYTES
 
 Schema = Any  # the JSON of a schema, as fastavro has parsed it
 Texts = tuple[str, ...]  # a schema behind those that it refers to
-
-VALUE, FAULT = "value", "fault"
-_LONGEST_FAULT = 300  # characters
 
 _PRIMITIVES: dict[str, DataType] = {
     "boolean": BooleanType(),
@@ -118,7 +115,7 @@ class AvroSchema:
             for text in texts:
                 parsed = parse(_plain(json.loads(text)), named_schemas=named)
         except Exception as error:  # of any class, for any damage
-            raise Unreadable(f"is not a schema of Avro ({_told(error)})") from None
+            raise Unreadable(f"is not a schema of Avro ({told(error)})") from None
         found = cls(parsed, named)
         found._least(parsed, {}, "")
         return found
@@ -305,19 +302,9 @@ class _Decoder:
         self._shaped = _shaping(columns)
 
     def __call__(self, bodies: pa.Array) -> pa.Array:
-        values: list[Any] = []
-        faults: list[str | None] = []
-        for body in bodies.to_pylist():
-            value, fault = self._one(body)
-            values.append(value)
-            faults.append(fault)
-        try:
-            column = pa.array(values, self._type)
-        except Exception:  # a value is too large for its type: find out which
-            column = self._each(values, faults)
-        return pa.StructArray.from_arrays([column, pa.array(faults, pa.string())], [VALUE, FAULT])
+        return judged(bodies, self._one, self._type)
 
-    def _one(self, body: bytes | None) -> tuple[Any, str | None]:
+    def _one(self, body: bytes | None) -> Judgement:
         if body is None or len(body) < HEADER_BYTES or body[0]:
             return None, None
         schemas = self._writers.get(int.from_bytes(body[1:HEADER_BYTES], "big"))
@@ -328,19 +315,10 @@ class _Decoder:
         try:
             value = self._shaped(self._read(bytes_, *schemas))
         except Exception as error:  # of any class, for any damage
-            return None, f"the body is not Avro of the schema ({_told(error)})"
+            return None, f"the body is not Avro of the schema ({told(error)})"
         if bytes_.tell() != len(body):
             return None, f"the body has {len(body) - bytes_.tell()} bytes behind the value"
         return value, None
-
-    def _each(self, values: list[Any], faults: list[str | None]) -> pa.Array:
-        for index, value in enumerate(values):
-            try:
-                pa.array([value], self._type)
-            except Exception as error:
-                values[index] = None
-                faults[index] = f"the body does not fit the columns ({_told(error)})"
-        return pa.array(values, self._type)
 
 
 def _shaping(kind: DataType) -> Callable[[Any], Any]:
@@ -381,23 +359,12 @@ def encoder(header: bytes, text: str) -> Callable[[pa.Array], pa.Array]:
                 fastavro.schemaless_writer(buffer, schema, value)
             except Exception as error:
                 raise OptionError(
-                    f"a row does not fit the schema of Avro ({_told(error)})", "change the row, or the schema"
+                    f"a row does not fit the schema of Avro ({told(error)})", "change the row, or the schema"
                 ) from None
             bodies.append(buffer.getvalue())
         return pa.array(bodies, pa.binary())
 
     return encoded
-
-
-def over_columns(function: Callable[[pa.Array], pa.Array], kind: DataType) -> Any:
-    """A function over columns of Spark. Spark may not evaluate it twice for a row."""
-    made: Any = arrow_udf
-    return made(function, kind).asNondeterministic()
-
-
-def _told(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:_LONGEST_FAULT]
 
 
 def columns_of(texts: Texts) -> StructType:

@@ -16,13 +16,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from broker_core.errors import DecodeError, OptionError
-from connector.avro import unreadable
 from connector.dead_letters import REASON
+from connector.descriptors import descriptor_of
 from connector.fit import quoted
-from connector.formats import Csv, Fault, Format, Json, from_package, registered_avro, schema_of
+from connector.formats import Csv, Fault, Format, Json, from_package, schema_of
 from connector.observed import remember, watched
+from connector.registered import registered_avro, registered_json, registered_protobuf
 from connector.registry import SchemaRegistry
-from connector.wire_format import WireFormat, payload, wire_format
+from connector.wire_format import WireFormat, payload
 
 Formats = Literal["json", "avro", "protobuf", "csv"]
 Mode = Literal["deadLetter", "fail", "null"]
@@ -55,6 +56,7 @@ def decode(
     options: Mapping[str, str] | None = ...,
     registry: SchemaRegistry | str | None = ...,
     subject: str | None = ...,
+    validate: bool = ...,
 ) -> Decoded: ...
 @overload
 def decode(
@@ -68,6 +70,7 @@ def decode(
     options: Mapping[str, str] | None = ...,
     registry: SchemaRegistry | str | None = ...,
     subject: str | None = ...,
+    validate: bool = ...,
 ) -> DataFrame: ...
 def decode(
     df: DataFrame,
@@ -80,6 +83,7 @@ def decode(
     options: Mapping[str, str] | None = None,
     registry: SchemaRegistry | str | None = None,
     subject: str | None = None,
+    validate: bool = False,
 ) -> Decoded | DataFrame:
     """Decode ``column`` (binary or string) of ``df`` by Spark's own from_json, from_csv, from_avro or
     from_protobuf.
@@ -92,14 +96,16 @@ def decode(
     broken message; ``null`` a frame with nulls for it. Broken is: null or empty, not UTF-8, malformed, of
     another type than the schema, without a field that is not null, or with something behind the value.
 
-    ``registry`` (avro, json): the bodies are in Confluent's wire format, with the ids of a
+    ``registry`` (avro, json, protobuf): the bodies are in Confluent's wire format, with the ids of a
     :class:`SchemaRegistry`. A body with another first byte, or with an id that the registry does not have or
-    has for another format, is broken too. ``subject``: for avro, in place of ``schema``: its newest one.
+    has for another format, is broken too. ``schema``: for protobuf the columns, as for json, or as without a
+    registry. ``subject``: for avro and protobuf, in place of ``schema``: its newest one. With both, the
+    columns of protobuf have to fit it. ``validate``: a body of json that its JSON Schema refuses is broken.
     Raises OptionError; RegistryFailed and LoginRefused of the registry.
     """
     kept = _kept(df, column, keep, mode)
     body = F.col(quoted(column))
-    chosen, wire = _chosen(df, column, schema, format, dict(options or {}), registry, subject)
+    chosen, wire = _chosen(df, column, schema, format, dict(options or {}), registry, subject, validate)
     _require_new(chosen.schema, kept)
     bytes_ = payload(body) if wire and format == "json" else body
     text = bytes_.cast("string")
@@ -215,7 +221,10 @@ def _chosen(
     options: dict[str, str],
     registry: SchemaRegistry | str | None,
     subject: str | None,
+    validate: bool,
 ) -> tuple[Format, WireFormat | None]:
+    if validate and (format != "json" or registry is None):
+        raise OptionError("decode got validate=True, which is for json with a registry", "leave it out")
     if registry is None:
         if subject is not None:
             raise OptionError(f"decode got subject={subject!r}, but no registry", "give registry, or schema")
@@ -224,18 +233,18 @@ def _chosen(
     if format == "json":
         if subject is not None:
             raise OptionError("decode of json got a subject", "give the columns as schema")
-        made = Json(schema_of(schema), options)
-        return made, wire_format(df, column, asked, "JSON", lambda _schema: None)
-    if format != "avro":
-        raise OptionError(f"decode has no registry for format {format!r}", "it has one for avro and json")
+        return registered_json(df, column, Json(schema_of(schema), options), asked, validate)
+    if format not in ("avro", "protobuf"):
+        raise OptionError(
+            f"decode has no registry for format {format!r}", "it has one for avro, json and protobuf"
+        )
     if options:
-        raise OptionError("decode of avro with a registry got options, but it has none", "leave them out")
-    if (schema is None) == (subject is None) or not isinstance(schema or subject, str):
-        raise OptionError("avro with a registry needs a schema or a subject", "give one of them, as text")
-    reader = (schema,) if subject is None else asked.latest(subject, "AVRO").texts
-    registered_avro({}, reader)  # before the rows are read
-    wire = wire_format(df, column, asked, "AVRO", lambda found: unreadable(found.texts))
-    return registered_avro({number: found.texts for number, found in wire.schemas.items()}, reader), wire
+        raise OptionError(
+            f"decode of {format} with a registry got options, but it has none", "leave them out"
+        )
+    if format == "protobuf":
+        return registered_protobuf(df, column, schema, asked, subject)
+    return registered_avro(df, column, schema, asked, subject)
 
 
 def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) -> Format:
@@ -266,22 +275,3 @@ def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) ->
             ),
         )
     raise OptionError(f"decode has the format {format!r}", "allowed are json, avro, protobuf, csv")
-
-
-def descriptor_of(schema: Any) -> tuple[str, bytes]:
-    """The message name and the descriptor set of a schema of protobuf. Raises OptionError."""
-    match schema:
-        case (str(message), bytes(descriptor)):
-            return message, descriptor
-        case (str(message), path):
-            try:
-                with open(path, "rb") as file:
-                    return message, file.read()
-            except (OSError, TypeError) as error:
-                raise OptionError(
-                    f"cannot read the descriptor set {path!r}: {error}", "protoc writes one"
-                ) from None
-    raise OptionError(
-        f"format 'protobuf' got the schema {schema!r:.200}",
-        "give (name of the message, descriptor set as bytes or the path of its file)",
-    )

@@ -15,11 +15,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StructType
 
 from broker_core.errors import OptionError
-from connector.avro import avro_schema, columns_of, encoder, over_columns
-from connector.decoded import Formats, descriptor_of
+from connector import avro, json_schema, protobuf_writer
+from connector.decoded import Formats
+from connector.descriptors import Descriptors, Undescribed, descriptor_of, library
 from connector.fit import quoted
 from connector.formats import one_clear_error
-from connector.registry import SchemaRegistry
+from connector.judged import over_columns
+from connector.message_indexes import written
+from connector.protobuf import Misfit
+from connector.registry import RegisteredSchema, SchemaRegistry
 from connector.wire_format import header
 
 CONTENT_TYPES = {
@@ -39,6 +43,7 @@ def encode(
     options: Mapping[str, str] | None = None,
     registry: SchemaRegistry | str | None = None,
     subject: str | None = None,
+    validate: bool = False,
 ) -> DataFrame:
     """The rows of ``df`` as messages: ``body`` and ``properties`` with its ``content_type``, for tx.publish
     and for a write to format txmq.
@@ -47,9 +52,11 @@ def encode(
     body. ``schema``: for avro the schema in JSON, or None: Spark's own; for protobuf as in ``decode``.
     ``options``: of to_json, to_csv or to_protobuf.
 
-    ``registry`` (avro, json): the bodies are in Confluent's wire format, with the id that the schema gets in
-    ``subject``. Then the schema of json is a JSON Schema as text, and None for avro that of the columns.
-    Raises OptionError; RegistryFailed and LoginRefused of the registry.
+    ``registry`` (avro, json, protobuf): the bodies are in Confluent's wire format, with the id that the
+    schema gets in ``subject``. Then the schema of json is a JSON Schema as text, and None for avro that of
+    the columns. For protobuf the newest schema of ``subject`` is taken, and ``schema`` names a message in it,
+    or None: the first. ``validate``: a row of json that its JSON Schema refuses is an error. Raises
+    OptionError; RegistryFailed and LoginRefused of the registry.
     """
     if format not in CONTENT_TYPES:
         raise OptionError(f"encode has the format {format!r}", f"allowed are {', '.join(CONTENT_TYPES)}")
@@ -61,14 +68,15 @@ def encode(
     value = F.struct(*(F.col(quoted(name)) for name in names))
     columns = [F.col(name) for name in ("exchange", "routing_key") if name in df.columns]
     given = dict(options or {})
+    if validate and (format != "json" or registry is None):
+        raise OptionError("encode got validate=True, which is for json with a registry", "leave it out")
     if registry is None and subject is None:
         properties = _properties(df, CONTENT_TYPES[format])
         body = _body(value, schema, format, given)
     else:
         properties = _properties(df, "application/octet-stream")  # an id, and then the value
-        body = _registered(
-            StructType([df.schema[name] for name in names]), value, schema, format, given, registry, subject
-        )
+        types = StructType([df.schema[name] for name in names])
+        body = _registered(types, value, schema, format, given, registry, subject, validate)
     with one_clear_error(df.sparkSession, format):
         encoded = df.select(*columns, body.alias("body"), properties.alias("properties"))
         _ = encoded.schema  # on Spark Connect, nothing is analysed before
@@ -100,23 +108,68 @@ def _registered(
     options: dict[str, str],
     registry: SchemaRegistry | str | None,
     subject: str | None,
+    validate: bool,
 ) -> Column:
     if registry is None or not isinstance(subject, str) or not subject:
         raise OptionError("encode got only one of registry and subject", "give both, or none")
-    if format not in ("avro", "json"):
-        raise OptionError(f"encode has no registry for format {format!r}", "it has one for avro and json")
-    text = json.dumps(avro_schema(columns)) if schema is None and format == "avro" else schema
+    if format == "csv":
+        raise OptionError("encode has no registry for format 'csv'", "it has one for avro, json and protobuf")
+    if options and format != "json":
+        raise OptionError(
+            f"encode to {format} with a registry got options, but it has none", "leave them out"
+        )
+    asked = SchemaRegistry.of(registry)
+    if format == "protobuf":
+        return _protobuf(columns, value, schema, asked, subject)
+    text = json.dumps(avro.avro_schema(columns)) if schema is None and format == "avro" else schema
     if not isinstance(text, str):
         raise OptionError(f"format {format!r} got the schema {schema!r:.200}", "give it as JSON text")
-    asked = SchemaRegistry.of(registry)
     if format == "json":
-        written = header(asked.register(subject, "JSON", text))
-        return F.concat(F.lit(written), F.to_json(value, options).cast("binary"))
-    if options:
-        raise OptionError("encode to avro with a registry got options, but it has none", "leave them out")
-    columns_of((text,))
-    written = header(asked.register(subject, "AVRO", text))
-    body: Column = over_columns(encoder(written, text), BinaryType())(value)
+        return _json(value, text, options, asked, subject, validate)
+    avro.columns_of((text,))
+    written_id = header(asked.register(subject, "AVRO", text))
+    body: Column = over_columns(avro.encoder(written_id, text), BinaryType())(value)
+    return body
+
+
+def _json(
+    value: Column, text: str, options: dict[str, str], registry: SchemaRegistry, subject: str, validate: bool
+) -> Column:
+    found = RegisteredSchema("JSON", (text,))
+    if validate:
+        json_schema.library()
+        why = json_schema.unusable(found)
+        if why is not None:
+            raise OptionError(f"the schema {why}", "give a JSON Schema as text")
+    written_id = header(registry.register(subject, "JSON", text))
+    if not validate:
+        return F.concat(F.lit(written_id), F.to_json(value, options).cast("binary"))
+    checked: Column = over_columns(json_schema.encoder(written_id, found), BinaryType())(
+        F.to_json(value, options)
+    )
+    return checked
+
+
+def _protobuf(
+    columns: StructType, value: Column, message: Any, registry: SchemaRegistry, subject: str
+) -> Column:
+    library()
+    if message is not None and not isinstance(message, str):
+        raise OptionError(
+            f"format 'protobuf' with a registry got the schema {message!r:.200}",
+            "give the name of a message of the subject's newest schema, or None: the first",
+        )
+    number, schema = registry.latest_serialized(subject)
+    try:
+        files = Descriptors.of(schema.texts[-1], schema.named)
+        indexes = files.indexes(message)
+        protobuf_writer.writing(files.at(indexes), columns)
+    except Undescribed as error:
+        raise OptionError(f"the newest schema of subject {subject!r} {error}", "name another one") from None
+    except Misfit as error:
+        raise OptionError(f"the rows do not fit subject {subject!r}: {error}", "cast or drop it") from None
+    encoder = protobuf_writer.encoder(header(number) + written(indexes), schema, indexes, columns)
+    body: Column = over_columns(encoder, BinaryType())(value)
     return body
 
 

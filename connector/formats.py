@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
 
 from broker_core.errors import OptionError
-from connector.avro import FAULT, VALUE, Texts, columns_of, decoder, over_columns
 from connector.violations import violations
 
 Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
@@ -233,39 +232,6 @@ def from_package(frame: DataFrame, format: str, parse: Callable[[Column], Column
             f"the schema of format {format!r} is of type {kind.simpleString()}", "give that of a record"
         )
     return FromPackage(format.capitalize(), parse, kind)
-
-
-@dataclass(frozen=True)
-class RegisteredAvro:
-    """Avro of a schema registry. ``parse``: bodies with an id to structs of ``avro.decoder``."""
-
-    schema: StructType
-    parse: Callable[[Column], Column]
-
-    def encoded(self, body: Column, text: Column) -> Column:
-        del text
-        return body
-
-    def parsed(self, encoded: Column) -> Column:
-        return self.parse(encoded)
-
-    def value(self, parsed: Column) -> Column:
-        return parsed.getField(VALUE)
-
-    def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
-        del text
-        yield parsed.getField(FAULT).isNotNull(), parsed.getField(FAULT)
-        yield parsed.getField(VALUE).isNull(), "the body is not Avro of the schema"
-
-    def reasons(self) -> list[str]:
-        return []
-
-
-def registered_avro(writers: Mapping[int, Texts], reader: Texts) -> RegisteredAvro:
-    """Raises OptionError unless ``reader`` is a schema of columns."""
-    columns = columns_of(reader)
-    kind = StructType([StructField(VALUE, columns), StructField(FAULT, StringType())])
-    return RegisteredAvro(schema_of(columns), over_columns(decoder(writers, reader), kind))
 
 
 @contextlib.contextmanager

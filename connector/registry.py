@@ -27,21 +27,25 @@ _MEDIA = "application/vnd.schemaregistry.v1+json"
 _WAITS_S = (0.2, 1.0)  # before the second and the third attempt
 _SUBJECT, _VERSION, _SCHEMA = 40401, 40402, 40403  # the registry's error codes: what is not found
 _MOST_REFERENCES = 1_000
+_SERIALIZED = "?format=serialized"  # of Confluent: as a FileDescriptorProto, in base64
+_LIST = ""  # the name of an answer that is no object
 _LARGEST_ID = (1 << 31) - 1  # an id is an int of Java
 
 
 @dataclass(frozen=True)
 class RegisteredSchema:
     """``kind``: AVRO, JSON or PROTOBUF. ``texts``: the schema behind those that it refers to, each behind its
-    own.
+    own. ``named``: those again, with the names by which they are referred to.
     """
 
     kind: str
     texts: tuple[str, ...]
+    named: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
 
 # An id names the same schema forever, and a schema has the same id in its subject: both by registry.
 _schemas: dict[tuple[str, str], dict[int, RegisteredSchema]] = {}
+_serialized: dict[tuple[str, str], dict[int, RegisteredSchema]] = {}
 _ids: dict[tuple[str, str], dict[tuple[str, str, str], int]] = {}
 
 
@@ -99,18 +103,52 @@ class SchemaRegistry:
             known[number] = self._registered(self._success(status, told))
         return known[number]
 
+    def serialized(self, number: int) -> RegisteredSchema | None:
+        """As ``schema``; the texts of one of Protobuf are FileDescriptorProtos in base64. Raises OptionError
+        if the registry has them only as .proto files.
+        """
+        plain = self.schema(number)
+        if plain is None or plain.kind != "PROTOBUF":
+            return plain
+        known = _serialized.setdefault((self.url, self.user), {})
+        if number not in known:
+            status, told = self._call("GET", f"/schemas/ids/{number}{_SERIALIZED}")
+            if status >= 500 and status != 501:  # Karapace, if the schema refers to others
+                listed: Any = self._call("GET", f"/schemas/ids/{number}/versions")[1].get(_LIST)
+                try:
+                    path = _version(listed[0]["subject"], listed[0]["version"])
+                except (IndexError, KeyError, TypeError):
+                    raise self._strange(f"HTTP {status} {told.get('message', '')!s:.300}".rstrip()) from None
+                status, told = self._call("GET", path + _SERIALIZED)
+            known[number] = self._described(status, told)
+        return known[number]
+
     def latest(self, subject: str, kind: str) -> RegisteredSchema:
         """The newest schema of a subject, of this kind. Raises OptionError, RegistryFailed, LoginRefused."""
-        path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest"
-        status, told = self._call("GET", path)
+        return self._registered(self._latest(subject, kind))
+
+    def latest_serialized(self, subject: str) -> tuple[int, RegisteredSchema]:
+        """The newest schema of Protobuf of a subject, as of ``serialized``, and its id. Raises as that."""
+        told = self._latest(subject, "PROTOBUF")
+        number = told.get("id")
+        if not isinstance(number, int) or not 0 <= number <= _LARGEST_ID:
+            raise self._strange(f"the id {number!r:.100}")
+        known = _serialized.setdefault((self.url, self.user), {})
+        if number not in known:
+            path = _version(subject, told.get("version", "latest"))
+            known[number] = self._described(*self._call("GET", path + _SERIALIZED))
+        return number, known[number]
+
+    def _latest(self, subject: str, kind: str) -> dict[str, Any]:
+        status, told = self._call("GET", _version(subject, "latest"))
         if status == 404 and told.get("error_code") in (_SUBJECT, _VERSION):
             raise OptionError(
                 f"the schema registry {self.url} has no subject {subject!r}", "register its schema first"
             )
-        found = self._registered(self._success(status, told))
-        if found.kind != kind:
-            raise OptionError(f"subject {subject!r} is {found.kind}, not {kind}", "name another one")
-        return found
+        found = self._success(status, told).get("schemaType", "AVRO")
+        if isinstance(found, str) and found.upper() != kind:
+            raise OptionError(f"subject {subject!r} is {found.upper()}, not {kind}", "name another one")
+        return told
 
     def register(self, subject: str, kind: str, text: str) -> int:
         """The id of a schema in ``subject``, which gets it as its newest version if it is new there. Raises
@@ -135,16 +173,42 @@ class SchemaRegistry:
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def _registered(self, told: Mapping[str, Any]) -> RegisteredSchema:
-        texts: dict[tuple[str, int], str] = {}
-        self._refer(told, texts, set())
+    def _registered(self, told: Mapping[str, Any], form: str = "") -> RegisteredSchema:
         text, kind = told.get("schema"), told.get("schemaType", "AVRO")
         if not isinstance(text, str) or not isinstance(kind, str):
             raise self._strange("no schema")
-        return RegisteredSchema(kind.upper(), (*texts.values(), text))
+        texts: dict[tuple[str, int], str] = {}
+        named: list[tuple[str, str]] = []
+        if kind.upper() != "PROTOBUF" or form:  # a .proto file is not read
+            self._refer(told, form, texts, named, set())
+        return RegisteredSchema(kind.upper(), (*texts.values(), text), tuple(named))
+
+    def _described(self, status: int, told: dict[str, Any]) -> RegisteredSchema:
+        """The answer to a request for FileDescriptorProtos."""
+        try:
+            found = self._registered(told, _SERIALIZED) if status == 200 else None
+            if found is not None:
+                for text in found.texts:
+                    base64.b64decode(text, validate=True)
+                return found
+        except ValueError:  # a .proto file
+            pass
+        if status in (401, 403, 429) or (status >= 500 and status != 501):
+            self._success(status, told)
+        raise OptionError(
+            f"the schema registry {self.url} has its schemas of Protobuf only as .proto files, and does not "
+            "know format=serialized",
+            "compile the file with protoc --include_imports --descriptor_set_out=FILE, and give "
+            "schema=(name of the message, FILE)",
+        )
 
     def _refer(
-        self, told: Mapping[str, Any], texts: dict[tuple[str, int], str], open_: set[tuple[str, int]]
+        self,
+        told: Mapping[str, Any],
+        form: str,
+        texts: dict[tuple[str, int], str],
+        named: list[tuple[str, str]],
+        open_: set[tuple[str, int]],
     ) -> None:
         """Adds what ``told`` refers to, each behind its own references."""
         for reference in told.get("references") or ():
@@ -152,16 +216,15 @@ class SchemaRegistry:
                 wanted = (str(reference["subject"]), int(reference["version"]))
             except (KeyError, TypeError, ValueError):
                 raise self._strange(f"the reference {reference!r:.100}") from None
-            if wanted in texts:
-                continue
             if wanted in open_ or len(texts) + len(open_) >= _MOST_REFERENCES:
                 raise self._strange(f"references of {wanted[0]!r} without an end")
-            path = f"/subjects/{urllib.parse.quote(wanted[0], safe='')}/versions/{wanted[1]}"
-            found = self._success(*self._call("GET", path))
-            if not isinstance(found.get("schema"), str):
-                raise self._strange("no schema")
-            self._refer(found, texts, open_ | {wanted})
-            texts[wanted] = found["schema"]
+            if wanted not in texts:
+                found = self._success(*self._call("GET", _version(*wanted) + form))
+                if not isinstance(found.get("schema"), str):
+                    raise self._strange("no schema")
+                self._refer(found, form, texts, named, open_ | {wanted})
+                texts[wanted] = found["schema"]
+            named.append((str(reference.get("name", "")), texts[wanted]))
 
     def _success(self, status: int, told: dict[str, Any]) -> dict[str, Any]:
         if status == 200:
@@ -239,9 +302,14 @@ class SchemaRegistry:
         return context
 
 
+def _version(subject: str, version: int | str) -> str:
+    parts = (urllib.parse.quote(str(each), safe="") for each in (subject, version))
+    return "/subjects/{}/versions/{}".format(*parts)
+
+
 def _object(body: bytes) -> dict[str, Any]:
     try:
         told = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return told if isinstance(told, dict) else {_LIST: told}

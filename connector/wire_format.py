@@ -31,7 +31,7 @@ class WireFormat:
     refused: dict[int, str] = field(default_factory=dict)
 
     def faults(self, body: Column) -> Iterator[tuple[Column, Column | str]]:
-        number = _id(body)
+        number = schema_id(body)
         yield number.isNull(), NO_HEADER
         reason = F.concat(F.lit("schema id "), number.cast("string"), F.lit(" is not in the schema registry"))
         for refused, why in self.refused.items():
@@ -44,8 +44,8 @@ def payload(body: Column) -> Column:
     return F.substring(body, HEADER_BYTES + 1, _LONGEST)
 
 
-def _id(body: Column) -> Column:
-    """Null where there is none."""
+def schema_id(body: Column) -> Column:
+    """The id in front of a body (bigint); null where there is none."""
     is_there = (F.length(body) >= HEADER_BYTES) & (F.substring(body, 1, 1) == F.lit(b"\0"))
     return F.when(is_there, F.conv(F.hex(F.substring(body, 2, 4)), 16, 10).cast("bigint"))
 
@@ -60,9 +60,11 @@ def wire_format(
     registry: SchemaRegistry,
     kind: str,
     usable: Callable[[RegisteredSchema], str | None],
+    *,
+    serialized: bool = False,
 ) -> WireFormat:
     """Reads the ids in ``column``, and asks for their schemas. ``usable`` returns why one cannot be read.
-    Raises OptionError, RegistryFailed, LoginRefused.
+    ``serialized``: those of Protobuf as descriptors. Raises OptionError, RegistryFailed, LoginRefused.
     """
     if frame.isStreaming:
         raise OptionError(
@@ -73,10 +75,10 @@ def wire_format(
         raise OptionError(
             f"decode with a registry needs a binary column, and {column!r} is a string", "give the bytes"
         )
-    (row,) = frame.agg(F.collect_set(_id(F.col(quoted(column)))).alias("ids")).collect()
+    (row,) = frame.agg(F.collect_set(schema_id(F.col(quoted(column)))).alias("ids")).collect()
     known = WireFormat()
     for number in sorted(row["ids"]):
-        schema = registry.schema(number)
+        schema = registry.serialized(number) if serialized else registry.schema(number)
         if schema is None:
             continue
         why = f"is {schema.kind}, not {kind}" if schema.kind != kind else usable(schema)

@@ -1,6 +1,7 @@
 """A schema registry on loopback: the part of Confluent's HTTP API that txmq uses, with its statuses and error codes.
 
-Not here: compatibility. A schema that is not JSON is refused, one with the word "incompatible" conflicts.
+Not here: compatibility. A schema that is not JSON is refused, one with the word "incompatible" conflicts. A schema
+of Protobuf is added as a file, whose text says no more than its name.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ import ssl
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from tests.protobuf_files import serialized
 
 Answer = tuple[int, Any]
 
 
 class RegistryServer:
-    """``asked``: the requests so far, as (method, path). ``broken``: what is answered instead, first to last."""
+    """``asked``: the requests so far, as (method, path). ``broken``: what is answered instead, first to last.
+    ``serializes``: what it answers to format=serialized: "always"; "never", as old ones, which ignore it; "version",
+    as Karapace, which fails for an id whose schema refers to others.
+    """
 
     def __init__(self, login: str = "", context: ssl.SSLContext | None = None) -> None:
         self.login = login
@@ -26,6 +34,8 @@ class RegistryServer:
         self.broken: list[tuple[int, bytes]] = []
         self.by_id: dict[int, dict[str, Any]] = {}
         self.subjects: dict[str, list[int]] = {}
+        self.serializes: Literal["always", "never", "version"] = "always"
+        self.files: dict[int, str] = {}
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"registry": self}))
         if context is not None:
             self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
@@ -51,7 +61,23 @@ class RegistryServer:
             versions.append(number)
         return number
 
+    def add_file(self, subject: str, file: FileDescriptorProto, *imported: str) -> int:
+        """``imported``: the subjects of the files that it imports, whose names these are; their newest versions."""
+        references = [
+            {"name": name, "subject": name, "version": len(self.subjects[name])} for name in imported
+        ]
+        number = self.add(subject, f'syntax = "proto3"; // {file.name}', "PROTOBUF", references)
+        self.files[number] = serialized(file)
+        return number
+
+    def _told(self, number: int, form: str) -> dict[str, Any]:
+        if form and number in self.files and self.serializes != "never":
+            return {**self.by_id[number], "schema": self.files[number]}
+        return self.by_id[number]
+
     def answer(self, method: str, path: str, body: bytes) -> Answer:
+        path, _, query = path.partition("?")
+        form = "".join(urllib.parse.parse_qs(query).get("format", []))
         parts = [urllib.parse.unquote(part) for part in path.strip("/").split("/")]
         match method, parts:
             case "GET", ["schemas", "ids", number]:
@@ -59,7 +85,16 @@ class RegistryServer:
                     return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
                 if int(number) not in self.by_id:
                     return 404, {"error_code": 40403, "message": "Schema not found"}
-                return 200, self.by_id[int(number)]
+                if form and self.serializes == "version" and self.by_id[int(number)].get("references"):
+                    return 500, {"error_code": 500, "message": "Internal Server Error"}
+                return 200, self._told(int(number), form)
+            case "GET", ["schemas", "ids", number, "versions"]:
+                return 200, [
+                    {"subject": subject, "version": at}
+                    for subject, known in self.subjects.items()
+                    for at, each in enumerate(known, 1)
+                    if each == int(number)
+                ]
             case "GET", ["subjects", subject, "versions", version]:
                 if subject not in self.subjects:
                     return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
@@ -68,7 +103,7 @@ class RegistryServer:
                 if not 0 < at <= len(versions):
                     return 404, {"error_code": 40402, "message": f"Version {version} not found."}
                 number = versions[at - 1]
-                return 200, {"subject": subject, "version": at, "id": number, **self.by_id[number]}
+                return 200, {"subject": subject, "version": at, "id": number, **self._told(number, form)}
             case "POST", ["subjects", subject, "versions"]:
                 asked = json.loads(body)
                 if "incompatible" in asked["schema"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import trustme
 from broker_core.errors import LoginRefused, OptionError, RegistryFailed
 from connector import registry as module
 from connector.registry import RegisteredSchema, SchemaRegistry
+from tests.protobuf_files import LINE, ORDER, serialized
 from tests.registry_server import RegistryServer
 
 
@@ -48,6 +50,71 @@ def test_references_come_before_what_refers_to_them(server: RegistryServer) -> N
     number = server.add("top", "3", references=[{"name": "x", "subject": "middle", "version": 1}, middle])
     assert SchemaRegistry(server.url).schema(number) == RegisteredSchema("AVRO", ("1", "2", "3"))
     assert SchemaRegistry(server.url).latest("top", "AVRO").texts == ("1", "2", "3")
+
+
+# -- Protobuf ------------------------------------------------------------------------------------------------
+
+
+def orders(server: RegistryServer) -> int:
+    server.add_file(LINE.name, LINE)
+    return server.add_file("orders", ORDER, LINE.name)
+
+
+@pytest.mark.parametrize("serializes", ["always", "version"])
+def test_a_schema_of_protobuf_comes_as_files_with_the_names_of_its_references(
+    server: RegistryServer, serializes: Any
+) -> None:
+    number = orders(server)
+    server.serializes = serializes
+    files = (serialized(LINE), serialized(ORDER))
+    for _ in range(2):
+        found = SchemaRegistry(server.url).serialized(number)
+        assert found == RegisteredSchema("PROTOBUF", files) and found.named == ((LINE.name, files[0]),)
+    asked = len(server.asked)
+    assert SchemaRegistry(server.url).latest_serialized("orders") == (number, found)
+    assert len(server.asked) == asked + 1  # the newest may change, its files may not
+    assert SchemaRegistry(server.url).serialized(number + 1) is None
+    text = server.add("text", "1")
+    assert SchemaRegistry(server.url).serialized(text) == RegisteredSchema("AVRO", ("1",))
+
+
+def test_the_newest_schema_of_protobuf_needs_no_second_look(server: RegistryServer) -> None:
+    number = orders(server)
+    assert SchemaRegistry(server.url).latest_serialized("orders")[0] == number
+    with pytest.raises(OptionError, match="has no subject 'none'"):
+        SchemaRegistry(server.url).latest_serialized("none")
+    server.add("json", {}, "JSON")
+    with pytest.raises(OptionError, match="subject 'json' is JSON, not PROTOBUF"):
+        SchemaRegistry(server.url).latest_serialized("json")
+
+
+def test_a_registry_that_has_only_text_is_one_clear_error(server: RegistryServer) -> None:
+    number = orders(server)
+    server.serializes = "never"
+    for ask in (
+        lambda: SchemaRegistry(server.url).serialized(number),
+        lambda: SchemaRegistry(server.url).latest_serialized("orders"),
+    ):
+        with pytest.raises(OptionError, match="does not know format=serialized") as raised:
+            ask()
+        assert "protoc --include_imports --descriptor_set_out=FILE" in str(raised.value)
+    plain = (200, json.dumps(server.by_id[number]).encode())
+    for status in (400, 404, 422, 501):
+        server.broken = [plain, *[(status, b'{"error_code": 501, "message": "unsupported"}')] * 3]
+        with pytest.raises(OptionError, match="does not know format=serialized"):
+            SchemaRegistry(f"{server.url}/{status}").serialized(number)
+        server.broken.clear()
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"[5]", b'{"subject": "s"}', b'[{"subject": "s"}]'])
+def test_a_registry_that_fails_for_the_files_is_no_registry_without_them(
+    server: RegistryServer, answer: bytes
+) -> None:
+    number = orders(server)
+    plain = (200, json.dumps(server.by_id[number]).encode())
+    server.broken = [plain, *[(500, b'{"message": "out of order"}')] * 3, (200, answer)]
+    with pytest.raises(RegistryFailed, match="HTTP 500 out of order"):
+        SchemaRegistry(server.url).serialized(number)
 
 
 def test_references_without_an_end_are_an_error_and_no_loop(server: RegistryServer) -> None:

@@ -17,6 +17,8 @@ from connector.foreach_batch import BatchTransaction
 from connector.registry import SchemaRegistry
 from connector.wire_format import NO_HEADER, header
 from tests.connector.test_avro import ORDER, body
+from tests.protobuf_files import LINE, descriptor_set, file
+from tests.protobuf_files import ORDER as ORDERS
 from tests.registry_server import RegistryServer
 from tests.spark.test_decode import frame, told
 from tests.spark.test_foreach_batch import run
@@ -26,6 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 OLD = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
 NAME = {"name": "name", "type": ["null", "string"], "default": None}
 NEW = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, NAME]}
+SET = descriptor_set(LINE)
 LIST = {"type": "record", "name": "List", "fields": [{"name": "next", "type": ["null", "List"]}]}
 
 
@@ -123,6 +126,99 @@ def test_a_registry_that_cannot_be_reached_fails_the_batch_and_nothing_is_reject
     assert sorted(body[5:] for body in rig.bodies("dead")) == ["x", '{"id": 2}']
 
 
+def test_a_batch_of_protobuf_has_several_ids_and_messages_and_the_way_back(
+    spark: SparkSession, server: RegistryServer
+) -> None:
+    old = file(
+        'syntax: "proto3" message_type { name: "Order" field { name: "id" number: 9 type: TYPE_INT32 } }'
+    )
+    older = server.add_file("orders", old)
+    server.add_file(LINE.name, LINE)
+    number, text = server.add_file("orders", ORDERS, LINE.name), server.add("text", {}, "JSON")
+    damaged = server.add("damaged", "?", "PROTOBUF")
+    server.files[damaged] = "AAAA"
+    rows = spark.range(2).selectExpr(
+        "id",
+        "IF(id = 1, 'PAID', NULL) AS state",
+        "timestamp_micros(id) AS at",
+        "array(named_struct('sku', 'a', 'price', id / 2)) AS lines",
+        "map('k', int(id)) AS tags",
+        "'key' AS routing_key",
+    )
+    wanted: Any = {"format": "protobuf", "registry": server.url, "subject": "orders"}
+    messages = encode(rows, **wanted)
+    assert messages.columns == ["routing_key", "body", "properties"]
+    sent = [bytes(row["body"]) for row in messages.collect()]
+    cancelled = encode(spark.range(5, 6), "Cancelled", **wanted).collect()[0]["body"]
+    whole = sent[0]
+    protobuf: list[tuple[bytes | None, Any]] = [
+        (whole, (0, "NEW")),
+        (sent[1], (1, "PAID")),
+        (bytes(cancelled), (5, None)),
+        (header(older) + b"\0\x48\7", (7, None)),
+        (None, "the body is null"),
+        (b"\1" + whole[1:], NO_HEADER),
+        (header(99) + whole[5:], "schema id 99 is not in the schema registry"),
+        (header(text) + whole[5:], f"schema id {text} is JSON, not PROTOBUF"),
+        (header(damaged) + whole[5:], f"schema id {damaged} is not a schema of Protobuf ("),
+        (header(number), "the body has no message indexes"),
+        (header(number) + b"\2\4", f"schema id {number} has no message [2]"),
+        (whole[:-1], "the body is not Protobuf of the schema (DecodeError"),
+        (whole, (0, "NEW")),
+    ]
+    batch = frame(spark, [sent for sent, _ in protobuf])
+    decoded = decode(
+        batch, "id bigint not null, state string", "protobuf", registry=server.url, keep=["offset"]
+    )
+    everything = decode(messages, mode="fail", **wanted)
+    server.close()  # it is not asked again, whatever is executed how often
+    for (body_, expected), found in zip(protobuf, told(decoded), strict=True):
+        assert found == expected if isinstance(expected, tuple) else found.startswith(expected), (
+            body_,
+            found,
+        )
+    names = ("id", "at", "lines", "tags")
+    again = [tuple(row[name] for name in names) for row in everything.orderBy("id").collect()]
+    assert again == [tuple(row[name] for name in names) for row in rows.orderBy("id").collect()]
+
+
+def test_json_is_validated_against_the_schema_of_its_id_if_that_is_asked(
+    spark: SparkSession, server: RegistryServer
+) -> None:
+    server.add("line.json", {"required": ["sku"]}, "JSON")
+    reference = {"name": "line.json", "subject": "line.json", "version": 1}
+    contract = {"properties": {"id": {"minimum": 1}, "lines": {"items": {"$ref": "line.json"}}}}
+    number = server.add("orders", contract, "JSON", [reference])
+    anything, broken = server.add("any", {}, "JSON"), server.add("broken", {"type": 5}, "JSON")
+    bodies: list[tuple[bytes | None, Any]] = [
+        (header(number) + b'{"id": 1, "lines": [{"sku": "a"}]}', (1,)),
+        (header(number) + b'{"id": 0}', "the body is not valid at $.id: minimum (0 is less than"),
+        (header(number) + b'{"id": 1, "lines": [{}]}', "the body is not valid at $.lines[0]: required"),
+        (header(number) + b'{"id": "x"}', "field 'id' is not int"),
+        (header(number) + b'{"id": 1', "the body is not one JSON object"),
+        (header(anything) + b'{"id": 0}', (0,)),
+        (header(anything) + b"{'id': 2}", "the body is not JSON (JSONDecodeError"),  # Spark reads it
+        (header(broken) + b'{"id": 1}', f"schema id {broken} is not a JSON Schema (at $.type"),
+        (header(anything) + b'{"id": "\xff"}', "the body is not UTF-8"),
+        (header(99) + b"{}", "schema id 99 is not in the schema registry"),
+        (None, "the body is null"),
+    ]
+    batch = frame(spark, [sent for sent, _ in bodies])
+    decoded = decode(batch, "id int", registry=server.url, validate=True, keep=["offset"])
+    text = json.dumps({"properties": {"id": {"maximum": 0}}})
+    both: Any = {"registry": server.url, "subject": "small", "validate": True}
+    fits, fails = (encode(spark.range(at, at + 1), text, **both) for at in (0, 1))
+    server.close()
+    for (sent, expected), found in zip(bodies, told(decoded), strict=True):
+        assert found == expected if isinstance(expected, tuple) else found.startswith(expected), (sent, found)
+    assert bytes(fits.collect()[0]["body"])[5:] == b'{"id":0}'
+    with pytest.raises(Exception) as raised:
+        fails.collect()
+    assert "a row does not fit the JSON Schema: the body is not valid at $.id: maximum" in str(
+        cause(raised.value)
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -137,11 +233,33 @@ def test_a_registry_that_cannot_be_reached_fails_the_batch_and_nothing_is_reject
         ({"schema": "id int", "registry": None, "subject": "s"}, "but no registry"),
         ({"schema": "id int", "registry": "registry:8081"}, "has a wrong url"),
         ({"schema": "id int", "column": "text"}, "needs a binary column"),
+        (
+            {"schema": "id int", "registry": None, "validate": True},
+            "validate=True, which is for json with a registry",
+        ),
+        (
+            {"format": "avro", "subject": "none", "validate": True},
+            "validate=True, which is for json with a registry",
+        ),
+        ({"format": "protobuf"}, "protobuf with a registry needs a schema or a subject"),
+        ({"format": "protobuf", "schema": "id"}, "is no DDL"),
+        ({"format": "protobuf", "schema": "id date"}, "Protobuf has nothing for column 'id' of type date"),
+        ({"format": "protobuf", "subject": "none"}, "has no subject 'none'"),
+        ({"format": "protobuf", "subject": "lines", "options": {"a": "b"}}, "got options"),
+        ({"format": "protobuf", "subject": "lines", "schema": "skus string"}, "has no field 'skus'"),
+        ({"format": "protobuf", "subject": "lines", "schema": "sku int"}, "field 'sku' is string, not int"),
+        ({"format": "protobuf", "schema": ("shop.Line", b"?")}, "the descriptor set is not a descriptor set"),
+        ({"format": "protobuf", "schema": ("Order", SET)}, "the descriptor set has no message 'Order'"),
+        (
+            {"format": "protobuf", "schema": ("shop.Line", SET), "subject": "lines"},
+            "a descriptor set and a subject",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_clear_error(
     spark: SparkSession, server: RegistryServer, arguments: dict[str, Any], text: str
 ) -> None:
+    server.add_file("lines", LINE)
     rows = frame(spark, []).selectExpr("*", "'' AS text")
     with pytest.raises(OptionError) as raised:
         decode(rows, **{"registry": server.url, **arguments})
@@ -149,13 +267,22 @@ def test_a_wrong_argument_is_one_clear_error(
 
 
 def test_what_cannot_be_encoded_is_one_clear_error(spark: SparkSession, server: RegistryServer) -> None:
+    server.add_file("lines", LINE)
     rows, both = spark.range(1), {"registry": server.url, "subject": "s"}
+    lines = {"registry": server.url, "subject": "lines"}
     for arguments, text in (
         ({"registry": server.url}, "only one of registry and subject"),
         ({"format": "csv", **both}, "encode has no registry for format 'csv'"),
         ({"format": "json", **both}, "format 'json' got the schema None"),
         ({"format": "avro", "schema": '"string"', **both}, "not a record"),
         ({"schema": '"incompatible"', **both}, "refuses a schema for subject 's'"),
+        ({"schema": '{"type": 5}', "validate": True, **both}, "the schema is not a JSON Schema"),
+        ({"validate": True}, "validate=True, which is for json with a registry"),
+        ({"format": "protobuf", **both}, "has no subject 's'"),
+        ({"format": "protobuf", **lines}, "no field for the column 'id'"),
+        ({"format": "protobuf", "schema": "Lines", **lines}, "has no message 'Lines'"),
+        ({"format": "protobuf", "schema": ("shop.Line", SET), **lines}, "give the name of a message"),
+        ({"format": "protobuf", "options": {"a": "b"}, **lines}, "got options"),
     ):
         with pytest.raises(OptionError, match=text):
             encode(rows, **arguments)  # type: ignore[arg-type]
