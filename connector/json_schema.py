@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker_core.errors import OptionError
-from connector.judged import told
+from connector.judged import sayable, told
 from connector.registry import RegisteredSchema
 
 Validator = Any  # of jsonschema
@@ -162,7 +162,8 @@ def fault_of(made: Validator, body: bytes, schema: str) -> str | None:
             "look for a pattern or references in the schema that take exponential time",
         ) from None
     except library().unresolvable as missing:
-        return f"{schema} refers to {missing.ref[:_LONGEST_PLACE]!r}, which the registry does not have"
+        named = sayable(missing.ref[:_LONGEST_PLACE])
+        return f"{schema} refers to {named!r}, which the registry does not have"
     except RecursionError:
         return f"the body is nested too deeply, or {schema} refers to itself without an end"
     except ValueError as malformed:
@@ -173,7 +174,7 @@ def fault_of(made: Validator, body: bytes, schema: str) -> str | None:
         return None
     message = " ".join(error.message[:_LONGEST_MESSAGE].split())
     keyword = "false" if error.validator is None else error.validator
-    return f"the body is not valid at {_short(error.json_path)}: {_short(keyword)} ({message})"
+    return sayable(f"the body is not valid at {_short(error.json_path)}: {_short(keyword)} ({message})")
 
 
 def _parsed(text: str) -> Any:

@@ -55,4 +55,9 @@ def over_columns(function: Callable[..., pa.Array], kind: DataType) -> Any:
 def told(error: BaseException) -> str:
     """An error of a library, in one line."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:_LONGEST_FAULT]
+    return sayable(f"{type(error).__name__}: {text}"[:_LONGEST_FAULT])
+
+
+def sayable(text: str) -> str:
+    """The text, with escapes for what is no character (half of a surrogate pair), which Arrow refuses."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -70,7 +70,7 @@ class Validated:
 
     def encoded(self, body: Column, text: Column) -> Column:
         encoded = self.format.encoded(body, text)
-        return F.struct(encoded.alias(_TEXT), self.number.cast("int").alias(_ID), body.alias(_BODY))
+        return F.struct(encoded.alias(_TEXT), self.number.alias(_ID), body.alias(_BODY))
 
     def parsed(self, encoded: Column) -> Column:
         fault = self.check(encoded.getField(_ID), encoded.getField(_BODY))

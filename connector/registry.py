@@ -26,7 +26,7 @@ Answer = tuple[int, dict[str, Any]]  # the status of HTTP, and the object of the
 _MEDIA = "application/vnd.schemaregistry.v1+json"
 _WAITS_S = (0.2, 1.0)  # before the second and the third attempt
 _SUBJECT, _VERSION, _SCHEMA = 40401, 40402, 40403  # the registry's error codes: what is not found
-_MOST_REFERENCES = 1_000
+_MOST_REFERENCES, _DEEPEST_REFERENCE = 1_000, 100
 _SERIALIZED = "?format=serialized"  # of Confluent: as a FileDescriptorProto, in base64
 _LIST = ""  # the name of an answer that is no object
 _LARGEST_ID = (1 << 31) - 1  # an id is an int of Java
@@ -130,9 +130,7 @@ class SchemaRegistry:
     def latest_serialized(self, subject: str) -> tuple[int, RegisteredSchema]:
         """The newest schema of Protobuf of a subject, as of ``serialized``, and its id. Raises as that."""
         told = self._latest(subject, "PROTOBUF")
-        number = told.get("id")
-        if not isinstance(number, int) or not 0 <= number <= _LARGEST_ID:
-            raise self._strange(f"the id {number!r:.100}")
+        number = self._id(told)
         known = _serialized.setdefault((self.url, self.user), {})
         if number not in known:
             path = _version(subject, told.get("version", "latest"))
@@ -165,13 +163,16 @@ class SchemaRegistry:
                     f"{told.get('message', status)!s:.500}",
                     "change the schema, or the compatibility of the subject",
                 )
-            number = self._success(status, told).get("id")
-            if not isinstance(number, int) or not 0 <= number <= _LARGEST_ID:
-                raise self._strange(f"the id {number!r}")
-            known[wanted] = number
+            known[wanted] = self._id(self._success(status, told))
         return known[wanted]
 
     # -- answers ---------------------------------------------------------------------------------------------
+
+    def _id(self, told: Mapping[str, Any]) -> int:
+        number = told.get("id")
+        if not isinstance(number, int) or not 0 <= number <= _LARGEST_ID:
+            raise self._strange(f"the id {number!r:.100}")
+        return number
 
     def _registered(self, told: Mapping[str, Any], form: str = "") -> RegisteredSchema:
         text, kind = told.get("schema"), told.get("schemaType", "AVRO")
@@ -195,12 +196,7 @@ class SchemaRegistry:
             pass
         if status in (401, 403, 429) or (status >= 500 and status != 501):
             self._success(status, told)
-        raise OptionError(
-            f"the schema registry {self.url} has its schemas of Protobuf only as .proto files, and does not "
-            "know format=serialized",
-            "compile the file with protoc --include_imports --descriptor_set_out=FILE, and give "
-            "schema=(name of the message, FILE)",
-        )
+        raise _only_text(self.url)
 
     def _refer(
         self,
@@ -211,12 +207,12 @@ class SchemaRegistry:
         open_: set[tuple[str, int]],
     ) -> None:
         """Adds what ``told`` refers to, each behind its own references."""
-        for reference in told.get("references") or ():
-            try:
-                wanted = (str(reference["subject"]), int(reference["version"]))
-            except (KeyError, TypeError, ValueError):
-                raise self._strange(f"the reference {reference!r:.100}") from None
-            if wanted in open_ or len(texts) + len(open_) >= _MOST_REFERENCES:
+        try:
+            listed = _references(told.get("references") or ())
+        except ValueError as error:
+            raise self._strange(str(error)) from None
+        for wanted, name in listed:
+            if wanted in open_ or len(open_) >= _DEEPEST_REFERENCE or len(texts) >= _MOST_REFERENCES:
                 raise self._strange(f"references of {wanted[0]!r} without an end")
             if wanted not in texts:
                 found = self._success(*self._call("GET", _version(*wanted) + form))
@@ -224,7 +220,7 @@ class SchemaRegistry:
                     raise self._strange("no schema")
                 self._refer(found, form, texts, named, open_ | {wanted})
                 texts[wanted] = found["schema"]
-            named.append((str(reference.get("name", "")), texts[wanted]))
+            named.append((name, texts[wanted]))
 
     def _success(self, status: int, told: dict[str, Any]) -> dict[str, Any]:
         if status == 200:
@@ -300,6 +296,23 @@ class SchemaRegistry:
         except OSError as error:
             raise OptionError(f"a file for TLS of the schema registry cannot be read: {error}") from None
         return context
+
+
+def _only_text(url: str) -> OptionError:
+    return OptionError(
+        f"the schema registry {url} has its schemas of Protobuf only as .proto files, and does not know "
+        "format=serialized",
+        "compile the file with protoc --include_imports --descriptor_set_out=FILE, and give "
+        "schema=(name of the message, FILE)",
+    )
+
+
+def _references(given: Any) -> list[tuple[tuple[str, int], str]]:
+    """Subject and version of each, and its name. Raises ValueError."""
+    try:
+        return [((str(one["subject"]), int(one["version"])), str(one.get("name", ""))) for one in given]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"the references {given!r:.100}") from None
 
 
 def _version(subject: str, version: int | str) -> str:

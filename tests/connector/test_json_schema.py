@@ -87,6 +87,17 @@ def test_a_reason_is_short_whatever_the_body() -> None:
         assert 0 < len(str(fault(value, body))) < 330
 
 
+def test_a_reason_can_be_stored_whatever_the_characters() -> None:
+    for value, body in (
+        ({"additionalProperties": {"type": "integer"}}, b'{"\\ud800": "\\udfff"}'),
+        ({"required": ["\ud800"]}, b"{}"),
+        ({"$ref": "\ud800"}, b"1"),
+        ({"pattern": "\ud800"}, b'"\\udc00"'),
+    ):
+        found = fault(value, body)
+        assert found is not None and pa.array([found], pa.string()).to_pylist() == [found]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=2),
     lambda each: st.lists(each, max_size=3) | st.dictionaries(st.sampled_from(["id", "lines", "sku", "state"]), each, max_size=3),

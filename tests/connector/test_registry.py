@@ -125,6 +125,18 @@ def test_references_without_an_end_are_an_error_and_no_loop(server: RegistryServ
     number = server.add("odd", "2", references=[{"name": "c"}])
     with pytest.raises(RegistryFailed, match="the reference"):
         SchemaRegistry(server.url).schema(number)
+    for at in range(150):
+        server.add(
+            f"s{at}", f"{at}", references=[{"name": "n", "subject": f"s{at - 1}", "version": 1}] if at else ()
+        )
+    server.asked.clear()
+    with pytest.raises(RegistryFailed, match="without an end"):
+        SchemaRegistry(server.url).latest("s149", "AVRO")
+    assert len(server.asked) < 110
+    for strange in (5, [5], [[]], "ab", [{"subject": "s", "version": {}}]):
+        server.broken.append((200, json.dumps({"schema": "1", "references": strange}).encode()))
+        with pytest.raises(RegistryFailed, match="the reference"):
+            SchemaRegistry(server.url).latest("x", "AVRO")
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,9 @@ def test_json_is_validated_against_the_schema_of_its_id_if_that_is_asked(
         (header(anything) + b"{'id': 2}", "the body is not JSON (JSONDecodeError"),  # Spark reads it
         (header(broken) + b'{"id": 1}', f"schema id {broken} is not a JSON Schema (at $.type"),
         (header(anything) + b'{"id": "\xff"}', "the body is not UTF-8"),
+        (header(anything) + b'{"id": 3, "\\ud800": 1}', (3,)),
         (header(99) + b"{}", "schema id 99 is not in the schema registry"),
+        (b"\0\xff\xff\xff\xff{}", "schema id 4294967295 is not in the schema registry"),
         (None, "the body is null"),
     ]
     batch = frame(spark, [sent for sent, _ in bodies])
