@@ -117,7 +117,14 @@ def known(field: Field) -> DataType | None:
 
 def columns_of(descriptor: Descriptor) -> StructType:
     """A column for each field of a type of message. Raises Undescribed."""
-    columns = _Columns().struct(descriptor, ())
+    try:
+        columns = _Columns().struct(descriptor, ())
+    except Undescribed:
+        raise
+    except Exception as error:  # of any class: a map without a key, for one
+        raise Undescribed(
+            f"has the message {descriptor.full_name}, which is damaged ({told(error)})"
+        ) from None
     if not columns.fields:
         raise Undescribed(f"has no field in the message {descriptor.full_name}")
     return columns
@@ -179,7 +186,7 @@ def reading(descriptor: Descriptor, columns: StructType) -> Callable[[bytes], di
     kind = library().messages.GetMessageClass(descriptor)
     # of the class, because a field may have the name of a method
     parse, is_whole, lacks = kind.FromString, kind.IsInitialized, kind.FindInitializationErrors
-    values = _struct(descriptor, columns, "")
+    values = fitted(_struct, descriptor, columns)
 
     def read_message(data: bytes) -> dict[str, Any]:
         message = parse(data)
@@ -189,6 +196,18 @@ def reading(descriptor: Descriptor, columns: StructType) -> Callable[[bytes], di
         return found
 
     return read_message
+
+
+def fitted(
+    make: Callable[[Descriptor, StructType, str], Any], descriptor: Descriptor, columns: StructType
+) -> Any:
+    """What is made of a type of message and columns. Raises Misfit."""
+    try:
+        return make(descriptor, columns, "")
+    except Misfit:
+        raise
+    except Exception as error:  # of any class: a map without a key, for one
+        raise Misfit(f"the message {descriptor.full_name} is damaged ({told(error)})") from None
 
 
 def _struct(descriptor: Descriptor, columns: StructType, within: str) -> Reading:
@@ -381,8 +400,6 @@ class _Decoder:
             found = reading(descriptor, self._columns)
         except Misfit as error:
             found = f"the message {descriptor.full_name} of schema id {number} does not fit: {error}"
-        except Exception as error:  # a known type that is declared in another way
-            found = f"the message {descriptor.full_name} of schema id {number} cannot be read ({told(error)})"
         self._readings[number, indexes] = found
         return found
 

@@ -37,6 +37,7 @@ from connector.protobuf import (
     WHOLE,
     Field,
     Misfit,
+    fitted,
     is_map,
     known,
     name_of,
@@ -80,7 +81,7 @@ def writing(descriptor: Descriptor, columns: StructType) -> Callable[[dict[str, 
     or what the library raises.
     """
     kind = library().messages.GetMessageClass(descriptor)
-    fill = _struct(descriptor, columns, "")
+    fill = fitted(_struct, descriptor, columns)
 
     def write(value: dict[str, Any]) -> bytes:
         message = kind()

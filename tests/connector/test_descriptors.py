@@ -11,10 +11,12 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from broker_core.errors import OptionError
 from connector.descriptors import Descriptors, Undescribed, descriptor_of
-from connector.protobuf import columns_of
+from connector.protobuf import Misfit, columns_of, reading
+from connector.protobuf_writer import writing
 from tests.protobuf_files import LINE, OLD, ORDER, descriptor_set, file, serialized
 
 NAMED = (("shop/line.proto", serialized(LINE)),)
@@ -177,6 +179,24 @@ def test_types_that_would_be_endless_need_columns_of_the_caller() -> None:
         columns_of(of(OLD).at((0,)))
     with pytest.raises(Undescribed, match="has no field"):
         columns_of(of(file('message_type { name: "M" }')).at((0,)))
+
+
+def test_a_map_without_a_key_is_damage() -> None:
+    made = of(
+        file("""
+        message_type {
+          name: "M"
+          field { name: "m" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".M.E" }
+          nested_type { name: "E" options { map_entry: true } field { name: "kez" number: 1 type: TYPE_STRING } field { name: "value" number: 2 type: TYPE_INT32 } }
+        }
+    """)
+    )
+    with pytest.raises(Undescribed, match="which is damaged"):
+        columns_of(made.at((0,)))
+    columns = StructType([StructField("m", MapType(StringType(), StringType()))])
+    for make in (reading, writing):
+        with pytest.raises(Misfit, match="the message M is damaged"):
+            make(made.at((0,)), columns)
 
 
 def test_a_descriptor_set_of_protoc_has_the_file_of_the_message() -> None:

@@ -171,6 +171,9 @@ def test_a_batch_of_protobuf_has_several_ids_and_messages_and_the_way_back(
         batch, "id bigint not null, state string", "protobuf", registry=server.url, keep=["offset"]
     )
     everything = decode(messages, mode="fail", **wanted)
+    server.serializes = "never"
+    only_text = {"registry": f"{server.url}/", "schema": ("shop.Order", descriptor_set(LINE, ORDERS))}
+    own = decode(frame(spark, [whole, bytes(cancelled)]), format="protobuf", mode="null", **only_text)
     server.close()  # it is not asked again, whatever is executed how often
     for (body_, expected), found in zip(protobuf, told(decoded), strict=True):
         assert found == expected if isinstance(expected, tuple) else found.startswith(expected), (
@@ -178,8 +181,11 @@ def test_a_batch_of_protobuf_has_several_ids_and_messages_and_the_way_back(
             found,
         )
     names = ("id", "at", "lines", "tags")
-    again = [tuple(row[name] for name in names) for row in everything.orderBy("id").collect()]
-    assert again == [tuple(row[name] for name in names) for row in rows.orderBy("id").collect()]
+    again, before = (
+        sorted(tuple(row[name] for name in names) for row in of.collect()) for of in (everything, rows)
+    )
+    assert again == before
+    assert [row["id"] for row in own.collect()] == [0, None]
 
 
 def test_json_is_validated_against_the_schema_of_its_id_if_that_is_asked(
