@@ -96,6 +96,10 @@ def route_column(
     reached = np.zeros(rows, dtype=np.bool_)
     if rows == 0:
         return Routed({}, 0, [])
+    if rows > 1 and all(map(is_alike, (routing_keys, properties, exchange))):
+        name = exchange if isinstance(exchange, str) else exchange.slice(0, 1)
+        first = route_column(exchanges, name, routing_keys.slice(0, 1), properties.slice(0, 1), vhost)
+        return _widened(first, rows)
     if isinstance(exchange, str):
         _route_rows(find_exchange(exchanges, exchange, vhost), None, routing_keys, properties, masks, reached)
         names: pa.Array | None = None
@@ -114,6 +118,29 @@ def route_column(
         for row in missed[:_EXAMPLES]
     ]
     return Routed({queue_id: select(masks[queue_id]) for queue_id in sorted(masks)}, len(missed), examples)
+
+
+def is_alike(column: str | pa.Array) -> bool:
+    """Whether all values are seen to be equal, which costs less than finding the distinct ones."""
+    if isinstance(column, str):
+        return True
+    if not isinstance(column, pa.StringArray | pa.BinaryArray) or column.null_count or not len(column):
+        return False
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    begin, second, end = int(bounds[0]), int(bounds[1]), int(bounds[-1])
+    if begin == end:
+        return True
+    if end - begin != (second - begin) * len(column) or (np.diff(bounds) != second - begin).any():
+        return False
+    values = memoryview(data)[begin:end].tobytes()
+    return values == values[: second - begin] * len(column)
+
+
+def _widened(first: Routed, rows: int) -> Routed:
+    """Returns what holds for ``rows`` rows that are as the first one."""
+    selections = {queue_id: Selection(0, rows, b"") for queue_id in first.selections}
+    return Routed(selections, first.unroutable * rows, first.examples * min(rows, _EXAMPLES))
 
 
 def route_rows(exchange: Exchange, routing_keys: pa.Array, properties: pa.Array) -> dict[QueueId, Selection]:

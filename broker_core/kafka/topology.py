@@ -21,7 +21,7 @@ from broker_core.broker.exchange import EXCHANGE_TYPES
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.queue import Queue
 from broker_core.broker.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord, Record
-from broker_core.broker.routing import Routed
+from broker_core.broker.routing import Routed, is_alike
 from broker_core.broker.topology import Topology as Rules
 from broker_core.ids import QueueId
 from broker_core.kafka import entry, names, topics
@@ -46,11 +46,13 @@ class Topology:
     # -- routing ---------------------------------------------------------------------------------------------
     def route(self, rows: pa.RecordBatch) -> Routed:
         """Returns the rows of each queue id. Raises ExchangeNotFound, AccessRefused."""
-        exchanges = rows.column("exchange")
+        exchanges, keys = rows.column("exchange"), rows.column("routing_key")
+        if is_alike(exchanges) and is_alike(keys):
+            exchanges, keys = exchanges.slice(0, 1), keys.slice(0, 1)
         direct = pc.equal(exchanges, "")
         if not pc.all(direct).as_py():
             self.refresh()
-        wanted = rows.column("routing_key").filter(direct).unique().to_pylist()
+        wanted = keys.filter(direct).unique().to_pylist()
         self._know(name for name in wanted if name not in self._rules.queues)
         return self._rules.route_block(rows)
 

@@ -171,6 +171,33 @@ def test_a_routed_column_says_row_by_row_what_a_single_message_would_get() -> No
     assert routed.selections[found.queue("head").queue_id] == (0, 3, b"")
 
 
+ALIKE = (
+    ["first"] * 9,
+    ["first"] * 8 + ["thirs"],
+    ["first", "", "firstfirst"],
+    ["", "all", ""],
+    [""] * 9,
+)
+
+
+@given(st.sampled_from(["amq.direct", "amq.topic", ""]), st.sampled_from(ALIKE), st.integers(0, 9))
+def test_rows_that_are_alike_are_routed_as_others_are(exchange: str, keys: list[str], skipped: int) -> None:
+    found = topology("all", "first")
+    found.bind(Change(), "all", "amq.topic", "#")
+    found.bind(Change(), "first", "amq.direct", "first")
+    exchanges, properties = pa.array([exchange] * len(keys)), pa.array([b""] * len(keys), pa.binary())
+    routed = found.route_column(*(each.slice(skipped) for each in (exchanges, pa.array(keys), properties)))
+    expected: dict[int, list[int]] = {}
+    for row, key in enumerate(keys[skipped:]):
+        for queue in found.route(exchange, key, b""):
+            expected.setdefault(queue.queue_id, []).append(row)
+    assert {
+        number: list(map(int, selected_rows(rows))) for number, rows in routed.selections.items()
+    } == expected
+    lost = [(exchange, key) for key in keys[skipped:] if not found.route(exchange, key, b"")]
+    assert (routed.unroutable, routed.examples) == (len(lost), lost[:3])
+
+
 def test_a_million_rows_with_few_keys_are_routed_in_a_fraction_of_a_second() -> None:
     found = topology("a", "b", "c")
     for queue, key in (("a", "k.#"), ("b", "*.3"), ("c", "k.7")):
