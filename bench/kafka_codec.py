@@ -1,8 +1,8 @@
 """Record batches: rows that one core decodes and encodes in a second. No Kafka is needed.
 
-100-byte bodies; decoded in batches of 150 rows, as a Java producer fills its 16 KiB, eight MiB at once as a
-fetch brings them; encoded 8,000 rows at once. CPU time, and the best of many runs: what else the machine does
-only makes a run slower.
+Bodies of 100 bytes (``_uneven``: of 90 to 109); decoded in batches of 150 rows, as a Java producer fills its
+16 KiB, eight MiB at once as a fetch brings them; encoded 8,000 rows at once. CPU time, and the best of many
+runs: what else the machine does only makes a run slower.
 """
 
 from __future__ import annotations
@@ -64,10 +64,13 @@ def codec_figures() -> list[Figure]:
         ("kafka_decode_lz4", fetched(Codec.LZ4)),
     ):
         found.append(measured(name, ROWS, lambda data=data: decode(data, 0, EVERYTHING, log="orders/0")))  # type: ignore[misc]
-    values = rows(OUR_BATCH)
-    found.append(
-        measured(
-            "kafka_encode", OUR_BATCH, lambda: encode(values, timestamp=1_700_000_000_000, transactional=True)
+    uneven = pa.array([b"%0*d" % (90 + number % 20, number) for number in range(OUR_BATCH)], pa.binary())
+    for name, values in (("kafka_encode", rows(OUR_BATCH)), ("kafka_encode_uneven", uneven)):
+        found.append(
+            measured(
+                name,
+                OUR_BATCH,
+                lambda values=values: encode(values, timestamp=1_700_000_000_000, transactional=True),  # type: ignore[misc]
+            )
         )
-    )
     return found

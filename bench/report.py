@@ -63,6 +63,7 @@ GOALS = {
     "longest_silence_ms": Goal("value", 100, 50, less_is_better=True),
     "kafka_decode": Goal("value", 2_500_000, 4_000_000),
     "kafka_encode": Goal("value", 3_000_000, 5_000_000),
+    "kafka_encode_uneven": Goal("value", 3_000_000, 5_000_000),
     "kafka_source_rows": Goal("ratio", 1, 2),
     "kafka_source_rows_lz4": Goal("ratio", 1, 2),
     "kafka_sink_rows": Goal("ratio", 1, 2),

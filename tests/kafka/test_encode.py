@@ -84,6 +84,18 @@ def test_offsets_of_three_bytes_are_written(keyed: bool) -> None:
     assert (found.keys is None) if not keyed else found.keys.equals(column)
 
 
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 8192, 8193, 20_000])
+@pytest.mark.parametrize("width", [1, 54, 55, 63, 64, 8192])
+def test_values_of_one_width_are_written_as_those_of_many_are(count: int, width: int) -> None:
+    count = min(count, 40_000_000 // width)
+    content = random.Random(width).randbytes((count + 3) * width)
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count + 3, [None, pa.py_buffer(content)])
+    values = fixed.cast(pa.binary())[2:-1]
+    # keys, also those that are null, are written column by column
+    in_columns = encode(values, timestamp=NOW, keys=pa.nulls(count, pa.binary()))
+    assert encode(values, timestamp=NOW) == in_columns
+
+
 @pytest.mark.parametrize("codec", list(Codec))
 def test_every_codec_is_read_back(codec: Codec) -> None:
     values = pa.array([random.Random(number).randbytes(number % 300) for number in range(2000)], pa.binary())
@@ -134,5 +146,6 @@ def test_what_no_batch_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(errors.LocalProtocolError, match="a record batch of 0 rows"):
         encode(pa.array([], pa.binary()), timestamp=NOW)
     monkeypatch.setattr(module, "MAX_RECORD", 100)
-    with pytest.raises(errors.TransactionTooLarge, match="the largest of 107"):
-        encode(pa.array([b"x", bytes(100)], pa.binary()), timestamp=NOW)
+    for values in ([b"x", bytes(100)], [bytes(100)] * 2):
+        with pytest.raises(errors.TransactionTooLarge, match="the largest of 107"):
+            encode(pa.array(values, pa.binary()), timestamp=NOW)
