@@ -46,7 +46,7 @@ class Batch(NamedTuple):
 
 
 class Publisher:
-    """Encodes the rows of one branch. ``turn`` is the partition of the first rows that have no key."""
+    """Encodes the rows of one branch. ``turn`` is the partition of the first batch without keys."""
 
     def __init__(self, turn: int, *, staged_bytes: int, codec: Codec = Codec.NONE) -> None:
         """``staged_bytes``: what a staged record may hold."""
@@ -68,18 +68,29 @@ class Publisher:
             queue, chosen = target(queue_id), row_numbers(selection)
             for partition, among in self._spread(queue, chosen, keys):
                 columns = _Columns(rows.column("body"), keys, headers).take(among)
-                log = Log(queue.topic, partition)
-                yield from self._cut(log, columns, min(queue.largest, self._staged_bytes), now_ms)
+                largest = min(queue.largest, self._staged_bytes)
+                for count, data in self._cut(queue.topic, columns, largest, now_ms):
+                    number = self._next(queue) if keys is None else partition
+                    yield Batch(Log(queue.topic, number), count, data)
+        if keys is not None:
+            self._turn += 1
+
+    def _next(self, queue: Target) -> int:
+        """Returns the partition of the next batch. Neighbours differ, because a decision sends one batch of
+        each partition at once.
+        """
         self._turn += 1
+        return (self._turn - 1) % queue.partitions
 
     def _spread(
         self, queue: Target, rows: Integers, keys: pa.BinaryArray | None
     ) -> Iterator[tuple[int, Integers]]:
-        """Yields the partitions of a queue with their rows. Rows without a key go to one partition, those of
-        the next part to the next one: a batch for each partition would cost more than it balances.
+        """Yields the partitions of a queue with their rows, all of them once where there are no keys. Rows
+        without a key among others go to one partition, those of the next part to the next one: a batch for
+        each partition would cost more than it balances.
         """
         if keys is None:
-            yield self._turn % queue.partitions, rows
+            yield 0, rows
             return
         encoded = keys.take(pa.array(rows)).dictionary_encode()
         codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
@@ -90,7 +101,7 @@ class Publisher:
         for partition in np.unique(partitions).tolist():
             yield partition, rows[partitions == partition]
 
-    def _cut(self, log: Log, columns: _Columns, largest: int, now_ms: int) -> Iterator[Batch]:
+    def _cut(self, topic: str, columns: _Columns, largest: int, now_ms: int) -> Iterator[tuple[int, bytes]]:
         limit = min(BATCH_BYTES, largest - HEAD.size)
         ends = np.cumsum(columns.sizes())
         first, total = 0, len(ends)
@@ -104,12 +115,12 @@ class Publisher:
                 data = rows.encoded(Codec.NONE, now_ms)  # what does not shrink grows a little
             if len(data) > largest:
                 raise TransactionTooLarge(
-                    f"a message of {len(data)} bytes for topic {log.topic}, which takes at most {largest} "
+                    f"a message of {len(data)} bytes for topic {topic}, which takes at most {largest} "
                     "bytes in a record batch",
-                    f"raise max.message.bytes of {log.topic} (and of the stage topic above {largest}), or "
+                    f"raise max.message.bytes of {topic} (and of the stage topic above {largest}), or "
                     "publish a reference",
                 )
-            yield Batch(log, end - first, data)
+            yield end - first, data
             first = end
 
 

@@ -21,7 +21,7 @@ from broker_core.kafka.compression import Codec
 from broker_core.kafka.decode import decode
 from broker_core.kafka.headers import to_message
 from broker_core.kafka.plain import NO_HEADERS, header_pairs
-from broker_core.kafka.port import Log
+from broker_core.kafka.port import Log, Produce, Request
 from broker_core.kafka.published import Batch, Publisher
 from broker_core.kafka.record_batch import TRANSACTIONAL, read_head
 from broker_core.kafka.topology import Topology
@@ -87,6 +87,23 @@ def test_rows_of_the_default_exchange_have_no_key_and_each_part_has_a_partition(
     assert read(found[0]) == [(None, b"a", "", b""), (None, b"b", "", b"")]
     head = read_head(memoryview(found[0].data), 0, "orders/0")
     assert head is not None and head.attributes & TRANSACTIONAL
+
+
+def test_batches_without_keys_go_to_the_partitions_in_turn_and_are_published_together() -> None:
+    cluster = Cluster(partitions=3, nodes=1)
+    driver = cluster.driver()
+    published: list[list[int]] = []
+
+    def note(node: int, request: Request[Any]) -> None:
+        if isinstance(request, Produce) and request.transactional_id:
+            published.append([log.partition for log in request.batches if log.topic == "orders"])
+
+    token = driver.open(0).token
+    staged = driver.stage(token, [bytes([number]) * 600_000 for number in range(6)])
+    cluster.kafka.fault = note
+    driver.commit(0, token, [staged])
+    assert list(map(sorted, published)) == [[0, 1, 2], [0, 1, 2]]
+    assert sorted(body[0] for body in cluster.bodies()) == list(range(6))
 
 
 def test_rows_of_a_named_exchange_have_the_routing_key_and_its_partition() -> None:
