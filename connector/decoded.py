@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any, Literal, overload
 
 from pyspark.sql import Column, DataFrame
@@ -109,19 +110,21 @@ def decode(
     _require_new(chosen.schema, kept)
     bytes_ = payload(body) if wire and format == "json" else body
     text = bytes_.cast("string")
+    unread = [*_of_bytes(body), *(wire.faults(body) if wire else ())]
+    if format in ("json", "csv"):
+        unread.append((~F.is_valid_utf8(text), "the body is not UTF-8"))
+    encoded = F.when(~_any(unread), chosen.encoded(bytes_.cast("binary"), text))
     # two projections: Spark compiles the first, which it could not together with a parser
-    first = df.select("*", _once(chosen.encoded(bytes_.cast("binary"), text)).alias(_ENCODED))
+    first = df.select("*", _once(encoded).alias(_ENCODED))
     frame = first.select("*", chosen.parsed(_once(F.col(_ENCODED))).alias(_PARSED))
     parsed = F.col(_PARSED)
-    faults = [*_of_bytes(body), *(wire.faults(body) if wire else ())]
-    if format in ("json", "csv"):
-        faults.append((~F.is_valid_utf8(text), "the body is not UTF-8"))
-    faults += chosen.faults(parsed, text)
-    broken = _first(faults, lambda _reason: F.lit(True), F.lit(False))
+    faults = [*chosen.faults(parsed, text)]
+    broken = _any(faults)  # also what is unread, of which nothing was parsed
     columns = [F.col(quoted(name)) for name in kept]
     value = chosen.value(parsed)
     fields = [value.getField(name).alias(name) for name in chosen.schema.names]
-    reason = _first(faults, lambda reason: reason, F.lit(None).cast("string"))
+    faults = [*unread, *faults]
+    reason = _first(faults)
     if mode == "deadLetter":
         whole = [F.col(quoted(name)) for name in df.columns]
         rejected = frame.where(broken).select(*whole, reason.alias(REASON))
@@ -145,11 +148,17 @@ def _once(column: Column) -> Column:
     return F.when(F.spark_partition_id() >= 0, column)
 
 
-def _first(faults: Sequence[Fault], result: Any, otherwise: Column) -> Column:
+def _any(faults: Sequence[Fault]) -> Column:
+    """Whether a condition is true. It is evaluated for each row, and so without the reasons."""
+    return F.coalesce(reduce(or_, (condition for condition, _ in faults)), F.lit(False))
+
+
+def _first(faults: Sequence[Fault]) -> Column:
+    """The reason of the first condition that is true."""
     cases: Any = F
     for condition, reason in faults:
-        cases = cases.when(condition, result(F.lit(reason) if isinstance(reason, str) else reason))
-    found: Column = cases.otherwise(otherwise)
+        cases = cases.when(condition, F.lit(reason) if isinstance(reason, str) else reason)
+    found: Column = cases.otherwise(F.lit(None).cast("string"))
     return found
 
 

@@ -35,7 +35,7 @@ class Format(Protocol):
         """Of the decoded columns."""
 
     def encoded(self, body: Column, text: Column) -> Column:
-        """What is parsed, of the body and the body as text."""
+        """What is parsed, of the body and the body as text. It is null instead if the bytes are broken."""
 
     def parsed(self, encoded: Column) -> Column:
         """One value for the other methods."""
@@ -44,7 +44,9 @@ class Format(Protocol):
         """The struct with the decoded columns."""
 
     def faults(self, parsed: Column, text: Column) -> Iterator[Fault]:
-        """What is wrong with the body; the first condition that is true says it."""
+        """What is wrong with the body; the first condition that is true says it. One is true if null was
+        parsed.
+        """
 
     def reasons(self) -> list[str]:
         """What a reason that is a column may be; [] if it may be anything."""
@@ -94,16 +96,13 @@ class Json:
         """The object with a last member, the mark, in front of its closing brace. Only if the body is one
         object, that is a member of the object that Spark reads.
         """
-        # bytes, because Spark takes a part of a text by counting its characters
-        trimmed = F.when(F.substring(body, -1, 1) == F.lit(b"}"), body).otherwise(
-            F.rtrim(text, F.lit(" \t\r\n")).cast("binary")
-        )
-        opened = F.substring(trimmed, F.lit(1), F.length(trimmed) - 1)
-        marked = F.concat(opened, F.lit(f',"{_MARK}":1}}'.encode()))
-        empty = (F.instr(text, '"') == 0) & text.rlike(r"^[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*$")
+        # most bodies end with the brace, and have a member
+        trimmed = F.rtrim(text, F.lit(" \t\r\n")).cast("binary")
+        empty = text.rlike(r"^[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*$")
         return (
-            F.when(empty, F.lit(f'{{"{_MARK}":1}}'))
-            .when(F.substring(trimmed, -1, 1) == F.lit(b"}"), marked.cast("string"))
+            F.when(_is_closed(body) & (F.instr(text, '"') > 0), _marked(body))
+            .when(empty, F.lit(f'{{"{_MARK}":1}}'))
+            .when(_is_closed(trimmed), _marked(trimmed))
             .otherwise(text)
         )
 
@@ -149,6 +148,16 @@ class Json:
 
     def reasons(self) -> list[str]:
         return [_NO_OBJECT, _MISFIT, *map(_not_of_type, self.schema.fields)]
+
+
+def _is_closed(body: Column) -> Column:
+    return F.substring(body, -1, 1) == F.lit(b"}")
+
+
+def _marked(body: Column) -> Column:
+    # bytes, because Spark takes a part of a text by counting its characters
+    opened = F.substring(body, F.lit(1), F.length(body) - 1)
+    return F.concat(opened, F.lit(f',"{_MARK}":1}}'.encode())).cast("string")
 
 
 def _not_of_type(field: StructField) -> str:

@@ -26,7 +26,7 @@ from connector.plan import executed_whole, metered
 from connector.table import is_connect
 
 _PREFIX = "txmq_broken_"
-_NOTE, _TASK = "txmq_note", "txmq_task"
+_BROKEN, _TASK = "txmq_broken", "txmq_task"
 # Spark keeps the metrics of each task for its pages, as text. So a note is two numbers, and there are few.
 _MOST = 250  # notes of a job; a batch with more is read again
 _WORDS, _BITS = 8, 62  # the tasks that have told, as bits of numbers of Spark
@@ -66,19 +66,19 @@ def watched(
         & F.col("queue").isNotNull(),
         (checksum.cast("bigint") * _PARTITIONS + F.col("partition")) * _CODES + code,
     )
-    note = F.when(broken, F.struct("queue", F.col("offset"), packed.alias("packed")))
-    noted = frame.select("*", note.alias(_NOTE), F.spark_partition_id().alias(_TASK))
-    whole = F.col(f"{_NOTE}.packed").isNotNull()
+    noted = frame.select("*", broken.alias(_BROKEN), F.spark_partition_id().alias(_TASK))
+    found = F.col(_BROKEN)
+    # Spark evaluates a note, and so the reason, only where the offset is not null. Within the code that it
+    # compiles for each row, the reasons of a dozen fields are more than the JVM compiles of one method.
+    note, at = F.struct("offset", packed.alias("packed")), F.when(found, F.col("offset"))
     metrics = [
-        F.count(_NOTE).alias("broken"),
-        F.min(f"{_NOTE}.queue").alias(_ONE_QUEUE[0]),
-        F.max(f"{_NOTE}.queue").alias(_ONE_QUEUE[1]),
-        F.max_by(
-            F.struct(f"{_NOTE}.offset", f"{_NOTE}.packed"), F.when(whole, F.col(f"{_NOTE}.offset")), _MOST
-        ).alias("notes"),
+        F.count(F.when(found, 1)).alias("broken"),
+        F.min(F.when(found, F.col("queue"))).alias(_ONE_QUEUE[0]),
+        F.max(F.when(found, F.col("queue"))).alias(_ONE_QUEUE[1]),
+        F.max_by(note, at, _MOST).alias("notes"),
         *(F.bit_or(_word(number)).alias(f"tasks{number}") for number in range(_WORDS)),
     ]
-    return noted.observe(metric.name, *metrics), F.col(_NOTE).isNull(), metric
+    return noted.observe(metric.name, *metrics), ~found, metric
 
 
 def _word(number: int) -> Column:
@@ -146,7 +146,10 @@ def broken_rows(metric: Metric, told: Mapping[str, Any], tasks: int) -> pa.Recor
     """What a metric of a job with ``tasks`` has told, as CHECKED_COLUMNS; None if it is not complete."""
     bits = sum((told[f"tasks{number}"] or 0) << number * _BITS for number in range(_WORDS))
     first, last = (told[name] for name in _ONE_QUEUE)
-    notes = [_note(metric, first, *note) for note in told["notes"] or ()]
+    packed = told["notes"] or ()
+    if any(number is None for _, number in packed):  # the row has more than a note can say
+        return None
+    notes = [_note(metric, first, *note) for note in packed]
     places = {note[: len(PLACE)] for note in notes}
     complete = 0 < tasks <= _WORDS * _BITS and bits == (1 << tasks) - 1
     if not complete or first != last or not told["broken"] == len(notes) == len(places):
