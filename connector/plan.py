@@ -60,6 +60,8 @@ def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
     if is_connect(frame):
         return False
     with suppress(Exception):  # False executes the batch once more
+        if not stages and _has_columns_of(frame, batch):
+            return True
         nodes = _plan_nodes(frame._jdf.queryExecution().executedPlan())
         own = [
             node.rdd().id()
@@ -76,6 +78,17 @@ def executed_whole(frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
             and inner.count("MapInArrowExec") == int(stages)
         )
     return False
+
+
+def _has_columns_of(frame: DataFrame, batch: DataFrame) -> bool:
+    """Returns whether ``frame`` has a row for each row of ``batch``, by its analysed plan. No optimization
+    leaves out rows of an RDD that are only projected, so nothing has to be planned to know.
+    """
+    node = frame._jdf.queryExecution().analyzed()
+    while (kind := node.nodeName()) == "Project":
+        node = node.child()
+    own = batch._jdf.queryExecution().analyzed()
+    return bool(kind == own.nodeName() == "LogicalRDD" and node.rdd().id() == own.rdd().id())
 
 
 def metered(frame: DataFrame, prefix: str) -> Iterator[tuple[str, int, Any]]:

@@ -103,7 +103,7 @@ def check_append(
 
 def fitted(rows: DataFrame, found: Fit | None) -> DataFrame:
     """The rows in the types of the table. Their execution fails if the table does not accept a value."""
-    if found is None:
+    if found is None or found.plain:
         return rows
     columns = [expr(expression).alias(name) for name, expression in found.columns.items()]
     if not found.conditions:
