@@ -138,6 +138,7 @@ def write(
     shape = digest(str(snapshot.metadata().json()), str(snapshot.protocol().json()))
     if shape != digest(table.metadata, table.protocol):
         return None
+    files.make(directory)
     try:
         actions = _write(spark, rows._jdf, log, snapshot, options, f"{table.location}/{directory}")
     except Exception as error:

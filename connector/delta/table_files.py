@@ -10,11 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 DISK = "file:"
+_SYNCS = 8  # at the same time
+_KEPT = 1000
+Stamp = tuple[int, ...]  # what os.stat says: device, inode, and more of a file
+_lock = threading.Lock()
+_durable: dict[Path, Stamp] = {}  # directories whose entry is durable, up to the root
 
 
 class TableFiles:
@@ -32,17 +39,42 @@ class TableFiles:
         """Returns the place of a file in the file system."""
         return self._root / path
 
+    def make(self, path: str) -> None:
+        """Makes a directory, and those above it. Raises OSError."""
+        folder = self._root
+        for name in path.split("/"):
+            folder /= name
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                with _lock:  # it may have the place and the number of one that was deleted
+                    _durable.pop(folder, None)
+
     def sync(self, paths: Iterable[str]) -> None:
-        """Makes files and the directories that name them durable. Raises OSError."""
-        folders: dict[Path, None] = {}
-        for path in paths:
-            _fsync(self._root / path)
-            folder = (self._root / path).parent
-            while folder != self._root.parent and folder not in folders:
-                folders[folder] = None
+        """Makes files and the directories that name them durable, in any order. Raises OSError.
+
+        The name of a directory of which this process knows that it is durable is not synced again.
+        """
+        files = [self._root / path for path in paths]
+        found: dict[Path, Stamp] = {}
+        for file in files:
+            folder = file.parent
+            while folder not in found:
+                found[folder] = _stamp(folder.stat())[:2]
+                if folder == self._root or _durable.get(folder) == found[folder]:
+                    break
                 folder = folder.parent
-        for folder in folders:
-            _fsync(folder)
+        wanted = [*files, *found]
+        if not wanted:
+            return
+        with ThreadPoolExecutor(min(len(wanted), _SYNCS)) as pool:  # one flush of the disk serves several
+            for _ in pool.map(_fsync, wanted):
+                pass
+        with _lock:
+            for folder, known in found.items():
+                _durable.pop(folder, None)  # the one used last is the last one
+                _durable[folder] = known
+            while len(_durable) > _KEPT:
+                del _durable[next(iter(_durable))]
 
     def copy(self, pairs: Mapping[str, str]) -> None:
         """Gives files (from -> to) a second name, or copies them where the disk has no hard links. Raises
@@ -79,6 +111,10 @@ class TableFiles:
         """Deletes a directory with all that it holds, if it exists."""
         # two drivers may delete one directory at the same time
         shutil.rmtree(self._root / path, ignore_errors=True)
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _checksum(path: Path) -> Path:

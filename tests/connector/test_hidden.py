@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def entry(sequence: int, token: str) -> LedgerEntry:
 
 def keep(root: Path, attempt: Attempt) -> Path:
     file = root / directory(attempt) / "0" / "p=1" / "part.parquet"
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("rows")
     return file
 
@@ -51,6 +52,49 @@ def test_nothing_is_asked_while_there_is_nothing_to_sweep(tmp_path: Path) -> Non
         raise AssertionError("asked")
 
     sweep(TableFiles(tmp_path), Attempt("app", "app@a/t", 4, "y"), asked)
+
+
+def test_a_directory_is_made_durable_again_only_if_it_has_got_a_new_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    files = TableFiles(tmp_path)
+
+    def of_attempt(number: int) -> tuple[list[str], set[str]]:
+        """The directories of an attempt, innermost first, and what is synced for it."""
+        attempt = Attempt("app", "app@a/t", number, "x")
+        files.make(f"{directory(attempt)}/0")
+        file = keep(tmp_path, attempt)
+        synced.clear()
+        files.sync([str(file.relative_to(tmp_path))])
+        ways = [str(path.relative_to(tmp_path)) for path in file.parents if tmp_path in path.parents]
+        return ways, synced - {str(file.relative_to(tmp_path))}
+
+    first, all_of_first = of_attempt(1)
+    assert all_of_first == {*first, "."} and len(first) == 5
+    second, some = of_attempt(2)
+    assert some == set(second[:4])  # the app's directory has got a name, those above it have not
+    # a table that is made again has other directories, which may have the numbers of the old ones
+    shutil.rmtree(tmp_path / "_txmq")
+    third, again = of_attempt(3)
+    assert again == {*third, "."}
+    os.rename(tmp_path / "_txmq", tmp_path / "old")
+    (tmp_path / third[3]).mkdir(parents=True)  # by another process
+    fourth, again = of_attempt(4)
+    assert again == {*fourth, "."}
+    synced.clear()
+    files.sync([])
+    assert not synced
+    files.delete("_txmq")
+    with pytest.raises(FileNotFoundError):
+        files.sync([f"{fourth[0]}/part.parquet"])
 
 
 @pytest.mark.parametrize("links", [True, False])
