@@ -12,7 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.engine import LedgerEntry, ToApply
-from connector.delta import adding, append, appends, changes, changing, hidden, log, resolve, staged_files
+from connector.delta import append, appends, changes, changing, hidden, log, resolve, staged_files
+from connector.delta.adding import Adding
+from connector.delta.last_commit import LastCommits
 from connector.delta.loose_files import LooseFiles
 from connector.delta.merge_values import asserted
 from connector.delta.staged_files import StagedFiles
@@ -23,16 +25,19 @@ from connector.once import Once
 from connector.overwrite import Overwrite
 from connector.table import Table, in_sql
 from connector.table_format import Attempt, Checked, HiddenFiles, Loose
+from connector.target import FILES
 
 
 class Delta:
     """As ``TableFormat`` says."""
 
     def __init__(self) -> None:
-        self._added: set[str] = set()  # txnAppIds, which are of one table
+        self._commits = LastCommits()
+        self._adding = Adding(self._commits)
+        self._staged: dict[str, StagedFiles] = {}  # by their directories, until these are dropped
 
     def resolve(self, spark: SparkSession, spelling: str) -> Table:
-        return resolve.resolve(spark, spelling)
+        return resolve.resolve(spark, spelling, self._commits)
 
     def read(self, spark: SparkSession, table: Table) -> DataFrame:
         return spark.table(in_sql(table.name))
@@ -69,12 +74,16 @@ class Delta:
     ) -> HiddenFiles | None:
         place = f"{hidden.directory(attempt)}/{number}"
         files = TableFiles.at(table.location)
-        staged = staged_files.write(rows, table, options, files, place)
+        staged = staged_files.write(rows, table, options, files, place, self._commits)
         if staged is not None and not staged.rows:
             files.delete(place)
+        elif staged is not None:
+            self._staged[place] = staged
         return staged
 
     def drop(self, location: str, attempt: Attempt) -> None:
+        ours = f"{hidden.directory(attempt)}/"
+        self._staged = {place: held for place, held in self._staged.items() if not place.startswith(ours)}
         TableFiles.at(location).delete(hidden.directory(attempt))
 
     def sweep(self, location: str, attempt: Attempt, unapplied: Callable[[], list[LedgerEntry]]) -> None:
@@ -100,17 +109,18 @@ class Delta:
         once: Once,
         options: Mapping[str, str],
     ) -> None:
-        staged = [StagedFiles.of(part, held) for part, held in parts]
+        staged = [
+            self._staged.get(part.target[FILES]["directory"]) or StagedFiles.of(part, held)
+            for part, held in parts
+        ]
         target = parts[0][0].target
         place = target["location"]
         files = TableFiles.at(place)
-        known = once.txn_app_id in self._added
         if (
             table.location == place
             and rows is None
-            and adding.add(spark, table, files, staged, once, options, known=known)
+            and self._adding.add(spark, table, files, staged, once, options)
         ):
-            self._added.add(once.txn_app_id)
             return
         # the table has changed or moved since: Delta writes the rows again
         schema = StructType.fromJson(json.loads(target["schema"]))

@@ -35,7 +35,7 @@ def field(spark: SparkSession, name: str, member: str) -> Any:
 
 def nothing(spark: SparkSession) -> Any:
     """Scala's None."""
-    return call(spark, OPTION, "empty")
+    return _nothing(_client(spark))
 
 
 def some(spark: SparkSession, value: object) -> Any:
@@ -50,3 +50,8 @@ def _client(spark: SparkSession) -> GatewayClient:
 @lru_cache(maxsize=64)
 def _member(client: GatewayClient, name: str, member: str) -> Any:
     return getattr(JavaClass(name, client), member)
+
+
+@lru_cache(maxsize=8)
+def _nothing(client: GatewayClient) -> Any:
+    return _member(client, OPTION, "empty")()

@@ -70,7 +70,7 @@ def _commit(version: int, lines: Any) -> Commit:
     while lines.hasNext():
         told = _json_object(lines.next()).get("commitInfo")
         if told is not None:
-            return Commit(version, int(told.get("timestamp", 0)), _json_object(told.get("userMetadata")))
+            return Commit(version, int(told.get("timestamp", 0)), user_metadata(told))
     return Commit(version, 0, {})
 
 
@@ -101,6 +101,11 @@ def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int
         if oldest.timestamp_ms and oldest.timestamp_ms < decided_at_us // 1000 - CLOCKS_APART_MS:
             return False  # an append is never older than its decision
     return False if oldest is None or oldest.version == 0 else None
+
+
+def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, Any]:
+    """What a commit says about its batch; empty for another one."""
+    return _json_object(commit_info.get("userMetadata"))
 
 
 def is_of(metadata: Mapping[str, Any], batch: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from broker_core.errors import OptionError
 from connector.delta import jvm
+from connector.delta.last_commit import LastCommits
 from connector.table import (
     Table,
     in_sql,
@@ -36,17 +37,20 @@ def digest(metadata: str, protocol: str) -> str:
     return hashlib.sha256(json.dumps(actions, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def resolve(spark: SparkSession, spelling: str) -> Table:
-    """The table that ``spelling`` names now. Raises OptionError if it cannot be a Delta table."""
+def resolve(spark: SparkSession, spelling: str, commits: LastCommits | None = None) -> Table:
+    """The table that ``spelling`` names now. ``commits``: of which it need not be asked what it is like.
+    Raises OptionError if it cannot be a Delta table.
+    """
+    commits = commits or LastCommits()
     path = path_of(spelling)
     if path is not None:
-        return _at_path(spark, path)
+        return _at_path(spark, path, commits)
     parts = name_parts(spelling)
     if len(parts) == 2 and parts[0].lower() in _FILE_FORMATS and "/" in parts[1]:
         raise OptionError(f"table {spelling!r}: files of format {parts[0]}", "name a Delta table")
     parts = _qualified(spark, parts)
     if parts[0].lower() == _SESSION_CATALOG and len(parts) == 3 and not is_connect(spark):
-        return _in_session_catalog(spark, parts)
+        return _in_session_catalog(spark, parts, commits)
     return _in_some_catalog(spark, parts)
 
 
@@ -58,7 +62,7 @@ def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
     return parts
 
 
-def _at_path(spark: SparkSession, path: str) -> Table:
+def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
     if is_connect(spark):
         found = _detail(spark, in_sql(path)) if _is_delta(spark, path) else None
         if found is None:
@@ -69,16 +73,23 @@ def _at_path(spark: SparkSession, path: str) -> Table:
             str(found["id"]),
             _told(spark, in_sql(path), found),
         )
+    qualified = commits.paths.get(path)
+    if qualified is None:
+        qualified = commits.paths[path] = _qualified_path(spark, path)
+    location = plain_location(qualified)
+    return Table(qualified, location, *_look(spark, qualified, location, commits))
+
+
+def _qualified_path(spark: SparkSession, path: str) -> str:
     try:
         hadoop_path = jvm.new(spark, jvm.PATH, path)
         file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-        qualified = str(file_system.makeQualified(hadoop_path).toString())
+        return str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
         raise OptionError(
             f"table {path!r}: {_first_line(error)}",
             "give a path that Spark can write to",
         ) from error
-    return Table(qualified, plain_location(qualified), *_look(spark, qualified))
 
 
 def _is_delta(spark: SparkSession, path: str) -> bool:
@@ -107,12 +118,18 @@ def snapshot_at(spark: SparkSession, location: str) -> Any:
     return log_at(spark, location).update(False, nothing, nothing)
 
 
-def _look(spark: SparkSession, location: str) -> tuple[str, str, str]:
-    """(id, metadata, protocol) of the table at a path; empty if there is none."""
-    snapshot = snapshot_at(spark, location)
+def look_at(snapshot: Any) -> tuple[str, str, str]:
+    """(id, metadata, protocol) of a table; empty if there is none."""
     if int(snapshot.version()) < 0:
         return "", "", ""
-    return str(snapshot.metadata().id()), str(snapshot.metadata().json()), str(snapshot.protocol().json())
+    metadata = snapshot.metadata()
+    return str(metadata.id()), str(metadata.json()), str(snapshot.protocol().json())
+
+
+def _look(spark: SparkSession, place: str, location: str, commits: LastCommits) -> tuple[str, str, str]:
+    """As ``look_at``, of the table at a path. ``location``: the same, as in ``Table``."""
+    last = commits.of(spark, location)
+    return last.look if last is not None else look_at(snapshot_at(spark, place))
 
 
 def _told(spark: SparkSession, name: str, detail: Any) -> str:
@@ -125,7 +142,7 @@ def _told(spark: SparkSession, name: str, detail: Any) -> str:
     return json.dumps({"metaData": told}, sort_keys=True)
 
 
-def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
+def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastCommits) -> Table:
     """Uses the catalog directly: a few milliseconds for each batch."""
     catalog = spark._jsparkSession.sessionState().catalog()
     name = "org.apache.spark.sql.catalyst.TableIdentifier"
@@ -142,7 +159,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
             if spark.conf.get("spark.sql.caseSensitive", "false") == "true"
             else [part.lower() for part in parts]
         )
-        if _look(spark, location)[0]:  # for example, written by its path
+        if _look(spark, location, location, commits)[0]:  # for example, written by its path
             raise OptionError(
                 f"table {name!r}: no such table in the catalog, but its location {location} has one",
                 f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'",
@@ -159,7 +176,7 @@ def _in_session_catalog(spark: SparkSession, parts: list[str]) -> Table:
         )
         raise OptionError(f"table {name!r}: it is {kind}", "name a Delta table, or its path")
     location = _decoded(spark, known.location())
-    table_id, metadata, protocol = _look(spark, location)
+    table_id, metadata, protocol = _look(spark, location, plain_location(location), commits)
     if not table_id:
         raise OptionError(
             f"table {name!r}: there is no Delta log at {location}",

@@ -26,10 +26,11 @@ from pyspark.sql.types import StructType
 
 from broker_core import failpoint
 from broker_core.engine import ToApply
-from broker_core.errors import NotApplied, cause
+from broker_core.errors import NotApplied, OptionError, cause
 from connector.delta import jvm
+from connector.delta.last_commit import LastCommits
 from connector.delta.rehearsal import refused
-from connector.delta.resolve import digest, log_at
+from connector.delta.resolve import digest, log_at, look_at
 from connector.delta.table_files import TableFiles
 from connector.fit import quoted
 from connector.table import Table
@@ -126,19 +127,32 @@ class StagedFiles:
 
 
 def write(
-    rows: DataFrame, table: Table, options: Mapping[str, str], files: TableFiles, directory: str
+    rows: DataFrame,
+    table: Table,
+    options: Mapping[str, str],
+    files: TableFiles,
+    directory: str,
+    commits: LastCommits,
 ) -> StagedFiles | None:
     """Writes ``rows`` to data files in the hidden ``directory``, durable; None if the table has changed since
     it was resolved. Raises OptionError if Delta refuses them, or the error of a task.
     """
     failpoint.here("files.resolved")
     spark = rows.sparkSession
-    log = log_at(spark, table.location)
-    snapshot = log.unsafeVolatileSnapshot()
-    shape = digest(str(snapshot.metadata().json()), str(snapshot.protocol().json()))
-    if shape != digest(table.metadata, table.protocol):
+    last = commits.of(spark, table.location)
+    if last is not None:
+        log, snapshot, look = last.log, last.snapshot, last.look
+    else:
+        log = log_at(spark, table.location)
+        snapshot = log.unsafeVolatileSnapshot()
+        look = look_at(snapshot)
+    _, metadata, protocol = look
+    if not metadata or (shape := digest(metadata, protocol)) != digest(table.metadata, table.protocol):
         return None
-    files.make(directory)
+    try:
+        files.make(directory)
+    except FileNotFoundError as error:
+        raise OptionError(f"table {table.name!r}: its directory is gone", "create the table again") from error
     try:
         actions = _write(spark, rows._jdf, log, snapshot, options, f"{table.location}/{directory}")
     except Exception as error:
@@ -150,8 +164,7 @@ def write(
             raise refused(table.name, error) from error
         raise
     failpoint.here("files.written")
-    lines = [str(snapshot.protocol().json()), str(snapshot.metadata().json()), *actions]
-    staged = StagedFiles(directory, shape, tuple(lines))
+    staged = StagedFiles(directory, shape, (protocol, metadata, *actions))
     files.sync(staged.places)
     failpoint.here("files.durable")
     return staged
@@ -171,9 +184,11 @@ def _write(
     hidden = jvm.new(
         spark, f"{jvm.DELTA}.DeltaLog", *paths, log.options(), log.allOptions(), log.clock(), nothing
     )
-    given = jvm.call(spark, jvm.PYTHON, "toScalaMap", dict(options))
-    conf = spark._jsparkSession.sessionState().conf()
-    chosen = jvm.new(spark, f"{jvm.DELTA}.DeltaOptions", given, conf)
+    chosen = nothing
+    if options:
+        given = jvm.call(spark, jvm.PYTHON, "toScalaMap", dict(options))
+        conf = spark._jsparkSession.sessionState().conf()
+        chosen = jvm.some(spark, jvm.new(spark, f"{jvm.DELTA}.DeltaOptions", given, conf))
     transaction = jvm.new(spark, f"{jvm.DELTA}.OptimisticTransaction", hidden, nothing, snapshot)
-    actions = transaction.writeFiles(rows, jvm.some(spark, chosen))
+    actions = transaction.writeFiles(rows, chosen)
     return [str(actions.apply(number).json()) for number in range(actions.length())]

@@ -92,6 +92,18 @@ class TableFiles:
         """Returns the files that do not exist, in order."""
         return [path for path in paths if not (self._root / path).exists()]
 
+    def read(self, path: str) -> tuple[str, Stamp]:
+        """Returns the text of a file, and its stamp. Raises FileNotFoundError, OSError."""
+        with open(self._root / path, encoding="utf-8") as file:
+            return file.read(), _stamp(os.fstat(file.fileno()))
+
+    def stamp(self, path: str) -> Stamp | None:
+        """Returns what tells a file from another one that has its name later; None if there is none."""
+        try:
+            return _stamp((self._root / path).stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def children(self, path: str) -> list[str]:
         """Returns the names in a directory; none if there is no directory."""
         try:

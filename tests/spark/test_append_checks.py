@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql.types import IntegerType, StructField, StructType
 
+from broker_core import failpoint
 from broker_core.errors import NotApplied, OptionError, cause
 from connector.delta import rehearsal
 from connector.delta.append import check_append
 from connector.delta.resolve import resolve
 from connector.foreach_batch import BatchTransaction
+from tests.spark.pipelines import delta_actions, hidden_files
+from tests.spark.test_append_files import append_to, run_each, values
 from tests.spark.test_foreach_batch import run
 from txmq.cli import main
 
@@ -204,3 +208,39 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
     rig.publish("in", "third")
     run(rig, fn)
     assert sorted(row["v"] for row in rig.spark.table("altered").collect()) == ["first", "third"]
+
+
+def test_what_others_did_to_a_table_between_two_batches_holds_before_the_next_decision(
+    rig: Any, tmp_path: Path
+) -> None:
+    """Of a table that another process has changed, this one knows nothing but its own last commit."""
+    lake = tmp_path / "lake"
+    rig.spark.sql(f"CREATE TABLE delta.`{lake}` (v STRING) USING delta")
+    rig.declare("in")
+    rig.publish("in", "a", "b")
+    rig.publish("in", "c", "d")
+    rig.publish("in", "e", "longer-than-9")
+
+    def replaced(_name: str) -> None:
+        """With as many commits, and another schema."""
+        shutil.rmtree(lake)
+        rig.spark.sql(f"CREATE TABLE delta.`{lake}` (v STRING, w INT) USING delta")
+        rig.spark.sql(f"INSERT INTO delta.`{lake}` VALUES ('other', 1)")
+
+    def constrained(_name: str) -> None:
+        """By a process that this session does not know of."""
+        told = next(action for action in delta_actions(lake) if "metaData" in action)
+        told["metaData"]["configuration"]["delta.constraints.short"] = "length(v) < 9"
+        needs = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 3}}
+        lines = "".join(json.dumps(action) + "\n" for action in (needs, told))
+        (lake / "_delta_log" / f"{3:020d}.json").write_text(lines)
+
+    failpoint.arm("foreach.marked", replaced)
+    failpoint.arm("foreach.marked", constrained, hit=2)
+    try:
+        with pytest.raises(Exception, match="violates CHECK constraint short"):
+            run_each(rig, append_to(lake))
+    finally:
+        failpoint.disarm()
+    assert values(lake) == ["c", "d", "other"] and hidden_files(lake) == []
+    assert rig.broker.engine.unapplied("app") == [] and rig.bodies("in") == ["e", "longer-than-9"]

@@ -12,9 +12,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import expr
 
 from broker_core.errors import OptionError
-from connector.delta import adding, staged_files
+from connector.delta import staged_files
+from connector.delta.adding import Adding
 from connector.delta.append import append, check_append, fitted
 from connector.delta.appends import why_rows
+from connector.delta.last_commit import LastCommits
 from connector.delta.resolve import resolve
 from connector.delta.table_files import TableFiles
 from connector.fit import nullable
@@ -110,8 +112,8 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
     assert spark.table(table).count() == 1
     if not why_rows(spark, found, nullable(rows.schema), options):
         append_files(spark, rows, found, options, told)
-        first, second = (str(row) for row in spark.table(table).collect())
-        assert first == second, told
+        first, second, third = (str(row) for row in spark.table(table).collect())
+        assert first == second == third, told
     return "appended"
 
 
@@ -122,11 +124,12 @@ def once(sequence: int, token: str) -> Once:
 
 def append_files(spark: SparkSession, rows: Any, found: Table, options: dict[str, str], told: str) -> None:
     files = TableFiles.at(found.location)
-    staged = staged_files.write(rows, found, options, files, "_txmq/tried/0")
-    assert staged is not None and staged.rows == 1, told
-    assert adding.add(spark, found, files, [staged], once(2, f"{found.name} files"), options, known=True), (
-        told
-    )
+    commits = LastCommits()
+    adding = Adding(commits)
+    for sequence in (2, 3):  # the second time, the last commit is that of the first
+        staged = staged_files.write(rows, found, options, files, f"_txmq/tried/{sequence}", commits)
+        assert staged is not None and staged.rows == 1, told
+        assert adding.add(spark, found, files, [staged], once(sequence, f"{found.name} {sequence}"), options)
 
 
 def test_what_passes_the_check_before_the_decision_is_appended(spark: SparkSession) -> None:

@@ -1,0 +1,71 @@
+"""What a table is like after a commit of this process, as long as that is the last one: nobody is asked.
+
+To ask Delta costs a listing of the log and a dozen calls of the JVM, in each batch several times.
+Not here: tables whose last commit is somebody else's (``resolve.py``).
+Invariant: what is answered is what Delta would say at this moment. The commit was read back and changed
+neither the metadata nor the protocol; its file is still the same one, and there is no file of the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql import SparkSession
+
+from connector.delta.table_files import DISK, Stamp, TableFiles
+
+_KEPT = 16  # each holds a snapshot in the JVM
+
+
+@dataclass(frozen=True)
+class LastCommit:
+    """``stamp``: of its file; ``look``: id, metadata and protocol of the table, as in ``Table``; ``shape``:
+    their digest; ``txn``: the (txnAppId, txnVersion) that it carries. ``log``, ``snapshot``: those of Delta.
+    """
+
+    version: int
+    stamp: Stamp
+    look: tuple[str, str, str]
+    shape: str
+    txn: tuple[str, int]
+    log: JavaObject
+    snapshot: JavaObject
+    session: object  # what the JVM's objects belong to
+
+
+class LastCommits:
+    """Of one app, by the location of the table."""
+
+    def __init__(self) -> None:
+        self._commits: dict[str, LastCommit] = {}
+        self.paths: dict[str, str] = {}  # as they are spelled -> qualified
+
+    def of(self, spark: SparkSession, location: str) -> LastCommit | None:
+        """The commit if it is still the last one of the table."""
+        known = self._commits.get(location)
+        if known is None:
+            return None
+        files = TableFiles.at(location)
+        # in this order: while the file is the same one, the table is the same one
+        if (
+            known.session is spark.sparkContext
+            and files.stamp(commit_file(known.version + 1)) is None
+            and files.stamp(commit_file(known.version)) == known.stamp
+        ):
+            return known
+        del self._commits[location]
+        return None
+
+    def note(self, location: str, commit: LastCommit) -> None:
+        if not location.startswith(DISK):
+            raise AssertionError(f"{location} is not on a disk")
+        self._commits.pop(location, None)
+        self._commits[location] = commit
+        if len(self._commits) > _KEPT:
+            del self._commits[next(iter(self._commits))]
+
+
+def commit_file(version: int) -> str:
+    """Where a commit is, in the directory of its table."""
+    return f"_delta_log/{version:020d}.json"
