@@ -35,6 +35,7 @@ class Apply:
         self._app_id = app_id
         self._address = address
         self._functions = functions
+        self._applied = -1  # this batch and all before it are applied
 
     def function(self, name: str) -> AfterCommit:
         try:
@@ -43,9 +44,15 @@ class Apply:
             known = ", ".join(sorted(self._functions)) or "none"
             raise OptionError(f"no function {name!r} in after_commit (there: {known})", "add it") from None
 
-    def decided(self, spark: SparkSession, engine: Engine) -> None:
-        """Applies every decided batch that is not applied."""
-        for entry in engine.unapplied(self._app_id):
+    def decided(self, spark: SparkSession, engine: Engine, newest: LedgerEntry | None = None) -> None:
+        """Applies every decided batch that is not applied. ``newest``: one that this process has decided."""
+        # files tell themselves whether another driver has added them, so the engine need not be asked
+        alone = newest is not None and newest.sequence == self._applied + 1
+        if newest is None or not alone or not all(map(target.is_files, newest.to_apply)):
+            entries = engine.unapplied(self._app_id)
+        else:
+            entries = [newest]
+        for entry in entries:
             steps, functions = _grouped(entry)
             for name in functions:  # fails before the first effect of this batch
                 self.function(name)
@@ -57,6 +64,7 @@ class Apply:
                 call(name, self.function(name), self._rows(spark, parts), entry)
                 failpoint.here("foreach.called")
             engine.mark_applied(self._app_id, entry.sequence)
+            self._applied = entry.sequence
             failpoint.here("foreach.marked")
 
     def _step(self, spark: SparkSession, engine: Engine, entry: LedgerEntry, parts: list[ToApply]) -> None:

@@ -378,7 +378,7 @@ class Transactional:
             )
         # C5
         if not decided.applied:
-            self._apply_decided(spark, engine)
+            self._apply_decided(spark, engine, decided if decided.token == opened.token else None)
         # C6
         if self._ledger is not None:
             self._ledger.notify()
@@ -454,9 +454,9 @@ class Transactional:
         )
 
     # -- C5 --------------------------------------------------------------------------------------------------
-    def _apply_decided(self, spark: SparkSession, engine: Engine) -> None:
+    def _apply_decided(self, spark: SparkSession, engine: Engine, newest: LedgerEntry | None = None) -> None:
         """Apply every decided batch that is not applied, in the order of the decisions."""
-        self.apply.decided(spark, engine)
+        self.apply.decided(spark, engine, newest)
 
     @property
     def address(self) -> Address:

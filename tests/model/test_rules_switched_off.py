@@ -565,7 +565,7 @@ def apply_at_the_next_start(patch: Patch) -> None:
     patch.setattr(
         Transactional,
         "_apply_decided",
-        lambda self, spark, engine: None if self._started else apply(self, spark, engine),
+        lambda self, spark, engine, *_newest: None if self._started else apply(self, spark, engine),
     )
 
 
