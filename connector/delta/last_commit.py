@@ -8,6 +8,7 @@ neither the metadata nor the protocol; its file is still the same one, and there
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from py4j.java_gateway import JavaObject
@@ -39,7 +40,7 @@ class LastCommits:
 
     def __init__(self) -> None:
         self._commits: dict[str, LastCommit] = {}
-        self.paths: dict[str, str] = {}  # as they are spelled -> qualified
+        self._paths: dict[tuple[object, str], str] = {}
 
     def of(self, spark: SparkSession, location: str) -> LastCommit | None:
         """The commit if it is still the last one of the table."""
@@ -56,6 +57,16 @@ class LastCommits:
             return known
         del self._commits[location]
         return None
+
+    def qualified(self, spark: SparkSession, path: str, ask: Callable[[], str]) -> str:
+        """The path as a file system knows it; ``ask`` is called once for each."""
+        key = spark.sparkContext, path
+        found = self._paths.get(key)
+        if found is None:
+            found = self._paths[key] = ask()
+            if len(self._paths) > _KEPT:
+                del self._paths[next(iter(self._paths))]
+        return found
 
     def note(self, location: str, commit: LastCommit) -> None:
         if not location.startswith(DISK):

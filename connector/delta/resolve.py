@@ -73,9 +73,7 @@ def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
             str(found["id"]),
             _told(spark, in_sql(path), found),
         )
-    qualified = commits.paths.get(path)
-    if qualified is None:
-        qualified = commits.paths[path] = _qualified_path(spark, path)
+    qualified = commits.qualified(spark, path, lambda: _qualified_path(spark, path))
     location = plain_location(qualified)
     return Table(qualified, location, *_look(spark, qualified, location, commits))
 
