@@ -23,7 +23,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import jvm, reading
+from tests import forked, jvm, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +154,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     for key, value in SESSION_CONF.items():
         builder = builder.config(key, value)
     builder = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    with forked.spark_forks():
+        session = configure_spark_with_delta_pip(builder).getOrCreate()
     yield session
     session.stop()
 

@@ -14,50 +14,90 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-_lock = threading.Lock()
-_server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+import pytest
+
+from tests.fork_server import PLACE, listen, place
+
+OF_TXMQ = (
+    "txmq.cli",
+    "broker_core.launcher",
+    "broker_core.server.amqp.rate_limit",
+    "broker_core.server.amqp.trace",
+)
+OF_SPARK = (
+    "pyspark.worker",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "pyspark.sql.worker.commit_data_source_write",
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.data_source_pushdown_filters",
+    "pyspark.sql.worker.lookup_data_sources",
+    "pyspark.sql.worker.plan_data_source_read",
+    "pyspark.sql.worker.python_streaming_sink_runner",
+    "pyspark.sql.worker.write_into_data_source",
+    "connector.datasource",
+    "connector.sink",
+    "connector.source",
+    "broker_core.kafka.engine",
+)
+_starting = threading.Lock()
+_servers: dict[tuple[str, ...], str] = {}  # what it has imported -> its name
+_alive: list[int] = []  # open until the end of this process
 
 
-def _orders() -> socket.socket:
-    """The socket of the fork server of this process, started at the first use. It ends with this process."""
-    global _server
-    if _server is None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "TXMQ_FAILPOINTS": ""},
-            )
-        _server = ours, process
-    return _server[0]
+def fork_server(imported: tuple[str, ...]) -> str:
+    """The name of the fork server of this process that has imported these modules, started at the first use."""
+    with _starting:
+        if imported not in _servers:
+            listener, name = listen()
+            starter, ours = os.pipe()
+            with listener:
+                passed = [listener.fileno(), starter]
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.fork_server", *map(str, passed), *imported],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=passed,
+                    env={**os.environ, "TXMQ_FAILPOINTS": ""},
+                )
+            os.close(starter)
+            _alive.append(ours)
+            _servers[imported] = name
+        return _servers[imported]
+
+
+@contextlib.contextmanager
+def spark_forks() -> Iterator[None]:
+    """The Python processes of a JVM that is started here are forks. Those of its children's JVMs are not: they could
+    not be killed together with them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PLACE, place(fork_server(OF_SPARK)))
+        yield
 
 
 class Forked:
     """Has what tests use of ``subprocess.Popen`` with a pipe for its output; stderr is that of this process."""
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        output, theirs = os.pipe()
-        status, status_theirs = os.pipe()
         order = {
             "module": module,
             "arguments": list(arguments),
             "environment": dict(environment),
             "folder": os.getcwd(),
         }
-        with _lock:
-            socket.send_fds(_orders(), [json.dumps(order).encode()], [theirs, 2, status_theirs])
+        output, theirs = os.pipe()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        self._status = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._status.connect(f"\0{fork_server(OF_TXMQ)}")
+        socket.send_fds(self._status, [json.dumps(order).encode()], [nothing, theirs, 2])
         os.close(theirs)
-        os.close(status_theirs)
+        os.close(nothing)
         self.stdout: IO[str] = os.fdopen(output)
-        self._status = os.fdopen(status)
+        self.pid = int(self._status.recv(64))
         self._waiting = threading.Lock()
-        self.pid = int(self._status.readline())
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -74,7 +114,7 @@ class Forked:
         with self._waiting:
             if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
                 with self._status:
-                    self.returncode = int(self._status.readline())
+                    self.returncode = int(self._status.recv(64))
             return self.returncode
 
     def terminate(self) -> None:

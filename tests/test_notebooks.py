@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.java_gateway import launch_gateway
 
+from tests.forked import spark_forks
 from tests.progress import GUARD_S, run_to_end
 from tests.spark.jobs import QUICK
 
@@ -40,7 +41,8 @@ def quick() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def jvm(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """One for several notebooks, one after the other, as a cluster of Databricks has: where it listens."""
-    gateway = launch_gateway(popen_kwargs={"cwd": tmp_path_factory.mktemp("jvm")})
+    with spark_forks():
+        gateway = launch_gateway(popen_kwargs={"cwd": tmp_path_factory.mktemp("jvm")})
     yield {
         "PYSPARK_GATEWAY_PORT": str(gateway.java_parameters.port),
         "PYSPARK_GATEWAY_SECRET": gateway.java_parameters.auth_token,

@@ -30,8 +30,8 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 @pytest.fixture
 def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Queries run without being compiled: over a few rows, compiling them is most of what they cost. Tests of tables,
-    functions and errors use it; the queries of those of sources and sinks are compiled.
+    """Queries run without being compiled: over a few rows, compiling them is most of what they cost. Those of
+    test_batch.py, test_embedded.py and test_secrets.py are compiled.
     """
     with settings(spark, INTERPRETED):
         yield

@@ -29,6 +29,8 @@ from broker_core.client.broker import BrokerClient
 from connector.conf import recommended_conf
 from connector.decoded import decode
 from connector.foreach_batch import BatchTransaction, transactional
+from tests.fork_server import fork_here
+from tests.forked import OF_SPARK
 from tests.spark.recipes import recipe
 from tests.spark.shapes import OTHER, shaped
 
@@ -319,4 +321,7 @@ def main(specification: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    told = json.loads(Path(sys.argv[1]).read_text())
+    connect = ["pyspark.sql.connect.streaming.worker.foreach_batch_worker"]
+    fork_here([*OF_SPARK, *(connect if told["session"].get("connect") else [])])
+    main(told)

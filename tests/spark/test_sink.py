@@ -15,7 +15,7 @@ from pyspark.sql.functions import col, expr
 
 from broker_core.properties import Properties
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 def forward(rig: Any, columns: list[str] | None = None, **options: Any) -> None:

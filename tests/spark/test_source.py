@@ -15,7 +15,7 @@ from connector.datasource import TxmqDataSource
 from connector.schema import PROPERTIES_TYPE, read_schema
 from tests.progress import wait_until
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 def bodies(rows: list[Any]) -> list[str]:
