@@ -40,6 +40,7 @@ CHECKED_COLUMNS = pa.schema(
         ("checksum", pa.int64()),
     ]
 )
+_ROWS, _BYTES = 1_000, 1 << 20  # of a batch of dead letters, at most so many and about so much
 _GAP = 64  # messages between two rejected ones that are read too, and left out
 
 
@@ -56,7 +57,10 @@ def rejected_rows(rows: DataFrame, reason: str | None) -> DataFrame:
 
 
 def with_reason(broken: pa.RecordBatch, reason: str | None) -> pa.RecordBatch:
-    """Rows of CHECKED_COLUMNS, with the reason of ``tx.reject`` if it has one; none is too long."""
+    """Rows of CHECKED_COLUMNS, with the reason of ``tx.reject`` if it has one; none is too long. Raises
+    OptionError.
+    """
+    _check_reason(reason)
     reasons = broken.column(REASON).to_pylist() if reason is None else [reason] * broken.num_rows
     told = pa.array([each[:_LONGEST_REASON] for each in reasons], pa.string())
     return broken.set_column(CHECKED_COLUMNS.get_field_index(REASON), CHECKED_COLUMNS.field(REASON), told)
@@ -76,13 +80,17 @@ def _check(schema: StructType, reason: str | None) -> None:
             "reject got no reason: no argument, and no column 'reason' (string)",
             "give one of them",
         )
-    if reason is not None and not isinstance(reason, str):
-        raise OptionError(f"reject got the reason {reason!r}, which is no text", "give a str")
+    _check_reason(reason)
     if "body" in types and not isinstance(types["body"], (BinaryType, StringType)):
         raise OptionError(
             f"column 'body' has the type {types['body'].simpleString()}, so it is not that of the messages",
             "keep the body of format txmq, or leave it out",
         )
+
+
+def _check_reason(reason: str | None) -> None:
+    if reason is not None and not isinstance(reason, str):
+        raise OptionError(f"reject got the reason {reason!r}, which is no text", "give a str")
 
 
 class _Row(NamedTuple):
@@ -155,14 +163,17 @@ class _Task:
             self._logs[queue] = self._engine.logs([queue])
             self._routes[queue] = self._route(queue)
         left = dict(wanted)
+        rows: list[tuple[str, str, bytes, bytes]] = []
+        size = 0
         for found in self._engine.browse(self._slices(sorted(wanted))):
-            rows = list(self._copies(found, left))
-            if rows:
-                columns = [
-                    pa.array(values, field.type)
-                    for values, field in zip(zip(*rows, strict=True), MESSAGE_SCHEMA, strict=True)
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+            for row in self._copies(found, left):
+                rows.append(row)
+                size += len(row[2]) + len(row[3])
+                if len(rows) == _ROWS or size >= _BYTES:
+                    yield _batch(rows)
+                    rows, size = [], 0
+        if rows:
+            yield _batch(rows)
         if left:
             queue, partition, offset = min(left)
             raise DataLoss(
@@ -237,6 +248,12 @@ class _Task:
                     body,
                     buried(properties, death, row.reason, keeps_key=keeps_key),
                 )
+
+
+def _batch(rows: list[tuple[str, str, bytes, bytes]]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, MESSAGE_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
 
 def _named(queue: str, partition: int) -> str:

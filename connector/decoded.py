@@ -6,9 +6,9 @@ Invariant: a row is good or rejected, and never both. A row that is not good has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Any, Literal, overload
 
@@ -21,28 +21,67 @@ from connector.dead_letters import REASON
 from connector.descriptors import descriptor_of
 from connector.fit import quoted
 from connector.formats import Csv, Fault, Format, Json, from_package, schema_of
-from connector.observed import remember, watched
+from connector.observed import (
+    OWN_COLUMNS,
+    Metric,
+    Notes,
+    Watchable,
+    notes_of,
+    of_broken,
+    remember,
+    watchable,
+    watched,
+)
 from connector.registered import registered_avro, registered_json, registered_protobuf
 from connector.registry import SchemaRegistry
+from connector.table import is_connect
 from connector.wire_format import WireFormat, payload
 
 Formats = Literal["json", "avro", "protobuf", "csv"]
 Mode = Literal["deadLetter", "fail", "null"]
 
 _ENCODED, _PARSED = "txmq_encoded", "txmq_parsed"
+_KEPT = 64  # schemas whose columns are kept
 
 
-@dataclass(frozen=True)
 class Decoded:
     """``good``: the decoded columns behind those of ``keep``. ``rejected``: the broken messages, with all
     columns that they had, and ``reason`` (string).
     """
 
-    good: DataFrame
-    rejected: DataFrame
+    def __init__(
+        self, good: DataFrame, rejected: Callable[[], DataFrame], metric: Metric | None = None
+    ) -> None:
+        self.good = good
+        self.metric = metric  # which an execution of ``good`` tells
+        self._rejected = rejected
+
+    @cached_property
+    def rejected(self) -> DataFrame:
+        frame = self._rejected()
+        remember(frame, self.metric)
+        return frame
 
     def __iter__(self) -> Iterator[DataFrame]:
         return iter((self.good, self.rejected))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is computed of a message, whatever else its row has. To make them are thousands of calls of the
+    JVM, so a stream makes them once.
+
+    ``encoded`` of a row, ``parsed`` of that, and the others of what was parsed; ``notes`` of what was broken.
+    """
+
+    schema: StructType
+    encoded: Column
+    parsed: Column
+    broken: Column
+    reason: Column
+    value: Column
+    fields: list[Column]
+    notes: Notes | None
 
 
 @overload
@@ -105,40 +144,28 @@ def decode(
     Raises OptionError; RegistryFailed and LoginRefused of the registry.
     """
     kept = _kept(df, column, keep, mode)
-    body = F.col(quoted(column))
-    chosen, wire = _chosen(df, column, schema, format, dict(options or {}), registry, subject, validate)
-    _require_new(chosen.schema, kept)
-    bytes_ = payload(body) if wire and format == "json" else body
-    text = bytes_.cast("string")
-    unread = [*_of_bytes(body), *(wire.faults(body) if wire else ())]
-    if format in ("json", "csv"):
-        unread.append((~F.is_valid_utf8(text), "the body is not UTF-8"))
-    encoded = F.when(~_any(unread), chosen.encoded(bytes_.cast("binary"), text))
+    rows = watchable(df) if mode == "deadLetter" else None
+    made = _columns(df, column, schema, format, dict(options or {}), registry, subject, validate, rows)
+    _require_new(made.schema, kept)
     # two projections: Spark compiles the first, which it could not together with a parser
-    first = df.select("*", _once(encoded).alias(_ENCODED))
-    frame = first.select("*", chosen.parsed(_once(F.col(_ENCODED))).alias(_PARSED))
-    parsed = F.col(_PARSED)
-    faults = [*chosen.faults(parsed, text)]
-    broken = _any(faults)  # also what is unread, of which nothing was parsed
+    first = df.select("*", made.encoded.alias(_ENCODED))
+    frame = first.select("*", made.parsed.alias(_PARSED))
     columns = [F.col(quoted(name)) for name in kept]
-    value = chosen.value(parsed)
-    fields = [value.getField(name).alias(name) for name in chosen.schema.names]
-    faults = [*unread, *faults]
-    reason = _first(faults)
     if mode == "deadLetter":
         whole = [F.col(quoted(name)) for name in df.columns]
-        rejected = frame.where(broken).select(*whole, reason.alias(REASON))
-        known = [text for _, text in faults if isinstance(text, str)] + chosen.reasons()
-        told, is_good, metric = watched(frame, df.schema, broken, reason, known)
-        remember(rejected, metric)
-        return Decoded(told.where(is_good).select(*columns, *fields), rejected)
+
+        def rejected() -> DataFrame:
+            return frame.where(made.broken).select(*whole, made.reason.alias(REASON))
+
+        if made.notes is None:
+            return Decoded(frame.where(~made.broken).select(*columns, *made.fields), rejected)
+        good, metric = watched(frame, [*columns, *made.fields], made.notes)
+        return Decoded(good, rejected, metric)
     if mode == "fail":
-        error = F.raise_error(_text(df, column, reason)).cast("boolean")
-        return frame.where(F.when(broken, error).otherwise(F.lit(True))).select(*columns, *fields)
-    sound = frame.select(*columns, F.when(~broken, value).alias(_PARSED))
-    return sound.select(
-        *columns, *(F.col(_PARSED).getField(name).alias(name) for name in chosen.schema.names)
-    )
+        error = F.raise_error(_text(df, column, made.reason)).cast("boolean")
+        return frame.where(F.when(made.broken, error).otherwise(F.lit(True))).select(*columns, *made.fields)
+    sound = frame.select(*columns, F.when(~made.broken, made.value).alias(_PARSED))
+    return sound.select(*columns, *(F.col(_PARSED).getField(name).alias(name) for name in made.schema.names))
 
 
 def _once(column: Column) -> Column:
@@ -160,11 +187,6 @@ def _first(faults: Sequence[Fault]) -> Column:
         cases = cases.when(condition, F.lit(reason) if isinstance(reason, str) else reason)
     found: Column = cases.otherwise(F.lit(None).cast("string"))
     return found
-
-
-def _of_bytes(body: Column) -> Iterator[Fault]:
-    yield body.isNull(), "the body is null"
-    yield F.length(body) == 0, "the body is empty"
 
 
 def _text(df: DataFrame, column: str, reason: Column) -> Column:
@@ -205,7 +227,7 @@ def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[st
                 f"keep names the column {name!r}, which the rows do not have",
                 f"there are {', '.join(df.columns)}",
             )
-    own = {_ENCODED, _PARSED, *([REASON] if mode == "deadLetter" else [])}
+    own = {_ENCODED, _PARSED, *([REASON, *OWN_COLUMNS] if mode == "deadLetter" else [])}
     taken = sorted(own & {name.lower() for name in df.columns})
     if taken:
         raise OptionError(f"the rows have a column {taken[0]!r}, which decode adds", "rename yours first")
@@ -213,13 +235,92 @@ def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[st
 
 
 def _require_new(schema: StructType, kept: Sequence[str]) -> None:
-    names = {name.lower() for name in kept}
+    names = {*(name.lower() for name in kept), *OWN_COLUMNS}
     both = [name for name in schema.names if name.lower() in names]
     if both:
         raise OptionError(
             f"the decoded column {both[0]!r} has the name of a column that is kept",
             "rename that of the message before decode, or leave it out of keep",
         )
+
+
+# -- what is computed of a message ---------------------------------------------------------------------------
+
+_made: dict[tuple[Any, ...], _Columns] = {}
+
+
+def _columns(
+    df: DataFrame,
+    column: str,
+    schema: Any,
+    format: str,
+    options: dict[str, str],
+    registry: SchemaRegistry | str | None,
+    subject: str | None,
+    validate: bool,
+    rows: Watchable | None,
+) -> _Columns:
+    """Without a registry they depend on nothing else than the arguments."""
+    lasting = registry is None and subject is None and not validate and isinstance(format, str)
+    if lasting and format == "protobuf":
+        schema = descriptor_of(schema)  # the file may be another one now
+    told: Any = schema.json() if isinstance(schema, StructType) else schema
+    lasting = lasting and (isinstance(told, str) or format == "protobuf")
+    context = None if is_connect(df) else df.sparkSession.sparkContext
+    key = (context, column, format, told, *((str(name), str(options[name])) for name in options), rows)
+    if lasting and (found := _made.get(key)) is not None:
+        return found
+    chosen, wire = _chosen(df, column, schema, format, options, registry, subject, validate)
+    found = _columns_of(chosen, wire, column, format in ("json", "csv"), rows)
+    if lasting:
+        if len(_made) >= _KEPT:
+            oldest, *_ = _made
+            _made.pop(oldest, None)
+        _made[key] = found
+    return found
+
+
+def _columns_of(
+    chosen: Format, wire: WireFormat | None, column: str, is_text: bool, rows: Watchable | None
+) -> _Columns:
+    def bytes_of(body: Column) -> Column:
+        return payload(body) if wire and is_text else body
+
+    def unread(body: Column) -> Iterator[Fault]:
+        yield body.isNull(), "the body is null"
+        yield F.length(body) == 0, "the body is empty"
+        if wire:
+            yield from wire.faults(body)
+        if is_text:
+            yield ~F.is_valid_utf8(bytes_of(body).cast("string")), "the body is not UTF-8"
+
+    def faults(body: Column, parsed: Column) -> list[Fault]:
+        return list(chosen.faults(parsed, bytes_of(body).cast("string")))
+
+    body, parsed = F.col(quoted(column)), F.col(_PARSED)
+    given = bytes_of(body)
+    encoded = F.when(~_any([*unread(body)]), chosen.encoded(given.cast("binary"), given.cast("string")))
+    after = faults(body, parsed)
+    value = chosen.value(parsed)
+    notes = None
+    if rows is not None:
+        held = of_broken(column), of_broken(_PARSED)
+        reasons = [*unread(held[0]), *faults(*held)]
+        known = [text for _, text in reasons if isinstance(text, str)] + chosen.reasons()
+        notes = notes_of(_any(after), _first(reasons), known, [column, _PARSED], rows)
+    return _Columns(
+        chosen.schema,
+        _once(encoded),
+        chosen.parsed(_once(F.col(_ENCODED))),
+        _any(after),  # also what is unread, of which nothing was parsed
+        _first([*unread(body), *after]),
+        value,
+        [value.getField(name).alias(name) for name in chosen.schema.names],
+        notes,
+    )
+
+
+# -- the format that the arguments say -----------------------------------------------------------------------
 
 
 def _chosen(
@@ -272,7 +373,7 @@ def _format(df: DataFrame, schema: Any, format: str, options: dict[str, str]) ->
     if format == "protobuf":
         from pyspark.sql.protobuf.functions import from_protobuf
 
-        message, descriptor = descriptor_of(schema)
+        message, descriptor = schema
         return from_package(
             df,
             format,

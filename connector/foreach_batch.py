@@ -149,11 +149,10 @@ class BatchTransaction:
         """
         self._refuse_late_use("reject")
         rejection = Rejection.to(self.app_id, exchange, routing_key, queue)
-        messages = rows.rejected if isinstance(rows, Decoded) else rows
-        checked = rejected_rows(messages, reason)
-        broken = self._seen.broken(messages)
+        broken = self._seen.broken(rows.metric if isinstance(rows, Decoded) else rows)
         if broken is None:
-            self._stage(checked, "publish", rejection.target, rejection)
+            messages = rows.rejected if isinstance(rows, Decoded) else rows
+            self._stage(rejected_rows(messages, reason), "publish", rejection.target, rejection)
         elif broken.num_rows:
             dead = rejection.messages(self._owner.engine, [with_reason(broken, reason)])
             self._stage_here("publish", rejection.target, dead)

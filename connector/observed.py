@@ -13,20 +13,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import pyarrow as pa
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from connector.dead_letters import CHECKED_COLUMNS, PLACE
-from connector.plan import executed_whole, metered
+from connector.fit import quoted
+from connector.plan import executed_whole, metered, partitions
 from connector.table import is_connect
 
 _PREFIX = "txmq_broken_"
-_BROKEN, _TASK = "txmq_broken", "txmq_task"
+OWN_COLUMNS = _BROKEN, _TASK = "txmq_broken", "txmq_task"
 # Spark keeps the metrics of each task for its pages, as text. So a note is two numbers, and there are few.
 _MOST = 250  # notes of a job; a batch with more is read again
 _WORDS, _BITS = 8, 62  # the tasks that have told, as bits of numbers of Spark
@@ -35,50 +35,89 @@ _ONE_QUEUE = ("first_queue", "last_queue")
 
 
 @dataclass(frozen=True)
+class Notes:
+    """``kept``: what a metric needs of a broken row, null of a good one. ``reasons``: what a note may say."""
+
+    kept: Column
+    note: Column
+    metrics: list[Column]
+    reasons: tuple[str, ...]
+    of: Watchable
+
+
+@dataclass(frozen=True)
 class Metric:
-    """``reasons``: what a note has numbers for. ``sums``: whether it has the checksum of the body."""
+    """Of an execution."""
 
     name: str
     reasons: tuple[str, ...]
-    sums: bool
+    of: Watchable
 
 
+_open: WeakSet[Metric] = WeakSet()  # of frames that may be executed
 _metrics: WeakKeyDictionary[DataFrame, Metric] = WeakKeyDictionary()  # of the frame with the broken rows
 
 
-def watched(
-    frame: DataFrame, columns: StructType, broken: Column, reason: Column, reasons: Sequence[str]
-) -> tuple[DataFrame, Column, Metric | None]:
-    """``frame`` whose execution tells about its broken rows. Returns the frame, the condition of a good row,
-    and the metric, None if there can be none. ``columns``: those of the messages; ``reasons``: those that a
-    reason may be; a row with another one is read again.
-    """
-    types = {each.name: each.dataType.simpleString() for each in columns.fields}
+@dataclass(frozen=True)
+class Watchable:
+    """Rows of which a metric can tell. ``sums``: they have a body; ``words``: for so many tasks."""
+
+    sums: bool
+    words: int
+
+
+def watchable(frame: DataFrame) -> Watchable | None:
+    """What ``frame`` is like; None if no metric can tell of its rows."""
+    types = {each.name: each.dataType.simpleString() for each in frame.schema.fields}
     placed = all(types.get(name) == kind for name, kind in PLACE.items())
     if not placed or frame.isStreaming or is_connect(frame):
-        return frame, ~broken, None
-    metric = Metric(f"{_PREFIX}{uuid.uuid4().hex}", tuple(dict.fromkeys(reasons)), "body" in columns.names)
-    code = F.array_position(F.array(*map(F.lit, metric.reasons)), reason)
-    checksum = F.crc32(F.col("body")) if metric.sums else F.lit(0)
+        return None
+    tasks = partitions(frame) or _WORDS * _BITS
+    return Watchable("body" in types, min(-(-tasks // _BITS), _WORDS))
+
+
+def of_broken(column: str) -> Column:
+    """A column that a broken row has kept."""
+    return F.col(_BROKEN).getField(column)
+
+
+def notes_of(
+    broken: Column, reason: Column, reasons: Sequence[str], columns: Sequence[str], rows: Watchable
+) -> Notes:
+    """``reason``: of a broken row, one of ``reasons``, over the ``columns`` that it has kept
+    (:func:`of_broken`); a row with another one is read again.
+    """
+    numbered = tuple(dict.fromkeys(reasons))
+    code = F.array_position(F.array(*map(F.lit, numbered)), reason)
+    checksum = F.crc32(of_broken("body")) if rows.sums else F.lit(0)
     packed = F.when(
         code.between(1, _CODES - 1)
-        & F.col("partition").between(0, _PARTITIONS - 1)
-        & F.col("queue").isNotNull(),
-        (checksum.cast("bigint") * _PARTITIONS + F.col("partition")) * _CODES + code,
+        & of_broken("partition").between(0, _PARTITIONS - 1)
+        & of_broken("queue").isNotNull(),
+        (checksum.cast("bigint") * _PARTITIONS + of_broken("partition")) * _CODES + code,
     )
-    noted = frame.select("*", broken.alias(_BROKEN), F.spark_partition_id().alias(_TASK))
-    found = F.col(_BROKEN)
+    metrics = [
+        F.count(F.col(_BROKEN)).alias("broken"),
+        F.min(of_broken("queue")).alias(_ONE_QUEUE[0]),
+        F.max(of_broken("queue")).alias(_ONE_QUEUE[1]),
+        *(F.bit_or(_word(number)).alias(f"tasks{number}") for number in range(rows.words)),
+    ]
+    names = dict.fromkeys([*PLACE, *(["body"] if rows.sums else []), *columns])
+    kept = F.when(broken, F.struct(*(F.col(quoted(name)) for name in names))).alias(_BROKEN)
+    note = F.struct(of_broken("offset").alias("offset"), packed.alias("packed"))
+    return Notes(kept, note, metrics, numbered, rows)
+
+
+def watched(frame: DataFrame, columns: Sequence[Column], notes: Notes) -> tuple[DataFrame, Metric]:
+    """``columns`` of the good rows of ``frame``, and the metric that an execution of them tells."""
+    metric = Metric(f"{_PREFIX}{uuid.uuid4().hex}", notes.reasons, notes.of)
+    noted = frame.select(*columns, notes.kept, F.spark_partition_id().alias(_TASK))
     # Spark evaluates a note, and so the reason, only where the offset is not null. Within the code that it
     # compiles for each row, the reasons of a dozen fields are more than the JVM compiles of one method.
-    note, at = F.struct("offset", packed.alias("packed")), F.when(found, F.col("offset"))
-    metrics = [
-        F.count(F.when(found, 1)).alias("broken"),
-        F.min(F.when(found, F.col("queue"))).alias(_ONE_QUEUE[0]),
-        F.max(F.when(found, F.col("queue"))).alias(_ONE_QUEUE[1]),
-        F.max_by(note, at, _MOST).alias("notes"),
-        *(F.bit_or(_word(number)).alias(f"tasks{number}") for number in range(_WORDS)),
-    ]
-    return noted.observe(metric.name, *metrics), ~found, metric
+    most = F.max_by(notes.note, of_broken("offset"), _MOST).alias("notes")
+    good = noted.observe(metric.name, *notes.metrics, most).where(F.col(_BROKEN).isNull()).drop(*OWN_COLUMNS)
+    _open.add(metric)
+    return good, metric
 
 
 def _word(number: int) -> Column:
@@ -96,7 +135,7 @@ def to_write(rows: DataFrame) -> tuple[DataFrame, DataFrame]:
     """``rows`` with a plan of their own, which nobody else executes, and the rows of that plan for a writer,
     which would make another one of it.
     """
-    if not _metrics or is_connect(rows):
+    if not _open or is_connect(rows):
         return rows, rows
     own: Any = rows.select("*")
     execution = own._jdf.queryExecution()
@@ -121,14 +160,14 @@ class Seen:
         if not executed_whole(frame, batch, stages=stages):
             return
         self.whole = True
-        if _metrics:
+        if _open:
             with suppress(Exception):  # Spark's internals: what is not known is read again
                 for name, tasks, row in metered(frame, _PREFIX):
                     self._told[name] = _python(frame, row), tasks
 
-    def broken(self, rejected: DataFrame) -> pa.RecordBatch | None:
+    def broken(self, rejected: DataFrame | Metric | None) -> pa.RecordBatch | None:
         """All rows of ``rejected``, as CHECKED_COLUMNS; None if that is not certain."""
-        metric = _metrics.get(rejected)
+        metric = _metrics.get(rejected) if isinstance(rejected, DataFrame) else rejected
         if metric is None or metric.name not in self._told:
             return None
         return broken_rows(metric, *self._told[metric.name])
@@ -144,14 +183,15 @@ def _python(frame: DataFrame, row: Any) -> dict[str, Any]:
 
 def broken_rows(metric: Metric, told: Mapping[str, Any], tasks: int) -> pa.RecordBatch | None:
     """What a metric of a job with ``tasks`` has told, as CHECKED_COLUMNS; None if it is not complete."""
-    bits = sum((told[f"tasks{number}"] or 0) << number * _BITS for number in range(_WORDS))
+    words = metric.of.words
+    bits = sum((told[f"tasks{number}"] or 0) << number * _BITS for number in range(words))
     first, last = (told[name] for name in _ONE_QUEUE)
     packed = told["notes"] or ()
     if any(number is None for _, number in packed):  # the row has more than a note can say
         return None
     notes = [_note(metric, first, *note) for note in packed]
     places = {note[: len(PLACE)] for note in notes}
-    complete = 0 < tasks <= _WORDS * _BITS and bits == (1 << tasks) - 1
+    complete = 0 < tasks <= words * _BITS and bits == (1 << tasks) - 1
     if not complete or first != last or not told["broken"] == len(notes) == len(places):
         return None
     columns = zip(*sorted(notes, key=lambda note: note[: len(PLACE)]), strict=True)
@@ -162,4 +202,4 @@ def broken_rows(metric: Metric, told: Mapping[str, Any], tasks: int) -> pa.Recor
 def _note(metric: Metric, queue: str, offset: int, packed: int) -> tuple[str, int, int, str, int | None]:
     rest, code = divmod(packed, _CODES)
     checksum, partition = divmod(rest, _PARTITIONS)
-    return queue, partition, offset, metric.reasons[code - 1], checksum if metric.sums else None
+    return queue, partition, offset, metric.reasons[code - 1], checksum if metric.of.sums else None

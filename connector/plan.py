@@ -91,6 +91,17 @@ def _has_columns_of(frame: DataFrame, batch: DataFrame) -> bool:
     return bool(kind == own.nodeName() == "LogicalRDD" and node.rdd().id() == own.rdd().id())
 
 
+def partitions(frame: DataFrame) -> int | None:
+    """Of a micro-batch from which columns and rows were chosen; None if that is not certain."""
+    with suppress(Exception):
+        node = frame._jdf.queryExecution().analyzed()
+        while (kind := node.nodeName()) in ("Project", "Filter"):
+            node = node.child()
+        if kind == "LogicalRDD":
+            return int(node.rdd().getNumPartitions())
+    return None
+
+
 def metered(frame: DataFrame, prefix: str) -> Iterator[tuple[str, int, Any]]:
     """The metrics whose name begins with ``prefix`` that the execution of ``frame`` has collected in each
     partition of the batch: (name, number of partitions, JVM row). ``frame`` holds all rows of the batch

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.dead_letters import CHECKED_COLUMNS, with_reason
-from connector.observed import Metric, broken_rows
+from connector.observed import Metric, Watchable, broken_rows
 
-METRIC = Metric("name", ("reason 0", "reason 1", "reason 2"), sums=True)
+METRIC = Metric("name", ("reason 0", "reason 1", "reason 2"), Watchable(sums=True, words=8))
 Note = tuple[str, int, int, str, int]
 
 partitions = st.lists(st.integers(0, 3), max_size=4)  # how many broken rows each has

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from broker_core.errors import DecodeError, OptionError, cause
 from broker_core.field_table import Long
@@ -255,6 +256,26 @@ def test_a_wrong_argument_is_one_clear_error(
     with pytest.raises(OptionError) as raised:
         decode(frame(spark, []), **{"schema": "id int", **arguments})
     assert text in str(raised.value)
+
+
+def test_a_decode_is_that_of_its_arguments_whatever_was_decoded_before(spark: SparkSession) -> None:
+    """A schema that was changed in place, options, the column; with rows that have places, and with others."""
+    held = [("in", 0, 0, b'{"a": 1, /**/ "b": "x"}', '{"a": 2, "b": "y"}')]
+    rows = spark.createDataFrame(
+        held, "queue string, partition int, offset bigint, body binary, other string"
+    )
+    schema = StructType().add("a", "long")
+    for _ in range(2):
+        for frame_ in (rows, rows.drop("partition")):
+            assert [tuple(row) for row in decode(frame_, schema, column="other").good.collect()] == [(2,)]
+            (broken,) = decode(frame_, schema).rejected.collect()
+            assert broken["reason"] == NOT_AN_OBJECT and broken.asDict().keys() == {*frame_.columns, "reason"}
+            lenient = decode(frame_, schema, options={"allowComments": "true"}, keep=["offset"])
+            assert [tuple(row) for row in lenient.good.collect()] == [(0, 1)]
+            assert decode(frame_, schema, mode="null").collect() == [(None,)]
+            assert decode(frame_, "a string", column="other", mode="fail").collect() == [("2",)]
+    schema.add("b", "string")
+    assert [tuple(row) for row in decode(rows, schema, column="other").good.collect()] == [(2, "y")]
 
 
 def test_a_column_that_decode_would_add_is_refused(spark: SparkSession) -> None:
