@@ -72,7 +72,8 @@ lock:
 	@command -v java > /dev/null || { echo "no java found: install a JDK 17 or later" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed; say which with PYTHON=...")'
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@# A process compiles what it imports, which is little of all this.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m bench.session > .venv/jars.log 2>&1 || { tail -n 40 .venv/jars.log >&2; exit 1; }
 	@touch .venv/ready

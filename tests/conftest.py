@@ -47,9 +47,7 @@ SESSION_CONF = {
     "spark.log.level": "OFF",
 }
 
-# A child that runs ``python -m txmq`` or a Spark worker must find the packages, installed or not.
-_FIRST = [str(ROOT), str(ROOT / "tests" / "startup")]
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*_FIRST, os.environ.get("PYTHONPATH", "")]))
+jvm.use_startup()
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

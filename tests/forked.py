@@ -70,9 +70,7 @@ def fork_server(imported: tuple[str, ...]) -> str:
 
 @contextlib.contextmanager
 def spark_forks() -> Iterator[None]:
-    """The Python processes of a JVM that is started here are forks. Those of its children's JVMs are not: they could
-    not be killed together with them.
-    """
+    """The Python processes of a JVM that is started here are forks; each dies with the process that stands in for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PLACE, place(fork_server(OF_SPARK)))
         yield

@@ -21,7 +21,10 @@ from pathlib import Path
 
 from bench.jars import missing_in_spark, resolve
 from bench.kafka_server import cluster
+from tests.fork_server import fork_here
+from tests.forked import OF_SPARK
 
+ROOT = Path(__file__).resolve().parents[1]
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 KAFKA_ARCHIVE = Path(sys.prefix) / "kafka-classes.jsa"
 # A JVM of a test lives for seconds: what an optimizing compiler costs never pays. Loading the classes fills the
@@ -33,6 +36,14 @@ AS_USERS_DO = {
     "spark.sql.adaptive.enabled": "true",
 }
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"  # by default, the JVM complains about archives on stdout
+
+
+def use_startup() -> None:
+    """From here on, Python processes that are started find the packages, installed or not, and begin with
+    ``startup/sitecustomize.py``.
+    """
+    first = [str(ROOT), str(ROOT / "tests" / "startup")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*first, os.environ.get("PYTHONPATH", "")]))
 
 
 def delta() -> str:
@@ -123,4 +134,6 @@ def write_archives() -> None:
 
 
 if __name__ == "__main__":
+    use_startup()
+    fork_here(OF_SPARK)
     write_archives()
