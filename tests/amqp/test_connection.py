@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder, Method, encode_content, encode_method
@@ -46,12 +48,14 @@ class Wire:
 
     def receive(self, *sent: tuple[int, Method] | bytes) -> list[ConnectionEvent]:
         data = b"".join(each if isinstance(each, bytes) else encode_method(*each) for each in sent)
-        events = []
+        return list(self.events(data))
+
+    def events(self, data: bytes) -> Iterator[ConnectionEvent]:
+        """What the caller does with one of them applies to the next ones."""
         for event in self.connection.receive(data, self.now):
-            events.append(event)
+            yield event
             if isinstance(event, Command) and isinstance(event.method, m.ConnectionStartOk):
                 self.connection.authenticated()
-        return events
 
     def answers(self) -> list[tuple[int, Method]]:
         """What the client gets."""
@@ -291,7 +295,7 @@ def seen(wire: Wire, chunks: list[bytes]) -> list[str]:
     """All events of these bytes, in order, with the invariants held after each piece."""
     found = []
     for chunk in chunks:
-        for event in wire.receive(chunk):
+        for event in wire.events(chunk):
             assert not isinstance(event, Violation)
             if isinstance(event, Command) and isinstance(event.method, m.ChannelClose):
                 wire.connection.channel_ended(event.channel)
@@ -312,7 +316,11 @@ def test_random_bytes_never_raise_and_end_in_one_close_at_most(
     assert not failed or wire.connection.state in (ConnectionState.closing, ConnectionState.closed)
 
 
+ENDED = [HANDSHAKE + encode_method(1, m.ChannelClose(0, "", 0, 0)), encode_method(1, m.ConnectionOpenOk())]
+
+
 @settings(deadline=None, max_examples=200)
+@example((b"".join(ENDED), ENDED))  # on a channel that has ended
 @given(
     chunked(
         st.just(HANDSHAKE)
