@@ -16,7 +16,6 @@ import sys
 import time
 import uuid
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -28,7 +27,6 @@ from tests import forked, jvm, reading
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).resolve().parents[1]
 LEFTOVER_GRACE_S = 20.0
 
 # The file system is the one without checksums: for each file and its checksum, the other one runs processes that read
