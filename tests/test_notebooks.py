@@ -4,7 +4,6 @@ plain script.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import sys
@@ -73,6 +72,5 @@ def test_notebook_runs_as_a_plain_script(
         url: str = request.getfixturevalue("kafka_url")
         monkeypatch.setenv("KAFKA", url.removeprefix("kafka://"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with spark_forks() if notebook.stem == "crash" else contextlib.nullcontext():
-        done = run_to_end([sys.executable, str(notebook)], tmp_path, cwd=tmp_path)
+    done = run_to_end([sys.executable, str(notebook)], tmp_path, cwd=tmp_path)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
