@@ -26,7 +26,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 # A test starts hundreds of processes: none of them compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-kafka test soak bench bench-kafka lint lock
+.PHONY: demo demo-kafka test soak bench bench-kafka compiled lint lock
 
 demo: .venv/ready
 	$(BIN)/python examples/flights.py $(ARGS)
@@ -35,7 +35,7 @@ demo-kafka: .venv/ready
 	$(BIN)/python examples/flights_kafka.py $(ARGS)
 
 test: .venv/ready
-	@$(MAKE) --no-print-directory -j2 lint .venv/spark-classes.jsa
+	@$(MAKE) --no-print-directory -j2 lint .venv/spark-classes.jsa compiled
 	@echo "== pytest"
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
 
@@ -48,6 +48,10 @@ bench: .venv/ready
 
 bench-kafka: .venv/ready
 	$(BIN)/python -m bench.kafka $(ARGS)
+
+# Once, for all workers: each compiles what it collects.
+compiled: .venv/ready
+	@$(BIN)/python -m pytest --quiet --collect-only > /dev/null || $(BIN)/python -m pytest --quiet --collect-only
 
 lint: .venv/ready
 	@echo "== ruff"
@@ -75,7 +79,7 @@ lock:
 	@# A process compiles what it imports, which is little of all this.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -m bench.session > .venv/jars.log 2>&1 || { tail -n 40 .venv/jars.log >&2; exit 1; }
+	@$(BIN)/python -m bench.jars > .venv/jars.log 2>&1 || { tail -n 40 .venv/jars.log >&2; exit 1; }
 	@touch .venv/ready
 
 # The classes that Spark and Kafka load, for the JVMs of the tests: they start in half the time. Tests run without them too.

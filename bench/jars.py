@@ -1,4 +1,4 @@
-"""Jars by Ivy, for the JVMs of benchmarks and tests.
+"""Jars by Ivy, for the JVMs of benchmarks and tests; as a program, it brings those of Delta into the cache.
 
 Not here: what is started with them. Needs only a JDK.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import util
+from importlib.metadata import version
 from pathlib import Path
 
 RESOLVE = """
@@ -27,6 +28,12 @@ gateway.proc.wait()
 _SPARK = util.find_spec("pyspark")
 assert _SPARK is not None and _SPARK.origin is not None
 SPARK_JARS = Path(_SPARK.origin).parent / "jars"  # pyspark itself is slow to import
+
+
+def delta() -> str:
+    """The coordinate that ``configure_spark_with_delta_pip`` asks for."""
+    spark = ".".join(version("pyspark").split(".")[:2])
+    return f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"
 
 
 def resolve(coordinates: Sequence[str], excludes: str = "") -> list[str]:
@@ -66,3 +73,7 @@ def missing_in_spark(jars: Iterable[str]) -> list[str]:
 
 def _artifact(name: str) -> str:
     return re.sub(r"-\d.*", "", name)
+
+
+if __name__ == "__main__":
+    resolve([delta()])

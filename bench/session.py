@@ -1,4 +1,4 @@
-"""The Spark session of the benchmarks; as a program, it only loads the jars into the local Ivy cache."""
+"""The Spark session of the benchmarks."""
 
 from __future__ import annotations
 
@@ -24,30 +24,19 @@ BASE = {
 }
 
 
-def open_session(
+@contextlib.contextmanager
+def session(
     name: str, settings: Mapping[str, str] | None = None, packages: Sequence[str] = ()
-) -> SparkSession:
+) -> Iterator[SparkSession]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName(name)
     for key, value in {**BASE, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = configure_spark_with_delta_pip(builder, list(packages)).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
-@contextlib.contextmanager
-def session(
-    name: str, settings: Mapping[str, str] | None = None, packages: Sequence[str] = ()
-) -> Iterator[SparkSession]:
-    spark = open_session(name, settings, packages)
     try:
         yield spark
     finally:
         for query in spark.streams.active:
             query.stop()
         spark.stop()
-
-
-if __name__ == "__main__":
-    open_session("resolve the jars").stop()

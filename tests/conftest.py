@@ -73,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = inherited if inherited is not None else random.SystemRandom().randrange(2**32)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: object) -> None:  # xdist: all workers share the seed of the controller
     node.workerinput["txmq_seed"] = node.config.option.seed  # type: ignore[attr-defined]
 

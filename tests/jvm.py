@@ -16,10 +16,9 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
-from bench.jars import missing_in_spark, resolve
+from bench.jars import delta, missing_in_spark, resolve
 from bench.kafka_server import cluster
 from tests.fork_server import fork_here
 from tests.forked import OF_SPARK
@@ -44,12 +43,6 @@ def use_startup() -> None:
     """
     first = [str(ROOT), str(ROOT / "tests" / "startup")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*first, os.environ.get("PYTHONPATH", "")]))
-
-
-def delta() -> str:
-    """The coordinate that ``configure_spark_with_delta_pip`` asks for."""
-    spark = ".".join(version("pyspark").split(".")[:2])
-    return f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"
 
 
 def submit_arguments(archive: str) -> str:
@@ -111,11 +104,16 @@ def write_archives() -> None:
     from tests.spark.kafka_pipelines import KafkaPipeline
     from tests.spark.pipelines import Pipeline, Served, specification
 
+    def session_has_ended() -> None:
+        if SparkContext._gateway is not None:
+            SparkContext._gateway.proc.communicate()
+
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         scratch = Path(name)
         (scratch / "kafka").mkdir()
-        kafka = stack.enter_context(_kafka(scratch / "kafka"))
         os.environ["PYSPARK_SUBMIT_ARGS"] = submit_arguments(stack.enter_context(_written(ARCHIVE)))
+        stack.callback(session_has_ended)
+        kafka = stack.enter_context(_kafka(scratch / "kafka"))
         served = Served(scratch / "broker")
         stack.callback(served.stop)
         ledger = str(scratch / "ledger")
@@ -128,9 +126,8 @@ def write_archives() -> None:
         if kafka is not None:
             pipelines.append(KafkaPipeline.create("kafka", kafka, scratch, "abcd"))
         jobs.main(specification(scratch, pipelines, session=AS_USERS_DO))
-        process = SparkContext._gateway.proc
-        process.stdin.close()  # at the end of its input the JVM exits, and writes the archive
-        process.wait()
+        # At the end of its input the JVM of the session exits and writes its archive; beside it, the node does.
+        SparkContext._gateway.proc.stdin.close()
 
 
 if __name__ == "__main__":
