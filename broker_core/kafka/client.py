@@ -162,6 +162,7 @@ class Client:
         transactional_id: str | None = None,
         implicit: bool = False,
         repeat: bool = False,
+        lane: str = "",
     ) -> Callable[[], dict[Log, int]]:
         """Sends what :meth:`produce` appends. Returns the call that waits until it is appended."""
         answers = self._leaders.ask(
@@ -171,6 +172,7 @@ class Client:
             # a leader that loses its place while it waits for replicas says that it is none, and the next one
             # may have the batch; only sequences, of a transaction, make it stand there once
             moved=transactional_id is not None,
+            lane=lane,
         )
         return lambda: {log: answer.offset for log, answer in answers().items()}
 

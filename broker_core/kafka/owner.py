@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import NamedTuple
 
-from broker_core.errors import QueueNotFound, TxmqError
+from broker_core.errors import ConnectionFailed, QueueNotFound, TxmqError
 from broker_core.failpoint import here
 from broker_core.kafka.client import Client
 from broker_core.kafka.encode import stamp
@@ -22,6 +21,7 @@ from broker_core.kafka.port import Log, Producer
 
 TIMEOUT_MS = 60_000  # Kafka aborts a transaction that is open for longer
 EPOCH_PER_TRANSACTION = 2  # this transaction.version: EndTxn answers with the next epoch, Produce adds logs
+LANES = 2  # connections to a node for what follows the first batches of a transaction
 
 
 class Ready(NamedTuple):
@@ -85,7 +85,8 @@ class Transaction:
         self._producer = producer
         self._implicit = owner.renews
         self._sequences: Counter[Log] = Counter()  # the next one of each log
-        self._sent: Callable[[], object] | None = None  # waits for the batches that are under way
+        # the logs of each request that is under way, and the call that waits for its answer
+        self._sent: list[tuple[Set[Log], Callable[[], object]]] = []
 
     def join(self, logs: Iterable[Log]) -> None:
         """Lets all logs join before the first batch, where Kafka needs it (transaction.version 1)."""
@@ -102,15 +103,15 @@ class Transaction:
             ) from None
 
     def append(self, batches: Mapping[Log, Ready]) -> None:
-        """Sends one batch to each log, stamped with producer, sequence and the time of now. The next call
-        waits until they are appended, and raises what that raises.
+        """Sends one batch to each log, stamped with producer, sequence and the time of now. The next one of a
+        log waits until it is appended, and raises what that raises.
         """
         now = self._owner.now()
-        stamped: dict[Log, bytearray | memoryview] = {}
+        lanes: dict[str, dict[Log, bytearray | memoryview]] = {}
         for log, (batch, _) in batches.items():
             # what was fetched for this transaction alone is stamped where it is
             data = batch if isinstance(batch, memoryview) and not batch.readonly else bytearray(batch)
-            stamped[log] = data
+            lanes.setdefault(self._lane(log), {})[log] = data
             stamp(
                 data,
                 producer_id=self._producer.id,
@@ -118,18 +119,26 @@ class Transaction:
                 sequence=self._sequences[log],
                 timestamp=now,
             )
-        self.wait()  # in their order: Kafka counts sequences
-        self._sent = self._owner.client.producing(
-            stamped, transactional_id=self._owner.id, implicit=self._implicit
-        )
+        for lane, stamped in lanes.items():
+            self.wait(stamped)  # in their order: Kafka counts sequences
+            appended = self._owner.client.producing(
+                stamped, transactional_id=self._owner.id, implicit=self._implicit, lane=lane
+            )
+            self._sent.append((stamped.keys(), appended))
         for log, (_, rows) in batches.items():
             self._sequences[log] += rows
 
-    def wait(self) -> None:
-        """Waits until everything is appended."""
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            sent()
+    def _lane(self, log: Log) -> str:
+        """A node reads no request while it appends the one before it on the same connection, so logs take
+        turns in several. Their first batches go together: with them the logs join the transaction.
+        """
+        return f"published {log.partition % LANES}" if self._sequences[log] else ""
+
+    def wait(self, logs: Collection[Log] | None = None) -> None:
+        """Waits until everything that was sent to one of these logs is appended; None: to any."""
+        for each in [each for each in self._sent if logs is None or not each[0].isdisjoint(logs)]:
+            self._sent.remove(each)
+            each[1]()
 
     def commit(self) -> None:
         """Raises Unanswered: it may be committed; TransactionState: it is not, by this owner."""
@@ -139,9 +148,16 @@ class Transaction:
             self._owner.go_on(following)
 
     def abort(self) -> None:
-        """Aborts, so that readers of the logs need not wait for the next fence. Raises as ``commit``."""
-        with suppress(TxmqError):  # of what is aborted
-            self.wait()
+        """Aborts, so that readers of the logs need not wait for the next fence. Raises as ``commit``, and
+        Unanswered where a batch may still be appended: behind the end it would be of no transaction.
+        """
+        while self._sent:
+            try:
+                self.wait()
+            except ConnectionFailed:
+                raise
+            except TxmqError:
+                pass  # of what is aborted
         self._end(commit=False)
 
     def _end(self, *, commit: bool) -> Producer:

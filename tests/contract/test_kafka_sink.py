@@ -24,6 +24,7 @@ from broker_core.kafka.compression import Codec
 from broker_core.kafka.connection import Settings
 from broker_core.kafka.decisions import Decisions
 from broker_core.kafka.port import LATEST, Endpoint, Isolation, Log
+from broker_core.kafka.published import BATCH_BYTES
 from broker_core.kafka.sink import Sink
 from broker_core.kafka.wire import SocketWire
 from broker_core.properties import Properties
@@ -70,6 +71,10 @@ class Bench:
 
     def consumed(self, count: int) -> list[bytes]:
         """What kafka-python reads, read_committed, until so many records are there and the logs end."""
+        return [body for bodies in self.consumed_of_each(count) for body in bodies]
+
+    def consumed_of_each(self, count: int) -> list[list[bytes]]:
+        """As ``consumed``, by log."""
         consumer = KafkaConsumer(
             bootstrap_servers=[str(self.node)], isolation_level="read_committed", enable_auto_commit=False
         )
@@ -77,11 +82,11 @@ class Bench:
             logs = [TopicPartition(self.queue, number) for number in range(PARTITIONS)]
             consumer.assign(logs)
             consumer.seek_to_beginning(*logs)
-            found: list[bytes] = []
+            found: list[list[bytes]] = [[] for _ in logs]
             deadline = time.monotonic() + WAIT_S
-            while len(found) < count and time.monotonic() < deadline:
-                polled = consumer.poll(timeout_ms=1000)
-                found += [record.value for records in polled.values() for record in records]
+            while sum(map(len, found)) < count and time.monotonic() < deadline:
+                for log, records in consumer.poll(timeout_ms=1000).items():
+                    found[log.partition] += [record.value for record in records]
             return found
         finally:
             consumer.close()
@@ -123,6 +128,17 @@ def test_a_thousand_rows_of_each_batch_are_read_once_by_kafka_python(bench: Benc
     last = successor.last_entry(bench.app)
     assert last is not None and last.sequence == 30
     assert successor.open_batch(bench.app, QUERY, 29, "fail").already
+
+
+def test_rows_of_many_requests_are_published_in_the_order_of_their_task(bench: Bench) -> None:
+    """Four batches of each log, which go out on several connections."""
+    sink = bench.sink()
+    token = sink.open_batch(bench.app, QUERY, 0, "fail").token
+    bodies = [b"%03d" % number + bytes(BATCH_BYTES // 3) for number in range(3 * 4 * PARTITIONS)]
+    sink.commit_batch(bench.app, QUERY, 0, token, [bench.stage(sink, token, 0, bodies)])
+    logs = bench.consumed_of_each(len(bodies))
+    assert sorted(itertools.chain(*logs)) == bodies
+    assert all(len(found) > 6 and found == sorted(found) for found in logs)  # two batches hold at most six
 
 
 def test_keys_headers_and_times_are_those_of_any_producer(bench: Bench) -> None:

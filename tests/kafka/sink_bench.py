@@ -203,3 +203,7 @@ class Driver:
 
 def rows(*bodies: bytes, **columns: Sequence[object]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), **columns})
+
+
+def nothing_open(cluster: Cluster) -> bool:
+    return all(not log.open for topic in cluster.kafka.topics.values() for log in topic.logs)

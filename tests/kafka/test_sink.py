@@ -13,7 +13,7 @@ from broker_core.kafka import decide, decisions, names, port
 from broker_core.kafka.port import EARLIEST, Isolation, Log, Request
 from broker_core.kafka.receipt import Receipt
 from tests.kafka.fake_kafka import LOST, REFUSED, UNANSWERED, FakeKafka
-from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver, rows
+from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver, nothing_open, rows
 
 STAGE = names.stage_topic(APP)
 
@@ -33,10 +33,6 @@ def watched(cluster: Cluster, kind: type[Request[Any]]) -> list[Any]:
 
     cluster.kafka.fault = fault
     return found
-
-
-def nothing_open(cluster: Cluster) -> bool:
-    return all(not log.open for topic in cluster.kafka.topics.values() for log in topic.logs)
 
 
 # -- C1: open ------------------------------------------------------------------------------------------------

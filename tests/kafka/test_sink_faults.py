@@ -5,6 +5,7 @@ another before each of them: what is published is there exactly once, with one l
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +22,8 @@ from broker_core.kafka.compression import Codec
 from broker_core.kafka.patience import Time
 from broker_core.kafka.port import Fetch, ListOffsets, Log, Produce, Request
 from broker_core.kafka.published import BATCH_BYTES
-from tests.kafka.fake_kafka import LOST, REFUSED, UNANSWERED
-from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver, rows
+from tests.kafka.fake_kafka import LATE, LOST, REFUSED, UNANSWERED
+from tests.kafka.sink_bench import APP, QUERY, Cluster, Driver, nothing_open, rows
 
 BODIES = [b"%d" % number for number in range(6)]
 pytestmark = pytest.mark.slow
@@ -104,6 +105,12 @@ def at(cluster: Cluster, number: int, act: Callable[[Request[Any]], str | Code |
     return lambda: count
 
 
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winners, "PIECE_BYTES", 35_000)
+    for module in (published, staging):
+        monkeypatch.setattr(module, "BATCH_BYTES", 30_000)
+
+
 def without_faults(cluster: Cluster) -> None:
     cluster.kafka.fault = lambda node, request: None
 
@@ -127,15 +134,13 @@ def test_c4_whatever_request_fails_a_batch_is_decided_once(version: int, fault: 
     raise AssertionError("it never ended")
 
 
-@pytest.mark.parametrize("fault", [LOST, UNANSWERED, Code.NOT_LEADER_OR_FOLLOWER])
+@pytest.mark.parametrize("fault", [REFUSED, LOST, UNANSWERED, Code.NOT_LEADER_OR_FOLLOWER])
 def test_c4_what_is_under_way_behind_a_request_that_fails_keeps_its_order(
     version: int, fault: str | Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a branch of several requests, which are sent, fetched and published while the next is prepared."""
-    monkeypatch.setattr(winners, "PIECE_BYTES", 35_000)
-    for module in (published, staging):
-        monkeypatch.setattr(module, "BATCH_BYTES", 30_000)
-    bodies = [b"%d" % number + bytes(30_000) for number in range(4)]
+    small_batches(monkeypatch)
+    bodies = [b"%d" % number + bytes(30_000) for number in range(6)]
     for number in range(1, ENOUGH):
         cluster = Cluster(version)
         driver = cluster.driver()
@@ -149,6 +154,39 @@ def test_c4_what_is_under_way_behind_a_request_that_fails_keeps_its_order(
         if count() < number:
             return
     raise AssertionError("it never ended")
+
+
+def test_c4_a_transaction_is_not_ended_while_one_of_its_batches_may_still_come(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One log refuses its batch, that of another one is late. Before Kafka 3.6 it would open a transaction that
+    nobody ends, so a fence is what ends this one.
+    """
+    small_batches(monkeypatch)
+    cluster = Cluster(version)
+    driver = cluster.driver()
+    driver.run(0, [b"before"])
+    seen, ended = Counter[Log](), []
+    faults: list[str | Code] = [LATE, Code.MESSAGE_TOO_LARGE]
+
+    def fault(node: int, request: Request[Any]) -> str | Code | None:
+        if isinstance(request, port.EndTransaction):
+            ended.append(request)
+        if not isinstance(request, Produce) or not request.transactional_id:
+            return None
+        seen.update(request.batches.keys())
+        return faults.pop() if faults and 2 in (seen[log] for log in request.batches) else None
+
+    opened = driver.open(1)
+    branch = driver.stage(opened.token, [b"%d" % number + bytes(30_000) for number in range(6)], batch=1)
+    cluster.kafka.fault = fault
+    with pytest.raises(errors.TransactionTooLarge):
+        driver.commit(1, opened.token, [branch])
+    assert cluster.kafka.late and not ended
+    without_faults(cluster)
+    cluster.kafka.deliver_late()
+    driver.run(1, [b"after"])
+    assert sorted(cluster.bodies()) == [b"after", b"before"] and nothing_open(cluster)
 
 
 def test_a_leader_may_move_while_a_task_waits_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
