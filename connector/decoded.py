@@ -146,7 +146,7 @@ def decode(
     kept = _kept(df, column, keep, mode)
     rows = watchable(df) if mode == "deadLetter" else None
     made = _columns(df, column, schema, format, dict(options or {}), registry, subject, validate, rows)
-    _require_new(made.schema, kept)
+    _require_new(made.schema, kept, mode)
     # two projections: Spark compiles the first, which it could not together with a parser
     first = df.select("*", made.encoded.alias(_ENCODED))
     frame = first.select("*", made.parsed.alias(_PARSED))
@@ -234,14 +234,19 @@ def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[st
     return kept
 
 
-def _require_new(schema: StructType, kept: Sequence[str]) -> None:
-    names = {*(name.lower() for name in kept), *OWN_COLUMNS}
-    both = [name for name in schema.names if name.lower() in names]
-    if both:
-        raise OptionError(
-            f"the decoded column {both[0]!r} has the name of a column that is kept",
-            "rename that of the message before decode, or leave it out of keep",
-        )
+def _require_new(schema: StructType, kept: Sequence[str], mode: Mode) -> None:
+    old = {name.lower() for name in kept}
+    for name in schema.names:
+        if name.lower() in old:
+            raise OptionError(
+                f"the decoded column {name!r} has the name of a column that is kept",
+                "rename that of the message before decode, or leave it out of keep",
+            )
+        if mode == "deadLetter" and name.lower() in OWN_COLUMNS:
+            raise OptionError(
+                f"the decoded column {name!r} has the name of a column that decode adds",
+                "rename that of the message before decode, or take mode='null'",
+            )
 
 
 # -- what is computed of a message ---------------------------------------------------------------------------

@@ -282,6 +282,24 @@ def test_a_column_that_decode_would_add_is_refused(spark: SparkSession) -> None:
     rows = frame(spark, []).selectExpr("*", "'x' AS Reason")
     with pytest.raises(OptionError, match="the rows have a column 'reason'"):
         decode(rows, "id int")
+    with pytest.raises(
+        OptionError, match="the decoded column 'Txmq_Task' has the name of a column that decode adds"
+    ):
+        decode(frame(spark, []), "id int, Txmq_Task int")
+
+
+def test_a_message_may_have_fields_with_the_names_of_columns_that_decode_only_passes(
+    spark: SparkSession,
+) -> None:
+    names = ["txmq_encoded", "txmq_parsed", "reason", "BODY"]
+    rows = frame(spark, [json.dumps(dict.fromkeys(names, 7)).encode()])
+    schema = ", ".join(f"{name} int" for name in names)
+    assert [tuple(row) for row in decode(rows, schema).good.collect()] == [(7, 7, 7, 7)]
+    also = ["txmq_broken", "txmq_task"]
+    rows = frame(spark, [json.dumps(dict.fromkeys([*names, *also], 7)).encode()])
+    schema = ", ".join(f"{name} int" for name in [*names, *also])
+    for mode in ("fail", "null"):
+        assert [tuple(row) for row in decode(rows, schema, mode=mode).collect()] == [(7,) * 6]
 
 
 # -- and back ------------------------------------------------------------------------------------------------
