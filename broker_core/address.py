@@ -143,7 +143,8 @@ def _parse_url(url: str, credentials: Credentials) -> Address:
     ):
         raise errors.OptionError(
             f"option 'url' is {without_password(url)!r}; it must be "
-            "txmq://[user:password@]host:port[/vhost], or txmqs:// for TLS, for example txmq://localhost:{DEFAULT_PORT}"
+            "txmq://[user:password@]host:port[/vhost], or txmqs:// for TLS, for example "
+            f"txmq://localhost:{DEFAULT_PORT}"
         )
     vhost = _vhost(parts.path, url)
     tls = parts.scheme == "txmqs"

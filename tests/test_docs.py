@@ -5,6 +5,7 @@ there.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from functools import cache
 from pathlib import Path
@@ -89,6 +90,32 @@ def _tests_of(path: Path) -> frozenset[str]:
     return frozenset(
         node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
     )
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_row_of_a_table_is_one_line_with_as_many_cells_as_its_head(page: Path) -> None:
+    """A wrapped row ends its table when the page is rendered, or becomes the first cell of another row."""
+    torn, cells, code = [], 0, False
+    lines = page.read_text().splitlines()
+    for number, (line, following) in enumerate(itertools.pairwise([*lines, ""]), 1):
+        code ^= line.startswith("```")
+        if not code and re.fullmatch(r"\|[-:| ]+\|", following):
+            cells = _cells(line)
+        elif cells and not line.strip():
+            cells = 0
+        if cells and _cells(line) != cells:
+            torn.append(f"{page.name}:{number}: {line[:70]}")
+    assert torn == []
+
+
+def _cells(line: str) -> int:
+    """The number of cells of a row; -1 for what is none. A bar within code separates cells too (GFM)."""
+    if not (line.startswith("|") and line.endswith("|")):
+        return -1
+    return len(re.findall(r"(?<!\\)\|", line)) - 1
 
 
 # -- numbered rules ------------------------------------------------------------------------------------------
