@@ -4,6 +4,7 @@
 # make soak ROUNDS=200      loops of kills, as long as you like; SEED=n repeats one
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
 # make lint    the checks of `make test` without the tests
+# make audit   known vulnerabilities of what is locked, for a release: fails also where they could not be asked
 #
 # Every target sets up what it needs in .venv first; it needs Python >= 3.10 and a JDK 17 or later.
 
@@ -26,7 +27,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/.venv/bin/python
 # A test starts hundreds of processes: none of them compiles the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-kafka test soak bench bench-kafka compiled lint lock
+.PHONY: demo demo-kafka test soak bench bench-kafka compiled lint audit lock
 
 demo: .venv/ready
 	$(BIN)/python examples/flights.py $(ARGS)
@@ -56,6 +57,7 @@ compiled: .venv/ready
 lint: .venv/ready
 	@echo "== ruff"
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --quiet --preview --select RUF027 .  # an f-string without its f
 	$(BIN)/ruff format --check .
 	@echo "== mypy --strict"
 	$(BIN)/mypy
@@ -65,6 +67,10 @@ lint: .venv/ready
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive txmq broker_core connector bench pyspark_txmq.py
 	@echo "== known vulnerabilities"
 	$(BIN)/python -m tests.advisories requirements.lock
+
+# For a release: as in lint, but a version that could not be asked about is a failure.
+audit: .venv/ready
+	$(BIN)/python -m tests.advisories --strict requirements.lock
 
 # Pinned, with hashes, for every platform and Python; needs uv.
 lock:

@@ -1,7 +1,7 @@
-"""``python -m tests.advisories requirements.lock``: whether a locked version has a known vulnerability.
+"""``python -m tests.advisories [--strict] requirements.lock``: whether a locked version has a known vulnerability.
 
-pip-audit asks the database of OSV, which needs the network. Where that cannot be reached, one line says so and
-the exit code is 0; for a vulnerability it is 1.
+pip-audit asks the database of OSV, which needs the network. Where that cannot be reached, the last line says so
+and the exit code is 0, or 1 with ``--strict``; for a vulnerability it is 1.
 Not here: weaknesses of the code (bandit, in ``pyproject.toml``).
 """
 
@@ -22,38 +22,38 @@ LOST = re.compile(
 )  # in what pip-audit says when it fails
 
 
-def main(lock: str, url: str = OSV) -> int:
-    """The exit code."""
+def main(lock: str, url: str = OSV, *, strict: bool = False) -> int:
+    """The exit code. ``strict``: what could not be asked is a failure too."""
     why = unreachable(url)
     if why:
         print(f"not audited: {url} cannot be reached: {why}")
-        return 0
+        return int(strict)
     command = [sys.executable, "-m", "pip_audit", "--requirement", lock, "--disable-pip", "--format", "json"]
     command += ["--vulnerability-service", "osv", "--osv-url", url, "--progress-spinner", "off"]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         print(f"not audited: {url} has not answered for {LIMIT_S:.0f} s")
-        return 0
+        return int(strict)
     try:
         listed = json.loads(ended.stdout)["dependencies"]
     except ValueError:
         lost = LOST.findall(ended.stderr)
         if lost:
             print(f"not audited: {url} was lost: {lost[-1][:200]}")
-            return 0
+            return int(strict)
         print(ended.stderr, file=sys.stderr)
         return 1
     found = [(each, vulnerability) for each in listed for vulnerability in each.get("vulns", ())]
     for each, vulnerability in found:
         fixed = ", ".join(vulnerability["fix_versions"]) or "no version"
         print(f"{each['name']} {each['version']}: {vulnerability['id']}, fixed in {fixed}")
-    for each in listed:
-        if "skip_reason" in each:
-            print(f"not audited: {each['name']}: {each['skip_reason']}")
     if not found:
         print(f"no known vulnerability in {sum('skip_reason' not in each for each in listed)} packages")
-    return int(bool(found))
+    skipped = [each for each in listed if "skip_reason" in each]
+    for each in skipped:
+        print(f"not audited: {each['name']}: {each['skip_reason']}")
+    return int(bool(found) or (strict and bool(skipped)))
 
 
 def unreachable(url: str) -> str:
@@ -68,4 +68,5 @@ def unreachable(url: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], os.environ.get("TXMQ_OSV_URL", OSV)))
+    *options, path = sys.argv[1:]
+    sys.exit(main(path, os.environ.get("TXMQ_OSV_URL", OSV), strict="--strict" in options))

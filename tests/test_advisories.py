@@ -76,6 +76,14 @@ def test_a_database_that_cannot_be_reached_is_one_line_and_no_failure(
     assert len(lines) == 3 and all(line.startswith("not audited: http://127.0.0.1:") for line in lines)
 
 
+def test_for_a_release_what_could_not_be_asked_is_a_failure(lock: str) -> None:
+    assert advisories.main(lock, f"http://127.0.0.1:{free_ports(1)[0]}/v1/query", strict=True) == 1
+    with database(answers=1) as url:
+        assert advisories.main(lock, url, strict=True) == 1
+    with database() as url:
+        assert advisories.main(lock, url, strict=True) == 0
+
+
 def test_a_lock_file_that_is_none_fails_the_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lock").write_text("six==\n")
     with database() as url:
