@@ -31,6 +31,7 @@ from broker_core.broker.outcomes import Kept
 from broker_core.broker.transaction import Limits
 from broker_core.endpoint import Endpoint
 from broker_core.engine import PreparedInfo
+from broker_core.errors import StoreFailed
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
@@ -50,8 +51,11 @@ from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.directory import sync_directory
 from broker_core.store.durable import DurableStore
+from broker_core.store.failure import full_disk_named
 from broker_core.store.memory import MemoryStore
 from broker_core.store.port import Store
+
+log = logging.getLogger("txmq")
 
 SWITCH_S = 0.001  # after which a computing thread lets other threads run
 LOOK_S = 0.25  # how often ``serve`` checks whether it must end
@@ -177,25 +181,25 @@ class Broker:
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.
 
-        Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog,
-        ConnectionFailed (the port is in use), OptionError (a listener that others reach without TLS).
-        """
+        Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog, DiskFull,
+        ConnectionFailed (the port is in use), OptionError (a listener that others reach without TLS)."""
         (doors or Doors()).check(host, amqp)
         path = os.path.abspath(os.fspath(directory))
-        return cls(
-            DurableStore(path) if started else open_store(path),
-            path,
-            host=host,
-            port=port,
-            amqp=amqp,
-            amqp_options=amqp_options,
-            handlers=handlers,
-            limits=limits,
-            outcomes=outcomes,
-            users=users,
-            doors=doors,
-            quotas=quotas,
-        )
+        with full_disk_named(path):
+            return cls(
+                DurableStore(path) if started else open_store(path),
+                path,
+                host=host,
+                port=port,
+                amqp=amqp,
+                amqp_options=amqp_options,
+                handlers=handlers,
+                limits=limits,
+                outcomes=outcomes,
+                users=users,
+                doors=doors,
+                quotas=quotas,
+            )
 
     @classmethod
     def memory(
@@ -239,9 +243,9 @@ class Broker:
         return min(self._server.idle_s(), self._amqp.idle_s() if self._amqp is not None else float("inf"))
 
     @property
-    def failed(self) -> bool:
-        """Returns whether the store has failed: nothing can be committed until the broker is opened again."""
-        return self._local.committer.failure is not None
+    def failure(self) -> StoreFailed | None:
+        """Returns why nothing can be committed until the broker is opened again."""
+        return self._local.committer.failure
 
     def renew_certificates(self) -> None:
         """Read the files of TLS again, if they have changed; done too within a second after they have."""
@@ -386,12 +390,9 @@ def serve(
         scheme = (doors or Doors()).scheme
         print("ready", f"{scheme}://{bracketed(host)}:{broker.port}", *broker.amqp_urls, flush=True)
         while not ending.wait(LOOK_S):
-            if broker.server.failed.is_set() or broker.failed:
-                print(
-                    "the store has failed; the broker ends and must be started again",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            if broker.server.failed.is_set() or broker.failure is not None:
+                reason = "" if broker.failure is None else f": {broker.failure.message}"
+                log.error("the store has failed; the broker ends and must be started again%s", reason)
                 return 1
             if broker.server.given_up.is_set() or (
                 idle_timeout_s is not None and broker.idle_s > idle_timeout_s

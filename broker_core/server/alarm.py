@@ -30,6 +30,14 @@ class AlarmLimits:
     unsealed_bytes: int = 512 * MiB
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """``reason``: in RabbitMQ's words, for clients; ``numbers``: what there is and may be, for the log."""
+
+    reason: str
+    numbers: str
+
+
 class Alarm:
     """``directory`` "": a broker without files."""
 
@@ -38,27 +46,25 @@ class Alarm:
         self._directory = directory
         self._limits = limits
 
-    def reason(self) -> str:
-        """Why publishers have to wait, in RabbitMQ's words; "" if they need not."""
-        low = []
-        if self._memory_low():
-            low.append("memory")
-        if self._directory and self._disk_low():
-            low.append("disk")
-        return f"low on {' & '.join(low)}" if low else ""
+    def look(self) -> Shortage | None:
+        """Why publishers have to wait; None if they need not."""
+        low = {"memory": self._memory_low(), "disk": self._disk_low() if self._directory else ""}
+        short = {resource: numbers for resource, numbers in low.items() if numbers}
+        return Shortage(f"low on {' & '.join(short)}", "; ".join(short.values())) if short else None
 
     def transactions_large(self) -> bool:
         """Whether open transactions together take so much memory that they have to spill early."""
         return self._broker.transaction_bytes() > self._limits.memory_bytes * _SPILL_SHARE
 
-    def _disk_low(self) -> bool:
+    def _disk_low(self) -> str:
         try:
             found = os.statvfs(self._directory)
         except OSError:
-            return False  # the next commit reports the error
-        return found.f_bavail * found.f_frsize < self._limits.disk_free_bytes
+            return ""  # the next commit reports the error
+        free = found.f_bavail * found.f_frsize
+        return _below(f"free on the disk of {self._directory}", free, self._limits.disk_free_bytes)
 
-    def _memory_low(self) -> bool:
+    def _memory_low(self) -> str:
         memory = self._broker.transaction_bytes()
         unsealed = 0
         with self._broker.look as state:
@@ -69,4 +75,17 @@ class Alarm:
                     memory += block.size_bytes
                 else:
                     unsealed += block.size_bytes
-        return memory > self._limits.memory_bytes or unsealed > self._limits.unsealed_bytes
+        limits = self._limits
+        above = [
+            _above("of bodies in memory", memory, limits.memory_bytes),
+            _above("of small commits not yet in a segment", unsealed, limits.unsealed_bytes),
+        ]
+        return "; ".join(filter(None, above))
+
+
+def _below(what: str, found: int, limit: int) -> str:
+    return f"{found / MiB:.1f} MiB {what}, the limit is {limit / MiB:.1f}" if found < limit else ""
+
+
+def _above(what: str, found: int, limit: int) -> str:
+    return f"{found / MiB:.1f} MiB {what}, the limit is {limit / MiB:.1f}" if found > limit else ""

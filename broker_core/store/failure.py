@@ -5,9 +5,11 @@ Invariant: nothing here retries or hides; the caller attaches the cause when it 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from broker_core.errors import CorruptCatalog, DataDirectoryLocked, DiskFull, StoreError, StoreFailed
@@ -73,6 +75,17 @@ def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
     ):
         return corrupt_catalog(catalog, text)
     return StoreFailed(f"the catalog {catalog} refused a write: {text}; start the broker again")
+
+
+@contextlib.contextmanager
+def full_disk_named(directory: str) -> Iterator[None]:
+    """Raises DiskFull for an error of the operating system that means so; others pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise store_error(error, Path(directory)) from error
+        raise
 
 
 def store_error(error: BaseException, directory: Path) -> StoreError:

@@ -13,6 +13,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -285,6 +286,20 @@ def small_file_system(path: Path, size_bytes: int) -> Iterator[Path]:
         yield path
     finally:
         subprocess.run(["umount", path], check=True)
+
+
+def test_a_broker_that_starts_on_a_full_disk_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "txmq", "serve", "--data", str(tmp_path / "disk" / "data")]
+    command += ["--listen", "127.0.0.1:0", "--amqp", "none"]
+    with small_file_system(tmp_path / "disk", 256 << 10) as disk:
+        for filled in (0, 1 << 20):  # full behind the catalog, and before it
+            (disk / "filler").unlink(missing_ok=True)
+            with contextlib.suppress(OSError), (disk / "filler").open("wb") as file:
+                file.write(bytes(filled))
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert ended.returncode != 0 and ended.stdout == ""
+            (line,) = ended.stderr.splitlines()
+            assert "[TXMQ_DISK_FULL] no space to write to " in line and f"file system {disk}, " in line
 
 
 @pytest.mark.parametrize("size_bytes", [2 << 20, 3 << 20])

@@ -8,6 +8,7 @@ no client would.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -445,7 +446,9 @@ def test_replies_that_nobody_reads_stop_the_reading_of_commands(broker: Served) 
 # -- alarms --------------------------------------------------------------------------------------------------
 
 
-def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not() -> None:
+def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with served(AmqpOptions(alarms=AlarmLimits(memory_bytes=8 * MiB))) as broker:
         with peer(broker.url, 1) as publisher, peer(broker.url, 1) as consumer:
             consumer.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)
@@ -464,11 +467,20 @@ def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not() -> N
             assert consumer.call(1, c.Queue.Purge(queue="q"), c.Queue.PurgeOk).message_count == 13
             publisher.expect(c.Connection.Unblocked, 0)
             assert publisher.expect(c.Queue.DeclareOk, 1).message_count == 0
+    waiting, going_on = (text for text in caplog.messages if text.startswith("publishers "))
+    assert re.fullmatch(
+        r"publishers have to wait: low on memory \(\d+\.\d MiB of bodies in memory, the limit is 8\.0\)",
+        waiting,
+    )
+    assert going_on == "publishers may go on"
 
 
-def test_a_publisher_that_does_not_understand_blocked_only_waits(tmp_path: Path) -> None:
+def test_a_publisher_that_does_not_understand_blocked_only_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with served(AmqpOptions(alarms=AlarmLimits(disk_free_bytes=1 << 62)), directory=str(tmp_path)) as broker:
         eventually(lambda: broker.server.alarm == "low on disk")
+        assert f"MiB free on the disk of {tmp_path}, the limit is " in caplog.text
         with Peer(broker.url) as client:
             client.started()
             client.start_ok(capabilities={})

@@ -98,4 +98,4 @@ def test_a_call_that_is_sent_again_changes_nothing_the_second_time(broker: Broke
         if name != "engine.claim":
             raw.action(name, body)
         assert {info.name: (info.messages, info.next_offset) for info in broker.queues()} == counts, name
-    assert not broker.failed
+    assert broker.failure is None

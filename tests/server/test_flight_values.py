@@ -125,7 +125,7 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name_and_changes_nothing(
             bad is None and not arguments
         ), bad
     assert picture(broker) == before or call in ("read", "stage", "adopt")
-    assert not broker.failed
+    assert broker.failure is None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_an_argument_of_a_wrong_type_is_refused_in_process_and_changes_nothing(
     with pytest.raises(errors.OptionError, match=r"must be|allowed are"):
         call(broker)
     assert picture(broker) == before
-    assert not broker.failed
+    assert broker.failure is None
 
 
 def odd(source: random.Random, value: Any) -> Any:
@@ -207,7 +207,7 @@ def attacked(broker: Broker, seed: int, rounds: int) -> int:
                 answer, (errors.TransactionState, errors.ConnectionFailed, errors.RemoteProtocolError)
             ):
                 raw.close_channel()
-        assert not broker.failed, (name, arguments, answer)
+        assert broker.failure is None, (name, arguments, answer)
     raw.close_channel()
     return refused
 

@@ -275,11 +275,15 @@ class AmqpServer:
             self._spill_transactions()
 
     def _look_for_alarms(self) -> None:
-        reason = self._alarm.reason()
+        shortage = self._alarm.look()
+        reason = shortage.reason if shortage is not None else ""
         if bool(reason) == bool(self.alarm):
             return
         self.alarm = reason
-        logger.warning("publishers have to wait: %s" if reason else "publishers may go on%s", reason)
+        if shortage is not None:
+            logger.warning("publishers have to wait: %s (%s)", reason, shortage.numbers)
+        else:
+            logger.warning("publishers may go on")
         for connection in list(self.connections):
             if reason:
                 connection.points.guard(reason)
