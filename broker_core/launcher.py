@@ -38,6 +38,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.holder import open_store
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
+from broker_core.printable import LineFormatter
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.logins import Logins
@@ -353,7 +354,9 @@ def serve(
     read again. If the store fails, it
     ends with code 1, and must be started again.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])
     host, port = parse_listen(listen)
     _leave_out_pandas()
     ending = threading.Event()

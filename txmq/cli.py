@@ -31,7 +31,7 @@ from txmq.doctor.command import arguments as doctor_arguments
 from txmq.doctor.command import doctor
 from txmq.limits import count
 from txmq.login import arguments as login_arguments
-from txmq.output import Row, done, print_json, script, show
+from txmq.output import Row, done, print_json, say, script, show
 from txmq.serve import arguments as serve_arguments
 from txmq.serve import serve
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options))
     except TxmqError as error:
-        print(f"txmq: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"txmq: {' '.join(str(error).split())}", error=True)
         return 1
     except BrokenPipeError:  # the reader of the output (head) has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -357,7 +357,7 @@ def _setup(options: argparse.Namespace) -> int:
     prepared = admin_at(options).prepare(options.principal, options.app, sources, targets)
     if options.json:
         return show(options, map(dataclasses.asdict, prepared))
-    print("\n".join(script(prepared)))
+    say(*script(prepared))
     return 0
 
 
@@ -368,15 +368,15 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**dataclasses.asdict(found), "ok": found.ok})
     else:
-        print(
+        say(
             f"{found.path}: {found.segments} segments with {found.blocks} blocks of {found.rows} rows, "
             f"{found.inbox_rows} rows in the catalog, {found.records} records, {found.size_bytes} bytes"
         )
         for problem in found.problems:
-            print(problem)
+            say(problem)
         for text in found.repairs:
-            print(f"the next start repairs: {text}")
-        print("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
+            say(f"the next start repairs: {text}")
+        say("every checksum and reference holds" if found.ok else f"{len(found.problems)} problems")
     return 0 if found.ok else 1
 
 
@@ -388,23 +388,23 @@ def _salvage(options: argparse.Namespace) -> int:
         print_json({**dataclasses.asdict(found), "whole": found.whole})
         return 0
     messages = ", ".join(f"{count} in '{queue}'" for queue, count in found.messages.items()) or "no queues"
-    print(
+    say(
         f"{found.to}: {found.blocks} blocks of {found.rows} rows, {found.inbox_rows} rows in the catalog; "
         f"messages: {messages}"
     )
     for lost in found.lost:
         count = lost.end - lost.start
-        print(
+        say(
             f"lost: queue '{lost.queue}', offsets {lost.start} to {lost.end - 1} ({count} messages): "
             f"{lost.where}: {lost.why}"
         )
     for text in found.losses:
-        print(f"lost: {text}")
+        say(f"lost: {text}")
     if found.doubtful:
-        print(
+        say(
             f"{found.doubtful} of these rows can be parsed and may be wrong: "
             f"{os.path.join(found.to, 'doubtful.arrow')}"
         )
     if found.whole:
-        print("nothing was lost")
+        say("nothing was lost")
     return 0

@@ -1,15 +1,20 @@
-"""What a command prints: aligned tables and lines, or JSON with ``--json``."""
+"""What a command prints: aligned tables and lines, or JSON with ``--json``.
+
+Invariant: only this module writes to the terminal, and nothing that it writes is an escape sequence.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
 from broker_core.admin import NOBODY, Preparation
+from broker_core.printable import printable
 
 Row = dict[str, Any]
 
@@ -20,7 +25,7 @@ def show(options: argparse.Namespace, rows: Iterable[Row]) -> int:
     if options.json:
         print_json(listed)
     elif listed:
-        print("\n".join(_table(listed)))
+        say(*_table(listed))
     return 0
 
 
@@ -29,8 +34,14 @@ def done(options: argparse.Namespace, text: str, **result: Any) -> int:
     if options.json:
         print_json(result)
     else:
-        print(text)
+        say(text)
     return 0
+
+
+def say(*lines: str, error: bool = False) -> None:
+    """Writes lines; ``error``: to standard error."""
+    for line in lines:
+        print(printable(line), file=sys.stderr if error else sys.stdout)
 
 
 def script(prepared: Sequence[Preparation]) -> list[str]:
@@ -91,4 +102,4 @@ def _cell(value: Any) -> str:
         return ",".join(_cell(item) for item in value)
     if isinstance(value, dict):
         return ",".join(f"{key}={_cell(item)}" for key, item in value.items())
-    return " ".join(str(value).split())
+    return printable(" ".join(str(value).split()))
