@@ -549,6 +549,19 @@ def test_the_audit_log_is_rotated_and_a_full_disk_does_not_stop_the_broker(
     gone.close()
 
 
+def test_a_line_of_the_audit_log_is_bounded_whatever_a_caller_sends(tmp_path: Path) -> None:
+    log = Audit(str(tmp_path))
+    log.say("refused", "\x01" * 1_000_000, "", names=["x" * 300] * 5000, queue="orders", count=7)
+    log.say("refused", "ann", "", name="é" * 130)
+    log.close()
+    first, second = (tmp_path / audits.FILE).read_text().splitlines()
+    assert len(first) < 3 * audits.FIELD_BYTES
+    line = json.loads(first)
+    assert line["user"].startswith("\x01\x01") and line["user"].endswith("... (1000000 characters)")
+    assert line["names"].startswith('["xxx') and (line["queue"], line["count"]) == ("orders", 7)
+    assert json.loads(second)["name"] == "é" * 130
+
+
 def test_a_call_from_elsewhere_needs_a_login_and_one_with_the_token_none() -> None:
     logins = Logins(Users(Undo()), token="the token")
     assert logins.anonymous("127.0.0.1").user == "guest"

@@ -1,8 +1,8 @@
 """The audit log: one JSON line for each login, refusal, change of users, permissions and topology, and
 decision by hand.
 
-Invariant: a line never has a body, a password, its hash or a token. A disk that refuses a line does not stop
-the broker; the log of the broker says so.
+Invariant: a line is bounded, whatever a caller sends, and never has a body, a password, its hash or a token.
+A disk that refuses a line does not stop the broker; the log of the broker says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,21 @@ logger = logging.getLogger("txmq.audit")
 FILE = "audit.log"
 MAX_BYTES = 10 * 1024 * 1024  # then it becomes audit.log.1, and so on
 KEPT = 5  # older files
+FIELD_BYTES = 1024  # of one field of a line, as JSON
+
+
+def cut(value: object) -> object:
+    """``value``, or the first FIELD_BYTES of it as JSON: a caller chooses names, and a line is written before
+    anything is known of them.
+    """
+    written = json.dumps(value)
+    if len(written) <= FIELD_BYTES:
+        return value
+    text = value if isinstance(value, str) else written
+    kept = FIELD_BYTES
+    while len(json.dumps(text[:kept])) > FIELD_BYTES:
+        kept //= 2
+    return f"{text[:kept]}... ({len(text)} characters)"
 
 
 class Audit:
@@ -36,7 +51,8 @@ class Audit:
         if self._path is None:
             return
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "event": event, "user": user, "address": address, **what}) + "\n"
+        told = {"event": event, "user": user, "address": address, **what}
+        line = json.dumps({"time": now, **{name: cut(value) for name, value in told.items()}}) + "\n"
         try:
             with self._lock:
                 self._write(self._path, line.encode(errors="backslashreplace"))
