@@ -9,7 +9,9 @@ Invariant: a call that failed because the connection broke is sent again until a
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -19,12 +21,12 @@ import pyarrow as pa
 import pyarrow.flight as arrow_flight
 
 from broker_core import endpoint, errors
-from broker_core.address import VHOST, Address, bracketed
+from broker_core.address import Address, bracketed
 from broker_core.client import starter, tls
 from broker_core.client.login import SendHeader
 from broker_core.endpoint import Endpoint
 from broker_core.flight import contract
-from broker_core.flight.authorization import Basic, Bearer
+from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, proof
 
 CONNECT_S = 5.0  # for a broker that was never reached
 RECONNECT_S = 30.0
@@ -233,7 +235,8 @@ class Connection:
 
 
 def _try(address: Address, directory_id: str) -> Live | None:
-    """A connection to the broker at a host and port; None if none answers, or one of another data directory.
+    """A connection to the broker at a host and port; None if none answers, one of another data directory, or
+    one that has not the token of ``address``.
 
     Raises LoginRefused, OptionError; RemoteProtocolError if TLS cannot be agreed on, or what listens is no
     broker of this version; ConnectionFailed if it may be only now that TLS cannot be agreed on.
@@ -246,13 +249,18 @@ def _try(address: Address, directory_id: str) -> Live | None:
             "start the process with spawn, or fork before the first use"
         )
     _used = True
+    login = SendHeader(vhost=address.vhost)
     client = arrow_flight.connect(
         f"{'grpc+tls' if address.tls else 'grpc'}://{bracketed(address.host)}:{address.port}",
         generic_options=_OPTIONS,
-        middleware=_middleware(address),
+        middleware=[login],
         **tls.arguments(address),
     )
     try:
+        if address.token and not _proven(client, address.token):
+            client.close()
+            return None
+        login.send(_header(address))
         (result,) = client.do_action(("hello", b""), arrow_flight.FlightCallOptions(timeout=HELLO_S))
         hello: contract.Hello = contract.decode(contract.Hello, result.body)
     except BROKEN as error:
@@ -264,9 +272,11 @@ def _try(address: Address, directory_id: str) -> Live | None:
         return None
     except FAILED as error:
         client.close()
+        crossed = contract.error_from(error)
+        if isinstance(crossed, errors.RemoteProtocolError):  # it does not know the action ``prove``
+            raise crossed from None
         if directory_id:
             return None
-        crossed = contract.error_from(error)
         if isinstance(crossed, errors.LoginRefused):
             raise crossed from None
         raise errors.RemoteProtocolError(
@@ -284,9 +294,15 @@ def _try(address: Address, directory_id: str) -> Live | None:
     return Live(client, hello)
 
 
-def _middleware(address: Address) -> list[SendHeader]:
+def _proven(client: arrow_flight.FlightClient, token: str) -> bool:
+    """Whether the broker has the token, which is not sent before. Raises as an action does."""
+    challenge = secrets.token_bytes(CHALLENGE_BYTES)
+    options = arrow_flight.FlightCallOptions(timeout=HELLO_S)
+    answers = [result.body.to_pybytes() for result in client.do_action(("prove", challenge), options)]
+    return len(answers) == 1 and hmac.compare_digest(answers[0], proof(token, challenge))
+
+
+def _header(address: Address) -> str:
     if address.token:
-        header = Bearer(address.token).header
-    else:
-        header = Basic(address.user, address.password).header if address.user else ""
-    return [SendHeader(header, address.vhost)] if header or address.vhost != VHOST else []
+        return Bearer(address.token).header
+    return Basic(address.user, address.password).header if address.user else ""

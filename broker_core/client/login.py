@@ -18,9 +18,14 @@ class SendHeader(pyarrow.flight.ClientMiddlewareFactory):  # type: ignore[misc] 
     calls are made.
     """
 
-    def __init__(self, header: str, vhost: str = VHOST) -> None:
+    def __init__(self, header: str = "", vhost: str = VHOST) -> None:
         super().__init__()
-        self._middleware = _Header(header, vhost)
+        self._vhost = vhost
+        self.send(header)
+
+    def send(self, header: str) -> None:
+        """From the next call on."""
+        self._middleware = _Header(header, self._vhost)
 
     def start_call(self, _info: Any) -> _Header:
         return self._middleware

@@ -3,6 +3,9 @@
 ``Basic base64(user:password)``, or ``Bearer token``. Not here: who sends it (``client/``), who checks it
 (``server/flight/login.py``).
 
+Before a client sends the token of a directory, the broker proves that it has it (:func:`proof`): another
+process may have bound the port of a broker that was killed.
+
 Invariant: a text of an error never has the password or the token.
 """
 
@@ -10,11 +13,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import hmac
 from typing import NamedTuple
 
 from broker_core.errors import LoginRefused
 
 HEADER = "authorization"
+CHALLENGE_BYTES = 32
 VHOST_HEADER = "txmq-vhost"  # percent-encoded; without it the call is for "/"
 
 
@@ -55,3 +61,8 @@ def parse(header: str) -> Basic | Bearer:
     raise LoginRefused(
         f"the header {HEADER!r} is not understood", "it must be Basic base64(user:password), or Bearer token"
     )
+
+
+def proof(token: str, challenge: bytes) -> bytes:
+    """What only a holder of ``token`` can answer to a random challenge, in ASCII, which does not tell it."""
+    return hmac.new(token.encode(), b"txmq broker " + challenge, hashlib.sha256).hexdigest().encode()

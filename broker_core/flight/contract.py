@@ -3,6 +3,7 @@
 ====================  ================================================================================
 action                body -> results
 ====================  ================================================================================
+``prove``             a random challenge -> that the broker has the directory's token; needs no login
 ``hello``             nothing -> :class:`Hello`
 ``engine.<method>``   arguments of the :class:`~broker_core.engine.Engine` method -> its answer
 ``read``              ReadTicket -> :class:`~broker_core.arrow.rows.ReadPlan`, then few rows (Arrow IPC)
@@ -44,7 +45,7 @@ from broker_core import checks, errors
 from broker_core.arrow.part_file import PartFile
 from broker_core.engine import BranchHeader, Engine, ReadTicket
 
-VERSION = 3  # of this contract; a client refuses a broker of another one
+VERSION = 4  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024

@@ -10,15 +10,19 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.flight
 import pytest
 from pamqp import commands as c
 
-from broker_core import errors
+import txmq
+from broker_core import endpoint, errors
 from broker_core import password as passwords
+from broker_core.address import Address
 from broker_core.broker.undo import Undo
 from broker_core.broker.users import Users
+from broker_core.client.connection import Connection
 from broker_core.flight import contract
-from broker_core.flight.authorization import Basic, Bearer, parse
+from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, parse, proof
 from broker_core.launcher import Broker
 from broker_core.server.access import audit as audits
 from broker_core.server.access import logins as logins_module
@@ -560,6 +564,38 @@ def test_a_line_of_the_audit_log_is_bounded_whatever_a_caller_sends(tmp_path: Pa
     assert line["user"].startswith("\x01\x01") and line["user"].endswith("... (1000000 characters)")
     assert line["names"].startswith('["xxx') and (line["queue"], line["count"]) == ("orders", 7)
     assert json.loads(second)["name"] == "é" * 130
+
+
+def test_a_client_of_a_directory_sends_no_token_to_a_broker_that_cannot_prove_to_have_it(
+    tmp_path: Path,
+) -> None:
+    """As after a kill: ``endpoint.json`` is left, and another process has bound the port."""
+    directory = str(tmp_path / "data")
+    seen: list[tuple[str, object]] = []
+
+    class Note(pyarrow.flight.ServerMiddlewareFactory):
+        def start_call(self, _info: object, headers: dict[str, list[str]]) -> None:
+            seen.append(("headers", headers.get("authorization")))
+
+    class Impostor(pyarrow.flight.FlightServerBase):
+        def do_action(self, _context: object, action: pyarrow.flight.Action) -> list[bytes]:
+            seen.append((action.type, action.body.to_pybytes()))
+            return [b"0" * 64]
+
+    with Broker.open(directory) as broker:
+        known = endpoint.read_endpoint(directory)
+        assert known is not None
+        challenge = b"c" * CHALLENGE_BYTES
+        assert Raw(broker.url).action("prove", challenge) == [proof(known.token, challenge)]
+        assert Raw(broker.url).action("prove", challenge[1:]) == [b""]
+        with txmq.connect(data=directory) as client:
+            assert client.queues() == []
+    with Impostor("grpc://127.0.0.1:0", middleware={"note": Note()}) as impostor:
+        live = Connection(Address(host="127.0.0.1", port=impostor.port, token=known.token), 0, 0)
+        with pytest.raises(errors.ConnectionFailed):
+            live.live()
+    assert {name for name, _ in seen} == {"headers", "prove"}
+    assert not any(value for name, value in seen if name == "headers")
 
 
 def test_a_call_from_elsewhere_needs_a_login_and_one_with_the_token_none() -> None:

@@ -28,6 +28,7 @@ from broker_core.address import VHOST
 from broker_core.broker.rights import Rights
 from broker_core.broker.users import DEFAULT_USER, Users
 from broker_core.errors import LoginRefused
+from broker_core.flight.authorization import CHALLENGE_BYTES, proof
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import OWNER, Identity
 from broker_core.server.access.throttle import Throttle
@@ -99,6 +100,12 @@ class Logins:
         if self._token and hmac.compare_digest(self._token, token.encode(errors="surrogateescape")):
             return OWNER
         raise LoginRefused("the token is not that of this broker", "read it again from endpoint.json")
+
+    def prove(self, challenge: bytes) -> bytes:
+        """The proof that this broker has the directory's token; b"" if there is none, or to no challenge."""
+        if not self._token or len(challenge) != CHALLENGE_BYTES:
+            return b""
+        return proof(self._token.decode(), challenge)
 
     def anonymous(self, address: str) -> Identity:
         if self._open and self._users.default and is_loopback(address):
