@@ -58,7 +58,8 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.broker.BrokerState": (17, "the parts of which the state is composed"),
-    "broker_core.broker.queue.queue.Queue": (16, "what queue.declare asks for, and the parts of a queue"),
+    "broker_core.broker.exchange.Exchange": (16, "what exchange.declare asks for, and who depends on it"),
+    "broker_core.broker.queue.queue.Queue": (17, "what queue.declare asks for, and the parts of a queue"),
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),
     "broker_core.broker.transaction.Transaction": (16, "what a commit needs to know, in one place"),
     "broker_core.node.node.Node": (16, "the composition of the running broker"),

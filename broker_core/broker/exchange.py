@@ -2,20 +2,23 @@
 
 Source: AMQP 0-9-1, 3.1.3 (exchange types); RabbitMQ's bindings from exchange to exchange, alternate
 exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``.
-Invariant: ``cache`` has only results of the current bindings, here and in all exchanges that are reached from
-here. A change empties the caches of the exchange and of all that lead to it (``upstream``). An exchange from
-which a headers exchange is reached caches nothing.
+Invariant: ``cache`` has only results of the current bindings, here and in all exchanges that they came by. A
+change empties the caches of the exchange and of those whose results came by here (``_relying``). A route that
+came by a headers exchange is not cached. A change costs what it changes, and what it removes from caches: no
+index is built again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from broker_core.broker.arguments import same, type_name
+from broker_core.broker.arguments import type_name
+from broker_core.broker.header_index import MATCHES, HeaderIndex
 from broker_core.broker.queue import Queue
+from broker_core.broker.route_room import RouteRoom
+from broker_core.broker.topic_patterns import TopicPatterns
 from broker_core.broker.undo import Undo
 from broker_core.errors import PreconditionFailed, RemoteProtocolError
 from broker_core.ids import QueueId
@@ -23,8 +26,6 @@ from broker_core.properties import Properties
 
 Queues = tuple[Queue, ...]
 BindingKey = tuple[bool, str, str, str]  # to an exchange?, its or the queue's name, routing key, arguments
-_CACHED_KEYS = 65_536
-_MATCHES = ("all", "any", "all-with-x", "any-with-x")
 _NO_QUEUES: Queues = ()
 
 
@@ -48,6 +49,7 @@ class Exchange:
     """
 
     type: ClassVar[str] = ""
+    matches_keys: ClassVar[bool] = True
     matches_headers: ClassVar[bool] = False
 
     def __init__(
@@ -68,11 +70,15 @@ class Exchange:
         self.arguments = arguments or {}
         self.bindings: dict[BindingKey, Binding] = {}
         self.cache: dict[str, Queues] = {}
+        self.room = RouteRoom()  # for ``cache``; a virtual host has one for all of its exchanges
         self.alternate: Exchange | None = None  # receives messages that no binding here matches
-        self.upstream: set[Exchange] = set()  # those with a binding or an alternate to this one
+        # those with a binding or an alternate to this one, in that order
+        self.upstream: dict[Exchange, None] = {}
         self._by_destination: dict[Destination, dict[BindingKey, Binding]] = {}
         self._downstream: set[Exchange] = set()  # those that bindings lead to
         self._by_headers: bool | None = None  # None: not known
+        self._relying: set[Exchange] = set()  # those that keep what was found out here
+        self._relied: set[Exchange] = set()  # the other end
 
     # -- bindings --------------------------------------------------------------------------------------------
     def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
@@ -95,8 +101,8 @@ class Exchange:
         self.bindings[key] = binding
         self._by_destination.setdefault(destination, {})[key] = binding
         self._added(key, binding)
+        destination.upstream[self] = None
         if isinstance(destination, Exchange):
-            destination.upstream.add(self)
             self._downstream.add(destination)
         self.changed()
 
@@ -149,45 +155,51 @@ class Exchange:
     def _divert(self, alternate: Exchange | None) -> None:
         before, self.alternate = self.alternate, alternate
         if before is not None and before not in self._downstream:
-            before.upstream.discard(self)
+            before.upstream.pop(self, None)
         if alternate is not None:
-            alternate.upstream.add(self)
+            alternate.upstream[self] = None
         self.changed()
 
     def _forget(self, destination: Destination) -> None:
         self._by_destination.pop(destination, None)
+        if destination is not self.alternate:
+            destination.upstream.pop(self, None)
         if isinstance(destination, Exchange):
             self._downstream.discard(destination)
-            if destination is not self.alternate:
-                destination.upstream.discard(self)
 
     def changed(self) -> None:
-        """Drops cached routes here and in all exchanges that lead here."""
-        self._rebuild()
-        self.cache = {}
+        """Drops cached routes here and in all exchanges whose routes led here."""
+        self.forget_routes()
+        for exchange in list(self._relying):
+            exchange.forget_routes()
+
+    def forget_routes(self) -> None:
+        """Drops what is cached here."""
         self._by_headers = None
-        if not self.upstream:
-            return
-        seen = {self}
-        pending = list(self.upstream)
-        while pending:
-            exchange = pending.pop()
-            if exchange not in seen:
-                seen.add(exchange)
-                exchange.cache = {}
-                exchange._by_headers = None
-                pending.extend(exchange.upstream)
+        if self.cache:
+            self.room.leave(self)
+            self.cache = {}
+        for exchange in self._relied:
+            exchange._relying.discard(self)
+        self._relied.clear()
+
+    def _rely_on(self, seen: set[Exchange]) -> None:
+        """Something is kept that changes with any of these exchanges."""
+        if len(seen) > 1:
+            for exchange in seen - {self}:
+                self._relied.add(exchange)
+                exchange._relying.add(self)
 
     # -- routing ---------------------------------------------------------------------------------------------
     def route(self, routing_key: str, properties: bytes = b"") -> Queues:
         """Returns the queues, each once, in order of queue id."""
         found = self.cache.get(routing_key)
         if found is None:
-            found = self._reached((routing_key,), properties)
-            if not self.by_headers:
-                if len(self.cache) >= _CACHED_KEYS:
-                    self.cache = {}
+            found, seen = self._reached((routing_key,), properties)
+            if not any(exchange.matches_headers for exchange in seen):
+                self.room.enter(self, len(routing_key), len(found))
                 self.cache[routing_key] = found
+                self._rely_on(seen)
         return found
 
     def known(self, routing_key: str) -> Queues | None:
@@ -206,6 +218,7 @@ class Exchange:
                 found = pending.pop()._next() - seen
                 seen |= found
                 pending += found
+            self._rely_on(seen)
             self._by_headers = any(exchange.matches_headers for exchange in seen)
         return self._by_headers
 
@@ -222,17 +235,20 @@ class Exchange:
         """Like ``route``, for a message with several keys: at each exchange a binding may match any of
         them.
         """
-        return self._reached(routing_keys, properties)
+        return self._reached(routing_keys, properties)[0]
 
-    def _reached(self, routing_keys: Sequence[str], properties: bytes) -> Queues:
+    def _reached(self, routing_keys: Sequence[str], properties: bytes) -> tuple[Queues, set[Exchange]]:
+        """Returns the queues, and the exchanges by which the message comes."""
         queues: dict[QueueId, Queue] = {}
         seen: set[Exchange] = {self}
         pending: list[Exchange] = [self]
         while pending:
             exchange = pending.pop()
             matched = exchange._match(routing_keys[0], properties)
-            for routing_key in routing_keys[1:]:
-                matched = [*matched, *exchange._match(routing_key, properties)]
+            if len(routing_keys) > 1 and exchange.matches_keys:
+                matched = list(matched)
+                for routing_key in routing_keys[1:]:
+                    matched += exchange._match(routing_key, properties)
             if not matched and exchange.alternate is not None:
                 matched = [exchange.alternate]
             for destination in matched:
@@ -241,7 +257,7 @@ class Exchange:
                 elif destination not in seen:
                     seen.add(destination)
                     pending.append(destination)
-        return tuple(queues[queue_id] for queue_id in sorted(queues))
+        return tuple(queues[queue_id] for queue_id in sorted(queues)), seen
 
     # -- what a type has of its own --------------------------------------------------------------------------
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
@@ -253,9 +269,6 @@ class Exchange:
 
     def _removed(self, key: BindingKey, binding: Binding) -> None:
         """Removes a binding from an index."""
-
-    def _rebuild(self) -> None:
-        """Discards what is derived from all bindings together."""
 
 
 Destination = Queue | Exchange
@@ -305,15 +318,10 @@ class DirectExchange(Exchange):
 
 class FanoutExchange(Exchange):
     type = "fanout"
+    matches_keys = False
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
         return list(self._by_destination)
-
-
-@dataclass(slots=True)
-class _Node:
-    children: dict[str, _Node] = field(default_factory=dict)
-    destinations: list[Destination] = field(default_factory=list)
 
 
 class TopicExchange(Exchange):
@@ -323,72 +331,47 @@ class TopicExchange(Exchange):
 
     def __init__(self, name: str, **properties: Any) -> None:
         super().__init__(name, **properties)
-        self._root: _Node | None = None
+        self._patterns: TopicPatterns[BindingKey, Destination] = TopicPatterns()
 
-    def _rebuild(self) -> None:
-        self._root = None
+    def _added(self, key: BindingKey, binding: Binding) -> None:
+        self._patterns.add(binding.routing_key, key, binding.destination)
 
-    def _trie(self) -> _Node:
-        root = _Node()
-        for binding in self.bindings.values():
-            node = root
-            for word in _words(binding.routing_key):
-                node = node.children.setdefault(word, _Node())
-            node.destinations.append(binding.destination)
-        return root
+    def _removed(self, key: BindingKey, binding: Binding) -> None:
+        self._patterns.remove(binding.routing_key, key)
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
-        if self._root is None:
-            self._root = self._trie()
-        words = _words(routing_key)
-        found: list[Destination] = []
-        seen: set[tuple[int, int]] = set()
-        pending = [(self._root, 0)]
-        while pending:
-            node, at = pending.pop()
-            if (id(node), at) in seen:
-                continue
-            seen.add((id(node), at))
-            if at == len(words):
-                found.extend(node.destinations)
-            else:
-                for word in {words[at], "*"} - {"#"}:
-                    if word in node.children:
-                        pending.append((node.children[word], at + 1))
-            if "#" in node.children:
-                # "#" matches 0, 1, ... of the remaining words
-                pending.extend((node.children["#"], after) for after in range(at, len(words) + 1))
-        return found
-
-
-def _words(key: str) -> list[str]:
-    """Returns the words of a key. An empty key has none."""
-    return key.split(".") if key else []
+        return self._patterns.matching(routing_key)
 
 
 class HeadersExchange(Exchange):
     """Bindings match the message's headers, by ``x-match``; the routing key is not used."""
 
     type = "headers"
+    matches_keys = False
     matches_headers = True
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        super().__init__(name, **properties)
+        self._candidates: HeaderIndex[BindingKey, Destination] = HeaderIndex()
 
     def check(self, destination: Destination, arguments: Mapping[str, Any]) -> None:
         match = arguments.get("x-match", "all")
-        expected = f"expected {', '.join(_MATCHES[:-1])}, or {_MATCHES[-1]}"
+        expected = f"expected {', '.join(MATCHES[:-1])}, or {MATCHES[-1]}"
         if not isinstance(match, str):
             raise PreconditionFailed(
                 f"Invalid x-match field type {type_name(match)} (value {match}); expected longstr", expected
             )
-        if match not in _MATCHES:
+        if match not in MATCHES:
             raise PreconditionFailed(f'Invalid x-match field value <<"{match}">>; {expected}')
 
+    def _added(self, key: BindingKey, binding: Binding) -> None:
+        self._candidates.add(key, binding.arguments, binding.destination)
+
+    def _removed(self, key: BindingKey, binding: Binding) -> None:
+        self._candidates.remove(key)
+
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Destination]:
-        headers = _headers(properties)
-        return [
-            binding.destination
-            for binding in self.bindings.values()
-            if _headers_match(binding.arguments, headers)
-        ]
+        return self._candidates.matching(_headers(properties))
 
 
 def _headers(properties: bytes) -> Mapping[str, Any]:
@@ -397,18 +380,6 @@ def _headers(properties: bytes) -> Mapping[str, Any]:
         return Properties.decode(properties).headers
     except RemoteProtocolError:
         return {}
-
-
-def _headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
-    match = arguments.get("x-match", "all")
-    with_x = match.endswith("-with-x")
-    wanted = [
-        (name, value)
-        for name, value in arguments.items()
-        if name != "x-match" and (with_x or not name.startswith("x-"))
-    ]
-    matched = (name in headers and (value is None or same(headers[name], value)) for name, value in wanted)
-    return all(matched) if match.startswith("all") else any(matched)
 
 
 EXCHANGE_TYPES: dict[str, type[Exchange]] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 
-from broker_core.broker.agenda import NEVER, Agenda
+from broker_core.broker.agenda import Agenda
 from broker_core.broker.block import Blocks, NotLoaded, together
 from broker_core.broker.change import Change, InboxRow
 from broker_core.broker.content import EXPIRATION, own_time_to_live_ms
@@ -41,11 +41,11 @@ class Expiry:
         self._agenda = agenda
 
     def plan(self, queue: Queue) -> None:
-        """Updates ``next_deadline`` with the time when the head of the queue expires."""
+        """Notes when the head of the queue expires."""
         try:
             offset = queue.ready.head(queue.log.visible_end)
             deadline = self.deadline(queue, offset) if offset is not None else None
-            if offset is None or deadline is None or deadline >= self._agenda.next_deadline:
+            if offset is None or deadline is None or self._agenda.is_planned(queue, deadline):
                 return
             if queue.arguments.dead_letters:
                 with contextlib.suppress(NotLoaded):
@@ -55,15 +55,22 @@ class Expiry:
         except Exception:  # called after a commit that is durable already
             # an unreadable message does not expire; reading it raises, and ``due`` reports other errors
             return
-        self._agenda.next_deadline = deadline
+        self._agenda.plan(queue, deadline)
 
     def due(self, now: int) -> list[Queue]:
-        """Returns queues whose head must leave now. ``next_deadline`` is the next known time to ask."""
-        self._agenda.next_deadline = NEVER
+        """Returns queues whose head must leave now, of those that were planned for now. ``next_deadline`` is
+        the next known time to ask.
+        """
+        return self.due_of(self._agenda.take_due(now), now)
+
+    def due_of(self, queues: Iterable[Queue], now: int) -> list[Queue]:
+        """Returns those of ``queues`` whose head must leave now, or whose delivery counts are to be recorded,
+        and plans the others.
+        """
         due: list[Queue] = []
-        if self._agenda.overfull:
-            self._agenda.overfull = {queue: None for queue in self._agenda.overfull if not queue.deleted}
-        for queue in self._registry.by_id.values():
+        for queue in queues:
+            if queue.deleted:
+                continue
             try:
                 expired = self.head_expired(queue, now)
             except NotLoaded:

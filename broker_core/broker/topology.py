@@ -215,6 +215,7 @@ class Topology:
     def add_exchange(self, exchange: Exchange) -> None:
         self._undo.item(self.exchanges, exchange.name)
         self.exchanges[exchange.name] = exchange
+        exchange.room = self._registry.routes
         alternate = exchange.arguments.get("alternate-exchange")
         if alternate is not None:
             self._undo.enter(self._alternates, alternate, exchange)
@@ -414,7 +415,7 @@ class Topology:
             self._undo.leave(self._exclusive, queue.connection, queue)
         self._undo.growth(self._registry.cancelled)
         self._registry.cancelled += queue.consumers.clear(self._undo)
-        self._remove_exchanges(change, self._unbind_everywhere(change, queue, self.exchanges.values()))
+        self._remove_exchanges(change, self._unbind_everywhere(change, queue, list(queue.upstream)))
         holes = queue.progress.settled_within(queue.progress.floor, queue.log.next_offset)
         queue.forget_runs()
         queue.record(change)
@@ -531,8 +532,7 @@ class Topology:
         target = binding.destination
         if _is_written(source, target):
             kind = BindingRecord if isinstance(target, Queue) else ExchangeBindingRecord
-            names = (source.name, target.name)
-            change.drop(kind, (*names, binding.routing_key, binding.arguments, self.vhost))
+            change.drop(kind, (source.name, target.name, binding.routing_key, binding.arguments, self.vhost))
 
     # -- the virtual host ------------------------------------------------------------------------------------
     def require_there(self) -> None:

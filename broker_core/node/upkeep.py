@@ -35,6 +35,7 @@ IDLE_ROWS = 1_000
 # fewer full blocks wait for the next tick: short-lived messages are settled by then, and never sealed
 WAITING = 2
 COMPACT_TICKS = 30
+LOOKED_AT = 256  # queues, under the lock at once
 
 
 class Upkeep:
@@ -105,7 +106,7 @@ class Upkeep:
                     for step in (*self._steps(), self.seal):
                         self._carry_out(step)
                 elif self._clock() >= self._state.agenda.next_deadline:
-                    self._carry_out(self.expire)
+                    self._carry_out(self.expire_due)
                 if len(self._state.blocks.full) > WAITING:
                     self._carry_out(self.seal)
             except StoreFailed:
@@ -134,16 +135,33 @@ class Upkeep:
 
     def expire(self) -> None:
         """Expires messages past their time to live, and unused queues, in pieces, so that other work runs in
-        between.
+        between. Looks at all queues.
         """
-        now = self._clock()
         with self._committer.look as state:
-            due = [queue for queue in state.expiry.due(now) if not self._is_aside(queue)]
+            now = self._clock()
+            agenda, queues = state.agenda, list(state.queues)
+            agenda.overfull = {queue: None for queue in agenda.overfull if not queue.deleted}
             hosts = list(state.hosts.by_name.values())
-            unused = [(topology, queues) for topology in hosts if (queues := topology.unused_queues(now))]
-        for topology, queues in unused:
-            self._committer.run(partial(_delete_unused, topology, queues))
+            unused = [(topology, found) for topology in hosts if (found := topology.unused_queues(now))]
+        for topology, found in unused:
+            self._committer.run(partial(_delete_unused, topology, found))
             self._expired()
+        due: list[Queue] = []
+        for start in range(0, len(queues), LOOKED_AT):
+            with self._committer.look as state:
+                due += state.expiry.due_of(queues[start : start + LOOKED_AT], now)
+        self._expire_all(due)
+        self.expire_due()
+
+    def expire_due(self) -> None:
+        """Expires what is known to be past its time to live. Looks at no other queue."""
+        with self._committer.look as state:
+            due = state.expiry.due(self._clock())
+        self._expire_all(due)
+
+    def _expire_all(self, due: list[Queue]) -> None:
+        with self._committer.look:
+            due = [queue for queue in due if not self._is_aside(queue)]
         while due and not self._ending:
             due = self._expire_some(due)
             self._expired()

@@ -27,10 +27,13 @@ LEFT_OUT = frozenset(
         # how to undo
         "undo", "_undo", "saved", "_saved",
         # caches
-        "cache", "_by_headers", "_root", "_decoded", "expiring", "body_sizes", "deadline",
-        "_read", "_new_block_id",
+        "cache", "_by_headers", "_relying", "_relied", "room", "routes", "_decoded", "expiring", "body_sizes",
+        "deadline", "_read", "_new_block_id",
+        # an index whose choices have no effect but on the time
+        "_candidates",
         # marks that cause one more look
-        "touched", "runnable", "next_deadline", "timed", "hasty", "offered", "used_at_us", "parked",
+        "touched", "runnable", "next_deadline", "_deadlines", "_planned", "_crowded", "timed", "hasty",
+        "offered", "used_at_us", "parked",
         # numbers that are never given twice
         "_next_transient", "last_id",
         # given at the start

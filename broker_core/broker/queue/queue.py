@@ -65,6 +65,7 @@ class Queue:
         self.auto_delete = auto_delete
         parsed = self.arguments = QueueArguments.parse(arguments or {})
         self.connection: object = None  # of an exclusive queue
+        self.upstream: dict[Any, None] = {}  # the exchanges with a binding to it
         # an exclusive queue ends with its connection, so it has no records
         self.written = durable and not exclusive
         self.deleted = False

@@ -18,6 +18,8 @@ from broker_core.broker.change import Change
 from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.amqp.session import Session
 
+_DELETED = 250  # exclusive queues, in one work
+
 
 class Sessions:
     """``by_number``: the sessions that have not ended, by channel number.
@@ -93,7 +95,9 @@ class Sessions:
             self.end_all("its connection was lost", None)
 
     def end_all(self, why: str, then: Callable[[], None] | None) -> None:
-        """End all sessions at once, then delete the exclusive queues of the connection."""
+        """End all sessions at once, then delete the exclusive queues of the connection, in pieces, so that
+        other work runs in between.
+        """
         if self._ended:
             return
         self._ended = True
@@ -104,16 +108,21 @@ class Sessions:
 
         topology = self._connection.seen.topology
 
-        def work(_state: BrokerState, change: Change, _now: int) -> bool:
+        def work(_state: BrokerState, change: Change, _now: int) -> tuple[bool, bool]:
+            """Returns whether all channels are closed, and whether all queues are gone."""
             if left and not all(session.channel.closed for session in sessions):
-                return False
-            for queue in topology.exclusive_queues(self._connection):
+                return False, False
+            queues = topology.exclusive_queues(self._connection)
+            for queue in queues[:_DELETED]:
                 topology.delete_queue(change, queue.name, connection=self._connection)
-            return True
+            return True, len(queues) <= _DELETED
 
-        def deleted(all_closed: bool | None, error: BaseException | None) -> None:
+        def deleted(done: tuple[bool, bool] | None, error: BaseException | None) -> None:
             nonlocal early
-            if all_closed or error is not None:
+            all_closed, all_gone = done or (False, False)
+            if all_closed and not all_gone:
+                delete()
+            elif all_closed or error is not None:
                 if then is not None:
                     then()
             elif left:

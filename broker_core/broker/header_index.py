@@ -1,0 +1,108 @@
+"""Which bindings of a headers exchange match the headers of a message, without a look at all others.
+
+A binding that needs all of its headers is kept under one of them, the one under which the fewest bindings
+were at that time; one that needs any is kept under each.
+Not here: what a binding leads to (``exchange.py``), equality of values (``arguments.same``).
+
+Invariant: every binding that may match is under a header of the message, or needs none. Which header was
+chosen has no effect but on the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from broker_core.broker.arguments import same
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MATCHES = ("all", "any", "all-with-x", "any-with-x")
+Place = tuple[str, object, object]  # a header, the kind of its value, the value
+
+_PRESENT, _NESTED = "present", "nested"  # any value; a table or an array, which cannot be hashed
+
+
+class _Entry(NamedTuple):
+    wanted: list[tuple[str, Any]]
+    value: Any
+    all: bool
+
+
+class HeaderIndex(Generic[K, V]):
+    def __init__(self) -> None:
+        self._always: dict[K, _Entry] = {}
+        self._under: dict[Place, dict[K, _Entry]] = {}
+        self._places: dict[K, list[Place]] = {}  # of each entry in ``_under``
+
+    def add(self, key: K, arguments: Mapping[str, Any], value: V) -> None:
+        """Also completes an ``add`` that was interrupted."""
+        self.remove(key)
+        match = arguments.get("x-match", "all")
+        with_x = match.endswith("-with-x")
+        wanted = [
+            (name, expected)
+            for name, expected in arguments.items()
+            if name != "x-match" and (with_x or not name.startswith("x-"))
+        ]
+        entry = _Entry(wanted, value, match.startswith("all"))
+        places = [_place(*each) for each in wanted]
+        if entry.all and not wanted:
+            self._always[key] = entry
+        elif entry.all:
+            places = [min(places, key=lambda place: len(self._under.get(place, ())))]
+        self._places[key] = places
+        for place in places:
+            self._under.setdefault(place, {})[key] = entry
+
+    def remove(self, key: K) -> None:
+        """It may be repeated."""
+        self._always.pop(key, None)
+        for place in self._places.get(key, ()):
+            found = self._under.get(place, {})
+            found.pop(key, None)
+            if not found:
+                self._under.pop(place, None)
+        self._places.pop(key, None)
+
+    def matching(self, headers: Mapping[str, Any]) -> list[V]:
+        """Returns the values whose bindings match, in any order, some perhaps twice."""
+        found = [entry.value for entry in self._always.values()]
+        for name, value in headers.items():
+            for place in _places(name, value):
+                exact = place[1] is not _NESTED
+                for entry in self._under.get(place, {}).values():
+                    if (exact and not entry.all) or _matches(entry, headers):
+                        found.append(entry.value)
+        return found
+
+
+def _matches(entry: _Entry, headers: Mapping[str, Any]) -> bool:
+    matched = (
+        name in headers and (expected is None or same(headers[name], expected))
+        for name, expected in entry.wanted
+    )
+    return all(matched) if entry.all else any(matched)
+
+
+def _place(name: str, expected: object) -> Place:
+    """Returns where a binding is that expects this value: equal for values that are ``same``, and for no
+    others unless they are nested.
+    """
+    if expected is None:
+        return name, _PRESENT, None
+    try:
+        hash(expected)
+    except TypeError:
+        return name, _NESTED, None
+    # Python takes 1, 1.0, True and Decimal(1) for one key
+    return name, next((kind for kind in (bool, float, Decimal) if isinstance(expected, kind)), None), expected
+
+
+def _places(name: str, value: object) -> Iterator[Place]:
+    """Yields where bindings may be that this header of a message matches."""
+    yield name, _PRESENT, None
+    if value is not None:
+        yield _place(name, value)

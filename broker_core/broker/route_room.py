@@ -1,0 +1,37 @@
+"""How much memory the cached routes of all exchanges may take together.
+
+Not here: what is cached, and until when (``exchange.py``).
+Invariant: whoever caches much only costs others a look at their bindings.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+ROUTE_BYTES = 16 * 1024 * 1024
+_ENTRY_BYTES = 200  # of the table, the text and the tuple, about
+
+
+class Routes(Protocol):
+    def forget_routes(self) -> None:
+        """Calls ``leave``."""
+
+
+class RouteRoom:
+    def __init__(self, limit: int = ROUTE_BYTES) -> None:
+        self._limit = limit
+        self._used = 0
+        self._by_user: dict[Routes, int] = {}
+
+    def enter(self, user: Routes, key_size: int, queues: int) -> None:
+        """Before ``user`` caches a route. If there is no room, everybody's routes are forgotten."""
+        size = _ENTRY_BYTES + key_size + 8 * queues
+        if self._used + size > self._limit:
+            for each in list(self._by_user):
+                each.forget_routes()
+        self._used += size
+        self._by_user[user] = self._by_user.get(user, 0) + size
+
+    def leave(self, user: Routes) -> None:
+        """``user`` has forgotten its routes."""
+        self._used -= self._by_user.pop(user, 0)
