@@ -43,6 +43,8 @@ MAX_TEXT_BYTES = 1024 * 1024
 MAX_DEPTH = 32
 NAMES = frozenset({"queue", "queues", "logs", "exchange", "routing_key", "type", "xid"})
 
+NAME = "name"
+Name = Annotated[str, NAME]  # of at most MAX_NAME_BYTES
 UNSIGNED = "unsigned"
 Unsigned = Annotated[int, UNSIGNED]  # of 64 bits: a checksum, an inode
 JSON = "json"
@@ -188,6 +190,9 @@ _SCALARS: dict[Any, Check] = {
 }
 
 
+_ANNOTATED: dict[Any, Check] = {UNSIGNED: _check_unsigned, JSON: _check_json, NAME: _check_name}
+
+
 @cache
 def check_of(kind: Any) -> Check:
     """Returns the checker of an annotation; it raises Mismatch."""
@@ -195,13 +200,8 @@ def check_of(kind: Any) -> Check:
         return _SCALARS[kind]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return (
-            _check_unsigned
-            if UNSIGNED in arguments
-            else _check_json
-            if JSON in arguments
-            else check_of(arguments[0])
-        )
+        named = (_ANNOTATED[each] for each in arguments[1:] if each in _ANNOTATED)
+        return next(named, None) or check_of(arguments[0])
     if origin is Literal:
         return _literal(arguments)
     if origin in (Union, types.UnionType):
@@ -211,7 +211,7 @@ def check_of(kind: Any) -> Check:
     if origin in (tuple, list, collections.abc.Sequence):
         return _sequence(check_of(arguments[0]))
     if origin in (dict, collections.abc.Mapping):
-        return _mapping(check_of(arguments[1]))
+        return _mapping(*map(check_of, arguments))
     if origin in (collections.abc.Iterable, collections.abc.Iterator):
         return _iterable
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
@@ -273,13 +273,14 @@ def _sequence(item_check: Check) -> Check:
     return check
 
 
-def _mapping(item_check: Check) -> Check:
+def _mapping(key_check: Check, item_check: Check) -> Check:
     def check(value: Any) -> None:
         if not isinstance(value, Mapping):
             raise Mismatch("a dict", value)
         for key, item in value.items():
-            _within(check_text, key, f"[{key!a}]")
-            _within(item_check, item, f"[{key!a}]")
+            step = f"[{key!a}]" if not isinstance(key, str) or len(key) <= MAX_NAME_BYTES else "[...]"
+            _within(key_check, key, step)
+            _within(item_check, item, step)
 
     return check
 

@@ -21,14 +21,14 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from broker_core.checks import Json
+from broker_core.checks import Json, Name
 from broker_core.errors import OptionError
 
 START: Literal["start"] = "start"
 EARLIEST, LATEST = -2, -1  # in place of an offset
 
-Vector = dict[str, int | Literal["start"]]  # log -> offset, or queue -> START
-Ranges = dict[str, tuple[int, int]]  # log -> (start, end), concrete
+Vector = dict[Name, int | Literal["start"]]  # log -> offset, or queue -> START
+Ranges = dict[Name, tuple[int, int]]  # log -> (start, end), concrete
 OnNewCheckpoint = Literal["fail", "resume"]
 BranchKind = Literal["publish", "append", "merge", "delete", "overwrite", "after_commit"]
 
@@ -44,7 +44,7 @@ class Limit:
 
     max_rows: int | None = None
     max_bytes: int | None = None
-    end: Mapping[str, int] | None = None
+    end: Mapping[Name, int] | None = None
     min_rows: int | None = None
     max_delay_s: float | None = None
 
@@ -59,7 +59,7 @@ class Origin:
     """
 
     at: Literal["earliest", "latest"] = "earliest"
-    offsets: Mapping[str, int] | None = None
+    offsets: Mapping[Name, int] | None = None
     timestamp_us: int | None = None  # first message committed at or after
 
     def offset(self, queue: str, log: str) -> int:
@@ -119,7 +119,7 @@ class ReadTicket:
     query_id: str
     batch_id: int
     ranges: Ranges
-    slices: tuple[tuple[str, int, int], ...]  # (log, start, end) in reading order
+    slices: tuple[tuple[Name, int, int], ...]  # (log, start, end) in reading order
     fail_on_data_loss: bool = True
 
 
@@ -262,7 +262,9 @@ class Engine(Protocol):
     def logs(self, queues: Sequence[str]) -> list[str]:
         """Returns the logs of these queues, in order. Raises QueueNotFound."""
 
-    def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
+    def available(
+        self, logs: Sequence[str], starts: Mapping[Name, int] | None = None
+    ) -> dict[str, Available]:
         """Returns per log what is unsettled from ``starts`` (default: the first such message) to its end."""
 
     def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
@@ -270,7 +272,7 @@ class Engine(Protocol):
         QueueNotFound, OptionError.
         """
 
-    def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
+    def wait(self, queues: Sequence[str], ends: Mapping[Name, int], timeout_s: float) -> bool:
         """Waits until a log has grown past ``ends``, at most ``timeout_s``. A log that ``ends`` lacks counts
         from 0. Returns whether one has grown; may be True too early, never False too early.
         """
@@ -310,7 +312,7 @@ class Engine(Protocol):
         than the batch has read, raise LineageConflict: here, or in ``commit_batch``.
         """
 
-    def browse(self, slices: Sequence[tuple[str, int, int]]) -> Iterator[pa.RecordBatch]:
+    def browse(self, slices: Sequence[tuple[Name, int, int]]) -> Iterator[pa.RecordBatch]:
         """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads)."""
 
     def dead_letter_route(self, queue: str) -> DeadLetterRoute | None:

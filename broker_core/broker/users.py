@@ -57,6 +57,27 @@ class Users:
             self.topics.setdefault((topic.user, topic.vhost), {})[topic.exchange] = topic
         self.apps = {(record.vhost, record.app_id): record.user for record in apps}
 
+    def refused(self) -> Iterator[tuple[str, str, str]]:
+        """Yields (user, vhost, pattern) for the patterns of an older catalog that would be refused today.
+        They permit nothing.
+        """
+        found = [
+            (record.user, record.vhost, pattern)
+            for record in self.permissions.values()
+            for pattern in (record.configure, record.write, record.read)
+        ]
+        for topics in self.topics.values():
+            found += [
+                (each.user, each.vhost, pattern)
+                for each in topics.values()
+                for pattern in (each.write, each.read)
+            ]
+        for user, vhost, pattern in found:
+            try:
+                check_pattern(pattern)
+            except OptionError:
+                yield user, vhost, pattern
+
     # -- who there is ----------------------------------------------------------------------------------------
     @property
     def default(self) -> bool:

@@ -68,7 +68,7 @@ class Ticket:
     """DoGet: exactly one of these."""
 
     read: ReadTicket | None = None
-    browse: tuple[tuple[str, int, int], ...] | None = None
+    browse: tuple[tuple[checks.Name, int, int], ...] | None = None
     branches: tuple[str, ...] | None = None
 
 

@@ -33,6 +33,7 @@ from broker_core.broker.publish import Publish
 from broker_core.broker.queue import Run
 from broker_core.broker.spilled import spill
 from broker_core.broker.transaction import Limits, Transaction, to_rows
+from broker_core.broker.users import Users
 from broker_core.errors import StoreError, StoreFailed
 from broker_core.ids import BlockId
 from broker_core.node.burial import Burial, bury, forget
@@ -95,8 +96,7 @@ class Node:
         self._channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()  # by ``id``
         # the alarm lowers them while memory is low
         self.spill_rows, self.spill_bytes = SPILL_ROWS, SPILL_BYTES
-        # called, by any thread, when there is something to dispatch to consumers
-        self.awaken: Callable[[], None] | None = None
+        self.awaken: Callable[[], None] | None = None  # called by any thread, to dispatch to consumers
         self.committer = Committer(self.state, store, shelf, clock, self._published)
         self.upkeep = Upkeep(self.committer, self.state, store, clock, self.notify_consumers)
         if upkeep:
@@ -113,6 +113,7 @@ class Node:
             )
         if found.journal:
             self._store.commit([Change(journal=list(found.journal))])
+        _report_patterns(self.state.users)
 
     @property
     def look(self) -> Look:
@@ -310,6 +311,17 @@ class Node:
         finally:
             self.committer.end(StoreFailed(CLOSED))  # 2. no commits
             self._store.close(clean=clean)
+
+
+def _report_patterns(users: Users) -> None:
+    for user, vhost, pattern in users.refused():
+        logger.warning(
+            "the pattern %r of user '%s' in virtual host '%s' permits nothing: it is no regular expression "
+            "of RE2; set the permissions again",
+            pattern,
+            user,
+            vhost,
+        )
 
 
 def _is_written(publish: Publish) -> bool:

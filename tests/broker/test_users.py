@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from broker_core.broker.change import Change
+from broker_core.broker.records import PermissionRecord, TopicPermissionRecord, UserRecord
 from broker_core.broker.rights import KEPT, Rights
 from broker_core.broker.undo import Undo
 from broker_core.broker.users import Users
-from broker_core.errors import AccessRefused
+from broker_core.errors import AccessRefused, OptionError
+from broker_core.node.local import LocalBroker
+from broker_core.store.memory import MemoryStore
 
 
 @pytest.fixture
@@ -79,8 +85,81 @@ def test_the_answers_that_are_kept_are_bounded(users: Users) -> None:
 def test_names_with_line_ends_and_other_odd_characters_match_as_patterns_say(users: Users) -> None:
     users.permit(Change(), "ann", "^a$", "^(a|b)$", "")
     rights = Rights(users, "ann")
-    assert rights.may("configure", "a") and rights.may(
-        "configure", "a\n"
-    )  # as PCRE: $ is before a line end too
+    # not as PCRE, where $ is before a line end too: "a\n" is another queue
+    assert rights.may("configure", "a") and not rights.may("configure", "a\n")
     assert not rights.may("configure", "a\nb") and not rights.may("configure", "b\na")
     assert not rights.may("configure", "") and rights.may("read", "") and not rights.may("read", "\n")
+
+
+# what each permits of the names below
+BACKTRACKING = {
+    "^(a+)+$": ["aa"],
+    "^(a|aa)+$": ["aa"],
+    "^(a|a?)+$": ["aa"],
+    "^(.*a){24}$": ["aa"],
+    "^(([a-z])+.)+[A-Z]([a-z])+$": [],
+    "^(a?){60}a{60}!": [],
+    ".*.*.*.*.*.*y": [],
+    "^orders-.*-eu-.*-v1$": [],
+    "(x+x+)+y": [],
+}
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """Ends a search that goes back: Python's engine would search for longer than the machine exists."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("a pattern was searched for more than ten seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 10)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("bounded")
+def test_a_pattern_costs_no_more_than_its_name_is_long(users: Users) -> None:
+    names = {"aa!": "a" * 254 + "!", "aa": "a" * 255, "xx": "x" * 255, "eu": "orders-" + "-eu" * 82}
+    for pattern, permitted in BACKTRACKING.items():
+        users.permit(Change(), "ann", pattern, "^$", "^$")
+        rights = Rights(users, "ann")
+        found = [short for short, name in names.items() if rights.may("configure", name)]
+        assert found == permitted, pattern
+    users.permit(Change(), "ann", "a", ".*", "")
+    assert not Rights(users, "ann").may("configure", "a" * 1_000_000), "no name is that long"
+
+
+@pytest.mark.parametrize("pattern", ["^(?!secret)", "(?<=a)b", r"(a)\1", "(", "a{2000}", "\ud800", "*"])
+def test_a_pattern_without_a_bound_is_refused_where_it_is_given(users: Users, pattern: str) -> None:
+    with pytest.raises(OptionError, match="is no regular expression"):
+        users.permit(Change(), "ann", ".*", pattern, ".*")
+    with pytest.raises(OptionError, match="is no regular expression"):
+        users.permit_topic(Change(), "ann", "amq.topic", ".*", pattern)
+    assert not Rights(users, "ann").may("read", "q"), "nothing has changed"
+
+
+def test_a_pattern_of_an_older_catalog_that_is_refused_today_permits_nothing_and_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    old = [
+        UserRecord("ann", "hash", []),
+        PermissionRecord("ann", "/", "^(?!amq)", ".*", "^$"),
+        TopicPermissionRecord("ann", "/", "amq.topic", r"^(a)\1", ".*"),
+    ]
+    store.commit([Change(journal=list(old))])
+    with caplog.at_level(logging.WARNING):
+        broker = LocalBroker(store.reopened(), upkeep=False)
+    named = [record.getMessage() for record in caplog.records if "permits nothing" in record.getMessage()]
+    assert len(named) == 2 and all("'ann'" in text for text in named)
+    assert "'^(?!amq)'" in named[0] and r"'^(a)\\1'" in named[1]
+    rights = Rights(broker.state.users, "ann")
+    assert not rights.may("configure", "orders") and rights.may("write", "orders")
+    with pytest.raises(AccessRefused):
+        rights.require_topic("write", "amq.topic", "aa")
+    rights.require_topic("read", "amq.topic", "aa")
+    broker.run(lambda state, change, _now: state.users.permit(change, "ann", "^o", ".*", ".*"))
+    assert rights.may("configure", "orders"), "it can be set again"
+    broker.close()
