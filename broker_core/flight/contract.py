@@ -34,6 +34,7 @@ import collections.abc
 import dataclasses
 import inspect
 import json
+import struct
 import types
 from dataclasses import dataclass
 from functools import cache
@@ -43,13 +44,17 @@ import pyarrow as pa
 
 from broker_core import checks, errors
 from broker_core.arrow.part_file import PartFile
+from broker_core.arrow.parts import PART_BYTES
+from broker_core.arrow.stated_size import stated_bytes
 from broker_core.engine import BranchHeader, Engine, ReadTicket
+from broker_core.message import MAX_BODY_BYTES
 
 VERSION = 4  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
 SMALL_PART_BYTES = 1024 * 1024  # a branch of one part up to this size is staged by one action
+MAX_PART_BYTES = PART_BYTES + MAX_BODY_BYTES  # of rows that come compressed
 WAIT_S = 10.0  # the longest time that the server keeps a waiting call
 
 
@@ -312,18 +317,40 @@ def encode_part(header: PartHeader, batch: pa.RecordBatch) -> bytes:
     return b"".join((len(head).to_bytes(4, "little"), head, memoryview(encode_rows([batch], batch.schema))))
 
 
-def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.RecordBatch]:
-    """Raises RemoteProtocolError."""
+def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.Buffer]:
+    """Returns the header and the rows as they came: whoever sends them may not, and ``part_bytes`` says what
+    they take. Raises RemoteProtocolError.
+    """
     length = int.from_bytes(bytes(data[:4]), "little")
     if length > len(data) - 4:
         raise errors.RemoteProtocolError(
             f"stage: a header of {length} bytes is announced, and {max(0, len(data) - 4)} came"
         )
     header: PartHeader = decode_checked(PartHeader, data.slice(4, length), "stage")
-    batches = decode_rows(data.slice(4 + length))
-    if len(batches) != 1:
-        raise errors.RemoteProtocolError(f"stage: one batch of rows must come, not {len(batches)}")
-    return header, batches[0]
+    return header, data.slice(4 + length)
+
+
+def part_bytes(rows: pa.Buffer) -> int:
+    """Returns how much memory the rows of a part take, which are not read yet. Raises RemoteProtocolError
+    (not one batch), TransactionTooLarge.
+    """
+    try:
+        size = stated_bytes(rows)
+    except (pa.ArrowException, struct.error, *_UNREADABLE) as error:
+        raise _unreadable("rows", error) from error
+    if size > max(len(rows), MAX_PART_BYTES):
+        raise errors.TransactionTooLarge(
+            f"stage: {len(rows)} bytes state that they are {size} bytes of rows; the limit is "
+            f"{MAX_PART_BYTES}",
+            "send smaller parts",
+        )
+    return size
+
+
+def decode_batch(rows: pa.Buffer) -> pa.RecordBatch:
+    """Returns the rows of a part, after ``part_bytes``. Raises RemoteProtocolError."""
+    (batch,) = decode_rows(rows)
+    return batch
 
 
 # -- errors --------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class FlightServer:
         if word == "read":
             return self._read(caller, contract.decode_checked(ReadTicket, body, "read"))
         if word == "stage":
-            return [contract.encode(self._stage_part(caller, *contract.decode_part(body)))]
+            return [contract.encode(self._stage_sent(caller, *contract.decode_part(body)))]
         if word == "adopt":
             return [
                 contract.encode(
@@ -243,11 +243,21 @@ class FlightServer:
     ) -> None:
         with self._call("put", context) as caller:
             header: BranchHeader = contract.decode_checked(BranchHeader, descriptor.command or b"", "put")
+            self._permits.stage(caller, header)  # before Arrow reads a row
             for chunk in _chunks(reader):
                 part = _part_number(chunk.app_metadata)
                 receipt = self._stage_part(caller, contract.PartHeader(header, part), chunk.data)
                 failpoint.here("server.reply.part")
                 writer.write(pa.py_buffer(contract.encode(receipt)))
+
+    def _stage_sent(self, caller: Caller, part: contract.PartHeader, rows: pa.Buffer) -> contract.PartReceipt:
+        """As ``_stage_part``, for rows that are read once they are permitted and there is room for them."""
+        self._permits.stage(caller, part.header)
+        failpoint.here("server.stage.part")
+        with self._part_bytes.within(caller.identity.user, contract.part_bytes(rows)):
+            batch = contract.decode_batch(rows)
+            count, checksum = self._engine(caller).stage_part(part.header, part.part, batch, caller.rights)
+        return contract.PartReceipt(part.part, count, checksum)
 
     def _stage_part(
         self, caller: Caller, part: contract.PartHeader, batch: pa.RecordBatch
