@@ -3,8 +3,9 @@
 A pattern runs on RE2, which pyarrow brings along: its time is linear in the text, whatever the pattern.
 Python's ``re`` goes back, and one search of ``(a+)+$`` in a name of 30 letters takes minutes, in which it
 holds up every other thread. A limit on the text does not bound that, and to find such patterns by their form
-is guesswork. So what RE2 does not have, look-around and references back, is refused where it is given.
-A pattern of an older catalog that is refused today permits nothing; ``Users.refused`` names them.
+is guesswork. So what RE2 does not have, look-around and references back, is refused where it is given, but
+for the usual way to except names: ``^(?!X)Y`` is matched as two patterns. A pattern of an older catalog that
+is refused today permits nothing; ``Users.refused`` names them.
 
 Not here: what a user may do (``rights.py``), and how users are kept (``users.py``).
 """
@@ -21,6 +22,8 @@ from broker_core.checks import MAX_NAME_BYTES
 from broker_core.errors import OptionError
 
 EVERYTHING = ".*"
+_EXCEPT = "^(?!"
+_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]", re.DOTALL)  # an escape, or a class
 
 Permission: TypeAlias = Literal["configure", "write", "read"]
 
@@ -29,7 +32,7 @@ def check_pattern(pattern: str) -> None:
     """Raises OptionError for a text that is no regular expression of RE2."""
     try:
         _search(pattern, "")
-    except (pa.ArrowException, UnicodeError) as error:
+    except (pa.ArrowException, UnicodeError, RecursionError) as error:
         reason = " ".join(str(error).removeprefix("Invalid regular expression: ").split())
         raise OptionError(f"{pattern!r} is no regular expression: {reason}", _advice(pattern)) from None
 
@@ -39,7 +42,7 @@ def _advice(pattern: str) -> str:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError):
         return "give one in the syntax of RE2"
-    return "look-around and references back have no bound on their time; list what is permitted instead"
+    return "look-around and references back have no bound on their time; ^(?!X)Y is taken, to except names"
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -54,9 +57,35 @@ def matches(pattern: str, text: str) -> bool:
         return False
     try:
         return _search(pattern, text)
-    except (pa.ArrowException, UnicodeError):
+    except (pa.ArrowException, UnicodeError, RecursionError):
         return False
 
 
 def _search(pattern: str, text: str) -> bool:
-    return bool(pc.match_substring_regex(pa.scalar(text, pa.string()), pattern).as_py())
+    """Raises ArrowException, UnicodeError for a pattern that is none."""
+    parts = _excepting(pattern)
+    if parts is None:
+        return bool(pc.match_substring_regex(pa.scalar(text, pa.string()), pattern).as_py())
+    excepted, permitted = (_search(part, text) for part in parts)
+    return permitted and not excepted
+
+
+def _excepting(pattern: str) -> tuple[str, str] | None:
+    """Returns ``^(?:X)`` and ``^Y`` for ``^(?!X)Y``; None for another form, also if Y has alternatives, which
+    the exception would not be for.
+    """
+    if not pattern.startswith(_EXCEPT) or "\\Q" in pattern:
+        return None
+    depth, at, end = 1, len(_EXCEPT), 0
+    while at < len(pattern):
+        skipped = _ATOM.match(pattern, at)
+        if skipped is not None:
+            at = skipped.end()
+            continue
+        depth += {"(": 1, ")": -1}.get(pattern[at], 0)
+        if not depth and not end:
+            end = at
+        elif not depth and pattern[at] == "|":
+            return None
+        at += 1
+    return (f"^(?:{pattern[len(_EXCEPT) : end]})", f"^{pattern[end + 1 :]}") if end else None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker_core.broker.change import Change
+from broker_core.broker.permission import check_pattern, matches
 from broker_core.broker.records import PermissionRecord, TopicPermissionRecord, UserRecord
 from broker_core.broker.rights import KEPT, Rights
 from broker_core.broker.undo import Undo
@@ -131,7 +135,37 @@ def test_a_pattern_costs_no_more_than_its_name_is_long(users: Users) -> None:
     assert not Rights(users, "ann").may("configure", "a" * 1_000_000), "no name is that long"
 
 
-@pytest.mark.parametrize("pattern", ["^(?!secret)", "(?<=a)b", r"(a)\1", "(", "a{2000}", "\ud800", "*"])
+EXCEPTING = st.builds(
+    "^(?!{}){}".format,
+    st.sampled_from(
+        ["a", "a|b", "ab$", "(a|b)$", r"\)", "[)]", "[]a]", "[^])]", r"[\])]a", "[[:alpha:])]b", ""]
+    ),
+    st.sampled_from(["", ".*", "(a|b|.)*$", "(?!b).*", r"(?!a\|).", "[|]a?", "b$"]),
+)
+
+
+@given(EXCEPTING, st.text("ab)|]", max_size=4))
+def test_names_can_be_excepted_as_pcre_has_it(pattern: str, name: str) -> None:
+    check_pattern(pattern)
+    assert matches(pattern, name) == bool(re.search(pattern.replace("[:alpha:]", "ab"), name))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a(?!b)",
+        "^(?!a)b|c",
+        "^(?=a)",
+        "^(?!(a)",
+        "^(?!(?=a))b",
+        "(?<=a)b",
+        r"(a)\1",
+        "(",
+        "a{2000}",
+        "\ud800",
+        "*",
+    ],
+)
 def test_a_pattern_without_a_bound_is_refused_where_it_is_given(users: Users, pattern: str) -> None:
     with pytest.raises(OptionError, match="is no regular expression"):
         users.permit(Change(), "ann", ".*", pattern, ".*")
@@ -146,7 +180,7 @@ def test_a_pattern_of_an_older_catalog_that_is_refused_today_permits_nothing_and
     store = MemoryStore()
     old = [
         UserRecord("ann", "hash", []),
-        PermissionRecord("ann", "/", "^(?!amq)", ".*", "^$"),
+        PermissionRecord("ann", "/", "(?<!amq)o", ".*", "^$"),
         TopicPermissionRecord("ann", "/", "amq.topic", r"^(a)\1", ".*"),
     ]
     store.commit([Change(journal=list(old))])
@@ -154,7 +188,7 @@ def test_a_pattern_of_an_older_catalog_that_is_refused_today_permits_nothing_and
         broker = LocalBroker(store.reopened(), upkeep=False)
     named = [record.getMessage() for record in caplog.records if "permits nothing" in record.getMessage()]
     assert len(named) == 2 and all("'ann'" in text for text in named)
-    assert "'^(?!amq)'" in named[0] and r"'^(a)\\1'" in named[1]
+    assert "'(?<!amq)o'" in named[0] and r"'^(a)\\1'" in named[1]
     rights = Rights(broker.state.users, "ann")
     assert not rights.may("configure", "orders") and rights.may("write", "orders")
     with pytest.raises(AccessRefused):
