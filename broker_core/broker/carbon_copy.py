@@ -1,17 +1,18 @@
 """Sender-selected distribution: the headers ``CC`` and ``BCC`` add routing keys (a RabbitMQ extension).
 
 Pure.
-Invariant: ``BCC`` never reaches a consumer.
+Invariant: ``BCC`` never reaches a consumer. A message has no more keys than are routed in one piece.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from broker_core.broker.arguments import type_name
+from broker_core.broker.arguments import MAX_TEXT_BYTES, type_name
 from broker_core.errors import PreconditionFailed
 from broker_core.properties import Properties
 
+MAX_COPIES = 64  # RabbitMQ has no limit; each key is a search in the bindings
 _HEADERS = 0x20  # in the first byte of the property flags
 
 
@@ -26,7 +27,7 @@ def has_copies(properties: bytes) -> bool:
 
 def carbon_copies(properties: bytes) -> tuple[list[str], bytes]:
     """Returns the additional routing keys, and the properties to deliver. Raises PreconditionFailed for a
-    value that is not a list.
+    value that is not a list, too many keys, or one that is too long.
     """
     if not has_copies(properties):
         return [], properties
@@ -39,7 +40,24 @@ def carbon_copies(properties: bytes) -> tuple[list[str], bytes]:
             raise PreconditionFailed(f"invalid message: {found}", "give a list of routing keys")
         # as in RabbitMQ: only text is a key
         keys += [value for value in values if isinstance(value, str)]
+    _check(keys)
     if "BCC" in decoded.headers:
         headers = {name: value for name, value in decoded.headers.items() if name != "BCC"}
         properties = replace(decoded, headers=headers).encode()
     return keys, properties
+
+
+def _check(keys: list[str]) -> None:
+    if len(keys) > MAX_COPIES:
+        raise PreconditionFailed(
+            f"invalid message: CC and BCC have {len(keys)} routing keys, and at most {MAX_COPIES} are taken",
+            "publish it several times, or bind the queues to one key",
+        )
+    for key in keys:
+        size = len(key.encode(errors="surrogateescape"))
+        if size > MAX_TEXT_BYTES:
+            raise PreconditionFailed(
+                f"invalid message: a routing key in CC or BCC has {size} bytes, and at most {MAX_TEXT_BYTES} "
+                "are taken",
+                "give shorter keys",
+            )

@@ -1,20 +1,25 @@
-"""The patterns of a topic exchange as a trie of words, which changes in place.
+"""The patterns of a topic exchange, as a trie of words that changes in place.
 
-Keys are words between dots; ``*`` matches one word, ``#`` any number of words. Not here: what a pattern leads
-to (``exchange.py``).
+Keys are words between dots; ``*`` matches one word, ``#`` any number of words. The trie has the patterns that
+a key matches in few ways (``_is_plain``); ``wild_patterns.py`` has the others.
+Not here: what a pattern leads to (``exchange.py``).
 
 Invariant: a node has an entry or leads to one. Its path is a pattern in normal form, so each node has one
-parent, and ``matching`` looks at a node at most once for each word of the key.
+parent, and ``matching`` looks at a node at most once for each word of the key. So a key of 127 words, the
+longest one, leads to a few thousand nodes at most, whatever the patterns are.
 """
 
 from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from broker_core.broker.wild_patterns import WildPatterns
+
 K = TypeVar("K")
 V = TypeVar("V")
 
 _ONE, _ANY = "*", "#"
+_SHORT, _LONG = 8, 16  # words
 
 
 class _Node(Generic[K, V]):
@@ -57,17 +62,25 @@ class _Node(Generic[K, V]):
 class TopicPatterns(Generic[K, V]):
     def __init__(self) -> None:
         self._root: _Node[K, V] = _Node()
+        self._wild: WildPatterns[K, V] = WildPatterns()
 
     def add(self, pattern: str, key: K, value: V) -> None:
         """Also completes an ``add`` that was interrupted, and undoes an interrupted ``remove``."""
+        words = _normal(pattern)
+        if not _is_plain(words):
+            self._wild.add(words, key, value)
+            return
         node = self._root
-        for word in _normal(pattern):
+        for word in words:
             node = node.make(word)
         node.entries[key] = value
 
     def remove(self, pattern: str, key: K) -> None:
         """Also undoes an ``add`` that was interrupted, and completes an interrupted ``remove``."""
         words = _normal(pattern)
+        if not _is_plain(words):
+            self._wild.remove(words, key)
+            return
         path = [self._root]
         for word in words:
             child = path[-1].child(word)
@@ -80,12 +93,12 @@ class TopicPatterns(Generic[K, V]):
             path[-1].drop(words[len(path) - 1])
 
     def matching(self, routing_key: str) -> list[V]:
-        """Returns the values whose patterns match, in any order, each once."""
-        found: list[V] = []
+        """Returns the values whose patterns match, in any order."""
         active = [self._root]  # the nodes that the words so far lead to
         lasting: list[_Node[K, V]] = []  # nodes after "#": once reached, they are active for the rest
         reached: set[_Node[K, V]] = set()
         words = _words(routing_key)
+        found = self._wild.matching(words)
         for word in (*words, None):
             for node in active:
                 after = node.any
@@ -109,6 +122,18 @@ class TopicPatterns(Generic[K, V]):
 def _words(key: str) -> list[str]:
     """Returns the words of a key. An empty key has none."""
     return key.split(".") if key else []
+
+
+def _is_plain(words: list[str]) -> bool:
+    """Returns whether a key matches the beginnings of such patterns in few ways, however many there are: they
+    have no wildcard but a ``#`` at the end, or are short (2 to the power of 8 ways), or have one in 16 words;
+    and no ``#`` but at the beginning and the end.
+    """
+    body = words[:-1] if words and words[-1] == _ANY else words
+    wildcards = [at for at, word in enumerate(body) if word in (_ONE, _ANY)]
+    if _ANY in body:
+        return wildcards == [0] and len(body) <= _LONG
+    return not wildcards or len(body) <= _SHORT or (len(wildcards) == 1 and len(body) <= _LONG)
 
 
 def _normal(pattern: str) -> list[str]:

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from broker_core.broker import wild_patterns
 from broker_core.broker.header_index import MATCHES, HeaderIndex
 from broker_core.broker.topic_patterns import TopicPatterns
 
 WORDS = st.sampled_from(["a", "b", "", "*", "#"])
-PATTERNS = st.lists(WORDS, max_size=7).map(".".join)
-KEYS = st.lists(st.sampled_from(["a", "b", "", "c"]), max_size=6).map(".".join)
+PATTERNS = st.lists(WORDS, max_size=11).map(".".join)
+KEYS = st.lists(st.sampled_from(["a", "b", "", "c"]), max_size=10).map(".".join)
 
 
 def topic_matches(pattern: str, key: str) -> bool:
@@ -25,6 +27,12 @@ def topic_matches(pattern: str, key: str) -> bool:
     return re.fullmatch(text, key + "." if key else "") is not None
 
 
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wild_patterns, "PAGE_BITS", 24)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), PATTERNS), max_size=30), st.lists(KEYS, min_size=1, max_size=4))
 def test_topic_patterns_match_as_defined_while_they_come_and_go(
     steps: list[tuple[bool, str]], keys: list[str]
@@ -72,6 +80,7 @@ def headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> b
     st.lists(st.tuples(st.booleans(), st.integers(0, 5), ARGUMENTS), max_size=20),
     st.lists(HEADERS, min_size=1, max_size=5),
 )
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_headers_match_as_defined_while_bindings_come_and_go(
     steps: list[tuple[bool, int, dict[str, Any]]], messages: list[dict[str, Any]]
 ) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.broker.carbon_copy import carbon_copies, has_copies
+from broker_core.broker.carbon_copy import MAX_COPIES, carbon_copies, has_copies
 from broker_core.errors import PreconditionFailed
 from broker_core.properties import Properties
 
@@ -35,3 +35,16 @@ def test_a_header_that_is_no_list_of_keys_is_refused(value: object, type_name: s
 
 def test_what_is_no_text_in_a_list_is_no_key() -> None:
     assert carbon_copies(Properties(headers={"CC": [1, "a", None]}).encode())[0] == ["a"]
+
+
+def test_as_many_and_as_long_keys_are_taken_as_can_be_routed_in_one_piece() -> None:
+    half = MAX_COPIES // 2
+    most = {"CC": ["k" * 255] * half, "BCC": ["\u00e4" * 127] * half}
+    assert len(carbon_copies(Properties(headers=most).encode())[0]) == MAX_COPIES
+    for headers, found in (
+        ({"CC": ["k"] * half, "BCC": ["k"] * (half + 1)}, f"{MAX_COPIES + 1} routing keys"),
+        ({"CC": ["k" * 256]}, "has 256 bytes"),
+        ({"BCC": ["\u00e4" * 128]}, "has 256 bytes"),
+    ):
+        with pytest.raises(PreconditionFailed, match=found):
+            carbon_copies(Properties(headers=headers).encode())

@@ -6,7 +6,8 @@ Not here: what a pattern of a permission costs (``test_users.py``), rows of Arro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -195,6 +196,21 @@ def test_a_topic_pattern_of_many_wildcards_costs_at_most_its_words_for_each_word
         assert cost < 3 * words * words, f"{pattern}: {cost} steps"
 
 
+@pytest.mark.parametrize("others", ["a*", ["a", "a.#"], ["a", "*.a"]])
+def test_patterns_that_a_key_matches_in_countless_ways_cost_little_more_than_one(
+    others: Sequence[str],
+) -> None:
+    source, key = random.Random(1), ".".join(["a"] * 127)
+    found = []
+    for count in (2, 200):
+        patterns: TopicPatterns[int, int] = TopicPatterns()
+        for number in range(count):
+            for start in ("#.", "", "a.*.#."):
+                patterns.add(start + ".".join(source.choices(others, k=60)) + ".z", number, number)
+        found.append(steps(lambda patterns=patterns: patterns.matching(key)))
+    assert found[1] < 20 * found[0], f"{found[0]} steps for 6 patterns, {found[1]} for 600"
+
+
 def test_a_trie_from_which_all_patterns_are_removed_is_empty() -> None:
     patterns: TopicPatterns[str, int] = TopicPatterns()
     empty = vars_of(patterns)
@@ -209,4 +225,7 @@ def test_a_trie_from_which_all_patterns_are_removed_is_empty() -> None:
 
 def vars_of(patterns: TopicPatterns[str, int]) -> tuple[object, ...]:
     root = patterns._root
-    return root.words, root.one, root.any, root.entries
+    wild = patterns._wild
+    bits = [(page.by_word, page.any_word, page.staying, page.first, page.final) for page in wild._pages]
+    assert all(not any(page) for page in bits)
+    return root.words, root.one, root.any, root.entries, wild._slots

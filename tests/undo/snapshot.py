@@ -29,8 +29,8 @@ LEFT_OUT = frozenset(
         # caches
         "cache", "_by_headers", "_relying", "_relied", "room", "routes", "_decoded", "expiring", "body_sizes",
         "deadline", "_read", "_new_block_id",
-        # an index whose choices have no effect but on the time
-        "_candidates",
+        # indexes whose choices have no effect but on the time
+        "_candidates", "_wild",
         # marks that cause one more look
         "touched", "runnable", "next_deadline", "_deadlines", "_planned", "_crowded", "timed", "hasty",
         "offered", "used_at_us", "parked",
