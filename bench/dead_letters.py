@@ -27,13 +27,14 @@ BODY = b"x" * 100
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
-class _Asking(threading.Thread):
+class Asking(threading.Thread):
     """Another client. ``longest_s``: its longest wait for an answer."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(daemon=True)
         self._uri = uri
         self._over = threading.Event()
+        self._ready = threading.Event()
         self.longest_s = 0.0
 
     def run(self) -> None:
@@ -41,6 +42,7 @@ class _Asking(threading.Thread):
         channel = connection.channel()
         channel.queue_declare("asking", durable=True)
         channel.confirm_delivery()
+        self._ready.set()
         while not self._over.is_set():
             asked = time.monotonic()
             channel.basic_publish("", "asking", b"x", PERSISTENT)
@@ -49,19 +51,24 @@ class _Asking(threading.Thread):
         channel.queue_delete("asking")
         connection.close()
 
+    def begin(self) -> None:
+        self.start()
+        self._ready.wait(10)
+
     def end(self) -> None:
         self._over.set()
         self.join()
 
 
 @contextlib.contextmanager
-def _asking(uri: str) -> Iterator[_Asking]:
-    asking = _Asking(uri)
-    asking.start()
+def asking(uri: str) -> Iterator[Asking]:
+    """Another client asks meanwhile."""
+    other = Asking(uri)
+    other.begin()
     try:
-        yield asking
+        yield other
     finally:
-        asking.end()
+        other.end()
 
 
 def _declared(uri: str, **arguments: Any) -> tuple[pika.BlockingConnection, Any]:
@@ -99,24 +106,24 @@ def rejected(uri: str) -> tuple[float, float]:
         last = method.delivery_tag
         if last == MESSAGES:
             break
-    with _asking(uri) as asking:
+    with asking(uri) as other:
         start = time.monotonic()
         channel.basic_nack(last, multiple=True, requeue=False)
         _until(channel, MESSAGES)
         took = time.monotonic() - start
     _ended(connection, channel)
-    return MESSAGES / took, asking.longest_s * 1000
+    return MESSAGES / took, other.longest_s * 1000
 
 
 def expired(uri: str) -> float:
     """The longest silence in ms while ``MESSAGES`` messages expire."""
     connection, channel = _declared(uri, **{"x-message-ttl": TTL_MS})
-    with _asking(uri) as asking:
+    with asking(uri) as other:
         for _ in range(MESSAGES):
             channel.basic_publish("", "source", BODY, PERSISTENT)
         _until(channel, MESSAGES)
     _ended(connection, channel)
-    return asking.longest_s * 1000
+    return other.longest_s * 1000
 
 
 def dead_letters(folder: Path) -> list[Figure]:
