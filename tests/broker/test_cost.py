@@ -6,13 +6,20 @@ Not here: what a pattern of a permission costs (``test_users.py``), rows of Arro
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from collections.abc import Callable, Sequence
-from itertools import product
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from broker_core.broker.carbon_copy import carbon_copies
+from broker_core.broker.header_index import MATCHES
 from broker_core.broker.topic_patterns import TopicPatterns
+from broker_core.engine import Engine, ReadTicket
+from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.properties import Properties
 from tests.broker.conftest import Node
@@ -185,6 +192,89 @@ def test_cached_routes_of_all_exchanges_together_are_bounded(node: Node) -> None
     assert node.queue("q").messages == 3 and room._used == 0
 
 
+def table(size: int) -> dict[str, Any]:
+    return {f"name{number}": {"a": [number, "text"]} for number in range(size)}
+
+
+def declare_with_arguments(channel: LocalChannel, size: int) -> None:
+    channel.queue_declare("argued", arguments=table(size))
+    channel.queue_declare("argued", arguments=table(size))
+
+
+def bind_with_arguments(channel: LocalChannel, size: int) -> None:
+    for match in MATCHES:
+        channel.queue_bind("q", "h", "", {**table(size), "x-match": match})
+        channel.queue_unbind("q", "h", "", {**table(size), "x-match": match})
+
+
+def publish_with_many_headers(channel: LocalChannel, size: int) -> None:
+    channel.publish(b"x", "h", "", Properties(headers=table(size)).encode())
+
+
+def publish_with_copies(channel: LocalChannel, size: int) -> None:
+    keys, _ = carbon_copies(Properties(headers={"CC": [f"k.{number}" for number in range(size)]}).encode())
+    channel._state.topology.route_all("t", keys)
+
+
+def publish_with_a_long_key(channel: LocalChannel, size: int) -> None:
+    channel.publish(b"x", "t", ".".join(["a"] * size))
+
+
+def publish_and_commit(channel: LocalChannel, size: int) -> None:
+    with channel._broker.channel() as own:
+        own.tx_select()
+        for number in range(size):
+            own.publish(b"x", "t", f"k.{number}")
+        own.tx_commit()
+
+
+def ask_for_many_logs(_channel: LocalChannel, size: int) -> None:
+    given = {"logs": [f"q{number}" for number in range(size)], "starts": {f"q{n}": 1 for n in range(size)}}
+    contract.decode_arguments("engine.available", Engine.available, json.dumps(given).encode())
+
+
+def read_many_slices(_channel: LocalChannel, size: int) -> None:
+    ranges = {f"q{number}": (0, 1) for number in range(size)}
+    slices = tuple((f"q{number}", 0, 1) for number in range(size))
+    ticket = contract.encode(ReadTicket("app", "q", 0, ranges, slices))
+    contract.decode_checked(ReadTicket, ticket, "read")
+
+
+def state_many_columns(_channel: LocalChannel, size: int) -> None:
+    rows = pa.record_batch({f"c{number}": pa.array([number]) for number in range(size)})
+    contract.part_bytes(contract.encode_rows([rows], rows.schema))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        declare_with_arguments,
+        bind_with_arguments,
+        publish_with_many_headers,
+        publish_with_copies,
+        publish_with_a_long_key,
+        publish_and_commit,
+        ask_for_many_logs,
+        read_many_slices,
+        state_many_columns,
+    ],
+)
+def test_a_command_costs_no_more_than_its_own_size(
+    command: Callable[[LocalChannel, int], None], node: Node
+) -> None:
+    with node.channel() as channel:
+        channel.queue_declare("q")
+        channel.exchange_declare("h", "headers")
+        channel.exchange_declare("t", "topic")
+        channel.queue_bind("q", "h", "", {"name1": {"a": [1, "text"]}, "name2": None})
+        for pattern in ("#", "*.#", "#.a.*.#.z", "k.*", "a.a.#.b"):
+            channel.queue_bind("q", "t", pattern)
+        command(channel, 3)  # what is done once
+        cost = [steps(lambda size=size: command(node.channel(), size)) for size in (8, 16, 32, 64)]
+    for smaller, larger in itertools.pairwise(cost):
+        assert larger < 2.2 * smaller, f"{cost} steps for sizes that double"
+
+
 def test_a_topic_pattern_of_many_wildcards_costs_at_most_its_words_for_each_word_of_the_key() -> None:
     words = 124
     key = ".".join(["a"] * words) + ".y"
@@ -214,7 +304,7 @@ def test_patterns_that_a_key_matches_in_countless_ways_cost_little_more_than_one
 def test_a_trie_from_which_all_patterns_are_removed_is_empty() -> None:
     patterns: TopicPatterns[str, int] = TopicPatterns()
     empty = vars_of(patterns)
-    given = [".".join(words) for words in product("ab*#", repeat=3)]
+    given = [".".join(words) for words in itertools.product("ab*#", repeat=3)]
     for pattern in given:
         patterns.add(pattern, pattern, 1)
     for pattern in reversed(given):

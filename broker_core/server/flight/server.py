@@ -146,13 +146,10 @@ class FlightServer:
         if word == "read":
             return self._read(caller, contract.decode_checked(ReadTicket, body, "read"))
         if word == "stage":
-            return [contract.encode(self._stage_sent(caller, *contract.decode_part(body)))]
+            return [contract.encode(self._stage_sent(caller, body))]
         if word == "adopt":
-            return [
-                contract.encode(
-                    self._stage_file(caller, contract.decode_checked(contract.FileHeader, body, "adopt"))
-                )
-            ]
+            file: contract.FileHeader = contract.decode_checked(contract.FileHeader, body, "adopt")
+            return [contract.encode(self._stage_file(caller, file))]
         if word == "hello":
             return [contract.encode(self._hello)]
         raise errors.RemoteProtocolError(
@@ -250,14 +247,13 @@ class FlightServer:
                 failpoint.here("server.reply.part")
                 writer.write(pa.py_buffer(contract.encode(receipt)))
 
-    def _stage_sent(self, caller: Caller, part: contract.PartHeader, rows: pa.Buffer) -> contract.PartReceipt:
-        """As ``_stage_part``, for rows that are read once they are permitted and there is room for them."""
+    def _stage_sent(self, caller: Caller, body: pa.Buffer) -> contract.PartReceipt:
+        """Reads the rows once they are permitted, and there is room for what they state."""
+        part, rows = contract.decode_part(body)
         self._permits.stage(caller, part.header)
-        failpoint.here("server.stage.part")
         with self._part_bytes.within(caller.identity.user, contract.part_bytes(rows)):
             batch = contract.decode_batch(rows)
-            count, checksum = self._engine(caller).stage_part(part.header, part.part, batch, caller.rights)
-        return contract.PartReceipt(part.part, count, checksum)
+        return self._stage_part(caller, part, batch)
 
     def _stage_part(
         self, caller: Caller, part: contract.PartHeader, batch: pa.RecordBatch
