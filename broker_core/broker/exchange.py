@@ -196,7 +196,7 @@ class Exchange:
         found = self.cache.get(routing_key)
         if found is None:
             found, seen = self._reached((routing_key,), properties)
-            if not any(exchange.matches_headers for exchange in seen):
+            if not (self.matches_headers or _by_headers(seen)):
                 self.room.enter(self, len(routing_key), len(found))
                 self.cache[routing_key] = found
                 self._rely_on(seen)
@@ -219,7 +219,7 @@ class Exchange:
                 seen |= found
                 pending += found
             self._rely_on(seen)
-            self._by_headers = any(exchange.matches_headers for exchange in seen)
+            self._by_headers = _by_headers(seen) or self.matches_headers
         return self._by_headers
 
     @property
@@ -272,6 +272,11 @@ class Exchange:
 
 
 Destination = Queue | Exchange
+
+
+def _by_headers(seen: set[Exchange]) -> bool:
+    """Returns whether one of several exchanges looks at headers."""
+    return len(seen) > 1 and any(exchange.matches_headers for exchange in seen)
 
 
 class DefaultExchange(Exchange):

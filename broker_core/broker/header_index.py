@@ -10,7 +10,7 @@ chosen has no effect but on the time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ V = TypeVar("V")
 MATCHES = ("all", "any", "all-with-x", "any-with-x")
 Place = tuple[str, object, object]  # a header, the kind of its value, the value
 
+_PLAIN = frozenset({str, int, bytes})
 _PRESENT, _NESTED = "present", "nested"  # any value; a table or an array, which cannot be hashed
 
 
@@ -36,6 +37,7 @@ class HeaderIndex(Generic[K, V]):
         self._always: dict[K, _Entry] = {}
         self._under: dict[Place, dict[K, _Entry]] = {}
         self._places: dict[K, list[Place]] = {}  # of each entry in ``_under``
+        self._names: dict[str, int] = {}  # of headers -> places in ``_under``
 
     def add(self, key: K, arguments: Mapping[str, Any], value: V) -> None:
         """Also completes an ``add`` that was interrupted."""
@@ -55,7 +57,10 @@ class HeaderIndex(Generic[K, V]):
             places = [min(places, key=lambda place: len(self._under.get(place, ())))]
         self._places[key] = places
         for place in places:
-            self._under.setdefault(place, {})[key] = entry
+            if place not in self._under:
+                self._under[place] = {}
+                self._names[place[0]] = self._names.get(place[0], 0) + 1
+            self._under[place][key] = entry
 
     def remove(self, key: K) -> None:
         """It may be repeated."""
@@ -63,15 +68,19 @@ class HeaderIndex(Generic[K, V]):
         for place in self._places.get(key, ()):
             found = self._under.get(place, {})
             found.pop(key, None)
-            if not found:
-                self._under.pop(place, None)
+            if not found and self._under.pop(place, None) is not None:
+                self._names[place[0]] -= 1
+                if not self._names[place[0]]:
+                    del self._names[place[0]]
         self._places.pop(key, None)
 
     def matching(self, headers: Mapping[str, Any]) -> list[V]:
         """Returns the values whose bindings match, in any order, some perhaps twice."""
         found = [entry.value for entry in self._always.values()]
         for name, value in headers.items():
-            for place in _places(name, value):
+            if name not in self._names:
+                continue
+            for place in ((name, _PRESENT, None), _place(name, value)):
                 exact = place[1] is not _NESTED
                 for entry in self._under.get(place, {}).values():
                     if (exact and not entry.all) or _matches(entry, headers):
@@ -91,6 +100,8 @@ def _place(name: str, expected: object) -> Place:
     """Returns where a binding is that expects this value: equal for values that are ``same``, and for no
     others unless they are nested.
     """
+    if type(expected) in _PLAIN:
+        return name, None, expected
     if expected is None:
         return name, _PRESENT, None
     try:
@@ -99,10 +110,3 @@ def _place(name: str, expected: object) -> Place:
         return name, _NESTED, None
     # Python takes 1, 1.0, True and Decimal(1) for one key
     return name, next((kind for kind in (bool, float, Decimal) if isinstance(expected, kind)), None), expected
-
-
-def _places(name: str, value: object) -> Iterator[Place]:
-    """Yields where bindings may be that this header of a message matches."""
-    yield name, _PRESENT, None
-    if value is not None:
-        yield _place(name, value)
