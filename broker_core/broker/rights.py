@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from broker_core.address import VHOST
 from broker_core.broker.permission import EVERYTHING, Permission, matches
 from broker_core.broker.users import Users
+from broker_core.checks import MAX_NAME_BYTES
 from broker_core.errors import AccessRefused
 
 DEFAULT_EXCHANGE = "amq.default"  # the name under which the default exchange is permitted
@@ -144,6 +145,8 @@ class Rights:
 
 
 def _keep(now: _Snapshot, key: tuple[str, str, str], answer: bool) -> bool:
+    if len(key[1]) > MAX_NAME_BYTES or len(key[2]) > MAX_NAME_BYTES:
+        return answer  # nothing has such a name, and it would take memory
     if len(now.answers) >= KEPT:
         now.answers.clear()
     now.answers[key] = answer

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -99,3 +101,92 @@ def test_headers_match_as_defined_while_bindings_come_and_go(
     for number in list(bound):
         index.remove(number)
     assert not (index._under or index._places or index._always), "nothing is left of what was removed"
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted(work: Callable[[], object], moment: str, at: int) -> bool:
+    """Runs ``work`` until its call number ``at`` begins or ends, and returns whether it had so many."""
+    calls = 0
+
+    def fail(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == moment
+        if event == moment and calls == at + 1:  # the first is ``work`` itself
+            sys.setprofile(None)
+            raise Interrupted
+
+    sys.setprofile(fail)
+    try:
+        work()
+    except Interrupted:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+TOPICS = ["a.#.b.#.c", "#.a.*.b.#.c", "a.b", "*.a.#", "a.*." * 9 + "a", "#.b.*.a"]
+WANTED = [
+    {"a": 1, "b": 2},
+    {"x-match": "any", "a": 1, "b": {"c": 1}},
+    {},
+    {"x-match": "any-with-x", "x-a": None},
+]
+
+
+@pytest.mark.parametrize("moment", ["call", "return"])
+@pytest.mark.parametrize("given_last", range(6))
+def test_an_add_or_a_remove_that_is_interrupted_anywhere_can_be_undone(moment: str, given_last: int) -> None:
+    """The undo of an add is a remove, and the other way round."""
+    wanted = WANTED[given_last % len(WANTED)]
+    keys = ["a.x.b.c", "a.b", "x.a", "a.y." * 9 + "a", "b.a.q.b.c", "b.x.a"]
+    messages = [{"a": 1}, {"a": 1, "b": 2}, {"b": {"c": 1}}, {"x-a": 5}]
+
+    def topics() -> TopicPatterns[int, int]:
+        index: TopicPatterns[int, int] = TopicPatterns()
+        for number, pattern in enumerate(TOPICS):
+            if number != given_last:
+                index.add(pattern, number, number)
+        return index
+
+    def headers() -> HeaderIndex[int, int]:
+        index: HeaderIndex[int, int] = HeaderIndex()
+        for number, arguments in enumerate(WANTED):
+            if arguments is not wanted:
+                index.add(number, arguments, number)
+        return index
+
+    pattern, failed = TOPICS[given_last], 0
+    for at in itertools.count():
+        by_key, by_headers = topics(), headers()
+        without = (
+            [sorted(by_key.matching(key)) for key in keys],
+            [set(by_headers.matching(m)) for m in messages],
+        )
+        failing = [interrupted(lambda index=by_key: index.add(pattern, 99, 99), moment, at)]
+        by_key.remove(pattern, 99)
+        failing.append(interrupted(lambda index=by_headers: index.add(99, wanted, 99), moment, at))
+        by_headers.remove(99)
+        found = (
+            [sorted(by_key.matching(key)) for key in keys],
+            [set(by_headers.matching(m)) for m in messages],
+        )
+        assert found == without
+        by_key.add(pattern, 99, 99)
+        by_headers.add(99, wanted, 99)
+        with_it = [set(by_key.matching(key)) for key in keys], [set(by_headers.matching(m)) for m in messages]
+        failing.append(interrupted(lambda index=by_key: index.remove(pattern, 99), moment, at))
+        by_key.add(pattern, 99, 99)
+        failing.append(interrupted(lambda index=by_headers: index.remove(99), moment, at))
+        by_headers.add(99, wanted, 99)
+        assert (
+            [set(by_key.matching(k)) for k in keys],
+            [set(by_headers.matching(m)) for m in messages],
+        ) == with_it
+        failed += sum(failing)
+        if not any(failing):
+            break
+    assert failed > 4

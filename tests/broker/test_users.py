@@ -132,7 +132,9 @@ def test_a_pattern_costs_no_more_than_its_name_is_long(users: Users) -> None:
         found = [short for short, name in names.items() if rights.may("configure", name)]
         assert found == permitted, pattern
     users.permit(Change(), "ann", "a", ".*", "")
-    assert not Rights(users, "ann").may("configure", "a" * 1_000_000), "no name is that long"
+    rights = Rights(users, "ann")
+    assert not rights.may("configure", "a" * 1_000_000), "no name is that long"
+    assert not rights._current().answers, "and no answer about one is kept"
 
 
 EXCEPTING = st.builds(
