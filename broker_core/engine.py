@@ -415,9 +415,12 @@ class Engine(Protocol):
     def attempts(self) -> list[AttemptInfo]:
         """Returns open attempts, oldest first. ``rollback_batch`` drops one that has lost its driver."""
 
-    def release(self, app_id: str, queue: str) -> None:
-        """Releases the claim on a queue of a pipeline that will not return. Raises QueueNotFound,
-        PreconditionFailed.
+    def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
+        """Releases the claim on a queue of a pipeline that will not return, and records when and ``by`` whom;
+        an engine that knows the user of the call takes that.
+
+        Raises QueueNotFound, PreconditionFailed: the app does not have it, or, without ``force``, something
+        of it is claimed and not decided, or a decided batch of the app is not applied.
         """
 
     def close(self) -> None: ...

@@ -40,14 +40,14 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.topology.Topology": (480, STATE),
     "broker_core.client.broker.BrokerClient": (320, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (313, "the rules S2 to S6 over the same records"),
+    "broker_core.micro_batch.claim.Claims": (344, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (397, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
-        347,
+        361,
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (404, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (412, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (416, ENTRY),
     "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.store.durable.DurableStore": (
         450,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import dataclasses
+import getpass
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -127,6 +128,9 @@ def _add_decisions(commands: Any) -> None:
     release = _command(commands, "release", _release, "release a queue from a pipeline", address=True)
     release.add_argument("app", metavar="APP")
     release.add_argument("queue", metavar="QUEUE")
+    release.add_argument(
+        "--force", action="store_true", help="also if the pipeline has not finished: see docs/claims.md"
+    )
 
 
 def _add_topology(commands: Any) -> None:
@@ -271,13 +275,21 @@ def _skip(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
-    engine_at(options).release(options.app, options.queue)
+    engine_at(options).release(options.app, options.queue, force=options.force, by=_user())
     return done(
         options,
         f"released queue {options.queue} from app {options.app}",
         app=options.app,
         queue=options.queue,
     )
+
+
+def _user() -> str:
+    """The user of this process, by its name if it has one."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return f"uid {os.getuid()}"
 
 
 def _declare_queue(options: argparse.Namespace) -> int:

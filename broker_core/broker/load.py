@@ -39,6 +39,7 @@ from broker_core.broker.records import (
     QueueRecord,
     ReadRecord,
     Record,
+    ReleaseNoteRecord,
     ReleaseRecord,
     RunRecord,
     TopicPermissionRecord,
@@ -52,7 +53,7 @@ from broker_core.ids import BlockId, CommitSequence, QueueId
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,
-    OriginRecord, PartRecord, ReadRecord, ReleaseRecord,
+    OriginRecord, PartRecord, ReadRecord, ReleaseNoteRecord, ReleaseRecord,
 )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ def require_ownable(queue: Queue, app_id: str) -> None:
     if queue.owner:
         raise ResourceLocked(
             f"queue '{queue.name}' belongs to app '{queue.owner}', not to '{app_id}'; "
-            f"`txmq release {queue.owner} {queue.name}` takes it from a pipeline that will not come back"
+            f"`txmq release {queue.owner} {queue.name}` takes it from a pipeline that has finished and will "
+            "not come back"
         )
     if queue.consumers:
         raise ResourceLocked(

@@ -11,7 +11,7 @@ Offsets are end-exclusive: ``end`` is the next offset to read. Times are microse
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from broker_core.address import VHOST
@@ -276,6 +276,22 @@ class ReleaseRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseNoteRecord(Record):
+    """How an operator released a queue from an app last, and where the app was then (S6)."""
+
+    TABLE, KEY = "release_note", ("app_id", "queue", "vhost")
+    app_id: str
+    queue: str
+    vhost: str = VHOST
+    queue_id: str = ""  # a later queue of this name has another one
+    released_at: int = 0
+    released_by: str = ""  # "": unknown
+    interrupted: bool = False  # something was claimed and undecided, or decided and not applied
+    position: int = 0  # of the app's newest claim
+    ends: dict[str, Any] = field(default_factory=dict)  # log -> first offset that the app had not consumed
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedRecord(Record):
     """A prepared transaction (XA): durable, invisible, transferable, without a timeout."""
 
@@ -391,6 +407,7 @@ RECORDS: tuple[type[Record], ...] = (
     PartRecord,
     LedgerRecord,
     ReleaseRecord,
+    ReleaseNoteRecord,
     PreparedRecord,
     OutcomeRecord,
     ChannelCommitRecord,

@@ -35,6 +35,7 @@ from broker_core.broker.records import (
     QueueRecord,
     ReadRecord,
     Record,
+    ReleaseNoteRecord,
     ReleaseRecord,
     RunRecord,
     VhostRecord,
@@ -46,7 +47,8 @@ R = TypeVar("R", bound=Record)
 
 _IN_HOSTS: tuple[type[Any], ...] = (
     QueueRecord, ExchangeRecord, BindingRecord, ExchangeBindingRecord, ClaimRecord, OriginRecord,
-    ReadRecord, LineageRecord, AttemptRecord, PartRecord, LedgerRecord, ReleaseRecord, PreparedRecord,
+    ReadRecord, LineageRecord, AttemptRecord, PartRecord, LedgerRecord, ReleaseRecord, ReleaseNoteRecord,
+    PreparedRecord,
 )  # fmt: skip
 _SHOWN = 3  # offsets or names in one line
 

@@ -359,8 +359,8 @@ class BrokerClient:
         found: list[AttemptInfo] = self._call("attempts")
         return found
 
-    def release(self, app_id: str, queue: str) -> None:
-        self._call("release", app_id, queue)
+    def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
+        self._call("release", app_id, queue, force=force, by=by)
 
     # -- channels and the operator ---------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from broker_core import errors
@@ -230,8 +230,12 @@ class Decider:
         self._owned.patiently(self._owned.fence)
 
     # -- S6 --------------------------------------------------------------------------------------------------
-    def release(self, queue: str, logs: Sequence[Log]) -> None:
-        """Releases a queue from its app: the running driver loses its epoch. Raises PreconditionFailed."""
+    def release(self, queue: str, logs: Sequence[Log], note: Callable[[Mapping[str, int]], None]) -> None:
+        """Releases a queue from its app: the running driver loses its epoch. Raises PreconditionFailed.
+
+        1. behind a fence, ``note`` with where each decided range ended; 2. the ledger; 3. the claims. A
+        release that is cut off is done again.
+        """
 
         def rule(changes: Changes) -> None:
             last = self._ledger.last(self._app)
@@ -240,6 +244,8 @@ class Decider:
 
         def attempt() -> None:
             self._owned.fence()
+            note(self._decisions.consumed())
+            here("kafka.release.noted")
             _, changes = self._decisions.trial(rule)
             self._written(changes)
 

@@ -148,9 +148,7 @@ class KafkaEngine:
         source = Source(client, lambda app_id: sink.consumed(app_id))
 
         def facts(app_id: str) -> JournalFacts:
-            return JournalFacts(
-                client, app_id, source.journal(app_id), lambda queue: source.release(app_id, queue)
-            )
+            return JournalFacts(client, app_id, source.journal(app_id), source)
 
         sink = Sink(client, facts, codec=self._settings.codec)
         return _Parts(os.getpid(), client, source, sink)
@@ -305,5 +303,6 @@ class KafkaEngine:
     def attempts(self) -> list[AttemptInfo]:
         return self._sink.attempts()
 
-    def release(self, app_id: str, queue: str) -> None:
-        self._sink.release(app_id, queue)
+    def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
+        login = self._settings.connection.login
+        self._sink.release(app_id, queue, force=force, by=(login.user if login else "") or by)

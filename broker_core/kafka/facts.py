@@ -35,6 +35,12 @@ class Facts(Protocol):
         says.
         """
 
+    def undecided(self, queue: str, consumed: Mapping[str, int]) -> int:
+        """Returns how many offsets of a queue are claimed, and neither decided nor acknowledged."""
+
+    def note_release(self, queue: str, consumed: Mapping[str, int], *, by: str, interrupted: bool) -> None:
+        """Records that a queue is released now, and where the app is in it."""
+
     def release(self, queue: str) -> None:
         """Drops the claims on a queue. Raises PreconditionFailed where the app has none."""
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from broker_core.broker.records import ClaimRecord, OriginRecord, ReadRecord, Record
+from broker_core.broker.records import ClaimRecord, OriginRecord, ReadRecord, Record, ReleaseNoteRecord
 from broker_core.broker.undo import Undo
 from broker_core.errors import KafkaError
 from broker_core.kafka.entry import Entry, Row, dumps, fields_of, loads, record_of
@@ -44,7 +44,7 @@ class PositionRecord(Record):
 Key = tuple[type[Record], tuple[Any, ...]]
 
 KINDS: dict[str, type[Record]] = {
-    kind.TABLE: kind for kind in (ClaimRecord, OriginRecord, ReadRecord, PositionRecord)
+    kind.TABLE: kind for kind in (ClaimRecord, OriginRecord, ReadRecord, ReleaseNoteRecord, PositionRecord)
 }
 
 
@@ -147,7 +147,7 @@ class History:
         self._held[key] = record
         if isinstance(record, PositionRecord):
             self.positions[record.queue] = record
-        elif isinstance(record, ClaimRecord | OriginRecord | ReadRecord):
+        elif isinstance(record, ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord):
             self.claims.apply(record)
 
     def _supersede(self, key: str) -> None:
@@ -176,7 +176,7 @@ class History:
             del self._keys[(type(record), record.key)]
         if isinstance(record, PositionRecord):
             del self.positions[record.queue]
-        elif isinstance(record, ClaimRecord | OriginRecord | ReadRecord):
+        elif isinstance(record, ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord):
             self.claims.remove(record)
         return True
 

@@ -7,11 +7,13 @@ Invariant: a key is written with one value only, so facts commute, whoever write
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Any, Protocol
 from uuid import UUID
 
+from broker_core.broker.records import ReleaseNoteRecord
 from broker_core.errors import DataLoss, QueueNotFound
 from broker_core.kafka.client import Client
 from broker_core.kafka.journal import Journal
@@ -21,16 +23,24 @@ from broker_core.kafka.port import LATEST, Log
 APPLIED, MIRRORED, SKIPPED = "applied", "mirrored", "skipped"  # ["applied",3] and so on
 
 
-class JournalFacts:
-    """``Facts`` of one app. ``drop_claims``: of a queue."""
+class Releases(Protocol):
+    """What the source does with a queue that is released."""
 
-    def __init__(
-        self, client: Client, app_id: str, journal: Journal, drop_claims: Callable[[str], None]
-    ) -> None:
+    def note_release(
+        self, app_id: str, queue: str, consumed: Mapping[str, int], *, by: str, interrupted: bool
+    ) -> None: ...
+
+    def release(self, app_id: str, queue: str) -> None: ...
+
+
+class JournalFacts:
+    """``Facts`` of one app. ``releases``: changes the claims."""
+
+    def __init__(self, client: Client, app_id: str, journal: Journal, releases: Releases) -> None:
         self._client = client
         self._app_id = app_id
         self._journal = journal
-        self._drop_claims = drop_claims
+        self._releases = releases
 
     def refresh(self) -> None:
         self._journal.catch_up()
@@ -52,7 +62,7 @@ class JournalFacts:
             raise DataLoss(
                 f"topic {queue} was deleted {'and made again ' if found else ''}since app {self._app_id!r} "
                 "claimed it: what the batch has read is gone, and offsets count other messages now",
-                f"run `txmq release {self._app_id} {queue}`, and start with a new checkpoint and "
+                f"run `txmq release {self._app_id} {queue} --force`, and start with a new checkpoint and "
                 "onNewCheckpoint=resume",
             )
 
@@ -71,11 +81,32 @@ class JournalFacts:
         for position in self._journal.positions.values():
             for log, acked in position.acked.items():
                 read[parse_log(log)] = max(int(acked), consumed.get(log, 0))
+        for note in self._journal.look(lambda claims: claims.releases.of(self._app_id)):
+            if note.interrupted and note.queue not in self._journal.positions and self._is(note):
+                named = {parse_log(log): int(at) for log, at in note.ends.items()}
+                read |= {log: at for log, at in named.items() if log.topic == note.queue}
         ends = self._client.offsets(dict.fromkeys(read, LATEST))
         return sum(max(0, ends[log] - offset) for log, offset in read.items())
 
+    def _is(self, note: ReleaseNoteRecord) -> bool:
+        """Whether the topic is the one that was released."""
+        with contextlib.suppress(QueueNotFound):
+            return str(self._client.topic(note.queue).id) == note.queue_id
+        return False
+
+    def undecided(self, queue: str, consumed: Mapping[str, int]) -> int:
+        position = self._journal.positions.get(queue)
+        if position is None:
+            return 0
+        ends = self._journal.look(lambda claims: claims.ends(self._app_id, position.acked))
+        done = {log: max(int(acked), consumed.get(log, 0)) for log, acked in position.acked.items()}
+        return sum(max(0, ends[log] - at) for log, at in done.items() if log in ends)
+
+    def note_release(self, queue: str, consumed: Mapping[str, int], *, by: str, interrupted: bool) -> None:
+        self._releases.note_release(self._app_id, queue, consumed, by=by, interrupted=interrupted)
+
     def release(self, queue: str) -> None:
-        self._drop_claims(queue)
+        self._releases.release(self._app_id, queue)
 
     # -- decided rows ----------------------------------------------------------------------------------------
     def applied(self) -> Set[int]:

@@ -41,6 +41,10 @@ class PartitionLogs:
     def of(self, queue: str) -> list[str]:
         return [str(log) for log in self._partitions.of(queue)]
 
+    def id_of(self, queue: str) -> str:
+        position = self._positions.get(queue)
+        return str(self._partitions.topic_id(queue)) if position is None else position.topic_id
+
     def first(self, log: str) -> int:
         return self._partitions.begins([parse_log(log)])[parse_log(log)]
 

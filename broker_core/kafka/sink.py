@@ -36,6 +36,7 @@ from broker_core.kafka.receipt import Place
 from broker_core.kafka.staging import Staging
 from broker_core.kafka.topology import Topology
 from broker_core.micro_batch.ledger import Ledger, public
+from broker_core.micro_batch.releases import require_idle
 
 
 class _App:
@@ -59,6 +60,18 @@ class _App:
         self.facts.refresh()
         self.decisions.learn(self.facts)
         return self.ledger
+
+    def release(self, queue: str, logs: Sequence[Log], *, force: bool, by: str) -> None:
+        facts, unapplied = self.facts, [record.sequence for record in self.refreshed().unapplied(self.app_id)]
+        claimed = facts.undecided(queue, self.decisions.consumed())
+        interrupted = queue in facts.queues() and require_idle(
+            self.app_id, queue, claimed, unapplied, force=force, what="offsets"
+        )
+        self.decider.release(
+            queue,
+            logs,
+            lambda consumed: facts.note_release(queue, consumed, by=by, interrupted=interrupted),
+        )
 
 
 class Sink:
@@ -297,7 +310,7 @@ class Sink:
             ]
         return sorted(found, key=lambda attempt: -attempt.idle_s)
 
-    def release(self, app_id: str, queue: str) -> None:
+    def release(self, app_id: str, queue: str, *, force: bool, by: str) -> None:
         app = self._found(app_id)
         if app is None:
             raise errors.PreconditionFailed(
@@ -305,7 +318,7 @@ class Sink:
             )
         logs = [Log(queue, number) for number in self._client.topic(queue).partitions]
         with app.lock:
-            app.decider.release(queue, logs)
+            app.release(queue, logs, force=force, by=by)
 
     def _all_apps(self) -> list[str]:
         found = (names.app_of(topic) for topic in self._client.topics())

@@ -28,6 +28,7 @@ from broker_core.kafka.partitions import Partitions, require_same_topics
 from broker_core.kafka.port import Log
 from broker_core.kafka.reader import Reader, Slice
 from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.releases import Release
 
 T = TypeVar("T")
 Consumed = Callable[[str], Mapping[str, int]]  # app -> where the last decided range of each log ended
@@ -147,6 +148,21 @@ class Source:
         journal.change(compute)
         self._show_lag(app_id, end)
 
+    def note_release(
+        self, app_id: str, queue: str, consumed: Mapping[str, int], *, by: str, interrupted: bool
+    ) -> None:
+        """Records a release before it takes place. ``consumed``: as the ledger says."""
+        journal = self.journal(app_id)
+
+        def compute(claims: Claims, proposal: Proposal) -> None:
+            position = journal.positions.get(queue)
+            if position is not None:
+                asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
+                done = Release(app_id, queue, by, time.time_ns() // 1000, interrupted)
+                claims.note_release(asked, proposal, done, list(position.acked), consumed)
+
+        journal.change(compute)
+
     def release(self, app_id: str, queue: str) -> None:
         """Drops the app's claims on a queue (S6). Raises PreconditionFailed where it has none."""
         journal = self.journal(app_id)
@@ -171,7 +187,7 @@ class Source:
         slices = [Slice(parse_log(log), first, last) for log, first, last in ticket.slices]
         journal = self.journal(ticket.app_id)
         logs = [*(parse_log(log) for log in ticket.ranges), *(each.log for each in slices)]
-        ids = self._claimed_ids(journal, {log.topic for log in logs})
+        ids = self._claimed_ids(ticket.app_id, {log.topic for log in logs})
         with Reader(self._client, slices, ids, fail_on_data_loss=ticket.fail_on_data_loss) as reader:
             if ticket.query_id:
                 journal.note_read(ticket.query_id, ticket.batch_id, ticket.ranges)
@@ -208,13 +224,16 @@ class Source:
             journal.catch_up()
             return journal.look(question)
 
-    def _claimed_ids(self, journal: Journal, queues: Iterable[str]) -> dict[str, UUID]:
+    def _claimed_ids(self, app_id: str, queues: Iterable[str]) -> dict[str, UUID]:
         """Returns the ids that the topics had when the app claimed them first. Raises LineageConflict."""
-        queues = set(queues)
+        queues, journal = set(queues), self.journal(app_id)
         if not all(self._has_claimed(journal, queue) for queue in queues):
             journal.catch_up()
         for queue in sorted(queues):
             if queue not in journal.positions:
+                logs = {str(log) for log in self._partitions.of(queue)}
+                if told := journal.look(lambda claims: claims.releases.told(app_id, logs)):  # noqa: B023
+                    raise errors.LineageConflict(told)
                 raise errors.LineageConflict(
                     f"a batch reads queue {queue!r}, of which its app has claimed nothing",
                     "use the checkpoint that belongs to the app",

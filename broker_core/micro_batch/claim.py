@@ -14,7 +14,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from broker_core.address import VHOST
-from broker_core.broker.records import ClaimRecord, LedgerRecord, OriginRecord, ReadRecord
+from broker_core.broker.records import (
+    ClaimRecord,
+    LedgerRecord,
+    OriginRecord,
+    ReadRecord,
+    ReleaseNoteRecord,
+)
 from broker_core.broker.undo import Undo
 from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
 from broker_core.errors import LineageConflict, OptionError
@@ -22,7 +28,10 @@ from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.logs import Logs
 from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads, age, other_ranges, require_not_released
+from broker_core.micro_batch.releases import Release, Releases
 from broker_core.micro_batch.sink import Sink
+
+Kept = ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord
 
 KEPT_CLAIMS = 1000  # per app and set of logs, for restored checkpoints and late drivers
 
@@ -32,7 +41,7 @@ class Claims:
 
     def __init__(
         self,
-        records: Iterable[ClaimRecord | OriginRecord | ReadRecord] = (),
+        records: Iterable[Kept] = (),
         decided: Iterable[LedgerRecord] = (),
         undo: Undo | None = None,
         vhost: str = VHOST,
@@ -46,12 +55,13 @@ class Claims:
         # (app, logs) -> as above: the claims of one source
         self._by_logs: dict[tuple[str, str], list[ClaimRecord]] = {}
         self.origins = Origins(self._undo, vhost)
-        self.reads = Reads(self._undo, vhost)
+        self.releases = Releases(self._undo, vhost)
+        self.reads = Reads(self._undo, vhost, self.releases.told)
         for record in sorted([*decided, *records], key=_age):
             self.apply(record)
 
     # -- replay ----------------------------------------------------------------------------------------------
-    def apply(self, record: ClaimRecord | OriginRecord | ReadRecord | LedgerRecord) -> None:
+    def apply(self, record: Kept | LedgerRecord) -> None:
         """Takes in a durable record: of the catalog, or of another process. Claims of an app come in the
         order of their positions. A record that is known already changes nothing; an origin replaces the one
         of its key. An entry of the ledger names a position only.
@@ -63,16 +73,20 @@ class Claims:
                 self._add(record)
         elif isinstance(record, OriginRecord):
             self.origins.apply(record)
+        elif isinstance(record, ReleaseNoteRecord):
+            self.releases.apply(record)
         else:
             self.reads.apply(record)
 
-    def remove(self, record: ClaimRecord | OriginRecord | ReadRecord) -> None:
+    def remove(self, record: Kept) -> None:
         """Takes back a record that is durably gone; one that is not known changes nothing."""
         if isinstance(record, ClaimRecord):
             if record in self._by_start.get((record.app_id, record.start), ()):
                 self._remove_claim(record)
         elif isinstance(record, OriginRecord):
             self.origins.remove(record)
+        elif isinstance(record, ReleaseNoteRecord):
+            self.releases.remove(record)
         else:
             self.reads.remove(record)
 
@@ -104,10 +118,10 @@ class Claims:
         else:
             del self._by_start[key]
 
-    def records(self) -> list[ClaimRecord | OriginRecord | ReadRecord]:
+    def records(self) -> list[Kept]:
         """Returns all that is durable."""
         claims = [claim for known in self._by_app.values() for claim in known]
-        return [*claims, *self.origins.records(), *self.reads.records()]
+        return [*claims, *self.origins.records(), *self.reads.records(), *self.releases.records()]
 
     def apps(self) -> set[str]:
         return self.origins.apps() | set(self._by_app)
@@ -115,6 +129,14 @@ class Claims:
     def position(self, app_id: str) -> int:
         """Returns the position of the app's newest claim, even a released one; 0: none. Never decreases."""
         return self._positions.get(app_id, 0)
+
+    def ends(self, app_id: str, logs: Collection[str]) -> dict[str, int]:
+        """Returns per log where the app's claims end; logs without a claim are missing."""
+        found: dict[str, int] = {}
+        for claim in self._by_app.get(app_id, ()):
+            for log in claim.ranges.keys() & set(logs):
+                found[log] = max(found.get(log, 0), int(claim.ranges[log][1]))
+        return found
 
     # -- S2 --------------------------------------------------------------------------------------------------
     def claim(
@@ -149,11 +171,17 @@ class Claims:
                 "onNewCheckpoint=resume"
             )
         begin = dict(acked)
-        finished = self._require_end(app_id, start) if acked else None
+        origin_record: OriginRecord | None = None
+        if not symbolic and on_new_checkpoint == "resume":
+            left = self.releases.left_at(logs, app_id, names)
+            if left and acked == left and not self.ends(app_id, left):  # and nobody has gone on since then
+                lineage = self.origins.lineage(app_id, names)
+                queues_key = canonical(sorted(names))
+                origin_record = OriginRecord(app_id, queues_key, lineage, dict(left), True, self._vhost)
+        finished = self._require_end(app_id, start) if acked and origin_record is None else None
         for log in every:
             logs.require_ownable(log, app_id)
         lineage = self.origins.lineage(app_id, names)
-        origin_record: OriginRecord | None = None
         if symbolic:
             origin_record = self.origins.meaning(
                 logs,
@@ -164,6 +192,7 @@ class Claims:
                 consumed,
                 names,
                 self.reads.last_query(app_id),
+                self.releases.left_at(logs, app_id, names),
             )
             begin |= {log: int(offset) for log, offset in origin_record.start.items()}
             lineage = origin_record.lineage
@@ -242,8 +271,9 @@ class Claims:
         for claim in reversed(self._by_app.get(app_id, ())):
             if all(claim.end.get(log) == offset for log, offset in vector.items()):
                 return claim
-        if self._by_start.get((app_id, canonical(start))):
+        if self._by_start.get((app_id, canonical(start))) or self.origins.starts_at(app_id, vector):
             return None
+        self.releases.refuse(app_id, vector)
         raise LineageConflict(
             f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range "
             "that this app was given "
@@ -261,6 +291,7 @@ class Claims:
         for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
             if claim.end == end:
                 return claim
+        self.releases.refuse(app_id, end)
         raise LineageConflict(
             f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
             "given; the checkpoint "
@@ -275,6 +306,7 @@ class Claims:
         for claim in reversed(self._by_app.get(app_id, ())):
             if claim.ranges == wanted:
                 return claim
+        self.releases.refuse(app_id, wanted)
         raise LineageConflict(
             f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed"
         )
@@ -292,7 +324,7 @@ class Claims:
         """
         ranges: dict[str, list[int]] = {}
         for read in self.reads.of_batch(query_id, batch_id):
-            require_not_released(read)
+            require_not_released(read, self.releases.told)
             self.by_ranges(read.app_id, {log: (first, last) for log, (first, last) in read.ranges.items()})
             if read.ranges.keys() & ranges.keys():
                 raise other_ranges(read, ranges)
@@ -323,6 +355,14 @@ class Claims:
         for log, offset in vector.items():
             logs.ack(log, app_id, offset, int(finished.ranges[log][0]) if finished is not None else None)
 
+    def note_release(
+        self, logs: Logs, sink: Sink, done: Release, released: Collection[str], consumed: Mapping[str, int]
+    ) -> None:
+        """Records a release before it takes place, and where the app is in all that it ends."""
+        ended = [claim for claim in self._by_app.get(done.app_id, ()) if claim.ranges.keys() & set(released)]
+        named = {*released, *(log for claim in ended for log in claim.ranges)}
+        self.releases.note(logs, sink, done, named, consumed, self.position(done.app_id))
+
     def release(self, logs: Logs, sink: Sink, app_id: str, queue: str, released: Collection[str]) -> None:
         """Releases the claim on one queue for an operator (S6); ``released`` are its logs. What the app
         claimed and did not consume is available to others again.
@@ -346,7 +386,7 @@ def _logs(claim: ClaimRecord) -> str:
     return canonical(sorted(claim.ranges))
 
 
-def _age(record: ClaimRecord | OriginRecord | ReadRecord | LedgerRecord) -> int:
+def _age(record: Kept | LedgerRecord) -> int:
     """Returns what orders durable records of one class by their age."""
     if isinstance(record, ClaimRecord):
         return record.position

@@ -32,6 +32,7 @@ from broker_core.broker.records import (
     OutcomeRecord,
     PartRecord,
     ReadRecord,
+    ReleaseNoteRecord,
     ReleaseRecord,
 )
 from broker_core.broker.routing import Routed
@@ -49,6 +50,7 @@ from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger, public
 from broker_core.micro_batch.queue_logs import QueueLogs
+from broker_core.micro_batch.releases import Release, require_idle
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -74,7 +76,12 @@ class MicroBatches:
         take = state.loaded.take
         ledger = take(LedgerRecord, vhost)
         self.claims = Claims(
-            [*take(ClaimRecord, vhost), *take(OriginRecord, vhost), *take(ReadRecord, vhost)],
+            [
+                *take(ClaimRecord, vhost),
+                *take(OriginRecord, vhost),
+                *take(ReadRecord, vhost),
+                *take(ReleaseNoteRecord, vhost),
+            ],
             ledger,
             state.undo,
             vhost,
@@ -398,8 +405,10 @@ class MicroBatches:
             self.branches.free(self._state, change, branch)
 
     # -- S6 --------------------------------------------------------------------------------------------------
-    def release(self, change: Change, app_id: str, queue: str, now_us: int) -> None:
-        """Releases a queue from its app. Raises QueueNotFound, PreconditionFailed (another owner)."""
+    def release(self, change: Change, app_id: str, queue: str, now_us: int, *, force: bool, by: str) -> None:
+        """Releases a queue from its app. Raises QueueNotFound, PreconditionFailed (another owner, or the app
+        has not finished, and not ``force``).
+        """
         found = self._state.topology.queue(queue)
         if found.owner != app_id:
             owner = (
@@ -408,8 +417,15 @@ class MicroBatches:
                 else "not claimed by any app"
             )
             raise PreconditionFailed(f"queue {queue!r} is {owner}; `txmq apps` lists the claims")
+        logs = self.logs(change, now_us)
+        claimed = found.progress.frozen_below(found.log.next_offset)
+        unapplied = [entry.sequence for entry in self.ledger.unapplied(app_id)]
+        interrupted = require_idle(app_id, queue, claimed, unapplied, force=force)
+        done = Release(app_id, queue, by, now_us, interrupted)
+        consumed = self.ledger.consumed(self._state.topology.queues)
+        self.claims.note_release(logs, change, done, [queue], consumed)
         release(change, found)
-        self.claims.release(self.logs(change, now_us), change, app_id, queue, [queue])
+        self.claims.release(logs, change, app_id, queue, [queue])
         self.ledger.release(change, queue, self._state.numbers.sequence)
 
 

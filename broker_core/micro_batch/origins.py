@@ -52,6 +52,10 @@ class Origins:
         """Returns the newest lineage of a source of these queues."""
         return max((entry.lineage for entry in self._sharing(app_id, queues)), default=1)
 
+    def starts_at(self, app_id: str, vector: Mapping[str, int]) -> bool:
+        """Returns whether the app went on at ``vector`` after a release, and has claimed nothing yet."""
+        return any(entry.passed and entry.start == vector for entry in self._of(app_id))
+
     def _sharing(self, app_id: str, queues: Iterable[str]) -> list[OriginRecord]:
         """Returns the origins of sets of queues that share a queue with ``queues``."""
         wanted = set(queues)
@@ -70,16 +74,18 @@ class Origins:
         consumed: Mapping[str, int],
         names: Mapping[str, Sequence[str]],
         last_query: str,
+        left: Mapping[str, int],
     ) -> OriginRecord:
         """Returns the meaning of the symbolic start of ``queues``: the recorded origin, or a new one, which
-        is not recorded yet. ``names``: all queues of the reader, and their logs.
+        is not recorded yet. ``names``: all queues of the reader, and their logs; ``left``: where the app was
+        in those that were released from it, which holds until it has claimed again.
 
         Raises LineageConflict if it is a new checkpoint, which may not resume; OptionError.
         """
         key = canonical(queues)
         found = self._by_queues.get((app_id, key))
         sharing = self._sharing(app_id, queues)  # others: earlier, the stream had other queues
-        if not sharing:
+        if not sharing and not (left and on_new_checkpoint == "resume"):
             origin.check(names)
             start = dict(logs.offsets(queues, origin))
             return OriginRecord(app_id, key, 1, start, passed=False, vhost=self._vhost)
@@ -96,7 +102,10 @@ class Origins:
         fresh: list[str] = []  # queues that the app reads for the first time
         for queue in queues:
             # acked offsets may be behind the ledger: resuming there would publish twice
-            known = {log: own[log] if log in own else logs.goes_on(log, app_id) for log in names[queue]}
+            known = {
+                log: own[log] if log in own else left.get(log) if not sharing else logs.goes_on(log, app_id)
+                for log in names[queue]
+            }
             if all(offset is None for offset in known.values()):
                 fresh.append(queue)
             else:
@@ -106,7 +115,7 @@ class Origins:
         if fresh:
             origin.check(names)
             resumed |= logs.offsets(fresh, origin)
-        lineage = 1 + max(entry.lineage for entry in sharing)
+        lineage = 1 + max((entry.lineage for entry in sharing), default=0)
         return OriginRecord(app_id, key, lineage, dict(resumed), passed=False, vhost=self._vhost)
 
     # -- changing --------------------------------------------------------------------------------------------

@@ -7,13 +7,15 @@ from __future__ import annotations
 from broker_core.broker.broker import BrokerState
 from broker_core.engine import AppInfo, AttemptInfo
 from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.micro_batch.releases import Releases
 
 
 def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
     """Returns every app that owns a queue, has claimed or has decided, by name."""
     owners = {queue.owner for queue in state.topology.queues.values() if queue.owner}
     found = []
-    for app_id in sorted(owners | batches.ledger.apps() | batches.claims.apps()):
+    released = {note.app_id for note in batches.claims.releases.records() if note.interrupted}
+    for app_id in sorted(owners | batches.ledger.apps() | batches.claims.apps() | released):
         queues = sorted(queue.name for queue in state.topology.queues.values() if queue.owner == app_id)
         last = batches.ledger.last(app_id)
         unapplied, unmirrored = batches.ledger.waiting(app_id)
@@ -24,12 +26,31 @@ def apps(state: BrokerState, batches: MicroBatches) -> list[AppInfo]:
                 sequence=last.sequence if last else 0,
                 query_id=last.query_id if last else "",
                 batch_id=last.batch_id if last else -1,
-                lag=sum(state.topology.queue(name).to_read for name in queues),
+                lag=sum(state.topology.queue(name).to_read for name in queues)
+                + _left(state, batches.claims.releases, app_id),
                 unapplied=unapplied,
                 unmirrored=unmirrored,
             )
         )
     return found
+
+
+def _left(state: BrokerState, releases: Releases, app_id: str) -> int:
+    """Returns how many messages wait for an app in queues that were released while it was not finished, and
+    that nobody has taken since then.
+    """
+    waiting = 0
+    for note in releases.of(app_id):
+        queue = state.topology.queues.get(note.queue)
+        if (
+            note.interrupted
+            and queue is not None
+            and not queue.owner
+            and str(queue.queue_id) == note.queue_id
+        ):
+            first, end = int(note.ends.get(note.queue, 0)), queue.log.visible_end
+            waiting += sum(last - start for start, last in queue.progress.unsettled_within(first, end))
+    return waiting
 
 
 def app_of_token(batches: MicroBatches, token: str) -> str:

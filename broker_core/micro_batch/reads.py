@@ -7,7 +7,7 @@ may contradict it; then every further read of that batch and its decision are re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,17 @@ from broker_core.errors import LineageConflict
 from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.sink import Sink
 
+Told = Callable[[str, Collection[str]], str]
+
 RELEASED = [-1, -1]  # the range of a read whose queue was released since then: no claim has it
 
 
 class Reads:
-    def __init__(self, undo: Undo, vhost: str = VHOST) -> None:
+    def __init__(self, undo: Undo, vhost: str = VHOST, told: Told = lambda _app_id, _logs: "") -> None:
+        """``told``: what happened to released logs of an app (``releases.py``)."""
         self._undo = undo
         self._vhost = vhost
+        self._told = told
         # (query, batch) -> (app, ranges) -> read
         self._by_batch: dict[tuple[str, int], dict[tuple[str, str], ReadRecord]] = {}
         self._by_logs: dict[tuple[str, str], list[ReadRecord]] = {}  # (app, logs) -> oldest first
@@ -83,7 +87,7 @@ class Reads:
         for read in self.of_batch(query_id, batch_id):
             if read.app_id != app_id or not read.ranges.keys() & wanted.keys():
                 continue
-            require_not_released(read)
+            require_not_released(read, self._told)
             if read.ranges != wanted:
                 raise other_ranges(read, wanted)
             found = True
@@ -125,14 +129,18 @@ class Reads:
                 sink.put(voided)
 
 
-def require_not_released(read: ReadRecord) -> None:
+def require_not_released(read: ReadRecord, told: Told) -> None:
     """Raises LineageConflict for a released read: a new queue of that name may reuse the numbers."""
     gone = [log for log, found in read.ranges.items() if found == RELEASED]
     if gone:
         raise LineageConflict(
             f"batch {read.batch_id} of query {read.query_id} has read {', '.join(gone)} before that was "
-            f"released from app {read.app_id!r}: it cannot be read or decided any more. Start once more with "
-            "a new checkpoint and onNewCheckpoint=resume"
+            "released, and cannot be read or decided any more: "
+            + (
+                told(read.app_id, gone)
+                or f"it was taken from app {read.app_id!r}. Start once more with a new checkpoint and "
+                "onNewCheckpoint=resume"
+            )
         )
 
 

@@ -484,8 +484,12 @@ class EmbeddedEngine:
         """The virtual host is deleted."""
         self._local.upkeep.chores.remove(self.drop_abandoned)
 
-    def release(self, app_id: str, queue: str) -> None:
-        self._run(lambda _state, change, now_us: self.batches.release(change, app_id, queue, now_us))
+    def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
+        self._run(
+            lambda _state, change, now_us: self.batches.release(
+                change, app_id, queue, now_us, force=force, by=by
+            )
+        )
 
     def close(self) -> None:
         """Does nothing: the opener of the LocalBroker closes it."""

@@ -299,3 +299,11 @@ CREATE TABLE vhost (
   name TEXT, max_queues INTEGER, max_connections INTEGER, max_messages INTEGER, guard INTEGER,
   PRIMARY KEY (name)
 ) WITHOUT ROWID;
+
+-- What follows came with format 7; a catalog of an older format is given it when it is opened.
+
+CREATE TABLE release_note (
+  app_id TEXT, queue TEXT, vhost TEXT, queue_id TEXT, released_at INTEGER, released_by TEXT, interrupted INTEGER,
+  position INTEGER, ends TEXT, guard INTEGER,
+  PRIMARY KEY (app_id, queue, vhost)
+) WITHOUT ROWID;

@@ -19,6 +19,7 @@ import pytest
 from broker_core import endpoint, errors
 from broker_core.client.broker import BrokerClient
 from broker_core.engine import START, BranchHeader, Limit, Origin
+from broker_core.errors import LineageConflict
 from broker_core.launcher import Broker
 from txmq import cli
 
@@ -232,9 +233,14 @@ def test_apps_are_listed_and_their_queues_released(
     (app,) = _json(capsys, "apps", "--url", url)
     assert (app["app_id"], app["queues"], app["lag"]) == ("alerts", ["orders"], 1)
     assert "[TXMQ_PRECONDITION_FAILED]" in _fails(capsys, "release", "another", "orders", "--url", url)
-    assert (
-        _run(capsys, "release", "alerts", "orders", "--url", url) == "released queue orders from app alerts\n"
-    )
+    release = ("release", "alerts", "orders", "--url", url)
+    refused = _fails(capsys, *release)
+    assert "1 messages are claimed and not decided" in refused and "--force" in refused
+    assert _run(capsys, *release, "--force") == "released queue orders from app alerts\n"
+    (app,) = _json(capsys, "apps", "--url", url)
+    assert (app["queues"], app["lag"]) == ([], 1)
+    with pytest.raises(LineageConflict, match="released from app 'alerts' by guest at 20"):
+        broker.engine.ack("alerts", {"orders": 1})
     assert broker.queues()[0].owner == ""
 
 

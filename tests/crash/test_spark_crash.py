@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from broker_core.engines import connect
+from broker_core.errors import PreconditionFailed
 from tests.spark import shapes
 from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import CHANGED, Driver, Pipeline, Served, empty_table
@@ -57,10 +59,14 @@ KILLED: Killed = {
     "rate": ("foreach.decided", 1, {"source": "rate", "batches": 2}),
     "lost-decided": ("foreach.decided", 1, {}),
     "lost-staged": ("foreach.staged", 1, {}),
+    "released-decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
+    "released-staged": ("foreach.staged", 2, {"options": TWO_BATCHES}),
+    "released-marked": ("foreach.marked", 1, {"options": TWO_BATCHES}),
     "latest": ("foreach.opened", 1, {"options": {"startingOffsets": "latest"}, "tables": []}),
     # in the process of the source
     "unacked": ("connector.latest_offset.asked", 2, {"options": TWO_BATCHES, "tables": []}),
     "unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
+    "released-unlogged": ("connector.latest_offset.claimed", 2, {"options": TWO_BATCHES, "tables": []}),
 }
 # queries with state, killed when the state of their second batch is written and Spark does not know it yet
 KILLED |= {
@@ -85,6 +91,8 @@ ON_KAFKA: Killed = {
     "kafka-lost-decided": ("foreach.decided", 1, {}),
     "kafka-files-copied": ("adding.copied", 1, {}),
     "kafka-changes": ("changing.committed", 3, CHANGES),
+    "kafka-released-decided": ("foreach.decided", 2, {"options": TWO_BATCHES}),
+    "kafka-released-staged": ("foreach.staged", 2, {"options": TWO_BATCHES}),
     "kafka-unlogged": ("connector.latest_offset.claimed", 1, {"options": TWO_BATCHES, "tables": []}),
 }
 STOPPED_ON_KAFKA: Killed = {"kafka-zombie": ("foreach.staged", 1, {"options": TWO_BATCHES})}
@@ -162,6 +170,7 @@ def _restarts(
             killed[app].send(["a", "z"])
     runs = list(killed.values())
     runs += [replace(killed[app], on_new_checkpoint="resume") for app in lost]
+    runs += _released(killed)
 
     def added(app: str, url: str, kind: type[Pipeline] = Pipeline, **special: object) -> Pipeline:
         return kind.create(app, url, scratch, MESSAGES, **special)  # type: ignore[arg-type]
@@ -182,6 +191,25 @@ def _restarts(
     runs.append(replace(restored, before=[["copy", copy, restored.checkpoint], ["send", "f"]]))
     runs.append(added("broker-dies", mortal.url, options=TWO_BATCHES))
     return runs + later
+
+
+def _released(killed: dict[str, Pipeline]) -> list[Pipeline]:
+    """An operator releases the queues of apps that were killed. They are run with their checkpoints and resume, after
+    the run of before without it, and those that this stops with new checkpoints.
+    """
+    apps = [app for app in killed if "released" in app]
+    runs = []
+    for app in apps:
+        pipeline = killed[app]
+        with contextlib.closing(connect(pipeline.url)) as engine:
+            if "marked" not in app:
+                with pytest.raises(PreconditionFailed, match="--force"):
+                    engine.release(app, pipeline.queue)
+            engine.release(app, pipeline.queue, force="marked" not in app, by="ann")
+        runs.append(replace(pipeline, on_new_checkpoint="resume"))
+        if "unlogged" not in app:
+            runs.append(replace(runs[-1], checkpoint=f"{pipeline.checkpoint}.new"))
+    return runs
 
 
 class _Supervised:
@@ -485,6 +513,17 @@ def test_row_13_a_checkpoint_lost_before_anything_was_decided_is_replaced_and_ev
     require_once(outcome, "lost-staged")
 
 
+RELEASED = ["decided", "staged", "marked", "unlogged"]
+
+
+@pytest.mark.parametrize("step", RELEASED)
+def test_row_19_a_released_queue_stops_the_old_checkpoint_by_name_and_everything_is_there_once(
+    outcome: Outcome, step: str
+) -> None:
+    assert "was released from app" in str(outcome.first[f"released-{step}"])
+    require_once(outcome, f"released-{step}")
+
+
 def test_row_15_a_driver_killed_in_batch_0_of_a_stream_from_latest_loses_nothing_that_came_later(
     outcome: Outcome,
 ) -> None:
@@ -519,7 +558,9 @@ def test_a_function_that_never_executes_the_batch_consumes_it_all_the_same(outco
 # -- on Kafka ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("app", ["decided", "files-copied", "unlogged", "zombie"])
+@pytest.mark.parametrize(
+    "app", ["decided", "files-copied", "unlogged", "zombie", "released-decided", "released-staged"]
+)
 def test_on_kafka_a_driver_killed_or_overtaken_leaves_everything_exactly_once(
     on_kafka: Outcome, app: str
 ) -> None:

@@ -56,6 +56,12 @@ class Bench(EngineBench):
         self.store = self.store.reopened()
         self._open()
 
+    def remake(self, queue: str) -> None:
+        with self.local.channel() as channel:
+            channel.queue_delete(queue)
+            channel.queue_declare(queue)
+        self.crash()
+
     def staged(self) -> int:
         return sum(isinstance(record, PartRecord) for record in self.store.reopened().load().records)
 

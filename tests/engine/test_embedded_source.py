@@ -131,7 +131,7 @@ def test_s6_a_released_queue_is_there_for_others_with_what_was_not_consumed(benc
     bench.run("q", 0, {"in": START}, end)
     bench.produce(b"b")
     bench.claim(end)
-    bench.engine.release(APP, "in")
+    bench.engine.release(APP, "in", force=True)
     with bench.local.channel() as channel:
         delivery = channel.get("in", no_ack=True)
         assert delivery is not None and (delivery.body, delivery.redelivered) == (b"b", True)

@@ -46,7 +46,7 @@ def test_s6_a_release_binds_no_decision_that_follows_it_after_a_restart(bench: B
     holder = bench.local.channel()
     for number in range(50):
         holder.queue_declare(f"volatile{number}", exclusive=True)
-    bench.engine.release(APP, "in")
+    bench.engine.release(APP, "in", force=True)
     bench.crash()
     bench.produce(b"3")
     again = bench.claim(on_new=RESUME)
@@ -69,7 +69,7 @@ def test_s4_a_read_of_a_deleted_queue_consumes_nothing_of_its_namesake(bench: Be
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
     assert bench.read("q", 0, bench.ranges({"in": START}, end)) == [b"old 1", b"old 2"]
     branch = bench.stage(opened.token, b"from the old ones")
-    bench.engine.release(APP, "in")
+    bench.engine.release(APP, "in", force=True)
     with bench.local.channel() as channel:
         channel.queue_delete("in")
         channel.queue_declare("in")
@@ -95,7 +95,7 @@ def test_s2_a_claim_after_a_release_comes_after_every_decision_of_the_app(bench:
     opened = bench.engine.open_batch(APP, "q", 0, "fail", consumes=False)
     entry = bench.engine.commit_batch(APP, "q", 0, opened.token, [], consumes=False).entry
     bench.engine.ack(APP, end)
-    bench.engine.release(APP, "in")
+    bench.engine.release(APP, "in", force=True)
     if crash:
         bench.crash()
     bench.produce(b"2")
@@ -127,7 +127,7 @@ def test_the_sequence_of_an_app_goes_on_over_a_release_and_a_new_lineage(bench: 
         bench.produce(b"%d" % number)
         end = bench.claim(start, on_new=RESUME)
         seen.append(bench.run(f"q{number}", 0, start, end, on_new=RESUME).sequence)
-        bench.engine.release(APP, "in")
+        bench.engine.release(APP, "in", force=True)
         with bench.local.channel() as channel:
             channel.queue_delete("in")
             channel.queue_declare("in")

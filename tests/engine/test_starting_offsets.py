@@ -154,7 +154,7 @@ def test_the_other_queue_of_a_released_claim_is_claimed_anew_with_what_was_skipp
     for queue in start:
         bench.produce(b"new", queue=queue)
     bench.claim(start, origin=LATEST)
-    bench.engine.release(APP, "in")
+    bench.engine.release(APP, "in", force=True)
     for _ in range(2):
         queue = bench.local.state.topology.queue("in2")
         assert (queue.owner, list(queue.progress.claimed), bench.visible("in2")) == (

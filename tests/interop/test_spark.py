@@ -154,7 +154,7 @@ def test_a_queue_that_an_app_consumes_refuses_amqp_consumers_until_it_is_release
         results = [channel.basic_get("squares", auto_ack=True)[2] for _ in range(5)]
         assert results == [b"0", b"1", b"2", b"3", b"4"]
         with served.client() as client:
-            client.release("owner", "even")
+            client.release("owner", "even", force=True)
         channel.basic_publish("numbers", "n.0", "again", pika.BasicProperties(delivery_mode=2))
         got = eventually(lambda: connection.channel().basic_get("even", auto_ack=True)[2])
         assert got == b"again"

@@ -34,6 +34,11 @@ class KafkaBench(EngineBench):
         self.engine = KafkaEngine(URL, None, lambda settings: self.kafka.wire())
         self.engine._here().sink._clean_every_bytes = 0  # what is freed is deleted at once
 
+    def remake(self, queue: str) -> None:
+        self.client.delete_topic(queue)
+        self.client.create_topic(queue, 1)
+        self.crash()
+
     def staged(self) -> int:
         """Records of branches that are still there."""
         found = 0

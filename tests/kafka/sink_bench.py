@@ -41,6 +41,7 @@ class Journal:
     skipped: dict[int, dict[str, str]] = field(default_factory=dict)
     queues: tuple[str, ...] = ("input",)
     forgotten: set[int] = field(default_factory=set)
+    left: dict[str, int] = field(default_factory=dict)
 
 
 class View:
@@ -70,6 +71,12 @@ class View:
 
     def lag(self, consumed: Mapping[str, int]) -> int:
         return sum(100 - offset for offset in consumed.values())
+
+    def undecided(self, queue: str, consumed: Mapping[str, int]) -> int:
+        return 0
+
+    def note_release(self, queue: str, consumed: Mapping[str, int], *, by: str, interrupted: bool) -> None:
+        self._journal.left = dict(consumed)
 
     def release(self, queue: str) -> None:
         if queue not in self._journal.queues:

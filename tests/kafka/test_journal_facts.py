@@ -18,7 +18,7 @@ def driver(cluster: Cluster) -> Driver:
     source = Source(found.client, lambda app_id: found.sink.consumed(app_id))
     found.sink = Sink(
         found.client,
-        lambda app_id: JournalFacts(found.client, app_id, source.journal(app_id), lambda queue: None),
+        lambda app_id: JournalFacts(found.client, app_id, source.journal(app_id), source),
         clean_every_bytes=0,
     )
     return found

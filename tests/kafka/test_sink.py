@@ -590,10 +590,10 @@ def test_s6_a_released_queue_may_begin_anywhere_and_the_driver_loses_its_epoch(c
     cluster.journal.reads[(QUERY, 0)] = {"input/0": [0, 7]}
     driver.run(0, [b"a", b"b"])
     with pytest.raises(errors.PreconditionFailed, match="not claimed"):
-        operator.sink.release(APP, "orders")
-    operator.sink.release(APP, "input")
+        operator.sink.release(APP, "orders", force=False, by="ann")
+    operator.sink.release(APP, "input", force=False, by="ann")
     with pytest.raises(errors.PreconditionFailed, match="not claimed"):
-        operator.sink.release(APP, "input")
+        operator.sink.release(APP, "input", force=False, by="ann")
     cluster.journal.reads[(QUERY, 1)] = {"input/0": [3, 9]}
     for each in (driver, cluster.driver()):
         assert each.run(1, [b"c", b"d"]).entry.ranges == {"input/0": (3, 9)}

@@ -26,6 +26,9 @@ class Partitions:
             raise QueueNotFound(f"no queue {queue!r}")
         return [f"{queue}/{number}" for number in range(len(self.ends[queue]))]
 
+    def id_of(self, queue: str) -> str:
+        return queue
+
     def end(self, log: str) -> int:
         queue, _, number = log.partition("/")
         return self.ends[queue][int(number)]

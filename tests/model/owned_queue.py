@@ -458,7 +458,7 @@ class OwnedQueue(RuleBasedStateMachine):
     @precondition(lambda self: self.app is not None)
     @rule()
     def release(self) -> None:
-        self.engine.release(APP, "in")
+        self.engine.release(APP, "in", force=True)
         self.app = None
         for entry in self.entries:
             entry.claimed = False

@@ -490,7 +490,7 @@ class WholeBroker(RuleBasedStateMachine):
         if self.naive.owned:
             if self.source != {"in": START}:
                 self.engine.ack(APP, self.source)
-            self.engine.release(APP, "in")
+            self.engine.release(APP, "in", force=True)
         with self.broker.channel() as channel:
             for name in (*QUEUES, DEAD):  # dead letters come while the others are emptied
                 while (delivery := channel.get(name)) is not None:

@@ -263,7 +263,7 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     token = "a batch write"
     branch = bench.write(token, b"written")
     exhaust(lambda: engine.commit_branches(token, [branch]))
-    exhaust(lambda: engine.release("app", "in"))
+    exhaust(lambda: engine.release("app", "in", force=True))
     engine._branches.limits = StagedLimits(app_bytes=1000)
     words = {"query": "query", "batch": 3, "app": "app"}
     older = engine.open_batch("app", "query", 3, "fail").token

@@ -26,7 +26,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "channel.queue_unbind": ("queue", "exchange", "routing_key"),
     "admin.commit": ("xid",),
     "admin.rollback": ("xid",),
-    "engine.release": ("app_id", "queue"),
+    "engine.release": ("app_id", "queue", "force"),
     "engine.skip": ("app_id", "sequence", "to"),
     "admin.add_user": ("name", "tags"),
     "admin.set_password": ("name",),

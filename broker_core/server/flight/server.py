@@ -131,6 +131,8 @@ class FlightServer:
         if kind == "engine" and word in contract.METHODS:
             arguments = contract.decode_arguments(word, getattr(Engine, word), body)
             self._permits.check(permits.ENGINE, word, caller, arguments)
+            if word == "release" and caller.identity.user:
+                arguments["by"] = caller.identity.user  # whatever the caller says
             engine = self._engine(caller)
             function = partial(_wait, engine, self._stopping) if word == "wait" else getattr(engine, word)
             answer = contract.encode(function(**arguments))

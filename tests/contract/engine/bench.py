@@ -50,6 +50,10 @@ class EngineBench(ABC):
         """Every process of the app is killed; ``engine`` is one of a new process."""
 
     @abstractmethod
+    def remake(self, queue: str) -> None:
+        """An operator deletes the queue and declares it again; the processes of the app are new."""
+
+    @abstractmethod
     def staged(self) -> int:
         """How many staged parts are still stored."""
 

@@ -356,7 +356,7 @@ def test_s6_a_batch_that_has_read_a_queue_cannot_commit_after_its_release(bench:
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
     bench.read("q", 0, bench.ranges({"in": START}, end))
     staged = bench.stage(opened.token, b"x")
-    bench.engine.release(APP, "in")
+    bench.engine.release(APP, "in", force=True)
     with pytest.raises(LineageConflict):
         bench.engine.commit_batch(APP, "q", 0, opened.token, [staged])
     assert bench.visible("in") == [b"a"]
