@@ -8,18 +8,21 @@ them in its files.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, TimestampType
 
-from connector.delta.staged_files import StagedFiles
+from connector.delta.staged_files import StagedFiles, physical
 from connector.delta.table_files import TableFiles
 
-_PHYSICAL = "delta.columnMapping.physicalName"
+_OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")
 
 
 class LooseFiles:
@@ -32,6 +35,7 @@ class LooseFiles:
         held = StructType.fromJson(json.loads(staged.metadata["schemaString"]))
         self._fields = {column.name: column for column in held}
         self._wanted = schema
+        self._zone = staged.zone
         self._adds = dict(zip(staged.places, staged.files, strict=True))
 
     def __len__(self) -> int:
@@ -56,8 +60,10 @@ class LooseFiles:
         columns = []
         for column in wanted:
             field = self._fields[column.name]
-            name = _physical(field)
-            if name in partition:
+            name = physical(field)
+            if name in partition and isinstance(field.dataType, TimestampType):
+                held = pa.repeat(_instant(partition[name], self._zone), batch.num_rows)
+            elif name in partition:
                 held = pa.repeat(pa.scalar(partition[name], pa.string()), batch.num_rows)
             elif name in batch.schema.names:
                 held = batch.column(name)
@@ -68,14 +74,33 @@ class LooseFiles:
         return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
-def _physical(field: StructField) -> str:
-    return str(field.metadata.get(_PHYSICAL, field.name))
+def _instant(text: str | None, zone: str) -> pa.Scalar:
+    """A timestamp as Delta names a partition by it: in UTC, or as the clocks of ``zone`` show."""
+    if text is None or text.endswith("Z"):
+        return pa.scalar(text, pa.string()).cast(pa.timestamp("us", "UTC"))
+    shown = pa.scalar(text).cast(pa.timestamp("us"))
+    # Java takes the first one where the clocks show a time twice
+    return pc.assume_timezone(
+        shown, timezone=_arrow_zone(zone), ambiguous="earliest", nonexistent="latest"
+    ).cast(pa.timestamp("us", "UTC"))
+
+
+def _arrow_zone(zone: str) -> str:
+    """Java's name of a zone as Arrow has it; of this host, as Spark's default is, where none was stored."""
+    if not zone:
+        here = os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
+        return os.environ.get("TZ", "").removeprefix(":") or here or "UTC"
+    offset = _OFFSET.fullmatch(zone)
+    if offset is None:
+        return {"Z": "UTC"}.get(zone, zone)
+    sign, hours, minutes = offset.groups(default="00")
+    return f"{sign}{int(hours):02}:{minutes}"
 
 
 def _renamed(held: pa.DataType, told: DataType) -> Any:
     """The type of a column in a file, with the names that the table has for its fields."""
     if isinstance(told, StructType):
-        fields = {_physical(field): field for field in told}
+        fields = {physical(field): field for field in told}
         return pa.struct(
             [
                 pa.field(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -22,7 +22,7 @@ import pyarrow as pa
 from py4j.java_gateway import JavaObject
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from broker_core import failpoint
 from broker_core.engine import ToApply
@@ -37,6 +37,9 @@ from connector.table import Table
 from connector.target import FILES, LOST
 
 _COLUMN = "action"
+_ZONE = "zone"
+_UNPARTITIONED = '"partitionColumns":[]'  # as Delta writes it
+_PHYSICAL = "delta.columnMapping.physicalName"
 _MAPPING = "delta.columnMapping."  # the only properties of a table that matter to a reader
 
 
@@ -44,18 +47,20 @@ _MAPPING = "delta.columnMapping."  # the only properties of a table that matter 
 class StagedFiles:
     """The files of one append. ``directory``: in the directory of the table; ``shape``: of the table, when
     they were written; ``lines``: protocol, metadata, and one for each file, as Delta's log has them.
+    ``zone``: of timestamps that partition them and name none; "": unknown.
     """
 
     directory: str
     shape: str
     lines: tuple[str, ...]
+    zone: str = ""
 
     @classmethod
     def of(cls, part: ToApply, rows: Iterable[pa.RecordBatch]) -> StagedFiles:
         """From a part, and the rows of its branches."""
         about = part.target[FILES]
         lines = [line for batch in rows for line in batch.column(_COLUMN).to_pylist()]
-        return cls(about["directory"], about["shape"], tuple(lines))
+        return cls(about["directory"], about["shape"], tuple(lines), about.get(_ZONE, ""))
 
     @cached_property
     def adds(self) -> list[str]:
@@ -85,9 +90,24 @@ class StagedFiles:
         names = [unquote(add["path"]) for add in self.files]
         return {f"{self.directory}/{name}": name for name in names}
 
+    @property
+    def names_no_zone(self) -> bool:
+        """Whether a timestamp that partitions the files has no zone: then it is one of the session's."""
+        if not self.metadata.get("partitionColumns"):
+            return False
+        held = StructType.fromJson(json.loads(self.metadata["schemaString"]))
+        stamps = {physical(field) for field in held if isinstance(field.dataType, TimestampType)}
+        return any(
+            value and not value.endswith("Z")
+            for add in self.files
+            for name, value in add["partitionValues"].items()
+            if name in stamps
+        )
+
     def target(self) -> dict[str, Any]:
         """What the target of the branch says about the files."""
-        return {FILES: {"directory": self.directory, "rows": self.rows, "shape": self.shape}}
+        zone = {_ZONE: self.zone} if self.zone else {}
+        return {FILES: {"directory": self.directory, "rows": self.rows, "shape": self.shape, **zone}}
 
     def batch(self) -> pa.RecordBatch:
         """What is staged."""
@@ -124,6 +144,11 @@ class StagedFiles:
                 }
             lines.append(json.dumps(action))
         return lines
+
+
+def physical(field: StructField) -> str:
+    """The name of a column in files."""
+    return str(field.metadata.get(_PHYSICAL, field.name))
 
 
 def write(
@@ -165,6 +190,8 @@ def write(
         raise
     failpoint.here("files.written")
     staged = StagedFiles(directory, shape, (protocol, metadata, *actions))
+    if _UNPARTITIONED not in metadata and staged.names_no_zone:
+        staged = replace(staged, zone=str(spark.conf.get("spark.sql.session.timeZone")))
     files.sync(staged.places)
     failpoint.here("files.durable")
     return staged

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql.types import (
     ArrayType,
     DateType,
@@ -19,6 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from broker_core.engine import ToApply
 from connector.delta.loose_files import LooseFiles
 from connector.delta.staged_files import StagedFiles
 
@@ -91,3 +93,33 @@ def test_rows_have_the_names_and_types_of_the_append_and_missing_files_are_named
         },
         {"s": None, "m": [], "day": datetime.date(2020, 1, 2), "at": None, "absent": None},
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "instant"),
+    [
+        ("2026-01-01T10:00:00.500000Z", "Asia/Tokyo", "2026-01-01 10:00:00.500000"),
+        ("2026-01-01 10:00:00.5", "UTC", "2026-01-01 10:00:00.500000"),
+        ("2026-01-01 10:00:00", "Asia/Tokyo", "2026-01-01 01:00:00.000000"),
+        ("2026-01-01 10:00:00", "GMT+5:30", "2026-01-01 04:30:00.000000"),
+        ("2026-01-01 10:00:00", "-08:00", "2026-01-01 18:00:00.000000"),
+        ("2026-10-25 02:30:00", "Europe/Berlin", "2026-10-25 00:30:00.000000"),  # shown twice
+        ("0001-01-01 00:00:00", "UTC", "0001-01-01 00:00:00.000000"),
+        (None, "UTC", None),
+    ],
+)
+def test_a_timestamp_that_partitions_a_table_is_an_instant_also_without_its_zone(
+    tmp_path: Path, text: str | None, zone: str, instant: str | None
+) -> None:
+    schema = StructType([StructField("v", IntegerType()), StructField("p", TimestampType())])
+    (tmp_path / "files").mkdir()
+    pq.write_table(pa.table({"v": pa.array([1], pa.int32())}), tmp_path / "files/f.parquet")
+    add = {"path": "f.parquet", "partitionValues": {"p": text}, "size": 1, "stats": '{"numRecords": 1}'}
+    metadata = {"schemaString": schema.json(), "partitionColumns": ["p"]}
+    lines = [{"protocol": {}}, {"metaData": metadata}, {"add": add}]
+    files = StagedFiles("files", "", tuple(map(json.dumps, lines)), zone)
+    assert files.names_no_zone == (text is not None and "T" not in text)
+    part = ToApply("append", files.target(), ("b",), 1)
+    files = StagedFiles.of(part, [files.batch()])
+    (batch,) = LooseFiles(files, f"file:{tmp_path}", schema).rows()
+    assert batch.column("p").cast(pa.timestamp("us")).cast(pa.string())[0].as_py() == instant
