@@ -27,6 +27,11 @@ from broker_core.errors import OptionError
 START: Literal["start"] = "start"
 EARLIEST, LATEST = -2, -1  # in place of an offset
 
+# what the target of a branch says about its way to a table, as [microseconds, text]
+Note = Literal["refused", "rows_to"]
+REFUSED: Note = "refused"  # since when it is not applied, and the last error
+ROWS_TO: Note = "rows_to"  # an operator wants the rows that the table refuses in this directory
+
 Vector = dict[Name, int | Literal["start"]]  # log -> offset, or queue -> START
 Ranges = dict[Name, tuple[int, int]]  # log -> (start, end), concrete
 OnNewCheckpoint = Literal["fail", "resume"]
@@ -397,6 +402,12 @@ class Engine(Protocol):
         that nothing applies them. Idempotent.
 
         The ledger keeps ``to``. Raises UnknownTransaction if there is no such batch or branch to apply.
+        """
+
+    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
+        """Records something about these branches in their target, with the time when it was said first:
+        ``REFUSED``, why they could not be applied, or ``ROWS_TO``. Raises UnknownTransaction if they are
+        applied or skipped.
         """
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:

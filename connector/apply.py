@@ -7,15 +7,16 @@ table in the order of the calls. Every step may be repeated.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core import failpoint
-from broker_core.engine import Engine, LedgerEntry, ToApply
-from broker_core.errors import MissingBranch, NotApplied, OptionError, cause
+from broker_core.engine import REFUSED, Engine, LedgerEntry, ToApply
+from broker_core.errors import MissingBranch, NotApplied, OptionError, TxmqError, cause
 from connector import staging, target
 from connector.after_commit import AfterCommit, call
 from connector.once import Once
@@ -23,6 +24,8 @@ from connector.options import Address
 from connector.table import Table, is_path
 from connector.table_format import Attempt, TableFormat
 from connector.trace import INTERRUPTIONS, told
+
+NOTED_CHARACTERS = 500  # of an error, for an operator
 
 
 class Apply:
@@ -58,10 +61,12 @@ class Apply:
                 self.function(name)
             for number, parts in enumerate(steps):
                 failpoint.here(f"foreach.applying.{number}")
-                self._step(spark, engine, entry, parts)
+                with _noted(engine, entry, parts):
+                    self._step(spark, engine, entry, parts)
                 failpoint.here(f"foreach.applied.{number}")
             for name, parts in functions.items():
-                call(name, self.function(name), self._rows(spark, parts), entry)
+                with _noted(engine, entry, parts):
+                    call(name, self.function(name), self._rows(spark, parts), entry)
                 failpoint.here("foreach.called")
             engine.mark_applied(self._app_id, entry.sequence)
             self._applied = entry.sequence
@@ -137,6 +142,21 @@ class Apply:
         return staging.rows_of(
             spark, branches, sum(part.rows for part in parts), _schema(parts), self._address
         )
+
+
+@contextlib.contextmanager
+def _noted(engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply]) -> Iterator[None]:
+    """Lets an operator know why the parts are not applied, and since when."""
+    try:
+        yield
+    except Exception as error:
+        found = cause(error)
+        text = told(error) if found is None else found.summary
+        if not getattr(found, "retriable", False) and not any(name in str(error) for name in INTERRUPTIONS):
+            with contextlib.suppress(TxmqError):  # the error itself says what is to be known
+                branches = [branch for part in parts for branch in part.branches]
+                engine.note(entry.app_id, entry.sequence, branches, REFUSED, text[:NOTED_CHARACTERS])
+        raise
 
 
 def _schema(parts: Sequence[ToApply]) -> StructType:

@@ -113,6 +113,9 @@ def _add_decisions(commands: Any) -> None:
         _command(commands, name, command, text, address=True).add_argument("xid", metavar="XID")
     unapplied = _command(commands, "unapplied", _unapplied, "list decided, unapplied rows", address=True)
     unapplied.add_argument("app", metavar="APP")
+    unapplied.add_argument(
+        "--rows", metavar="N", type=count, default=0, help="also show the first N rows of each; default none"
+    )
     skip = _command(commands, "skip", _skip, "write unapplied rows to files (stop the query)", address=True)
     skip.add_argument("app", metavar="APP")
     skip.add_argument(
@@ -261,7 +264,7 @@ def _rollback(options: argparse.Namespace) -> int:
 def _unapplied(options: argparse.Namespace) -> int:
     from txmq.skip import waiting  # Arrow's Parquet only here
 
-    return show(options, waiting(engine_at(options), options.app))
+    return show(options, waiting(engine_at(options), options.app, options.rows))
 
 
 def _skip(options: argparse.Namespace) -> int:

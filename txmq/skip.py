@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from broker_core.engine import Engine, LedgerEntry, ToApply
+from broker_core.engine import REFUSED, Engine, LedgerEntry, ToApply
 from broker_core.errors import NotApplied, OptionError, UnknownTransaction
 from connector.tables import table_format
 from connector.target import CHANGE, LOST, is_change, is_files, rows_in
@@ -28,8 +29,10 @@ def goal(part: ToApply) -> str:
     return str(part.target["name"] if part.kind == "after_commit" else part.target["table"])
 
 
-def waiting(engine: Engine, app_id: str) -> list[dict[str, Any]]:
-    """A row for each batch and table or function, in the order in which they will be applied."""
+def waiting(engine: Engine, app_id: str, examples: int = 0) -> list[dict[str, Any]]:
+    """A row for each batch and table or function, in the order in which they will be applied, with the last
+    error and the time of the first. ``examples``: how many rows of each to show.
+    """
     return [
         {
             "sequence": entry.sequence,
@@ -38,10 +41,29 @@ def waiting(engine: Engine, app_id: str) -> list[dict[str, Any]]:
             "to": goal(part),
             "rows": rows_in(part),
             "held": "files" if is_files(part) else "rows",
+            "from": {log: f"{start}-{end - 1}" for log, (start, end) in entry.ranges.items() if start < end},
+            **_told(part),
+            **({"examples": _examples(engine, part, examples)} if examples else {}),
         }
         for entry in engine.unapplied(app_id)
         for part in entry.to_apply
     ]
+
+
+def _told(part: ToApply) -> dict[str, str]:
+    at_us, error = part.target.get(REFUSED, (0, ""))
+    since = datetime.fromtimestamp(at_us / 1e6, timezone.utc).isoformat(timespec="seconds") if at_us else ""
+    return {"since": since, "error": error}
+
+
+def _examples(engine: Engine, part: ToApply, count: int) -> list[dict[str, Any]]:
+    """The first rows of a part that are there."""
+    found: list[dict[str, Any]] = []
+    for batch in _rows(engine, part, lost=True):
+        found += batch.slice(0, count - len(found)).to_pylist()
+        if len(found) == count:
+            break
+    return found
 
 
 def skip(

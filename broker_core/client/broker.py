@@ -40,6 +40,7 @@ from broker_core.engine import (
     Features,
     LedgerEntry,
     Limit,
+    Note,
     OnNewCheckpoint,
     Opened,
     Origin,
@@ -335,6 +336,9 @@ class BrokerClient:
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         self._call("skip", app_id, sequence, list(branches), to)
+
+    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
+        self._call("note", app_id, sequence, list(branches), name, text)
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         found: list[LedgerEntry] = self._call("unmirrored", app_id, limit)

@@ -10,12 +10,13 @@ in when its transaction is committed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from broker_core.broker.records import LedgerRecord, LineageRecord, Record, ReleaseRecord
 from broker_core.broker.undo import Undo
-from broker_core.errors import TransactionTooLarge
+from broker_core.errors import TransactionTooLarge, UnknownTransaction
 from broker_core.kafka import entry, names
 from broker_core.kafka.client import Client
 from broker_core.kafka.entry import Entry
@@ -124,7 +125,7 @@ class Decisions:
     def learn(self, facts: Facts) -> None:
         """Lets the ledger know what is applied, skipped and mirrored."""
         ledger, app_id, nowhere = self.ledger, self.app_id, Changes()
-        applied, skipped = facts.applied(), facts.skipped()
+        applied, skipped, notes = facts.applied(), facts.skipped(), facts.notes()
         for record in ledger.unapplied(app_id):
             if record.sequence in applied:
                 ledger.mark_applied(nowhere, app_id, record.sequence)
@@ -133,5 +134,8 @@ class Decisions:
             for branch, to in skipped.get(record.sequence, {}).items():
                 if branch in named:
                     ledger.skip(nowhere, app_id, record.sequence, {branch}, to)
+            for branch, name, at_us, text in notes.get(record.sequence, ()):
+                with contextlib.suppress(UnknownTransaction):  # all of it is skipped
+                    ledger.note(nowhere, app_id, record.sequence, {branch}, name, at_us, text)
         ledger.mark_mirrored(nowhere, app_id, facts.mirrored())
         self._undo.begin()

@@ -25,6 +25,7 @@ from broker_core.engine import (
     Features,
     LedgerEntry,
     Limit,
+    Note,
     OnNewCheckpoint,
     Opened,
     Origin,
@@ -284,6 +285,9 @@ class KafkaEngine:
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         self._sink.skip(app_id, sequence, branches, to)
+
+    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
+        self._sink.note(app_id, sequence, branches, name, text)
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         return self._sink.unmirrored(app_id, limit)

@@ -7,7 +7,7 @@ Invariant: an answer holds what was in the journal when ``refresh`` was called l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Protocol
 
 
@@ -59,6 +59,12 @@ class Facts(Protocol):
     def mark_mirrored(self, sequence: int) -> None: ...
 
     def skip(self, sequence: int, branches: Collection[str], to: str) -> None: ...
+
+    def notes(self) -> Mapping[int, Sequence[tuple[str, str, int, str]]]:
+        """Returns by sequence, oldest first: (branch, name, time, text), for the target of the branch."""
+
+    def note(self, sequence: int, branches: Mapping[str, int], name: str, text: str) -> None:
+        """Replaces what these branches say under ``name``; their values are times."""
 
     def forget(self, sequences: Collection[int]) -> None:
         """Drops what is known of entries that the ledger no longer has. Need not be done at once."""

@@ -20,7 +20,8 @@ from broker_core.kafka.journal import Journal
 from broker_core.kafka.names import parse_log
 from broker_core.kafka.port import LATEST, Log
 
-APPLIED, MIRRORED, SKIPPED = "applied", "mirrored", "skipped"  # ["applied",3] and so on
+# ["applied",3] and so on
+APPLIED, MIRRORED, SKIPPED, NOTED = "applied", "mirrored", "skipped", "noted"
 
 
 class Releases(Protocol):
@@ -132,12 +133,23 @@ class JournalFacts:
     def skip(self, sequence: int, branches: Collection[str], to: str) -> None:
         self._note([_key(SKIPPED, sequence, branch, to) for branch in sorted(branches)])
 
+    def notes(self) -> Mapping[int, Sequence[tuple[str, str, int, str]]]:
+        found: dict[int, list[tuple[str, str, int, str]]] = {}
+        for sequence, branch, name, at_us, text in sorted(self._of(NOTED), key=lambda key: int(key[3])):
+            found.setdefault(int(sequence), []).append((branch, name, int(at_us), text))
+        return found
+
+    def note(self, sequence: int, branches: Mapping[str, int], name: str, text: str) -> None:
+        before = [key for key in self._of(NOTED) if key[0] == sequence and key[1] in branches]
+        self._note([_key(NOTED, sequence, branch, name, at, text) for branch, at in branches.items()])
+        self._journal.forget([_key(NOTED, *key) for key in before if key[2] == name])
+
     def forget(self, sequences: Collection[int]) -> None:
         gone = set(sequences)
         self._journal.forget(
             [
                 _key(kind, *found)
-                for kind in (APPLIED, SKIPPED)
+                for kind in (APPLIED, SKIPPED, NOTED)
                 for found in self._of(kind)
                 if int(found[0]) in gone
             ]

@@ -8,6 +8,7 @@ for each other.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -60,6 +61,15 @@ class _App:
         self.facts.refresh()
         self.decisions.learn(self.facts)
         return self.ledger
+
+    def note(self, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
+        ledger, at_us = self.refreshed(), time.time_ns() // 1000
+        fresh, _ = self.decisions.trial(
+            lambda changes: ledger.note(changes, self.app_id, sequence, set(branches), name, at_us, text)
+        )
+        if fresh:
+            self.facts.note(sequence, fresh, name, text)
+            self.decisions.learn(self.facts)
 
     def release(self, queue: str, logs: Sequence[Log], *, force: bool, by: str) -> None:
         facts, unapplied = self.facts, [record.sequence for record in self.refreshed().unapplied(self.app_id)]
@@ -239,6 +249,10 @@ class Sink:
             if fresh:
                 app.facts.skip(sequence, fresh, to)
                 app.decisions.learn(app.facts)
+
+    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
+        with (app := self._app(app_id)).lock:
+            app.note(sequence, branches, name, text)
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         app = self._found(app_id)

@@ -7,7 +7,7 @@ an entry never changes except for ``applied`` and ``mirrored``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -383,11 +383,7 @@ class Ledger:
             or not branches <= set(named)
             or (entry.applied and not all("skipped" in named[name] for name in branches))
         ):
-            raise UnknownTransaction(
-                f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the "
-                "batch was never decided. "
-                "`txmq unapplied APP` lists what waits"
-            )
+            raise _nothing_waits(app_id, sequence)
         fresh = [branch for branch in sorted(branches) if "skipped" not in named[branch]]
         if fresh:
             kept = [
@@ -396,6 +392,36 @@ class Ledger:
             ]
             applied = all("skipped" in target for _, target, _, _ in kept)
             self._replace(sink, replace(entry, branches=kept, applied=applied))
+        return fresh
+
+    def note(
+        self,
+        sink: Sink,
+        app_id: str,
+        sequence: int,
+        branches: Set[str],
+        name: str,
+        at_us: int,
+        text: str,
+    ) -> dict[str, int]:
+        """Adds ``name`` to the targets of branches that wait; returns those that did not say ``text`` yet,
+        with the time when they said something first. Raises UnknownTransaction.
+        """
+        entry = self._entries.get(app_id, {}).get(sequence)
+        named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
+        if entry is None or entry.applied or not branches <= named.keys():
+            raise _nothing_waits(app_id, sequence)
+        fresh = {
+            branch: int(named[branch].get(name, [at_us])[0])
+            for branch in sorted(branches)
+            if "skipped" not in named[branch] and named[branch].get(name, ["", ""])[1] != text
+        }
+        if fresh:
+            told = [
+                [kind, {**target, name: [fresh[branch], text]} if branch in fresh else target, branch, rows]
+                for kind, target, branch, rows in entry.branches
+            ]
+            self._replace(sink, replace(entry, branches=told))
         return fresh
 
     def mark_mirrored(self, sink: Sink, app_id: str, sequence: int) -> None:
@@ -423,6 +449,13 @@ class Ledger:
         record = ReleaseRecord(log, commit_sequence, self._vhost)
         self._keep_release(record)
         sink.put(record)
+
+
+def _nothing_waits(app_id: str, sequence: int) -> UnknownTransaction:
+    return UnknownTransaction(
+        f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the batch was "
+        "never decided. `txmq unapplied APP` lists what waits"
+    )
 
 
 def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:

@@ -38,6 +38,7 @@ from broker_core.engine import (
     Features,
     LedgerEntry,
     Limit,
+    Note,
     OnNewCheckpoint,
     Opened,
     Origin,
@@ -442,6 +443,12 @@ class EmbeddedEngine:
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         self._run(lambda _state, change, _now_us: self.batches.skip(change, app_id, sequence, branches, to))
 
+    def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
+        told = set(branches)
+        self._run(
+            lambda _, change, now_us: self._ledger.note(change, app_id, sequence, told, name, now_us, text)
+        )
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         return self._run(
             lambda _state, _change, _now_us: [
@@ -485,11 +492,8 @@ class EmbeddedEngine:
         self._local.upkeep.chores.remove(self.drop_abandoned)
 
     def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
-        self._run(
-            lambda _state, change, now_us: self.batches.release(
-                change, app_id, queue, now_us, force=force, by=by
-            )
-        )
+        release = partial(self.batches.release, force=force, by=by)
+        self._run(lambda _state, change, now_us: release(change, app_id, queue, now_us))
 
     def close(self) -> None:
         """Does nothing: the opener of the LocalBroker closes it."""

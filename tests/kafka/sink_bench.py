@@ -42,6 +42,7 @@ class Journal:
     queues: tuple[str, ...] = ("input",)
     forgotten: set[int] = field(default_factory=set)
     left: dict[str, int] = field(default_factory=dict)
+    notes: dict[int, list[tuple[str, str, int, str]]] = field(default_factory=dict)
 
 
 class View:
@@ -91,6 +92,14 @@ class View:
 
     def skipped(self) -> Mapping[int, Mapping[str, str]]:
         return self._seen.skipped
+
+    def notes(self) -> Mapping[int, Sequence[tuple[str, str, int, str]]]:
+        return self._seen.notes
+
+    def note(self, sequence: int, branches: Mapping[str, int], name: str, text: str) -> None:
+        notes = self._journal.notes.setdefault(sequence, [])
+        notes += [(branch, name, at, text) for branch, at in branches.items()]
+        self.refresh()
 
     def mark_applied(self, sequence: int) -> None:
         self._journal.applied.add(sequence)

@@ -69,6 +69,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     "attempts": {},
     "identity": {},
     "skip": {"app_id": "app", "sequence": 1, "branches": ["b"], "to": "/nowhere"},
+    "note": {"app_id": "app", "sequence": 1, "branches": ["b"], "name": "rows_to", "text": "/nowhere"},
     "release": {"app_id": "app", "queue": "other"},
 }
 CHANNEL: dict[str, dict[str, Any]] = {

@@ -54,7 +54,7 @@ ROWS = (
     *(Row(f"engine.{word}", (APP,)) for word in ("mark_mirrored", "last_entry", "app")),
     Row("engine.commit_branches"),
     Row("engine.rollback_batch", (APP,)),
-    *(Row(f"engine.{word}", (OPERATE,)) for word in ("skip", "apps", "attempts", "release")),
+    *(Row(f"engine.{word}", (OPERATE,)) for word in ("skip", "note", "apps", "attempts", "release")),
     Row(
         "channel.exchange_declare",
         (("configure", "exchange", "x"), ("read", "exchange", "x"), ("write", "exchange", "amq.fanout")),

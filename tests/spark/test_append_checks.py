@@ -201,6 +201,11 @@ def test_what_a_table_refuses_after_the_decision_waits_and_can_be_skipped_to_fil
     (waiting,) = json.loads(capsys.readouterr().out)
     assert (waiting["sequence"], waiting["to"], waiting["rows"]) == (2, "spark_catalog.default.altered", 1)
     assert (
+        "CHECK constraint other" in waiting["error"]
+        and waiting["since"] > "2026"
+        and waiting["from"] == {"in": "1-1"}
+    )
+    assert (
         main(["skip", "app", "2", "--to", str(tmp_path / "skipped"), "--url", rig.broker.url, "--json"]) == 0
     )
     (file,) = json.loads(capsys.readouterr().out)["files"]

@@ -28,6 +28,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.rollback": ("xid",),
     "engine.release": ("app_id", "queue", "force"),
     "engine.skip": ("app_id", "sequence", "to"),
+    "engine.note": ("app_id", "sequence", "name"),
     "admin.add_user": ("name", "tags"),
     "admin.set_password": ("name",),
     "admin.set_tags": ("name", "tags"),

@@ -8,11 +8,12 @@ calls                                                          need
 DoGet: browse
 claim, resolve, count, ack; read                               the app, and read on the queues
 open_batch, commit_batch, unapplied, mark_applied, unmirrored,
-mark_mirrored, last_entry, app; DoGet: branches                the app
+mark_mirrored, last_entry, app; note of ``REFUSED``;
+DoGet: branches                                                the app
 stage, adopt, DoPut                                            the app of the attempt, and write on each
                                                                exchange that the rows name
 commit_branches, rollback_batch                                the app of the attempt, or its token
-skip, release, apps, attempts                                  the tag administrator or monitoring
+skip, release, apps, attempts; note of ``ROWS_TO``             the tag administrator or monitoring
 ``channel``                                                    as AMQP (``broker/permits.py``)
 ``admin``: queues, prepared, commit, rollback                  the tag administrator or monitoring
 committed, outcome, call_took_place                            any permission, and the name
@@ -29,7 +30,7 @@ from typing import Any
 
 from broker_core import errors
 from broker_core.broker import permits
-from broker_core.engine import BranchHeader, ReadTicket
+from broker_core.engine import REFUSED, BranchHeader, ReadTicket
 from broker_core.flight import contract
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.micro_batch import MicroBatches
@@ -74,6 +75,13 @@ def _administer(what: str) -> Check:
     return lambda _permits, caller, _given: caller.administer(what)
 
 
+def _note(permits: Permits, caller: Caller, given: Arguments) -> None:
+    if given["name"] == REFUSED:
+        permits.use_app(caller, given["app_id"])
+    else:
+        caller.operate("the rows of other apps")
+
+
 def _enter(_permits: Permits, caller: Caller, _given: Arguments) -> None:
     caller.enter()
 
@@ -100,6 +108,7 @@ ENGINE: dict[str, Check] = {
     "last_entry": _app,
     "app": _app,
     "skip": _operate("the rows of other apps"),
+    "note": _note,
     "apps": _operate("the list of apps"),
     "attempts": _operate("the list of attempts"),
     "release": _operate("the queues of other apps"),

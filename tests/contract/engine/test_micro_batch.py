@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.engine import START, StagedBranch, Vector
+from broker_core.engine import REFUSED, ROWS_TO, START, StagedBranch, Vector
 from broker_core.errors import (
     BatchDecided,
     BatchGap,
@@ -328,6 +328,24 @@ def test_c5_what_is_applied_cannot_be_skipped(bench: Bench) -> None:
     bench.engine.mark_applied(APP, 1)
     with pytest.raises(UnknownTransaction, match="they are applied, or the batch was never decided"):
         bench.engine.skip(APP, 1, entry.to_apply[0].branches, "/skipped")
+
+
+def test_c5_why_a_batch_is_not_applied_is_kept_with_the_time_of_its_first_error(bench: Bench) -> None:
+    entry = decide_append(bench, 0, b"x")
+    branches = entry.to_apply[0].branches
+    bench.engine.note(APP, 1, branches, REFUSED, "the first error")
+    first, _ = bench.engine.unapplied(APP)[0].to_apply[0].target[REFUSED]
+    for _ in range(2):
+        bench.engine.note(APP, 1, branches, REFUSED, "the last error")
+        bench.engine.note(APP, 1, branches, ROWS_TO, "/refused")
+        bench.crash()
+    (part,) = bench.engine.unapplied(APP)[0].to_apply
+    assert part.target[REFUSED] == [first, "the last error"] and part.target[ROWS_TO][1] == "/refused"
+    assert (part.branches, part.rows, applied_rows(bench, entry)) == (branches, 1, [b"x"])
+    bench.engine.mark_applied(APP, 1)
+    assert bench.engine.unapplied(APP) == []
+    with pytest.raises(UnknownTransaction, match="they are applied"):
+        bench.engine.note(APP, 1, branches, REFUSED, "too late")
 
 
 def test_c5_rows_that_were_freed_are_an_error_and_not_an_empty_answer(bench: Bench) -> None:
