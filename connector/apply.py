@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -21,6 +22,7 @@ from connector import staging, target
 from connector.after_commit import AfterCommit, call
 from connector.once import Once
 from connector.options import Address
+from connector.row_by_row import RowByRow
 from connector.table import Table, is_path
 from connector.table_format import Attempt, TableFormat
 from connector.trace import INTERRUPTIONS, told
@@ -92,7 +94,11 @@ class Apply:
                 else f"create it again and start the query, or {target.UNAPPLIED}",
             )
         try:
-            if changes:
+            once = Once.of(entry, parts[0].target.get("txn_app_id", self._app_id))  # not in old entries
+            to = target.rows_to(parts) if rows else ""
+            if to and not self._tables.has(spark, table, once):
+                self._row_by_row(spark, engine, table, entry, parts, to)
+            elif changes:
                 self._change(spark, table, entry, parts)
             else:
                 self._append(spark, engine, table, entry, parts)
@@ -108,6 +114,44 @@ class Apply:
                 + f" of {batch} ({told(error)}); the batch is decided, and its rows are kept",
                 f"repair the table and start the query again, or {target.UNAPPLIED}",
             ) from error
+
+    def _row_by_row(
+        self,
+        spark: SparkSession,
+        engine: Engine,
+        table: Table,
+        entry: LedgerEntry,
+        parts: list[ToApply],
+        to: str,
+    ) -> None:
+        """The operation with the rows that the table takes."""
+        about, schema, tables = parts[0].target, _schema(parts), self._tables
+        once = Once.of(entry, about.get("txn_app_id", self._app_id))
+        options, partition_by = about.get("options", {}), about.get("partition_by", [])
+        changes = target.is_change(parts[0])
+        if changes and target.deletes_what_is_not_given(parts[0]):
+            raise OptionError(
+                f"the {parts[0].kind} of table {table.name!r} deletes rows that are not given, so none of "
+                f"batch {entry.sequence} can be left out",
+                target.UNAPPLIED,
+            )
+        if changes:
+            ready = tables.check_change(spark, table, schema, target.change_of(parts[0])).ready
+        else:
+            ready = tables.check_append(spark, table, schema, options, partition_by).ready
+        rows = RowByRow(_held(engine, tables, parts), schema, ready, to)
+        taken = rows.taken(spark, entry, parts[0], once)
+
+        def frame(session: SparkSession) -> DataFrame:
+            return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
+
+        if changes:
+            tables.change(spark, table, target.change_of(parts[0]), frame, once)
+        elif taken is not None:
+            tables.append(ready(frame(spark)), table, once, options, partition_by)
+        failpoint.here("rows.applied")
+        if any(map(target.is_files, parts)):
+            self._clear(engine, entry, about["location"], once)
 
     def _change(self, spark: SparkSession, table: Table, entry: LedgerEntry, parts: list[ToApply]) -> None:
         with_rows = [part for part in parts if target.EMPTY not in part.target]
@@ -132,10 +176,14 @@ class Apply:
             return
         held = [(part, engine.read_branches(part.branches)) for part in of_files]
         self._tables.add(spark, table, held, rows, once, options)
+        self._clear(engine, entry, about["location"], once)
+
+    def _clear(self, engine: Engine, entry: LedgerEntry, location: str, once: Once) -> None:
+        """Deletes the files that the table does not need any more."""
         attempt = Attempt(self._app_id, once.txn_app_id, entry.sequence, entry.token)
-        self._tables.drop(about["location"], attempt)
+        self._tables.drop(location, attempt)
         failpoint.here("adding.cleared")
-        self._tables.sweep(about["location"], attempt, lambda: engine.unapplied(self._app_id))
+        self._tables.sweep(location, attempt, lambda: engine.unapplied(self._app_id))
 
     def _rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
         branches = [branch for part in parts for branch in part.branches]
@@ -157,6 +205,20 @@ def _noted(engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply]) -> Iter
                 branches = [branch for part in parts for branch in part.branches]
                 engine.note(entry.app_id, entry.sequence, branches, REFUSED, text[:NOTED_CHARACTERS])
         raise
+
+
+def _held(engine: Engine, tables: TableFormat, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:
+    """The rows of the parts, always in the same order. Raises NotApplied if data files are gone."""
+    for part in parts:
+        if not target.rows_in(part):
+            continue
+        batches = engine.read_branches(part.branches)
+        if target.is_files(part):
+            files = tables.loose(part, batches)
+            if gone := files.missing():
+                raise NotApplied(f"{len(gone)} of {len(files)} data files are gone ({gone[0]})", target.LOST)
+            batches = files.rows()
+        yield from batches
 
 
 def _schema(parts: Sequence[ToApply]) -> StructType:

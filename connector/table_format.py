@@ -116,6 +116,9 @@ class TableFormat(Protocol):
 
     # -- after it: one commit, or none if the table has that of ``once`` -------------------------------------
     # Raise LineageConflict if the table has another batch with this number, or cannot know.
+    def has(self, spark: SparkSession, table: Table, once: Once) -> bool:
+        """Whether the table has the commit of ``once``."""
+
     def append(
         self,
         rows: DataFrame,

@@ -6,12 +6,13 @@ Not here: doing it (``apply.py``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from broker_core.engine import ToApply
+from broker_core.engine import ROWS_TO, ToApply
 from broker_core.errors import OptionError
 from connector.merge import Merge
 from connector.overwrite import Overwrite
@@ -22,7 +23,8 @@ FILES = "files"  # data files that were written before the decision
 EMPTY = "empty"  # a change without rows
 UNAPPLIED = (
     "stop the query, list the waiting rows with `txmq unapplied APP`, "
-    "and write the rows to Parquet files with `txmq skip APP SEQUENCE --to DIR`"
+    "and write the rows to Parquet files with `txmq skip APP SEQUENCE --to DIR` "
+    "(with --rows only those that the table refuses)"
 )
 LOST = (
     "put them back and start the query again, or give them up: stop the query, and "
@@ -61,6 +63,19 @@ def rows_in(part: ToApply) -> int:
     if EMPTY in part.target:
         return 0
     return int(part.target[FILES]["rows"]) if is_files(part) else part.rows
+
+
+def deletes_what_is_not_given(part: ToApply) -> bool:
+    """Whether a change deletes rows of the table because the part has none in their place."""
+    change = change_of(part)
+    return isinstance(change, Overwrite) or any(
+        clause.rows == "NOT MATCHED BY SOURCE" for clause in change.clauses
+    )
+
+
+def rows_to(parts: Sequence[ToApply]) -> str:
+    """Where an operator wants the rows that the table refuses; "" if nobody said so."""
+    return str(next((part.target[ROWS_TO][1] for part in parts if ROWS_TO in part.target), ""))
 
 
 def require_same_table(table: Table, part: ToApply, batch: str) -> None:

@@ -125,7 +125,14 @@ def _add_decisions(commands: Any) -> None:
         "--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing"
     )
     skip.add_argument("--table", metavar="TABLE", help="only this table or function; default: all")
-    skip.add_argument("--lost", action="store_true", help="also rows whose data files are gone")
+    how = skip.add_mutually_exclusive_group()
+    how.add_argument("--lost", action="store_true", help="also rows whose data files are gone")
+    how.add_argument(
+        "--rows",
+        action="store_true",
+        help="only what the table refuses, with the reason: the next start of the query writes these rows, "
+        "and applies the others",
+    )
     discard = _command(commands, "discard", _discard, "drop an attempt of a lost driver", address=True)
     discard.add_argument("token", metavar="TOKEN")
     release = _command(commands, "release", _release, "release a queue from a pipeline", address=True)
@@ -268,8 +275,15 @@ def _unapplied(options: argparse.Namespace) -> int:
 
 
 def _skip(options: argparse.Namespace) -> int:
-    from txmq.skip import skip
+    from txmq.skip import skip, skip_rows
 
+    if options.rows:
+        to = skip_rows(engine_at(options), options.app, options.sequence, options.to, options.table)
+        text = (
+            f"the next start of the query writes the rows of batch {options.sequence} that a table refuses "
+            f"to {to}, and applies the others"
+        )
+        return done(options, text, app=options.app, sequence=options.sequence, rows_to=to)
     files = skip(
         engine_at(options), options.app, options.sequence, options.to, options.table, lost=options.lost
     )

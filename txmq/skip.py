@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from broker_core.engine import REFUSED, Engine, LedgerEntry, ToApply
+from broker_core.engine import REFUSED, ROWS_TO, Engine, LedgerEntry, ToApply
 from broker_core.errors import NotApplied, OptionError, UnknownTransaction
 from connector.tables import table_format
 from connector.target import CHANGE, LOST, is_change, is_files, rows_in
@@ -66,12 +66,23 @@ def _examples(engine: Engine, part: ToApply, count: int) -> list[dict[str, Any]]
     return found
 
 
-def skip(
-    engine: Engine, app_id: str, sequence: int, to: str, only: str | None, *, lost: bool = False
-) -> list[str]:
-    """Write the rows to Parquet files in ``to`` and drop them; with ``lost`` also those whose data files are
-    gone. Raises UnknownTransaction, OptionError, NotApplied (gone).
+def skip_rows(engine: Engine, app_id: str, sequence: int, to: str, only: str | None) -> str:
+    """Let the next start of the query write the rows that a table refuses to ``to``, and apply the others.
+    The directory. Raises UnknownTransaction, OptionError.
     """
+    _, parts = _waiting_parts(engine, app_id, sequence, only)
+    branches = [branch for part in parts if part.kind != "after_commit" for branch in part.branches]
+    if not branches:
+        raise OptionError("--rows is for tables, and only functions wait", "leave --rows out")
+    directory = os.path.abspath(to)
+    engine.note(app_id, sequence, branches, ROWS_TO, directory)
+    return directory
+
+
+def _waiting_parts(
+    engine: Engine, app_id: str, sequence: int, only: str | None
+) -> tuple[LedgerEntry, list[ToApply]]:
+    """Raises UnknownTransaction."""
     entry = next((entry for entry in engine.unapplied(app_id) if entry.sequence == sequence), None)
     parts = (
         [part for part in entry.to_apply if only in (None, goal(part), part.target.get("location"))]
@@ -84,6 +95,16 @@ def skip(
             f"batch {sequence} of app {app_id!r} has {what} to apply",
             f"list the waiting batches with `txmq unapplied {app_id}`",
         )
+    return entry, parts
+
+
+def skip(
+    engine: Engine, app_id: str, sequence: int, to: str, only: str | None, *, lost: bool = False
+) -> list[str]:
+    """Write the rows to Parquet files in ``to`` and drop them; with ``lost`` also those whose data files are
+    gone. Raises UnknownTransaction, OptionError, NotApplied (gone).
+    """
+    entry, parts = _waiting_parts(engine, app_id, sequence, only)
     directory = Path(os.path.abspath(to))
     files: list[str] = []
     try:

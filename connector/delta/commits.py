@@ -87,11 +87,16 @@ def remembered(spark: SparkSession, table: Table, once: Once) -> bool:
     return known
 
 
+def has(spark: SparkSession, table: Table, once: Once, *, fresh: bool = True) -> bool:
+    """Whether an existing table has the commit of this batch. ``fresh``: also one of another process."""
+    known = log.held(log.commits(spark, table, fresh=fresh), once.batch, once.decided_at_us)
+    decided_at_ms = once.decided_at_us // 1000
+    return bool(known) or (known is None and log.stored_at_ms(spark, table, once.txn_app_id) >= decided_at_ms)
+
+
 def require_held(spark: SparkSession, table: Table, once: Once) -> None:
     """Raises LineageConflict unless the table has the commit of this batch."""
-    known = log.held(log.commits(spark, table, fresh=False), once.batch, once.decided_at_us)
-    decided_at_ms = once.decided_at_us // 1000
-    if known or (known is None and log.stored_at_ms(spark, table, once.txn_app_id) >= decided_at_ms):
+    if has(spark, table, once, fresh=False):
         return
     raise LineageConflict(
         f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, "

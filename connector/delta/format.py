@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.engine import LedgerEntry, ToApply
-from connector.delta import append, appends, changes, changing, hidden, log, resolve, staged_files
+from connector.delta import append, appends, changes, changing, commits, hidden, log, resolve, staged_files
 from connector.delta.adding import Adding
 from connector.delta.last_commit import LastCommits
 from connector.delta.loose_files import LooseFiles
@@ -90,6 +90,9 @@ class Delta:
         hidden.sweep(TableFiles.at(location), attempt, unapplied)
 
     # -- after it --------------------------------------------------------------------------------------------
+    def has(self, spark: SparkSession, table: Table, once: Once) -> bool:
+        return table.exists and commits.has(spark, table, once)
+
     def append(
         self,
         rows: DataFrame,
