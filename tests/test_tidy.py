@@ -41,7 +41,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.client.broker.BrokerClient": (322, ENTRY),
     "broker_core.client.channel.RemoteChannel": (271, ENTRY),
     "broker_core.kafka.sink.Sink": (254, ENTRY),
-    "broker_core.micro_batch.claim.Claims": (344, "the rules S2 to S6 over the same records"),
+    "broker_core.micro_batch.claim.Claims": (353, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (423, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
         361,

@@ -232,7 +232,7 @@ class Source:
         for queue in sorted(queues):
             if queue not in journal.positions:
                 logs = {str(log) for log in self._partitions.of(queue)}
-                if told := journal.look(lambda claims: claims.releases.told(app_id, logs)):  # noqa: B023
+                if told := journal.look(lambda claims: claims.told(app_id, logs)):  # noqa: B023
                     raise errors.LineageConflict(told)
                 raise errors.LineageConflict(
                     f"a batch reads queue {queue!r}, of which its app has claimed nothing",

@@ -56,7 +56,7 @@ class Claims:
         self._by_logs: dict[tuple[str, str], list[ClaimRecord]] = {}
         self.origins = Origins(self._undo, vhost)
         self.releases = Releases(self._undo, vhost)
-        self.reads = Reads(self._undo, vhost, self.releases.told)
+        self.reads = Reads(self._undo, vhost, self.told)
         for record in sorted([*decided, *records], key=_age):
             self.apply(record)
 
@@ -137,6 +137,15 @@ class Claims:
             for log in claim.ranges.keys() & set(logs):
                 found[log] = max(found.get(log, 0), int(claim.ranges[log][1]))
         return found
+
+    def told(self, app_id: str, logs: Collection[str]) -> str:
+        """Returns what an operator has done to these logs of an app, and the way on; "" for nothing."""
+        return self.releases.told(app_id, logs, followed=bool(self.ends(app_id, logs)))
+
+    def _refuse_released(self, app_id: str, logs: Collection[str]) -> None:
+        """Raises LineageConflict where one of them was released: no claim of before is known any more."""
+        if told := self.told(app_id, logs):
+            raise LineageConflict(told)
 
     # -- S2 --------------------------------------------------------------------------------------------------
     def claim(
@@ -273,7 +282,7 @@ class Claims:
                 return claim
         if self._by_start.get((app_id, canonical(start))) or self.origins.starts_at(app_id, vector):
             return None
-        self.releases.refuse(app_id, vector)
+        self._refuse_released(app_id, vector)
         raise LineageConflict(
             f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is no end of a range "
             "that this app was given "
@@ -291,7 +300,7 @@ class Claims:
         for claim in reversed(self._by_start.get((app_id, canonical(start)), ())):
             if claim.end == end:
                 return claim
-        self.releases.refuse(app_id, end)
+        self._refuse_released(app_id, end)
         raise LineageConflict(
             f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
             "given; the checkpoint "
@@ -306,7 +315,7 @@ class Claims:
         for claim in reversed(self._by_app.get(app_id, ())):
             if claim.ranges == wanted:
                 return claim
-        self.releases.refuse(app_id, wanted)
+        self._refuse_released(app_id, wanted)
         raise LineageConflict(
             f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed"
         )
@@ -324,7 +333,7 @@ class Claims:
         """
         ranges: dict[str, list[int]] = {}
         for read in self.reads.of_batch(query_id, batch_id):
-            require_not_released(read, self.releases.told)
+            require_not_released(read, self.told)
             self.by_ranges(read.app_id, {log: (first, last) for log, (first, last) in read.ranges.items()})
             if read.ranges.keys() & ranges.keys():
                 raise other_ranges(read, ranges)

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from broker_core.address import VHOST
 from broker_core.broker.records import ReleaseNoteRecord
 from broker_core.broker.undo import Undo
-from broker_core.errors import LineageConflict, PreconditionFailed
+from broker_core.errors import PreconditionFailed
 from broker_core.micro_batch.canonical import canonical
 from broker_core.micro_batch.logs import Logs
 from broker_core.micro_batch.sink import Sink
@@ -34,33 +34,37 @@ class Releases:
     def __init__(self, undo: Undo, vhost: str = VHOST) -> None:
         self._undo = undo
         self._vhost = vhost
-        self._notes: dict[tuple[str, str], ReleaseNoteRecord] = {}  # (app, queue) -> its last release
+        self._notes: dict[str, dict[str, ReleaseNoteRecord]] = {}  # app -> queue -> its last release
 
     # -- replay ----------------------------------------------------------------------------------------------
     def apply(self, note: ReleaseNoteRecord) -> None:
         """Takes in a durable record, in place of the one of its key."""
-        key = (note.app_id, note.queue)
-        self._undo.item(self._notes, key)
-        self._notes[key] = note
+        self._undo.item(self._notes, note.app_id)
+        self._notes[note.app_id] = {**self._notes.get(note.app_id, {}), note.queue: note}
 
     def remove(self, note: ReleaseNoteRecord) -> None:
         """Takes back a record that is durably gone; one that is not known changes nothing."""
-        key = (note.app_id, note.queue)
-        if self._notes.get(key) == note:
-            self._undo.item(self._notes, key)
-            del self._notes[key]
+        known = self._notes.get(note.app_id, {})
+        if known.get(note.queue) == note:
+            self._undo.item(self._notes, note.app_id)
+            others = {queue: other for queue, other in known.items() if queue != note.queue}
+            if others:
+                self._notes[note.app_id] = others
+            else:
+                del self._notes[note.app_id]
 
     # -- looking ---------------------------------------------------------------------------------------------
     def records(self) -> list[ReleaseNoteRecord]:
-        return list(self._notes.values())
+        return [note for notes in self._notes.values() for note in notes.values()]
 
     def of(self, app_id: str) -> list[ReleaseNoteRecord]:
         """Returns the releases of an app, oldest first."""
-        notes = [note for (app, _), note in self._notes.items() if app == app_id]
-        return sorted(notes, key=lambda note: note.released_at)
+        return sorted(self._notes.get(app_id, {}).values(), key=lambda note: note.released_at)
 
-    def told(self, app_id: str, logs: Collection[str]) -> str:
-        """Returns what happened to these logs of an app, and the way on; "" if they were not released."""
+    def told(self, app_id: str, logs: Collection[str], *, followed: bool = False) -> str:
+        """Returns what happened to these logs of an app, and the way on; "" if they were not released.
+        ``followed``: the app has gone on since then.
+        """
         notes = [note for note in self.of(app_id) if note.ends.keys() & set(logs)]
         if not notes:
             return ""
@@ -68,14 +72,14 @@ class Releases:
         at = datetime.fromtimestamp(note.released_at / 1e6, timezone.utc).isoformat(timespec="seconds")
         return (
             f"queue {note.queue!r} was released from app {app_id!r} by {note.released_by or 'an operator'} "
-            f"at {at}, and with it what the app had claimed. Start once more with a new checkpoint and "
-            f"onNewCheckpoint=resume: it goes on at {canonical(_ends(notes))}, behind what is decided"
+            f"at {at}, and with it what the app had claimed. "
+            + (
+                "The app has gone on since then: use the checkpoint that is in use"
+                if followed
+                else "Start once more with a new checkpoint and onNewCheckpoint=resume: it goes on at "
+                f"{canonical(_ends(notes))}, behind what is decided"
+            )
         )
-
-    def refuse(self, app_id: str, logs: Collection[str]) -> None:
-        """Raises LineageConflict where one of them was released: no claim of before is known any more."""
-        if told := self.told(app_id, logs):
-            raise LineageConflict(told)
 
     def left_at(self, logs: Logs, app_id: str, names: Mapping[str, Sequence[str]]) -> dict[str, int]:
         """Returns where the app goes on in each log that was released from it, of these queues and their
@@ -103,7 +107,7 @@ class Releases:
 
         A release that was cut off is done again: the ledger has forgotten its ends by then.
         """
-        before = self._notes.get((done.app_id, done.queue))
+        before = self._notes.get(done.app_id, {}).get(done.queue)
         again = before.ends if before is not None and before.position == position else {}
         ends: dict[str, int] = {}
         for log in sorted(named):
