@@ -72,7 +72,17 @@ ACTIONS = st.one_of(
     st.tuples(st.just("kill"), st.integers(0, 5)),
     st.tuples(
         st.sampled_from(
-            ["crash", "seal", "mirror", "save", "restore", "lose", "lose commit log entry", "unread"]
+            [
+                "crash",
+                "seal",
+                "mirror",
+                "save",
+                "restore",
+                "lose",
+                "release",
+                "lose commit log entry",
+                "unread",
+            ]
         )
     ),
     st.tuples(st.just("busy"), st.integers(1, 5)),
@@ -216,6 +226,13 @@ class MicroBatches(RuleBasedStateMachine):
     def _lose_commit_log_entry(self) -> None:
         if self.world.sink != "connect":  # no range tells this from a lost checkpoint there
             self.world.lose_commit_log_entry()
+
+    def _release(self) -> None:
+        """By force, with drivers that know nothing of it. Without resume, a start at the latest message is another."""
+        owned = self.world.local.state.topology.queue("in").owner
+        if self.losses and owned and self.world.source_options.get("startingOffsets") != "latest":
+            self.losses -= 1
+            self.world.release(force=True)
 
     def _lose(self) -> None:
         if self.losses:

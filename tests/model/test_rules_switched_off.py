@@ -27,6 +27,7 @@ from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads
+from broker_core.micro_batch.releases import Releases
 from broker_core.node.engine import EmbeddedEngine
 from connector import after_commit, apply, foreach_batch, staging
 from connector.delta.append import append
@@ -358,6 +359,38 @@ def a_batch_does_not_read_its_source(w: World) -> None:
     w.finish()
 
 
+def an_operator_releases_the_queue_behind_a_decision(w: World) -> None:
+    """Crash row 19: with a new checkpoint the app goes on where it was, and not at startingOffsets."""
+    w.produce(2)
+    w.first_offset["in"] = 2
+    driver = w.start_driver()
+    w.until(driver, "idle")
+    w.produce(2)
+    w.until(driver, "commit log write")
+    w.produce(2)
+    w.kill_all()
+    w.release()
+    w.crash_engine()
+    w.lose_checkpoint()
+    w.finish(on_new="resume")
+
+
+def an_operator_releases_the_queue_behind_a_finished_batch(w: World) -> None:
+    """Crash row 19: the old checkpoint goes on, because all that it has planned is decided."""
+    w.produce(2)
+    w.first_offset["in"] = 2
+    driver = w.start_driver()
+    w.until(driver, "idle")
+    w.produce(2)
+    w.until(driver, "commit log write")
+    w.until(driver, "idle")
+    w.produce(2)
+    w.kill_all()
+    w.release(force=True)
+    w.crash_engine()
+    w.finish(on_new="resume")
+
+
 def a_stream_waits_for_more_from_the_latest_message_on(w: World) -> None:
     w.produce(1)
     driver = w.start_driver()
@@ -676,6 +709,10 @@ def acknowledged_ranges_are_not_passed(patch: Patch) -> None:
     patch.setattr(MicroBatches, "_settled", lambda *_: False)
 
 
+def releases_are_forgotten(patch: Patch) -> None:
+    patch.setattr(Releases, "left_at", lambda _self, _logs, _app_id, _names: {})
+
+
 def too_few_messages_fix_no_start(patch: Patch) -> None:
     claim = EmbeddedEngine.claim
 
@@ -713,6 +750,18 @@ SMALL: dict[str, Any] = {
 }
 
 CASES = [
+    Case(
+        "s6_a_release_is_noted",
+        releases_are_forgotten,
+        an_operator_releases_the_queue_behind_a_decision,
+        LATEST,
+    ),
+    Case(
+        "s6_a_finished_checkpoint_goes_on",
+        releases_are_forgotten,
+        an_operator_releases_the_queue_behind_a_finished_batch,
+        LATEST,
+    ),
     Case("s1_symbolic_start", numbers_for_start, batch_0_of_latest_is_replayed, LATEST),
     Case(
         "s2_ack_first",

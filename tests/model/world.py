@@ -218,6 +218,13 @@ class World:
             self.kill(actor)
 
     # -- checkpoints -----------------------------------------------------------------------------------------
+    def release(self, *, force: bool = False) -> None:
+        """An operator takes the queue from the app: a range that is decided is not replayed any more."""
+        self.engine.release(self.source_app, "in", force=force)
+        self.acked["in"] = max(self.acked["in"], self._reached("in"))
+        self.person = True
+        self.history.append("in released")
+
     def lose_checkpoint(self) -> None:
         self.person = True
         self.checkpoint = Checkpoint(f"q{next(self._queries)}")
