@@ -53,7 +53,7 @@ def waiting(engine: Engine, app_id: str, examples: int = 0) -> list[dict[str, An
 def _told(part: ToApply) -> dict[str, str]:
     at_us, error = part.target.get(REFUSED, (0, ""))
     since = datetime.fromtimestamp(at_us / 1e6, timezone.utc).isoformat(timespec="seconds") if at_us else ""
-    return {"since": since, "error": error}
+    return {"since": since, "error": error, "rows_to": part.target.get(ROWS_TO, (0, ""))[1]}
 
 
 def _examples(engine: Engine, part: ToApply, count: int) -> list[dict[str, Any]]:

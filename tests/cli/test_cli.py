@@ -115,6 +115,24 @@ def test_skipped_rows_are_in_files_before_the_broker_forgets_them(
     listed = _json(capsys, "unapplied", "app", "--url", url)
     told = [(row["sequence"], row["kind"], row["to"], row["rows"]) for row in listed]
     assert told == [(1, "append", "lake/a", 2), (1, "append", "lake/b", 2)]
+    assert {(row["since"], row["error"], row["rows_to"]) for row in listed} == {("", "", "")}
+    rows = (
+        "skip",
+        "app",
+        "1",
+        "--rows",
+        "--table",
+        "lake/a",
+        "--to",
+        str(tmp_path / "refused"),
+        "--url",
+        url,
+    )
+    assert _json(capsys, *rows)["rows_to"] == str(tmp_path / "refused")
+    engine.note("app", 1, ["branch of lake/a"], "refused", "no")
+    first, second = _json(capsys, "unapplied", "app", "--rows", "1", "--url", url)
+    assert (first["error"], first["rows_to"]) == ("no", str(tmp_path / "refused")) and first["since"] > "2026"
+    assert (second["error"], second["examples"]) == ("", [{"v": "lake/b"}])
     to = tmp_path / "skipped"
     (to / "app.1.0.parquet").mkdir(parents=True)
     assert "nothing was skipped" in _fails(capsys, "skip", "app", "1", "--to", str(to), "--url", url)

@@ -284,7 +284,7 @@ class Pipeline:
             found = operator.available(operator.logs([queue]))
             list(operator.browse([(log, one.start, one.end) for log, one in found.items()]))
         if self._ops_claims():
-            operator.release("ops", FROM)
+            operator.release("ops", FROM, force=True)
         body = b"o%d" % next(_tokens)
         for queue in (FROM, TO):  # what is in FROM is read by the next batch
             assert admin.publish([body], "", queue) == 1
