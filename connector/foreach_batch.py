@@ -1,14 +1,14 @@
 """``transactional(fn)``: a foreachBatch function whose effects are one transaction.
 
-Not here: the tasks (staging.py), tables (checks.py, table_format.py), what follows a decision (apply.py),
-the copy of the ledger in Delta (ledger.py).
+Not here: the operations (batch_transaction.py), the tasks (staging.py), tables (checks.py, table_format.py),
+what follows a decision (apply.py), the copy of the ledger in Delta (ledger.py).
 
 Invariant: decide, then apply. Before ``commit_batch`` answers, no effect is visible. Afterwards, all
 effects follow from the ledger entry and are repeated until they are done (docs/transactions.md).
 
 1. C1 open: a token, or the entry of a decided batch.
 2. C2 stage: ``fn`` stages rows from the executors under the token, and files that Delta has written.
-3. C3 execute: the batch is executed to its end at least once.
+3. C3 execute: the batch is executed to its end at least once, and the ranges that it reads are noted.
 4. C4 decide: one call, idempotent.
 5. C5 apply: operations on tables and functions of all decided batches that are not applied, in order.
 6. C6 mirror: the ledger in Delta, behind the commit (or within it: ``ledger_sync``).
@@ -19,37 +19,24 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
-from broker_core.engine import BranchHeader, BranchKind, Engine, LedgerEntry, OnNewCheckpoint, StagedBranch
+from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
 from broker_core.errors import ConnectionFailed, OptionError, TxmqError
-from connector import staging, target
+from connector import staging
 from connector.after_commit import AfterCommit, check_functions
 from connector.apply import Apply
+from connector.batch_transaction import BatchTransaction
 from connector.checks import Checks
-from connector.dead_letters import Rejection, rejected_rows, with_reason
-from connector.decoded import Decoded
-from connector.fit import nullable
 from connector.ledger import DeltaLedger
-from connector.merge import Merge
-from connector.observed import Seen, to_write
-from connector.once import txn_app_id
 from connector.options import Address, WriteOptions, write_options
-from connector.overwrite import Overwrite
-from connector.schema import check_publish_columns
-from connector.steps import Steps
-from connector.table import Table, is_connect
-from connector.table_format import Attempt
+from connector.table import is_connect
 from connector.tables import table_format
-from connector.trace import holds_java_trace, shortened, told
-from connector.when import Clause
+from connector.trace import holds_java_trace, shortened
 
 log = logging.getLogger("txmq")
 
@@ -99,201 +86,6 @@ def transactional(
     return Transactional(
         fn, options, functions, ledger=ledger, ledger_sync=ledger_sync, persist=persist, lineage=lineage
     )
-
-
-@dataclass
-class BatchTransaction:
-    """``tx``: the operations of ``fn``. ``sequence`` counts the app's batches over all checkpoints."""
-
-    app_id: str
-    query_id: str
-    batch_id: int
-    sequence: int
-    _batch: DataFrame = field(repr=False)
-    _token: str = field(repr=False)
-    _owner: Transactional = field(repr=False)
-    _branches: list[StagedBranch] = field(default_factory=list, repr=False)
-    _steps: Steps = field(default_factory=Steps, repr=False)
-    _hidden: list[tuple[str, Attempt]] = field(default_factory=list, repr=False)  # one for each append
-    _seen: Seen = field(default_factory=Seen, repr=False)
-    _closed: bool = field(default=False, repr=False)
-
-    def publish(
-        self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None
-    ) -> None:
-        """Publish ``rows``: ``body`` (string or binary), maybe ``exchange``, ``routing_key``, ``properties``.
-
-        A column overrides the argument. ``queue`` means exchange "" and this routing key. Raises OptionError.
-        """
-        self._refuse_late_use("publish")
-        if queue is not None:
-            if exchange or routing_key:
-                raise OptionError(
-                    f"publish has queue={queue!r} and also exchange or routing_key",
-                    f"queue means exchange='' and routing_key={queue!r}, so give one of them",
-                )
-            routing_key = queue
-        check_publish_columns(rows.schema)
-        self._stage(rows, "publish", {"exchange": exchange, "routing_key": routing_key})
-
-    def reject(
-        self, rows: DataFrame | Decoded, reason: str | None = None, *, exchange: str | None = None,
-        routing_key: str | None = None, queue: str | None = None,
-    ) -> None:  # fmt: skip
-        """Publish messages of the batch as dead letters: body and properties as they are, and ``x-death``.
-
-        ``rows`` have the columns queue, partition and offset of the source, and ``reason`` (string), which
-        the argument replaces. They go to the dead-letter exchange of their queue, or to ``exchange``, with
-        their own routing key, or ``routing_key``; ``queue`` means exchange "" and this routing key. Raises
-        OptionError, DataLoss.
-        """
-        self._refuse_late_use("reject")
-        rejection = Rejection.to(self.app_id, exchange, routing_key, queue)
-        broken = self._seen.broken(rows.metric if isinstance(rows, Decoded) else rows)
-        if broken is None:
-            messages = rows.rejected if isinstance(rows, Decoded) else rows
-            self._stage(rejected_rows(messages, reason), "publish", rejection.target, rejection)
-        elif broken.num_rows:
-            dead = rejection.messages(self._owner.engine, [with_reason(broken, reason)])
-            self._stage_here("publish", rejection.target, dead)
-
-    def append(self, rows: DataFrame, table: str, **options: Any) -> None:
-        """Append ``rows`` to a Delta table (path or name), exactly once, after the decision.
-
-        ``options`` are writer options (``mergeSchema=True``) and ``partitionBy`` (a column or a list).
-        Appends to one table are one Delta commit and need the same options and columns. Raises OptionError.
-        """
-        spark, found = rows.sparkSession, self._table("append", rows, table)
-        chosen, columns = self._owner.tables.writer_options(table, options)
-        checked = self._owner.checks.append(spark, found, nullable(rows.schema), chosen, columns)
-        rows = checked.ready(rows)
-        schema = nullable(rows.schema)
-        columns = [] if found.exists else columns  # an existing table has its own
-        step = self._steps.append(found.location)
-        about = {
-            "options": chosen,
-            "partition_by": columns,
-            "schema": schema.json(),
-            **self._step_target(spark, found, step),
-        }
-        self._steps.same_target("append", found.location, step, about)
-        about = {**about, "table": found.name, "table_id": found.table_id}
-        if checked.by_rows or not self._stage_files(rows, found, about):
-            self._stage(rows, "append", about)
-
-    def merge(
-        self, rows: DataFrame, table: str, on: str, *, update: bool | Mapping[str, str] | None = None,
-        insert: bool | Mapping[str, str] | None = None, delete: bool | str | None = None,
-        clauses: Sequence[Clause] = (), keys: Sequence[str] = (), merge_schema: bool = False,
-    ) -> None:  # fmt: skip
-        """Merge ``rows`` (``s``) into a Delta table (``t``), exactly once, after the decision.
-
-        ``on``: SQL over t and s. ``update``, ``insert``: True for all columns, or {column: SQL}; ``delete``:
-        True, or SQL; or ``clauses`` in order (:class:`When`). ``keys``: columns in which the rows of the
-        batch must differ. ``merge_schema``: the merge may add columns. Raises OptionError.
-        """
-        merge = Merge.made(on, update, insert, delete, clauses, evolves=merge_schema)
-        self._change("merge", rows, table, merge, keys)
-
-    def delete(self, rows: DataFrame, table: str, on: str) -> None:
-        """Delete the rows of a Delta table (``t``) for which ``on`` is true with one of ``rows`` (``s``),
-        exactly once, after the decision. Raises OptionError.
-        """
-        self._change("delete", rows, table, Merge.made(on, delete=True))
-
-    def overwrite(self, rows: DataFrame, table: str, where: str, **options: Any) -> None:
-        """Replace the rows of a Delta table for which ``where`` (SQL) is true by ``rows``, for which it must
-        be true too, exactly once, after the decision. ``options``: of the writer. Raises OptionError.
-        """
-        chosen, _ = self._owner.tables.writer_options(table, options)
-        self._change("overwrite", rows, table, Overwrite.made(where, chosen))
-
-    def after_commit(self, rows: DataFrame, name: str) -> None:
-        """Call function ``name`` with ``rows`` after the decision, in order, at least once.
-
-        A parameter ``token`` of the function gets the text of a UUID: the same in each repetition of the
-        call, another one for every other batch, function, app and data directory. Raises OptionError.
-        """
-        self._refuse_late_use("after_commit")
-        self._owner.apply.function(name)
-        schema = nullable(rows.schema)
-        about = {"name": name, "schema": schema.json()}
-        self._steps.same_target("after_commit", name, 0, about)
-        self._stage(rows, "after_commit", about)
-
-    def _table(self, operation: str, rows: DataFrame, table: str) -> Table:
-        self._refuse_late_use(operation)
-        if not isinstance(table, str) or not table:
-            raise OptionError(f"{operation} of {table!r}", "give the path or the name of a Delta table")
-        return self._owner.tables.resolve(rows.sparkSession, table)
-
-    def _step_target(self, spark: SparkSession, table: Table, step: int) -> dict[str, Any]:
-        """What is stored with the decision, so that a repeated step has the same id."""
-        app = self.app_id, self._owner.engine.identity(self.app_id), table.location
-        self._owner.checks.guard(spark, table, txn_app_id(*app))
-        return {"txn_app_id": txn_app_id(*app, step), "location": table.location, "step": step}
-
-    def _change(
-        self,
-        kind: BranchKind,
-        rows: DataFrame,
-        table: str,
-        change: Merge | Overwrite,
-        keys: Sequence[str] = (),
-    ) -> None:
-        found = self._table(kind, rows, table)
-        rows = self._owner.checks.change(rows, found, change, keys)
-        step = self._step_target(rows.sparkSession, found, self._steps.change(found.location))
-        about = {**step, **target.of_change(found, change, nullable(rows.schema))}
-        if not self._stage(rows, kind, about) and change.acts_without_rows:
-            self._stage_here(kind, {**about, target.EMPTY: True}, [target.nothing()])
-
-    def _stage(
-        self, rows: DataFrame, kind: BranchKind, target: Mapping[str, Any], rejection: Rejection | None = None
-    ) -> int:
-        """Stage ``rows`` in their tasks, and return how many there are."""
-        identity = (self.app_id, self.query_id, self.batch_id)
-        place: dict[str, Any] = {"token": self._token, "identity": identity, "address": self._owner.address}
-        frame = staging.staging_frame(rows, kind, target, rejection=rejection, **place)
-        staged = staging.staged(frame)
-        self._branches += staged
-        self._seen.note(frame, self._batch, stages=True)
-        return sum(branch.rows for branch in staged)
-
-    def _stage_here(
-        self, kind: BranchKind, target: Mapping[str, Any], batches: Iterable[pa.RecordBatch], number: int = 0
-    ) -> None:
-        """Stage a branch in the driver."""
-        batch = {"app_id": self.app_id, "query_id": self.query_id, "batch_id": self.batch_id}
-        header = BranchHeader(self._token, uuid.uuid4().hex, kind, target, **batch, partition=number)  # type: ignore[arg-type]
-        self._branches.append(self._owner.engine.stage(header, iter(batches)))
-
-    def _stage_files(self, rows: DataFrame, table: Table, about: Mapping[str, Any]) -> bool:
-        """Stage files that the table takes; False if it has changed since it was resolved."""
-        attempt = Attempt(self.app_id, about["txn_app_id"], self.sequence, self._token)
-        number = len(self._hidden)
-        self._hidden.append((table.location, attempt))
-        rows, written = to_write(rows)
-        staged = self._owner.tables.stage(written, table, about["options"], attempt, number)
-        if staged is None:
-            return False
-        if staged.rows:
-            self._stage_here("append", {**about, **staged.target()}, [staged.batch()], number)
-        self._seen.note(rows, self._batch, stages=False)
-        failpoint.here("foreach.files_staged")
-        return True
-
-    def drop_files(self) -> None:
-        """Delete the files of an attempt that can not be decided; what is left, a later batch deletes."""
-        for location, attempt in self._hidden:
-            try:
-                self._owner.tables.drop(location, attempt)
-            except Exception as error:
-                log.warning("files of a lost attempt are not deleted: %s", told(error))
-
-    def _refuse_late_use(self, operation: str) -> None:
-        if self._closed:
-            raise OptionError(f"tx.{operation} after the function returned", "call it within the function")
 
 
 class Transactional:
@@ -396,11 +188,8 @@ class Transactional:
         try:
             # C2
             self._fn(batch, tx)
-            tx._closed = True
-            failpoint.here("foreach.staged")
             # C3
-            if not tx._seen.whole:
-                staging.execute(batch)
+            tx.finish(consumes=consumes)
             failpoint.here("foreach.executed")
             # C4
             asked = True
@@ -409,7 +198,7 @@ class Transactional:
                 query_id,
                 batch_id,
                 token,
-                tx._branches,
+                tx.branches,
                 on_unroutable=self._options.on_unroutable,
                 consumes=consumes,
             )
@@ -418,6 +207,7 @@ class Transactional:
                 tx.drop_files()
             return committed.entry
         except BaseException as error:
+            tx.close()
             self._roll_back(engine, token, error)
             if not asked:
                 tx.drop_files()

@@ -155,15 +155,18 @@ class Seen:
             str, tuple[dict[str, Any], int]
         ] = {}  # by the name of the metric: it, the partitions
 
-    def note(self, frame: DataFrame, batch: DataFrame, *, stages: bool) -> None:
-        """``frame`` was executed. ``stages``: it stages rows (:func:`executed_whole`)."""
+    def note(self, frame: DataFrame, batch: DataFrame, *, stages: bool) -> bool:
+        """``frame`` was executed: whether that was the whole batch. ``stages``: it stages rows
+        (:func:`executed_whole`).
+        """
         if not executed_whole(frame, batch, stages=stages):
-            return
+            return False
         self.whole = True
         if _open:
             with suppress(Exception):  # Spark's internals: what is not known is read again
                 for name, tasks, row in metered(frame, _PREFIX):
                     self._told[name] = _python(frame, row), tasks
+        return True
 
     def broken(self, rejected: DataFrame | Metric | None) -> pa.RecordBatch | None:
         """All rows of ``rejected``, as CHECKED_COLUMNS; None if that is not certain."""

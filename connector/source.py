@@ -43,10 +43,11 @@ Slice = tuple[str, int, int]  # (log, start, end)
 
 @dataclass(frozen=True)
 class ClaimedSlice(InputPartition):
-    """A task's slice of a micro-batch, and the whole range of the micro-batch (S3)."""
+    """A task's slice of a micro-batch, and its whole range, as an app has claimed it (S3)."""
 
     ranges: Ranges
     slices: tuple[Slice, ...]
+    app_id: str
 
 
 @dataclass(frozen=True)
@@ -214,12 +215,13 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = self._vector(start), self._vector(end)
         if first == last:
             # An empty batch 0 has one task without rows: a sink knows its query only from its tasks.
-            return [ClaimedSlice({}, ())]
+            return [ClaimedSlice({}, (), self._options.app_id)]
         ranges = self._engine.resolve(self._options.app_id, first, last)
         found = self._engine.count(self._options.app_id, ranges)
         tasks = task_count(found, self._options)
         # At least one task: rows that no task reads are not consumed (S4).
-        return [ClaimedSlice(ranges, slices) for slices in split(found, tasks) or [()]]
+        app_id = self._options.app_id
+        return [ClaimedSlice(ranges, slices, app_id) for slices in split(found, tasks) or [()]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """S4: runs in a task, on another instance."""

@@ -28,7 +28,7 @@ from broker_core.kafka.owned import Owned
 from broker_core.kafka.owner import TIMEOUT_MS, Ready, Transaction
 from broker_core.kafka.port import EARLIEST, Isolation, Log
 from broker_core.kafka.receipt import Named, missing, parse, require
-from broker_core.micro_batch.ledger import public
+from broker_core.micro_batch.ledger import public, unread
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -114,7 +114,7 @@ class Decider:
                 ranges = self._refreshed().ranges_read(query_id, batch_id) if consumes and query_id else {}
                 entry = self._ledger.entry(*batch)
                 if entry is not None:
-                    _require_equal(entry, ranges)
+                    _require_equal(entry, ranges, self._facts.position())
                     return entry
                 self._ledger.require_next(*batch)
                 self._ledger.require_ranges(self._app, ranges, query_id, batch_id, self._facts.settled)
@@ -307,8 +307,10 @@ def end_quietly(transaction: Transaction) -> None:
         pass
 
 
-def _require_equal(entry: LedgerRecord, ranges: dict[str, list[int]]) -> None:
+def _require_equal(entry: LedgerRecord, ranges: dict[str, list[int]], claim_position: int) -> None:
     """Raises LineageConflict unless a decided batch has read again what it consumed (S4)."""
+    if unread(entry, ranges, claim_position):
+        return
     if ranges and {log: list(span) for log, span in entry.ranges.items()} != ranges:
         raise errors.LineageConflict(
             f"batch {entry.batch_id} of query {entry.query_id} is decided (consumed {entry.ranges}) and has "

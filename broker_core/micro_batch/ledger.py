@@ -7,7 +7,7 @@ an entry never changes except for ``applied`` and ``mirrored``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -281,19 +281,26 @@ class Ledger:
                 f"{expected}. Start the query again"
             )
 
-    def require_undecided(self, query_id: str, batch_id: int, ranges: Mapping[str, tuple[int, int]]) -> None:
-        """Raises LineageConflict if the batch is decided: it cannot read what it did not consume (S4)."""
-        for app_id in self._entries if query_id else ():
-            entry = self.entry(app_id, query_id, batch_id)
-            if entry is not None:
-                raise LineageConflict(
-                    f"batch {batch_id} of query {query_id} is decided (app {app_id!r}, consumed "
-                    f"{canonical(entry.ranges)}) and "
-                    "now asks for "
-                    f"{canonical(ranges)}: an older checkpoint was restored. Use the newest checkpoint, or a "
-                    "new one with "
-                    "onNewCheckpoint=resume"
-                )
+    def require_undecided(
+        self,
+        app_id: str,
+        query_id: str,
+        batch_id: int,
+        ranges: Mapping[str, tuple[int, int]],
+        claim_position: int,
+    ) -> None:
+        """Raises LineageConflict if the batch is decided: it cannot read what it did not consume (S4).
+        ``claim_position``: of the newest claim of ``app_id``, which reads.
+        """
+        for sink in self._entries if query_id else ():
+            entry = self.entry(sink, query_id, batch_id)
+            if entry is None or (sink == app_id and unread(entry, ranges, claim_position)):
+                continue
+            raise LineageConflict(
+                f"batch {batch_id} of query {query_id} is decided (app {sink!r}, consumed "
+                f"{canonical(entry.ranges)}) and now asks for {canonical(ranges)}: an older checkpoint was "
+                "restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+            )
 
     def require_ranges(
         self,
@@ -456,6 +463,13 @@ def _nothing_waits(app_id: str, sequence: int) -> UnknownTransaction:
         f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the batch was "
         "never decided. `txmq unapplied APP` lists what waits"
     )
+
+
+def unread(entry: LedgerRecord, ranges: Collection[str], claim_position: int) -> bool:
+    """Returns whether a decided batch may read ``ranges`` later: it was decided without a range of these
+    logs, and its source has claimed nothing since. Older versions decided so what only threads had read.
+    """
+    return not entry.ranges.keys() & set(ranges) and claim_position <= entry.claim_position
 
 
 def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:

@@ -212,16 +212,15 @@ class EmbeddedEngine:
         return self._run(look)
 
     def open_read(self, ticket: ReadTicket) -> ReadPlan:
-        """Records what (query, batch) reads, then returns where its rows are (S4). Raises LineageConflict,
-        DataLoss.
-        """
+        """Records what (query, batch) reads, then finds its rows (S4). Raises LineageConflict, DataLoss."""
 
         def work(_state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
             plan = self._reader.plan(ticket.slices, claim, fail_on_data_loss=ticket.fail_on_data_loss)
-            if not self._claims.reads.already(ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges):
-                self._ledger.require_undecided(ticket.query_id, ticket.batch_id, ticket.ranges)
-            self._claims.record_read(change, ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
+            read = (ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
+            if not self._claims.reads.already(*read):
+                self._ledger.require_undecided(*read, self._claims.position(ticket.app_id))
+            self._claims.record_read(change, *read)
             return plan
 
         plan = self._run(work)

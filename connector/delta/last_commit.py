@@ -55,7 +55,7 @@ class LastCommits:
             and files.stamp(commit_file(known.version)) == known.stamp
         ):
             return known
-        del self._commits[location]
+        self._commits.pop(location, None)  # two threads may find it old
         return None
 
     def qualified(self, spark: SparkSession, path: str, ask: Callable[[], str]) -> str:

@@ -134,9 +134,8 @@ class Driver:
 
         sent = [pickle.dumps(one) for one in found]
         tasks = [lambda number=number: rows(number, sent[number]) for number in range(len(sent))]
-        sink(
-            Frame(session, tasks, TxmqDataSource(self._source_options(self.world.queues)).schema()), batch_id
-        )
+        schema = TxmqDataSource(self._source_options(self.world.queues)).schema()
+        sink(Frame(session, tasks, schema, [partition for _, partition in found]), batch_id)
         missing = set(range(len(found))) - self.executed
         assert not missing, (
             f"C3: batch {batch_id} ended, and partitions {missing} were not executed: a stateful query has "

@@ -134,9 +134,13 @@ class Frame:
     or come too late.
     """
 
-    def __init__(self, session: Session, tasks: list[Task], schema: StructType) -> None:
+    def __init__(
+        self, session: Session, tasks: list[Task], schema: StructType, partitions: list[Any] | None = None
+    ) -> None:
+        """``partitions``: of the source, for a micro-batch."""
         self.sparkSession = session
         self.schema = schema
+        self.partitions = partitions or []
         self._tasks = tasks
 
     def mapInArrow(
@@ -161,7 +165,8 @@ class Frame:
 
     def _run(self, partition: int, task: Task, function: Callable[[Iterator[pa.RecordBatch]], Any]) -> Any:
         mode = point("task")
-        properties = dict(self.sparkSession.properties)
+        session = self.sparkSession
+        properties = {} if session.world.threads else dict(session.properties)
 
         def attempt(number: int) -> Any:
             _task.partition, _task.attempt, _task.properties = partition, number, properties

@@ -29,9 +29,11 @@ from broker_core.micro_batch.origins import Origins
 from broker_core.micro_batch.reads import Reads
 from broker_core.micro_batch.releases import Releases
 from broker_core.node.engine import EmbeddedEngine
-from connector import after_commit, apply, foreach_batch, staging
+from connector import after_commit, apply, batch_transaction, staging
+from connector.batch_reads import BatchReads
+from connector.batch_transaction import BatchTransaction
 from connector.delta.append import append
-from connector.foreach_batch import BatchTransaction, Transactional
+from connector.foreach_batch import Transactional
 from connector.ledger import LEDGER_COLUMNS, DeltaLedger, ledger_rows
 from connector.once import Once
 from connector.reader_lock import ReaderLock
@@ -637,10 +639,14 @@ def rows_may_be_freed_early(patch: Patch) -> None:
     patch.setattr(Branches, "published", without)
 
 
+def only_tasks_note_what_they_read(patch: Patch) -> None:
+    patch.setattr(BatchReads, "note", lambda *_: None)
+
+
 def one_id_for_all_steps(patch: Patch) -> None:
-    made = foreach_batch.txn_app_id
+    made = batch_transaction.txn_app_id
     patch.setattr(
-        foreach_batch,
+        batch_transaction,
         "txn_app_id",
         lambda app, identity, location, step=0: made(app, identity, location),
     )
@@ -793,6 +799,12 @@ CASES = [
         "s4_one_range_per_batch",
         a_batch_may_read_another_range,
         older_checkpoint_plans_a_decided_batch_with_another_range,
+    ),
+    Case(
+        "s4_the_range_is_noted_whoever_has_read_it",
+        only_tasks_note_what_they_read,
+        checkpoint_is_lost_behind_a_decision,
+        {"threads": True},
     ),
     Case("s5_deletion_by_acks_only", the_decision_deletes, decided_batch_is_replayed),
     Case("s5_the_last_range_is_kept", acks_delete_all, newest_commit_log_entry_is_lost),

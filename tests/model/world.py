@@ -31,6 +31,7 @@ from broker_core.micro_batch import claim
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
+from connector import batch_reads, batch_transaction
 from connector.delta.format import Delta as DeltaFormat
 from connector.ledger import DeltaLedger
 from connector.once import STEP
@@ -80,10 +81,12 @@ class World:
         joined: bool = False,
         twice: bool = False,
         kept: int = 0,
+        threads: bool = False,
     ) -> None:
         """``joined``: a source of the query for each queue; ``twice``: two for each; ``kept``: so many claims
-        of each source.
+        of each source; ``threads``: the function executes the batch in threads, whose tasks know no query.
         """
+        self.threads = threads
         self.sink, self.queues, self.shape = sink, queues, shape
         self.source_app, self.app = "pipeline", sink_app or "pipeline"
         self.source_options = source_options or {}
@@ -628,6 +631,8 @@ def world(**options: Any) -> Iterator[World]:
         if options.get("kept"):
             patch.setattr(claim, "KEPT_CLAIMS", options["kept"])
         install_task_context(patch)
+        patch.setattr(batch_reads, "input_partitions", lambda batch: batch.partitions)
+        patch.setattr(batch_transaction, "ThreadContext", lambda _session: None)
         made = World(**options)
         _current.append(made)
         try:

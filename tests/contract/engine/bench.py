@@ -123,7 +123,10 @@ class EngineBench(ABC):
         strict: bool = True,
         slices: Ranges | None = None,
     ) -> list[bytes]:
-        parts = tuple((self.log(name), start, end) for name, (start, end) in (slices or ranges).items())
+        parts = tuple(
+            (self.log(name), start, end)
+            for name, (start, end) in (ranges if slices is None else slices).items()
+        )
         batches = list(self.engine.read(ReadTicket(app, query, batch, self._by_log(ranges), parts, strict)))
         assert all(found.schema.equals(READ_SCHEMA) for found in batches)
         return [body for found in batches for body in found.column("body").to_pylist()]

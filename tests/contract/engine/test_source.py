@@ -258,6 +258,52 @@ def test_s4_no_read_no_consumption(bench: Bench) -> None:
     assert bench.visible("in") == [b"a"]
 
 
+def test_s4_a_batch_that_notes_its_range_without_reading_rows_consumes_it(bench: Bench) -> None:
+    """The driver does so where the tasks that read knew no query: those of a thread of the function."""
+    bench.produce(b"a", b"b")
+    end = bench.claim()
+    ranges = bench.ranges({"in": START}, end)
+    opened = bench.engine.open_batch(APP, "q", 0, "fail")
+    assert bench.read("", -1, ranges) == [b"a", b"b"]
+    for _ in range(2):
+        assert bench.read("q", 0, ranges, slices={}) == []
+    bench.crash()
+    entry = bench.engine.commit_batch(APP, "q", 0, opened.token, []).entry
+    assert (bench.ranges_of(entry), entry.messages) == ({"in": (0, 2)}, 2)
+    assert bench.visible("in") == []
+
+
+def test_s4_a_batch_decided_without_its_range_reads_it_later_until_the_source_goes_on(bench: Bench) -> None:
+    """Entries of older versions: only threads had read the batch, so it was decided without a range."""
+    bench.produce(b"a")
+    end = bench.claim()
+    opened = bench.engine.open_batch(APP, "q", 0, "fail")
+    bench.engine.commit_batch(APP, "q", 0, opened.token, [])
+    bench.crash()
+    ranges = bench.ranges({"in": START}, end)
+    assert bench.read("q", 0, ranges) == [b"a"]
+    assert bench.engine.commit_batch(APP, "q", 0, "", []).already
+    bench.produce(b"b")
+    following = bench.claim(end)  # Spark has batch 0 in its commit log
+    entry = bench.run("q", 1, end, following)
+    assert (bench.ranges_of(entry), bench.visible("in")) == ({"in": (1, 2)}, [])
+
+
+def test_s4_a_batch_decided_without_a_range_does_not_read_what_was_claimed_later(bench: Bench) -> None:
+    opened = bench.engine.open_batch(APP, "q", 0, "fail")
+    bench.engine.commit_batch(APP, "q", 0, opened.token, [])
+    bench.produce(b"a")
+    ranges = bench.ranges({"in": START}, bench.claim())
+    with pytest.raises(LineageConflict, match="restored"):
+        read_and_repeat(bench, 0, ranges)
+
+
+def read_and_repeat(bench: Bench, batch: int, ranges: Ranges) -> None:
+    """A decided batch, as its replay does."""
+    bench.read("q", batch, ranges)
+    bench.engine.commit_batch(APP, "q", batch, "", [])
+
+
 def read_and_commit(bench: Bench, batch: int, ranges: Ranges) -> None:
     """What must not be read together with something else is refused by the read, or by the decision."""
     token = bench.engine.open_batch(APP, "q", batch, "fail").token
