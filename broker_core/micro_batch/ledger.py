@@ -7,7 +7,7 @@ an entry never changes except for ``applied`` and ``mirrored``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -19,6 +19,7 @@ from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.micro_batch.canonical import canonical
+from broker_core.micro_batch.reads import unread
 from broker_core.micro_batch.sink import Sink
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
@@ -463,13 +464,6 @@ def _nothing_waits(app_id: str, sequence: int) -> UnknownTransaction:
         f"batch {sequence} of app {app_id!r} has no such rows to apply: they are applied, or the batch was "
         "never decided. `txmq unapplied APP` lists what waits"
     )
-
-
-def unread(entry: LedgerRecord, ranges: Collection[str], claim_position: int) -> bool:
-    """Returns whether a decided batch may read ``ranges`` later: it was decided without a range of these
-    logs, and its source has claimed nothing since. Older versions decided so what only threads had read.
-    """
-    return not entry.ranges.keys() & set(ranges) and claim_position <= entry.claim_position
 
 
 def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:

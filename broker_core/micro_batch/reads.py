@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker_core.address import VHOST
-from broker_core.broker.records import ReadRecord
+from broker_core.broker.records import LedgerRecord, ReadRecord
 from broker_core.broker.undo import Undo
 from broker_core.engine import Ranges
 from broker_core.errors import LineageConflict
@@ -150,6 +150,13 @@ def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> LineageConfl
         f"{canonical(wanted)}: an older or changed checkpoint of app {read.app_id!r} was restored. Use the "
         "newest checkpoint, or a new one with onNewCheckpoint=resume"
     )
+
+
+def unread(entry: LedgerRecord, ranges: Collection[str], claim_position: int) -> bool:
+    """Returns whether a decided batch may read ``ranges`` later: it was decided without a range of these
+    logs, and its source has claimed nothing since. Older versions decided so what only threads had read.
+    """
+    return not entry.ranges.keys() & set(ranges) and claim_position <= entry.claim_position
 
 
 def age(read: ReadRecord) -> int:

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 
+import pyarrow as pa
+
 from broker_core import password as passwords
 from broker_core.address import VHOST
 from broker_core.broker.rights import Rights
@@ -101,11 +103,11 @@ class Logins:
             return OWNER
         raise LoginRefused("the token is not that of this broker", "read it again from endpoint.json")
 
-    def prove(self, challenge: bytes) -> bytes:
+    def prove(self, challenge: pa.Buffer) -> bytes:
         """The proof that this broker has the directory's token; b"" if there is none, or to no challenge."""
-        if not self._token or len(challenge) != CHALLENGE_BYTES:
+        if not self._token or challenge.size != CHALLENGE_BYTES:
             return b""
-        return proof(self._token.decode(), challenge)
+        return proof(self._token.decode(), challenge.to_pybytes())
 
     def anonymous(self, address: str) -> Identity:
         if self._open and self._users.default and is_loopback(address):
