@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from broker_core.arrow.outside import require_valid
 from broker_core.engine import BranchHeader
 from broker_core.errors import OptionError, TransactionTooLarge
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
@@ -55,8 +56,7 @@ def parts(rows: Iterable[pa.RecordBatch], header: BranchHeader) -> Iterator[pa.R
 def check_part(header: BranchHeader, part: int, batch: pa.RecordBatch) -> None:
     """Checks the number and the rows of a part, and that Arrow can read it. Raises OptionError.
 
-    Arrow trusts external data: an offset beyond its buffer would only be found when the row is read. Rows of
-    messages are checked as messages (``broker/content.py``).
+    Rows of messages are checked as messages (``broker/content.py``).
     """
     if part < 0 or batch.num_rows > MAX_PART_ROWS:
         raise OptionError(
@@ -65,11 +65,9 @@ def check_part(header: BranchHeader, part: int, batch: pa.RecordBatch) -> None:
         )
     if header.kind != "publish":
         try:
-            batch.validate(full=True)
-        except (pa.ArrowException, ValueError) as error:
-            raise OptionError(
-                f"part {part} of branch {header.branch!a} is damaged: {' '.join(str(error).split())[:200]}"
-            ) from error
+            require_valid(batch)
+        except ValueError as error:
+            raise OptionError(f"part {part} of branch {header.branch!a} is damaged: {error}") from error
 
 
 def _cut(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

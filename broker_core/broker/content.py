@@ -14,6 +14,7 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker_core.arrow.outside import require_valid
 from broker_core.broker.arguments import MAX_TEXT_BYTES, MAX_TIME_MS, check_text
 from broker_core.broker.block import EXPIRATION as EXPIRATION
 from broker_core.broker.carbon_copy import carbon_copies, has_copies
@@ -104,18 +105,16 @@ def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES) -> None:
     """Like ``check_properties``, for a block of MESSAGE_SCHEMA, and no body is larger than ``body_bytes``.
     Raises the error of its first bad row, or OptionError, both naming the row.
 
-    Arrow data comes from another process, so its offsets and lengths are checked before it is used.
+    Arrow data comes from another process, so it is validated before anything else is asked of it.
     """
     if rows.schema.names != MESSAGE_SCHEMA.names or rows.schema.types != MESSAGE_SCHEMA.types:
         named = ", ".join(f"{field.name} {field.type}" for field in MESSAGE_SCHEMA)
         given = ", ".join(f"{field.name} {field.type}" for field in rows.schema)
         raise OptionError(f"rows to publish have the columns {given}; a block of messages has {named}")
     try:
-        rows.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowIndexError) as error:
-        raise OptionError(
-            f"the rows to publish are damaged: {' '.join(str(error).split())}; send them again"
-        ) from None
+        require_valid(rows)
+    except ValueError as error:
+        raise OptionError(f"the rows to publish are damaged: {error}; send them again") from None
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if column.null_count:
             raise OptionError(f"row {pc.index(column.is_null(), True).as_py()} has no {name} (null)")

@@ -122,6 +122,7 @@ _UNREADABLE = (
     OverflowError,
     RecursionError,
     OSError,
+    EOFError,
 )
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from broker_core import errors
+from broker_core.arrow.outside import read_stream
 from broker_core.arrow.parts import branch_checksum, signed
 from broker_core.kafka.client import Client
 from broker_core.kafka.compression import inflate
@@ -153,7 +154,13 @@ class Check:
 
 
 def rows_of(records: Iterable[StagedRecord]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of an append or after_commit branch."""
+    """Yields the rows of an append or after_commit branch. Raises MissingBranch for a damaged record."""
     for record in records:
-        with pa.ipc.open_stream(record.value) as stream:
-            yield from stream
+        try:
+            rows = read_stream(record.value)
+        except ValueError as error:
+            raise errors.MissingBranch(
+                f"a staged record of branch {record.branch!r} is damaged: {error}. Nothing of it is applied",
+                "look for who else writes to the stage topic",
+            ) from error
+        yield from rows

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import random
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,12 +26,17 @@ from broker_core.client.broker import BrokerClient
 from broker_core.flight import contract
 from broker_core.message import MESSAGE_SCHEMA
 from tests.server.conftest import Served, fill
+from tests.server.damaged_arrow import broken, nested_rows
 from tests.server.flight_calls import CALLS, HEADER, TICKETS, Raw, messages, part_body
 
+ROOT = Path(__file__).parents[2]
 MEGABYTE = 1024 * 1024
 HUGE = [2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, -1, 0]
 STAGE = {"header": HEADER, "part": 0}
 ROWS = bytes(contract.encode_rows([messages(b"one", b"two")], MESSAGE_SCHEMA))
+# rows of a table may have any type, and Arrow follows the offsets of some for as little as their size
+NESTED = [bytes(contract.encode_rows([batch], batch.schema)) for batch in nested_rows()]
+APPEND = {**HEADER, "kind": "append", "target": {"table": "t"}}
 
 
 def damaged(source: random.Random, data: bytes) -> bytes:
@@ -96,7 +104,7 @@ class Streams:
     def put(self, frames: list[bytes]) -> str:
         """How it failed; "" where it was taken."""
         try:
-            list(self._put(iter(frames), wait_for_ready=True))
+            list(self._put(iter(frames), wait_for_ready=True, timeout=60))
         except grpc.RpcError as error:
             return f"{error.code()} {error.details()}"
         return ""
@@ -109,7 +117,7 @@ def sendings(source: random.Random) -> tuple[str, bytes, list[bytes]]:
     """An action with its body, or frames of a DoPut."""
     name, arguments = source.choice(CALLS)
     body = json.dumps(arguments).encode()
-    match source.choice(["action", "ticket", "part", "put", "random"]):
+    match source.choice(["action", "ticket", "part", "put", "rows", "put rows", "random"]):
         case "action":
             if name.startswith("channel."):
                 body = json.dumps(
@@ -130,6 +138,17 @@ def sendings(source: random.Random) -> tuple[str, bytes, list[bytes]]:
             place = source.randrange(len(frames))
             frames[place] = damaged(source, frames[place])
             return "put", b"", frames[: source.randint(1, len(frames))]
+        case "rows":
+            header = {**APPEND, "branch": source.randbytes(8).hex()}  # a part is staged once
+            return (
+                "stage",
+                part_body({"header": header, "part": 0}, broken(source, source.choice(NESTED))),
+                [],
+            )
+        case "put rows":
+            frames = put_frames({**APPEND, "branch": source.randbytes(8).hex()}, source.choice(NESTED))
+            frames[-1] = broken(source, frames[-1])
+            return "put", b"", frames
     return (
         source.choice([name, "", "engine.", "channel.__init__", "admin._committed", "é", "x" * 5000]),
         source.randbytes(200),
@@ -141,6 +160,7 @@ def attack(served: Served, seed: int, rounds: int) -> None:
     source = random.Random(seed)
     process = psutil.Process(served.pid)
     with BrokerClient(served.url) as client:
+        client.open_batch("app", "q", 0, "fail", token="s")
         fill(client, "in", 3)
         raw, streams = Raw(served.url), Streams(served.url)
         before = process.memory_info().rss
@@ -176,6 +196,24 @@ def test_damaged_bytes_at_the_flight_door_for_long(served: Served, seed: int, ro
     served.start()
     for number in range(rounds):
         attack(served, seed + number, 3_000)
+
+
+def feed(directory: Path, seed: int, rounds: int) -> None:
+    """In a process of its own: parts, writers' files and staged records of Kafka."""
+    command = [sys.executable, "-m", "tests.server.damaged_arrow", str(directory), str(seed), str(rounds)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.endswith(f"of {rounds}\n")
+
+
+def test_damaged_arrow_data_ends_no_process_at_any_way_in(tmp_path: Path, seed: int) -> None:
+    feed(tmp_path, seed, 600)
+
+
+@pytest.mark.soak
+def test_damaged_arrow_data_at_any_way_in_for_long(tmp_path: Path, seed: int, rounds: int) -> None:
+    for number in range(rounds):
+        feed(tmp_path / str(number), seed + number, 5_000)
 
 
 # -- one by one ----------------------------------------------------------------------------------------------
@@ -252,3 +290,24 @@ def test_offsets_beyond_their_buffer_are_found_before_a_row_is_looked_at(raw: Ra
     rows = ROWS.replace(offsets, struct.pack("<iii", 0, 3, 2**30))
     assert isinstance(raw.action("stage", part_body(STAGE, rows)), errors.OptionError)
     assert "damaged" in Streams(one.url).put(put_frames(HEADER, rows))
+
+
+@pytest.mark.parametrize("batch", nested_rows(), ids=lambda batch: str(batch.schema.types[0])[:20])
+def test_an_offset_of_a_nested_type_is_not_followed_before_it_is_checked(
+    batch: pa.RecordBatch, one: Served
+) -> None:
+    """Each number of the body in turn is too large. ``nbytes`` of such rows ends a process."""
+    raw, streams = Raw(one.url), Streams(one.url)
+    rows = bytes(contract.encode_rows([batch], batch.schema))
+    body = rows.rindex(bytes(8), 0, len(rows) - 64) if rows.count(bytes(8)) else len(rows) // 2
+    for at in range(body // 2 // 8 * 8, len(rows) - 8, 8):
+        header = {**APPEND, "token": "nested", "branch": f"{at}-{batch.schema}"}
+        data = rows[:at] + struct.pack("<q", 2**40) + rows[at + 8 :]
+        try:
+            raw.action("stage", part_body({"header": header, "part": 0}, data))
+            streams.put(put_frames({**header, "part": 1}, data))
+        except (pa.ArrowException, OSError):
+            pass
+    with BrokerClient(one.url) as client:
+        client.rollback_batch("nested")
+        assert client.queues()

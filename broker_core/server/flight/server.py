@@ -21,6 +21,7 @@ import pyarrow.flight
 
 from broker_core import errors, failpoint
 from broker_core.address import VHOST
+from broker_core.arrow.outside import UNREADABLE, buffer_bytes, line
 from broker_core.engine import BranchHeader, Engine, ReadTicket
 from broker_core.flight import contract
 from broker_core.message import READ_SCHEMA
@@ -260,7 +261,7 @@ class FlightServer:
     ) -> contract.PartReceipt:
         self._permits.stage(caller, part.header)
         failpoint.here("server.stage.part")
-        with self._part_bytes.within(caller.identity.user, batch.nbytes):
+        with self._part_bytes.within(caller.identity.user, buffer_bytes(batch)):
             rows, checksum = self._engine(caller).stage_part(part.header, part.part, batch, caller.rights)
         return contract.PartReceipt(part.part, rows, checksum)
 
@@ -332,10 +333,8 @@ def _chunks(reader: Any) -> Iterator[Any]:
             yield chunk
     except pyarrow.flight.FlightError:
         raise
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise errors.RemoteProtocolError(
-            f"put: the stream cannot be read: {' '.join(str(error).split())[:200]}"
-        ) from error
+    except (*UNREADABLE, TypeError) as error:
+        raise errors.RemoteProtocolError(f"put: the stream cannot be read: {line(error)}") from error
 
 
 def _part_number(metadata: pa.Buffer | None) -> int:
