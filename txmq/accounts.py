@@ -131,6 +131,11 @@ def _set_topic(options: argparse.Namespace) -> int:
     return done(options, text, user=name, exchange=exchange)
 
 
+def give_app(options: argparse.Namespace, app: str, user: str) -> int:
+    _accounts(options).give_app(app, user)
+    return done(options, f"app {app} belongs to user {user}", app=app, user=user)
+
+
 def _clear_topic(options: argparse.Namespace) -> int:
     _accounts(options).clear_topic_permissions(options.name, options.exchange)
     return done(options, f"cleared the topic permissions of user {options.name}", user=options.name)

@@ -99,7 +99,12 @@ def _command(
 
 def _add_lists(commands: Any) -> None:
     _command(commands, "queues", _queues, "list the queues", address=True)
-    _command(commands, "apps", _apps, "list the pipelines with their queues and progress", address=True)
+    apps = _command(
+        commands, "apps", _apps, "list the pipelines with their queues and progress", address=True
+    )
+    apps.add_argument(
+        "chown", metavar="chown APP USER", nargs="*", help="give the app to another user instead"
+    )
     _command(commands, "transactions", _transactions, "list the prepared transactions", address=True)
     for name in ("staged", "attempts"):  # two names of one list
         _command(commands, name, _attempts, "list what is staged and not decided", address=True)
@@ -233,6 +238,13 @@ def _queues(options: argparse.Namespace) -> int:
 
 
 def _apps(options: argparse.Namespace) -> int:
+    match options.chown:
+        case []:
+            pass
+        case ["chown", app, user]:
+            return accounts.give_app(options, app, user)
+        case words:
+            raise OptionError(f"txmq apps {' '.join(words)}: no such word", "use txmq apps chown APP USER")
     return show(options, (dataclasses.asdict(app) for app in engine_at(options).apps()))
 
 

@@ -371,7 +371,7 @@ class TopicPermissionRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class AppUserRecord(Record):
-    """The user who first used an app id."""
+    """The owner of an app: who first claimed or opened it; "": the owner of the data directory."""
 
     TABLE, KEY = "app_user", ("vhost", "app_id")
     vhost: str

@@ -24,7 +24,7 @@ from broker_core.broker.records import (
     UserRecord,
 )
 from broker_core.broker.undo import Undo
-from broker_core.errors import AccessRefused, OptionError
+from broker_core.errors import OptionError
 
 DEFAULT_USER = "guest"  # until the first user is added
 ADMINISTRATOR, MONITORING = "administrator", "monitoring"
@@ -118,7 +118,7 @@ class Users:
         self._put(change, UserRecord(name, self._user(name).password_hash, _tags(tags)))
 
     def delete(self, change: Change, name: str) -> None:
-        """Deletes a user with its permissions; its apps belong to the user who uses them next.
+        """Deletes a user with its permissions; its apps have no owner, and administrators alone use them.
 
         Raises OptionError: there is no such user, or no other, because the default user would come back.
         """
@@ -198,20 +198,19 @@ class Users:
                 del self.apps[app]
                 change.drop(AppUserRecord, app)
 
-    def uses_app(self, app_id: str, user: str, vhost: str = VHOST) -> bool:
-        return self.apps.get((vhost, app_id)) == user
-
-    def use_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
-        """The app belongs to the user who first uses it. Raises AccessRefused."""
-        if self.apps.get((vhost, app_id), user) != user:
-            raise AccessRefused(
-                f"access to app '{app_id}' in vhost '{vhost}' refused for user '{user}'",
-                "an app id belongs to the user who first used it",
-            )
-        if (vhost, app_id) not in self.apps and self.exists(user):
+    def own_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
+        """From now on the app belongs to ``user``; "": to the owner of the data directory."""
+        if not user or self.exists(user):
             self._undo.item(self.apps, (vhost, app_id))
             self.apps[vhost, app_id] = user
             change.put(AppUserRecord(vhost, app_id, user))
+
+    def give_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
+        """Raises OptionError: no such user."""
+        if not self.exists(user):
+            self._user(user)
+        check_text("an app id", app_id)
+        self.own_app(change, app_id, user, vhost)
 
     def _user(self, name: str) -> UserRecord:
         known = self.by_name.get(name)

@@ -39,7 +39,7 @@ class RemoteAccounts:
         self._do("set_tags", name=name, tags=list(tags))
 
     def delete_user(self, name: str) -> None:
-        """Its connections are closed, its apps are free."""
+        """Its connections are closed; its apps have no owner, and administrators alone use them."""
         self._do("delete_user", name=name)
 
     def permissions(self) -> list[PermissionInfo]:
@@ -62,6 +62,10 @@ class RemoteAccounts:
     def clear_topic_permissions(self, user: str, exchange: str = "") -> None:
         """``exchange`` "": of all."""
         self._do("clear_topic_permissions", user=user, exchange=exchange, vhost=self._vhost)
+
+    def give_app(self, app_id: str, user: str) -> None:
+        """It is the owner from now on, also of an app that is yet to be."""
+        self._do("give_app", app_id=app_id, user=user, vhost=self._vhost)
 
     def _do(self, word: str, **arguments: Any) -> None:
         self._client.administer(type(None), word, **arguments)

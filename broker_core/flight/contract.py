@@ -249,6 +249,7 @@ ACCOUNTS = (
     "clear_permissions",
     "set_topic_permissions",
     "clear_topic_permissions",
+    "give_app",
     "vhosts",
     "add_vhost",
     "limit_vhost",

@@ -85,6 +85,9 @@ class Branches:
         if total:
             self._bytes[token] = total
 
+    def knows(self, app_id: str) -> bool:
+        return bool(self._of_app.get(app_id))
+
     def attempt(self, token: str) -> AttemptRecord | None:
         return self._attempts.get(token)
 

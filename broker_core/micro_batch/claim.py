@@ -11,7 +11,7 @@ may have been sent before).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from broker_core.address import VHOST
 from broker_core.broker.records import (
@@ -125,6 +125,9 @@ class Claims:
 
     def apps(self) -> set[str]:
         return self.origins.apps() | set(self._by_app)
+
+    def knows(self, app_id: str) -> bool:
+        return bool(self._by_app.get(app_id)) or app_id in self.origins.apps()
 
     def position(self, app_id: str) -> int:
         """Returns the position of the app's newest claim, even a released one; 0: none. Never decreases."""
@@ -325,14 +328,19 @@ class Claims:
         self.by_ranges(app_id, ranges)
         self.reads.record(sink, app_id, query_id, batch_id, ranges, kept=KEPT_CLAIMS)
 
-    def ranges_read(self, query_id: str, batch_id: int) -> dict[str, list[int]]:
-        """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id.
+    def ranges_read(
+        self, query_id: str, batch_id: int, counts: Callable[[str], bool] = lambda _app_id: True
+    ) -> dict[str, list[int]]:
+        """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id,
+        if that ``counts``.
 
         Raises LineageConflict for a range without a claim (its queue was released meanwhile), and for two
         ranges of one log.
         """
         ranges: dict[str, list[int]] = {}
         for read in self.reads.of_batch(query_id, batch_id):
+            if not counts(read.app_id):
+                continue
             require_not_released(read, self.told)
             self.by_ranges(read.app_id, {log: (first, last) for log, (first, last) in read.ranges.items()})
             if read.ranges.keys() & ranges.keys():

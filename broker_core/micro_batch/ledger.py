@@ -130,6 +130,9 @@ class Ledger:
     def apps(self) -> set[str]:
         return set(self._lineages) | set(self._entries)
 
+    def knows(self, app_id: str) -> bool:
+        return bool(self._lineages.get(app_id) or self._entries.get(app_id))
+
     def last(self, app_id: str) -> LedgerRecord | None:
         entries = self._entries.get(app_id)
         return entries[next(reversed(entries))] if entries else None
@@ -289,13 +292,18 @@ class Ledger:
         batch_id: int,
         ranges: Mapping[str, tuple[int, int]],
         claim_position: int,
+        counts: Callable[[str], bool],
     ) -> None:
-        """Raises LineageConflict if the batch is decided: it cannot read what it did not consume (S4).
-        ``claim_position``: of the newest claim of ``app_id``, which reads.
+        """Raises LineageConflict if an app that ``counts`` has decided the batch: it cannot read what it did
+        not consume (S4). ``claim_position``: of the newest claim of ``app_id``, which reads.
         """
         for sink in self._entries if query_id else ():
             entry = self.entry(sink, query_id, batch_id)
-            if entry is None or (sink == app_id and unread(entry, ranges, claim_position)):
+            if (
+                entry is None
+                or not counts(sink)
+                or (sink == app_id and unread(entry, ranges, claim_position))
+            ):
                 continue
             raise LineageConflict(
                 f"batch {batch_id} of query {query_id} is decided (app {sink!r}, consumed "

@@ -12,6 +12,7 @@ checks everything before it changes anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
@@ -40,7 +41,6 @@ from broker_core.broker.transaction import Consumed, StagedTransaction
 from broker_core.engine import BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
 from broker_core.errors import (
     BatchDecided,
-    LineageConflict,
     MissingBranch,
     PreconditionFailed,
     TransactionState,
@@ -49,6 +49,7 @@ from broker_core.ids import NO_BLOCK, BlockId
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger, public
+from broker_core.micro_batch.owners import OWNER, Actor, AppOwners
 from broker_core.micro_batch.queue_logs import QueueLogs
 from broker_core.micro_batch.releases import Release, require_idle
 
@@ -90,6 +91,7 @@ class MicroBatches:
             [*ledger, *take(LineageRecord, vhost), *take(ReleaseRecord, vhost)], state.undo, vhost
         )
         self.branches = Branches([*take(AttemptRecord, vhost), *take(PartRecord, vhost)], state.undo)
+        self.owners = AppOwners(state, self.claims, self.ledger, self.branches)
         self._state = state
         self._read = read
         self._read_stamps = read_stamps
@@ -108,10 +110,13 @@ class MicroBatches:
         on_new_checkpoint: OnNewCheckpoint,
         token: str,
         now_us: int,
+        actor: Actor = OWNER,
         *,
         consumes: bool,
     ) -> Opened:
-        """Opens an attempt named ``token``. Raises LineageConflict, BatchGap."""
+        """Opens an attempt named ``token``. Raises AccessRefused, LineageConflict, BatchGap."""
+        self.owners.take(change, actor, app_id)
+        self.owners.require_token(token, app_id, query_id, batch_id)
         entry = self.ledger.open(
             change,
             app_id,
@@ -134,13 +139,15 @@ class MicroBatches:
         first: int,
         given: Sequence[tuple[Stored | None, pa.RecordBatch]],
         now_us: int,
+        actor: Actor = OWNER,
     ) -> list[tuple[int, int]]:
         """Stages the parts from ``first`` on, all or none, and returns (rows, checksum) of each. Bytes of a
         part that is already staged are forgotten.
 
-        An app over its limit of staged bytes loses older attempts first. Raises BatchDecided, MissingBranch,
-        ExchangeNotFound, TransactionTooLarge.
+        An app over its limit of staged bytes loses older attempts first. Raises AccessRefused, BatchDecided,
+        MissingBranch, ExchangeNotFound, TransactionTooLarge.
         """
+        self.owners.require_attempt(change, actor, header)
         unkept = {stored.block_id for stored, _ in given if stored is not None}
         known = [self._known(header, part, rows) for part, (_, rows) in enumerate(given, first)]
         staged = [
@@ -168,7 +175,9 @@ class MicroBatches:
         otherwise nothing.
         """
         parts = [self.branches.part(header.branch, part) for part in range(first, first + len(expected))]
-        found = [(part.rows, part.checksum) for part in parts if part is not None]
+        found = [
+            (part.rows, part.checksum) for part in parts if part is not None and part.token == header.token
+        ]
         return found if found == list(expected) else []
 
     def _known(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> PartRecord | None:
@@ -233,31 +242,31 @@ class MicroBatches:
         token: str,
         branches: Sequence[StagedBranch],
         now_us: int,
+        actor: Actor = OWNER,
         *,
         on_unroutable: OnUnroutable,
         consumes: bool,
     ) -> Committed:
-        """Decides a batch. Raises, with nothing changed, LineageConflict, BatchGap, MissingBranch,
-        Unroutable, PreconditionFailed (a full queue).
+        """Decides a batch. Raises, with nothing changed, AccessRefused, LineageConflict, BatchGap,
+        MissingBranch, Unroutable, PreconditionFailed (a full queue).
+
+        It consumes what apps of its app's owner have read for (query, batch); what others have read under
+        these ids is no part of it.
         """
+        self.owners.require(actor, [app_id])
         # 1. decided before? The range is the same: S4 lets a (query, batch) read one range only
         entry = self.ledger.entry(app_id, query_id, batch_id)
         if entry is not None:
             return Committed(public(entry), already=True)
         # 2. every check, before anything changes
         self.ledger.require_next(app_id, query_id, batch_id)
-        attempt = self.branches.attempt(token)
-        if attempt is not None and (attempt.app_id, attempt.query_id, attempt.batch_id) != (
-            app_id,
-            query_id,
-            batch_id,
-        ):
-            raise LineageConflict(
-                f"token {token} was opened for batch {attempt.batch_id} of app {attempt.app_id!r}, not for "
-                f"batch {batch_id} of {app_id!r}"
-            )
+        self.owners.require_token(token, app_id, query_id, batch_id)
         named = self.branches.require(token, branches)
-        ranges = self.claims.ranges_read(query_id, batch_id) if consumes and query_id else {}
+        ranges = (
+            self.claims.ranges_read(query_id, batch_id, partial(self.owners.same, app_id))
+            if consumes and query_id
+            else {}
+        )
         for log in ranges:
             self._state.topology.queue(log)
         self.ledger.require_ranges(app_id, ranges, query_id, batch_id, self._settled)

@@ -8,6 +8,7 @@ Invariant: an answer is returned only when the commit that it depends on is dura
 
 from __future__ import annotations
 
+import copy
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ from broker_core.micro_batch.branch import StagedLimits
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.ledger import public
 from broker_core.micro_batch.micro_batch import MicroBatches
+from broker_core.micro_batch.owners import OWNER, Actor
 from broker_core.node.committer import Work
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
@@ -105,12 +107,19 @@ class EmbeddedEngine:
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
         self._branches.limits = staged or StagedLimits()
         self._reader = Reader(local, state)
+        self._actor = OWNER
         local.upkeep.chores.append(self.drop_abandoned)
 
     @property
     def state(self) -> BrokerState:
         """Returns the state as this virtual host sees it."""
         return self._state
+
+    def acting(self, actor: Actor) -> EmbeddedEngine:
+        """Returns this engine for the calls of ``actor``."""
+        seen = copy.copy(self)
+        seen._actor = actor
+        return seen
 
     def _run(self, work: Work[T]) -> T:
         """Runs a work with the state of this virtual host. Raises NotAllowed once that is deleted."""
@@ -149,13 +158,8 @@ class EmbeddedEngine:
     def _available(
         self, state: BrokerState, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]
     ) -> Available:
-        rows = (
-            end
-            - start
-            - sum(
-                min(last, end) - max(first, start) for first, last in skipped if first < end and last > start
-            )
-        )
+        inside = ((max(first, start), min(last, end)) for first, last in skipped)
+        rows = end - start - sum(max(0, last - first) for first, last in inside)
         size = sum(run.size_bytes for run in state.topology.queue(log).log.runs_between(start, end))
         return Available(start, end, rows, size)
 
@@ -181,6 +185,7 @@ class EmbeddedEngine:
         on_new_checkpoint: OnNewCheckpoint,
     ) -> Vector:
         def work(_state: BrokerState, change: Change, now_us: int) -> Vector:
+            self.batches.owners.take(change, self._actor, app_id)
             return self._claims.claim(
                 self.batches.logs(change, now_us),
                 change,
@@ -219,7 +224,8 @@ class EmbeddedEngine:
             plan = self._reader.plan(ticket.slices, claim, fail_on_data_loss=ticket.fail_on_data_loss)
             read = (ticket.app_id, ticket.query_id, ticket.batch_id, ticket.ranges)
             if not self._claims.reads.already(*read):
-                self._ledger.require_undecided(*read, self._claims.position(ticket.app_id))
+                counts = partial(self.batches.owners.same, ticket.app_id)
+                self._ledger.require_undecided(*read, self._claims.position(ticket.app_id), counts)
             self._claims.record_read(change, *read)
             return plan
 
@@ -276,11 +282,11 @@ class EmbeddedEngine:
         token: str = "",
         consumes: bool = True,
     ) -> Opened:
-        chosen = token or uuid.uuid4().hex
+        chosen, by = token or uuid.uuid4().hex, self._actor
 
         def work(_state: BrokerState, change: Change, now_us: int) -> Opened:
             return self.batches.open(
-                change, app_id, query_id, batch_id, on_new_checkpoint, chosen, now_us, consumes=consumes
+                change, app_id, query_id, batch_id, on_new_checkpoint, chosen, now_us, by, consumes=consumes
             )
 
         opened = self._run(work)
@@ -338,10 +344,10 @@ class EmbeddedEngine:
     def _stage(
         self, header: BranchHeader, first: int, given: Sequence[tuple[BlockInfo | None, pa.RecordBatch]]
     ) -> list[tuple[int, int]]:
-        appended = [info.block_id for info, _ in given if info is not None]
+        appended, by = [info.block_id for info, _ in given if info is not None], self._actor
         try:
             staged = self._run(
-                lambda _state, change, now_us: self.batches.stage(change, header, first, given, now_us)
+                lambda _state, change, now_us: self.batches.stage(change, header, first, given, now_us, by)
             )
         except StoreFailed:
             raise
@@ -384,6 +390,7 @@ class EmbeddedEngine:
                 token,
                 branches,
                 now_us,
+                self._actor,
                 on_unroutable=on_unroutable,
                 consumes=consumes,
             )

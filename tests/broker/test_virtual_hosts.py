@@ -391,7 +391,7 @@ def test_a_deleted_virtual_host_leaves_nothing_and_its_name_is_free(node: Node) 
     late = engines.of(SALES)
     node.broker.run(lambda state, change, _now: state.users.add(change, "ann", ""))
     node.broker.run(lambda state, change, _now: state.users.permit(change, "ann", "", "", ".*", SALES))
-    node.broker.run(lambda state, change, _now: state.users.use_app(change, "app", "ann", SALES))
+    node.broker.run(lambda state, change, _now: state.users.own_app(change, "app", "ann", SALES))
     vhosts.delete_vhost(SALES)
     for ask in (
         lambda: held.queue_declare("late"),

@@ -153,6 +153,7 @@ ACCOUNTS: dict[str, dict[str, Any]] = {
         "vhost": "/",
     },
     "clear_topic_permissions": {"user": "new", "exchange": "x", "vhost": "/"},
+    "give_app": {"app_id": "app", "user": "new", "vhost": "/"},
     "vhosts": {},
     "add_vhost": {"name": "new", "max_queues": 1, "max_connections": 2, "max_messages": 3},
     "limit_vhost": {"name": "new", "max_queues": 1, "max_connections": -1, "max_messages": 0},

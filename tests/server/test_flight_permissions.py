@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -168,8 +167,7 @@ def allow(broker: Broker, needs: tuple[Need, ...], without: Need | None = None) 
     owner = ROOT if without is not None and without[0] == "app" else USER
 
     def own(state: Any, change: Any, _now: int) -> None:
-        state.users.apps.pop(("/", "app"), None)
-        state.users.use_app(change, "app", owner)
+        state.users.own_app(change, "app", owner)
 
     broker.engine._local.run(own)
 
@@ -305,26 +303,6 @@ def test_a_changed_permission_holds_for_the_next_call(broker: Broker) -> None:
         assert not isinstance(read(), errors.TxmqError)
         broker.accounts.set_permissions(USER, "", "", "^$")
         assert isinstance(read(), errors.AccessRefused)
-
-
-def test_an_app_belongs_to_the_user_who_first_used_it_after_a_restart_too(tmp_path: Path) -> None:
-    def opened(user: str) -> errors.TxmqError | None:
-        return ask(broker.url, Row("engine.last_entry"), user)
-
-    with Broker.open(tmp_path) as broker:
-        for user in (USER, NOBODY, ROOT):
-            broker.accounts.add_user(user, passwords.hashed(PASSWORD, CHEAP))
-            broker.accounts.set_permissions(user, ".*", ".*", ".*")
-        broker.accounts.set_tags(ROOT, ["administrator"])
-        assert opened(ROOT) is None  # an administrator does not become its user
-        assert opened(USER) is None
-        assert isinstance(opened(NOBODY), errors.AccessRefused)
-    with Broker.open(tmp_path) as broker:
-        assert isinstance(opened(NOBODY), errors.AccessRefused)
-        assert opened(USER) is None
-        broker.accounts.delete_user(USER)
-        assert isinstance(opened(USER), errors.LoginRefused)
-        assert opened(NOBODY) is None
 
 
 def test_the_read_of_a_deleted_user_ends(broker: Broker) -> None:

@@ -503,6 +503,7 @@ def test_changes_of_users_in_the_process_are_in_the_audit_log_without_hashes(tmp
             ("set_topic_permissions", {"user": "bob", "exchange": "amq.topic", "write": "^t", "read": ""}),
             ("clear_topic_permissions", {"user": "bob"}),
             ("clear_permissions", {"user": "bob"}),
+            ("give_app", {"app_id": "app", "user": "bob"}),
             ("delete_user", {"name": "bob"}),
             ("add_vhost", {"name": "sales", "max_queues": 5}),
             ("limit_vhost", {"name": "sales", "max_messages": 7}),

@@ -66,7 +66,7 @@ def test_everything_of_an_old_directory_is_in_the_virtual_host_that_is_always_th
         (names, topics) = broker.accounts.permissions()
         assert (names.user, names.vhost, names.configure) == ("ann", VHOST, "^a")
         assert (topics.vhost, topics.exchange, topics.write) == (VHOST, "amq.topic", "^w")
-        assert broker._local.state.users.uses_app("app", "ann")
+        assert broker._local.state.users.apps["/", "app"] == "ann"
     with Broker.open(old) as broker:
         assert [(queue.name, queue.messages) for queue in broker.queues()] == [("orders", 4), ("out", 0)]
     assert verify(old).ok and format_of(old) == FORMAT

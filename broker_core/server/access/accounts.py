@@ -154,6 +154,16 @@ class Accounts:
             exchange=exchange,
         )
 
+    def give_app(self, app_id: str, user: str, vhost: str = VHOST) -> None:
+        """Makes ``user`` the owner of an app, also of one that is yet to be. Raises OptionError."""
+        self._change(
+            lambda state, change: state.users.give_app(change, app_id, user, vhost),
+            "give_app",
+            app_id=app_id,
+            of=user,
+            vhost=vhost,
+        )
+
     def _change(self, change_users: Changes, word: str, **what: Any) -> None:
         def work(state: BrokerState, change: Change, _now: int) -> None:
             state.hosts.require(what.get("vhost", VHOST))

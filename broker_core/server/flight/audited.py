@@ -37,6 +37,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "admin.clear_permissions": ("user", "vhost"),
     "admin.set_topic_permissions": ("user", "vhost", "exchange", "write", "read"),
     "admin.clear_topic_permissions": ("user", "vhost", "exchange"),
+    "admin.give_app": ("app_id", "user", "vhost"),
     "admin.add_vhost": ("name", *LIMITS),
     "admin.limit_vhost": ("name", *LIMITS),
     "admin.delete_vhost": ("name",),

@@ -12,6 +12,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.rights import Rights
 from broker_core.broker.users import ADMINISTRATOR, MONITORING
 from broker_core.errors import AccessRefused
+from broker_core.micro_batch.owners import Actor
 from broker_core.server.access.identity import Identity
 
 
@@ -29,6 +30,10 @@ class Caller:
     @property
     def administers(self) -> bool:
         return self.identity.owner or ADMINISTRATOR in self.identity.tags
+
+    @property
+    def actor(self) -> Actor:
+        return Actor(self.identity.user, self.administers)
 
     def enter(self) -> None:
         """Needs any permission in the virtual host, or a tag. Raises NotAllowed once that is deleted."""

@@ -20,7 +20,9 @@ committed, outcome, call_took_place                            any permission, a
 give_up, users, permissions, virtual hosts                     the tag administrator
 =============================================================  ===========================================
 
-An app id belongs to the user who first used it; an administrator may use each, without becoming its user.
+An app belongs to the user who first claimed or opened it (``micro_batch/owners.py``); an administrator may
+use each. What a call touches beside the app that it names (reads, attempts, branches) is proved where it is
+found.
 """
 
 from __future__ import annotations
@@ -218,37 +220,27 @@ class Permits:
 
     def read_branches(self, caller: Caller, branches: Iterable[str]) -> None:
         caller.enter()
-        for branch in branches:
-            with self._broker.look:
-                app_id = overview.app_of_branch(self._batches(caller), branch)
-            if app_id:
-                self.use_app(caller, app_id)
+        with self._broker.look:
+            apps = {overview.app_of_branch(self._batches(caller), branch) for branch in branches}
+        self.use_app(caller, *apps)
 
     def stage(self, caller: Caller, header: BranchHeader) -> None:
         """But for the exchanges, which the rows name."""
-        caller.enter()
-        if header.app_id:
-            self.use_app(caller, header.app_id)
+        self.use_app(caller, header.app_id)
         self.require_attempt(caller, header.token)
 
     def require_attempt(self, caller: Caller, token: str) -> None:
         """Its app must be the caller's. An attempt without an app belongs to those who know its token."""
-        if caller.administers:
-            return
         with self._broker.look:
             app_id = overview.app_of_token(self._batches(caller), token)
-        if app_id:
-            self.use_app(caller, app_id)
+        self.use_app(caller, app_id)
 
     def _batches(self, caller: Caller) -> MicroBatches:
         return self._engines.of(caller.state.vhost).batches
 
-    def use_app(self, caller: Caller, app_id: str) -> None:
+    def use_app(self, caller: Caller, *apps: str) -> None:
+        """Whether the caller may act for the apps. It takes none: a claim, an open and a stage do that."""
         caller.enter()
-        user, vhost = caller.identity.user, caller.state.vhost
-        if caller.administers:
-            return
-        users = self._broker.state.users
-        if users.uses_app(app_id, user, vhost):
-            return
-        self._broker.run(lambda state, change, _now: state.users.use_app(change, app_id, user, vhost))
+        if not caller.administers:
+            with self._broker.look:
+                self._batches(caller).owners.require(caller.actor, apps)

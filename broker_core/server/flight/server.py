@@ -124,7 +124,7 @@ class FlightServer:
         return Caller(who, self._logins.rights(who, vhost), address, state)
 
     def _engine(self, caller: Caller) -> EmbeddedEngine:
-        return self._engines.of(caller.state.vhost)
+        return self._engines.of(caller.state.vhost).acting(caller.actor)
 
     def _answer(self, caller: Caller, kind: str, word: str, body: pa.Buffer) -> list[Any]:
         if kind == "engine" and word in contract.METHODS:

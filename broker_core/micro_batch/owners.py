@@ -1,0 +1,109 @@
+"""Whose an app is, and who may act for it: its claims, reads, attempts, branches and ledger entries. Pure.
+
+The user who first claims or opens it owns an app, whoever that is: the administrator, the default user and
+the owner of the data directory ("") too. An app of an older catalog, or of a deleted user, may have no owner;
+only an administrator may use it, and becomes its owner with the next claim or open.
+
+Not here: permissions on queues and exchanges (``broker/rights.py``), and which call needs what (the doors).
+Invariant: asking takes nothing. Ids are no secrets: who knows a query, batch, token or branch of another
+owner's app can neither change nor use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.engine import BranchHeader
+from broker_core.errors import AccessRefused, LineageConflict, MissingBranch
+from broker_core.micro_batch.branch import Branches
+from broker_core.micro_batch.claim import Claims
+from broker_core.micro_batch.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who calls. The default is the owner of the data directory."""
+
+    user: str = ""
+    administers: bool = True
+
+
+OWNER = Actor()
+
+
+class AppOwners:
+    """Those of one virtual host."""
+
+    def __init__(self, state: BrokerState, claims: Claims, ledger: Ledger, branches: Branches) -> None:
+        self._state = state
+        self._vhost = state.vhost
+        self._claims, self._ledger, self._branches = claims, ledger, branches
+
+    def of(self, app_id: str) -> str | None:
+        """Returns the owner; None: it has none, or there is no such app."""
+        return self._state.users.apps.get((self._vhost, app_id))
+
+    def _exists(self, app_id: str) -> bool:
+        known = (self._claims, self._ledger, self._branches)
+        return any(each.knows(app_id) for each in known) or any(
+            queue.owner == app_id for queue in self._state.topology.queues.values()
+        )
+
+    def same(self, app_id: str, other: str) -> bool:
+        """Returns whether a batch of ``app_id`` may consume what ``other`` has read: one owner has both."""
+        return app_id == other or self.of(app_id) == self.of(other)
+
+    def require(self, actor: Actor, apps: Iterable[str]) -> None:
+        """Raises AccessRefused unless ``actor`` may act for each of these apps, or there is no such app.
+
+        "" is the app of a batch write, which belongs to who knows its token.
+        """
+        for app_id in apps:
+            if not app_id or actor.administers:
+                continue
+            owner = self.of(app_id)
+            if owner != actor.user and (owner is not None or self._exists(app_id)):
+                raise AccessRefused(
+                    f"access to app '{app_id}' in vhost '{self._vhost}' refused for user '{actor.user}'",
+                    "an app belongs to the user who first claimed or opened it; an administrator gives it to "
+                    "another one with txmq apps chown",
+                )
+
+    def take(self, change: Change, actor: Actor, app_id: str) -> None:
+        """For a call that makes something of the app: ``require``, and it has an owner from now on."""
+        self.require(actor, [app_id])
+        if app_id and self.of(app_id) is None:
+            self._state.users.own_app(change, app_id, actor.user, self._vhost)
+
+    def require_token(self, token: str, app_id: str, query_id: str, batch_id: int) -> None:
+        """Raises LineageConflict if the token is that of another batch, open or decided."""
+        for known in (self._branches.attempt(token), self._ledger.by_token(token)):
+            if known is not None and (known.app_id, known.query_id, known.batch_id) != (
+                app_id,
+                query_id,
+                batch_id,
+            ):
+                raise LineageConflict(
+                    f"token {token} was opened for batch {known.batch_id} of app {known.app_id!r}, not for "
+                    f"batch {batch_id} of {app_id!r}"
+                )
+
+    def require_attempt(self, change: Change, actor: Actor, header: BranchHeader) -> None:
+        """For rows that are staged. Raises AccessRefused (an attempt of another owner), LineageConflict,
+        MissingBranch (a branch of another attempt).
+        """
+        attempt = self._branches.attempt(header.token)
+        if attempt is None:
+            self.take(change, actor, header.app_id)
+        else:
+            self.require(actor, [attempt.app_id])
+            if header.app_id:
+                self.require_token(header.token, header.app_id, header.query_id, header.batch_id)
+        if any(part.token != header.token for part in self._branches.parts(header.branch)):
+            raise MissingBranch(
+                f"branch {header.branch} belongs to another attempt than {header.token}; give each branch an "
+                "id of its own"
+            )
