@@ -22,6 +22,7 @@ from broker_core.broker.settlement import Settlement
 from broker_core.broker.spilled import Spilled
 from broker_core.broker.stored import Stored
 from broker_core.broker.transaction import State, Transaction
+from broker_core.broker.transaction_key import name_of
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.broker.virtual_hosts import VirtualHosts
 from broker_core.ids import CommitSequence
@@ -87,7 +88,7 @@ class Transactions:
                     self._host_room.check(transaction)
                 else:
                     publishes = self._host_room.admit(transaction, rejected)
-            if xid:
+            if xid and not transaction.decided:
                 self._names.check_new(xid)
         if settles:
             self._settlement.check_readable(settles)
@@ -100,7 +101,7 @@ class Transactions:
         ):
             change.sequence = self._numbers.next_sequence(transaction=True)
         if xid:
-            self._names.give(xid, now)
+            self._names.give(name_of(xid), now)
         for spilled in transaction.spilled:
             self._stored.enqueue_spilled(change, spilled, now, transaction.connection)
         if publishes:

@@ -48,6 +48,7 @@ from broker_core.broker.records import (
 )
 from broker_core.broker.repair import Info, repair
 from broker_core.broker.topology import Topology
+from broker_core.broker.transaction_key import name_of
 from broker_core.errors import CorruptCatalog
 from broker_core.ids import BlockId, CommitSequence, QueueId
 
@@ -184,7 +185,7 @@ def _load_queues(
         max((entry.committed_at for entry in by_class.get(LedgerRecord, ())), default=0),
     )
     named = [
-        (outcome.decided_at, outcome.xid)
+        (outcome.decided_at, name_of(outcome.xid))
         for outcome in by_class.get(OutcomeRecord, ())
         if outcome.state == "committed"
     ]

@@ -17,6 +17,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.records import OutcomeRecord, PreparedRecord
 from broker_core.broker.settlement import Settlement
 from broker_core.broker.transaction import State, Transaction
+from broker_core.broker.transaction_key import name_of
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.broker.virtual_hosts import VirtualHosts
 from broker_core.errors import TransactionState, UnknownTransaction
@@ -42,9 +43,9 @@ class Prepared:
         self._transactions = transactions
         self._hosts = hosts
         self._host_room = host_room
-        self.by_xid = names.prepared
-        self.vhosts: dict[str, str] = {}  # by xid: the virtual host that it is of
-        self.since_us: dict[str, int] = {}  # by xid: when it was prepared, in microseconds since the epoch
+        self.by_key = names.prepared
+        self.vhosts = names.prepared_in
+        self.since_us: dict[str, int] = {}  # by key: when it was prepared, in microseconds since the epoch
 
     def prepare(
         self, change: Change, transaction: Transaction, xid: str, now: int, vhost: str = VHOST
@@ -57,7 +58,8 @@ class Prepared:
         """
         if not xid:
             raise TransactionState("a prepared transaction needs an xid: give it a unique one")
-        self._names.check_new(xid)
+        key = self._names.key(vhost, xid)
+        self._names.check_new(key)
         if not transaction:
             self._transactions.become(transaction, State.COMMITTED)
             return "read_only"
@@ -71,13 +73,13 @@ class Prepared:
             self._blocks.pin(spilled.block_id)
             change.names.append(spilled.block_id)
         self._undo.attribute(transaction, "xid")
-        self._undo.item(self.by_xid, xid)
-        self._undo.item(self.since_us, xid)
-        self._undo.item(self.vhosts, xid)
-        transaction.xid = xid
-        self.by_xid[xid] = transaction
-        self.since_us[xid] = now
-        self.vhosts[xid] = vhost
+        self._undo.item(self.by_key, key)
+        self._undo.item(self.since_us, key)
+        self._undo.item(self.vhosts, key)
+        transaction.xid = key
+        self.by_key[key] = transaction
+        self.since_us[key] = now
+        self.vhosts[key] = vhost
         self._overflow.keep_room(transaction.incoming)
         change.put(transaction.record(now, vhost))
         return "prepared"
@@ -87,46 +89,70 @@ class Prepared:
         what was prepared there; None: the operator. Raises UnknownTransaction, TransactionState (rolled
         back), CorruptSegment.
         """
-        self._check_host(xid, vhost)
-        if self._names.has_ended(xid, "committed"):
+        key = self._key(xid, vhost)
+        if self._names.has_ended(key, "committed"):
             return Committed(NO_SEQUENCE, [])
-        dropped = self.by_xid[xid].dropped
-        self._overflow.give_room_back(self.by_xid[xid].incoming)
-        committed = self._transactions.commit(change, self.by_xid[xid], now)
-        self._forget(change, xid)
+        dropped = self.by_key[key].dropped
+        self._overflow.give_room_back(self.by_key[key].incoming)
+        committed = self._transactions.commit(change, self.by_key[key], now)
+        self._forget(change, key)
         return committed._replace(dropped=dropped)
 
     def rollback(self, change: Change, xid: str, now: int, vhost: str | None = None) -> None:
         """Rolls back a prepared transaction: its deliveries are ready again, as redelivered. Raises
         UnknownTransaction, TransactionState (committed).
         """
-        self._check_host(xid, vhost)
-        if self._names.has_ended(xid, "rolled_back"):
-            return
-        transaction = self.by_xid[xid]
+        key = self._key(xid, vhost)
+        if not self._names.has_ended(key, "rolled_back"):
+            self._roll_back(change, key, now)
+
+    def forget_host(self, change: Change, vhost: str, now: int) -> None:
+        """A virtual host is deleted: what is prepared there is rolled back."""
+        for key in [key for key, host in self.vhosts.items() if host == vhost]:
+            self._roll_back(change, key, now)
+
+    def _roll_back(self, change: Change, key: str, now: int) -> None:
+        transaction = self.by_key[key]
         self._transactions.become(transaction, State.ROLLED_BACK)
         self._overflow.give_room_back(transaction.incoming)
         self._settlement.requeue(((queue, offset) for queue, offset, _ in transaction.settles), change, now)
-        self._names.outcomes.remember(change, OutcomeRecord(xid, "rolled_back", now))
-        self._forget(change, xid)
+        self._names.outcomes.remember(change, OutcomeRecord(key, "rolled_back", now))
+        self._forget(change, key)
 
-    def _check_host(self, xid: str, vhost: str | None) -> None:
-        """Raises UnknownTransaction."""
-        if vhost is not None and self.vhosts.get(xid, vhost) != vhost:
+    def _key(self, xid: str, vhost: str | None) -> str:
+        """Raises UnknownTransaction, TransactionState (prepared in several virtual hosts)."""
+        if vhost is None:
+            return self.of_any_host(xid)
+        key = self._names.key(vhost, xid)
+        if key not in self.by_key and any(name_of(other) == xid for other in self.by_key):
             raise UnknownTransaction(
                 f"no transaction of vhost '{vhost}' has the xid '{xid}'",
                 "connect to the virtual host where it was prepared",
             )
+        return key
 
-    def _forget(self, change: Change, xid: str) -> None:
-        self._undo.item(self.by_xid, xid)
-        self._undo.item(self.since_us, xid)
-        self._undo.item(self.vhosts, xid)
-        for spilled in self.by_xid.pop(xid).spilled:
+    def of_any_host(self, xid: str) -> str:
+        """For who names no virtual host. Raises TransactionState: it is prepared in several."""
+        found = [key for key in self.by_key if name_of(key) == xid]
+        if len(found) > 1:
+            hosts = ", ".join(sorted(self.vhosts[key] for key in found))
+            raise TransactionState(
+                f"transactions of the vhosts {hosts} have the xid '{xid}'", "name the virtual host"
+            )
+        if found:
+            return found[0]
+        keys = [self._names.key(vhost, xid) for vhost in self._hosts.by_name]
+        return next((key for key in keys if key in self._names.outcomes), keys[0])
+
+    def _forget(self, change: Change, key: str) -> None:
+        self._undo.item(self.by_key, key)
+        self._undo.item(self.since_us, key)
+        self._undo.item(self.vhosts, key)
+        for spilled in self.by_key.pop(key).spilled:
             self._blocks.unpin(spilled.block_id)
         self._blocks.record(change)
-        del self.since_us[xid], self.vhosts[xid]
-        change.drop(PreparedRecord, (xid,))
+        del self.since_us[key], self.vhosts[key]
+        change.drop(PreparedRecord, (key,))
 
     def restore(self, record: PreparedRecord, queues: Mapping[QueueId, Queue]) -> None:
         """Restores a record while loading, after the queues."""
@@ -138,6 +164,6 @@ class Prepared:
         for spilled in transaction.spilled:
             self._blocks.pin(spilled.block_id)
         self._overflow.keep_room(transaction.incoming)
-        self.by_xid[record.xid] = transaction
+        self.by_key[record.xid] = transaction
         self.since_us[record.xid] = record.prepared_at
         self.vhosts[record.xid] = record.vhost

@@ -293,7 +293,9 @@ class ReleaseNoteRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class PreparedRecord(Record):
-    """A prepared transaction (XA): durable, invisible, transferable, without a timeout."""
+    """A prepared transaction (XA): durable, invisible, transferable, without a timeout. ``xid`` is its key
+    (``transaction_key.py``).
+    """
 
     TABLE, KEY = "prepared", ("xid",)
     xid: str
@@ -306,7 +308,7 @@ class PreparedRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRecord(Record):
-    """How a named transaction ended: xid or commit token -> committed or rolled back."""
+    """How a named transaction ended: committed or rolled back. ``xid``: its key (``transaction_key.py``)."""
 
     TABLE, KEY = "outcome", ("xid",)
     xid: str

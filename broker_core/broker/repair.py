@@ -41,6 +41,7 @@ from broker_core.broker.records import (
     VhostRecord,
 )
 from broker_core.broker.topology import PREDECLARED
+from broker_core.broker.transaction_key import name_of
 from broker_core.ids import BlockId, QueueId
 
 R = TypeVar("R", bound=Record)
@@ -360,7 +361,7 @@ class _Repair:
                 if isinstance(route, Mapping):
                     block_id, rows = route["block"][:2]
                     if self.rows.get(block_id, -1) < rows:
-                        where = f"prepared transaction '{prepared.xid}'"
+                        where = f"prepared transaction '{name_of(prepared.xid)}'"
                         self._lost_block(
                             block_id, rows, f"{where}: its {rows} messages are not in block {block_id}"
                         )

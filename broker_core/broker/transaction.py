@@ -26,6 +26,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.records import PreparedRecord
 from broker_core.broker.routing import Selection
 from broker_core.broker.spilled import Spilled, restore
+from broker_core.broker.transaction_key import name_of
 from broker_core.errors import TransactionState, TransactionTooLarge
 from broker_core.ids import BlockId, QueueId
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA, Message
@@ -107,7 +108,8 @@ class Limits:
 
 
 class Transaction:
-    """``xid`` is "" for a transaction without a name; a commit token is the xid of a one-phase commit.
+    """``xid``: the key of a named transaction (``transaction_key.py``), else ""; a commit token is the xid of
+    a one-phase commit.
 
     A transaction that is not ``atomic`` is what a channel collected outside tx.select: each of its publishes
     succeeds or fails separately. It is also not ``transactional``: its messages belong to no transaction.
@@ -319,7 +321,7 @@ class Transaction:
     def become(self, state: State) -> None:
         """Changes the state. Raises TransactionState for a change that is not in the diagram above."""
         if state not in _NEXT[self.state]:
-            name = f"'{self.xid}' " if self.xid else ""
+            name = f"'{name_of(self.xid)}' " if self.xid else ""
             raise TransactionState(f"transaction {name}is {self.state.value}, it cannot become {state.value}")
         self.state = state
 

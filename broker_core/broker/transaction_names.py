@@ -1,7 +1,7 @@
 """The names of transactions: which are in use, how each transaction ended, and which one published a message.
 
-A name is an xid or a commit token. It names one transaction only, while its outcome is remembered
-(``outcomes.py``).
+A name is an xid or a commit token. It names one transaction of its virtual host only, while its outcome is
+remembered (``outcomes.py``). Everything here is kept by key (``transaction_key.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from broker_core.broker.arguments import check_text
 from broker_core.broker.change import InboxRow
 from broker_core.broker.outcomes import Outcomes
 from broker_core.broker.transaction import Transaction
+from broker_core.broker.transaction_key import is_bare, name_of, transaction_key
 from broker_core.broker.undo import Undo
 from broker_core.errors import TransactionState, UnknownTransaction
 
@@ -22,6 +23,7 @@ class TransactionNames:
     def __init__(self, undo: Undo) -> None:
         self.identity = ""  # of the data directory
         self.prepared: dict[str, Transaction] = {}
+        self.prepared_in: dict[str, str] = {}  # the virtual host of each
         self.outcomes = Outcomes(undo)
         self._undo = undo
         self._by_time: dict[int, str] = {}  # commit time -> name
@@ -30,35 +32,44 @@ class TransactionNames:
         """Restores (commit time, name) of committed transactions while loading."""
         self._by_time = dict(sorted(named)[-NAMES_KEPT:])
 
-    def check_new(self, xid: str) -> None:
+    def key(self, vhost: str, name: str) -> str:
+        """Returns the key of a user's transaction."""
+        key = transaction_key(vhost, name)
+        if key not in self.prepared and key not in self.outcomes and is_bare(name):
+            before = self.prepared_in[name] == vhost if name in self.prepared else name in self.outcomes
+            return name if before else key
+        return key
+
+    def check_new(self, key: str) -> None:
         """Raises TransactionState for a name that is in use."""
-        check_text("an xid", xid)
-        if xid in self.prepared or xid in self.outcomes:
+        name = name_of(key)
+        check_text("an xid", name)
+        if key in self.prepared or key in self.outcomes:
             raise TransactionState(
-                f"transaction '{xid}' is {self.outcome(xid)}: an xid names one "
+                f"transaction '{name}' is {self.outcome(key)}: an xid names one "
                 "transaction only, choose another"
             )
 
-    def outcome(self, xid: str, since_us: int = 0) -> str:
+    def outcome(self, key: str, since_us: int = 0) -> str:
         """Returns ``prepared``, ``committed`` or ``rolled_back``.
 
         Raises UnknownTransaction (there was none since ``since_us``), UnknownOutcome (there may have been
         one, and it is forgotten).
         """
-        if xid in self.prepared:
+        if key in self.prepared:
             return "prepared"
-        if xid not in self.outcomes:
-            self.outcomes.require_known(xid, since_us)
+        if key not in self.outcomes:
+            self.outcomes.require_known(name_of(key), since_us)
             raise UnknownTransaction(
-                f"no transaction has the xid '{xid}': it was not prepared and has not ended"
+                f"no transaction has the xid '{name_of(key)}': it was not prepared and has not ended"
             )
-        return self.outcomes[xid].state
+        return self.outcomes[key].state
 
-    def has_ended(self, xid: str, wanted: str) -> bool:
+    def has_ended(self, key: str, wanted: str) -> bool:
         """Returns whether it has ended as ``wanted``. Raises TransactionState if it ended otherwise."""
-        state = self.outcome(xid)
+        state = self.outcome(key)
         if state not in ("prepared", wanted):
-            raise TransactionState(f"transaction '{xid}' is {state}, it cannot become {wanted}")
+            raise TransactionState(f"transaction '{name_of(key)}' is {state}, it cannot become {wanted}")
         return state == wanted
 
     def give(self, name: str, now: int) -> None:

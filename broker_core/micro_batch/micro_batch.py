@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
-from urllib.parse import quote
 
 import pyarrow as pa
 
-from broker_core.address import VHOST
 from broker_core.arrow.parts import part_checksum, signed
 from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
@@ -38,6 +36,7 @@ from broker_core.broker.records import (
 )
 from broker_core.broker.routing import Routed
 from broker_core.broker.transaction import Consumed, StagedTransaction
+from broker_core.broker.transaction_key import write_key
 from broker_core.engine import BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
 from broker_core.errors import (
     BatchDecided,
@@ -388,8 +387,8 @@ class MicroBatches:
             outcomes.remember(change, OutcomeRecord(name, "rolled_back", now_us))
 
     def _write(self, token: str) -> str:
-        """Returns the name of the outcome of a batch write: another one in each virtual host."""
-        return f"batch:{token}" if self.vhost == VHOST else f"batch@{quote(self.vhost, safe='')}:{token}"
+        """Returns the key of a batch write."""
+        return write_key(self.vhost, token)
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:

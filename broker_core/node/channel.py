@@ -311,7 +311,7 @@ class LocalChannel:
         transaction = channel.transaction
         if not transaction and not token:
             return
-        transaction.xid = token
+        transaction.xid = self._state.names.key(self._state.vhost, token) if token else ""
         try:
             if self._timed:
                 transaction.check_open_time(self._clock())

@@ -9,7 +9,10 @@ import logging
 
 from broker_core.address import VHOST
 from broker_core.admin import QueueInfo
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
 from broker_core.broker.transaction import Limits
+from broker_core.broker.transaction_key import name_of
 from broker_core.checks import checked
 from broker_core.engine import PreparedInfo
 from broker_core.node.channel import LocalChannel
@@ -55,15 +58,15 @@ class LocalBroker(Node):
         with self.look as state:
             found = [
                 PreparedInfo(
-                    xid,
-                    max(0, now - state.prepared.since_us[xid]) / 1e6,
+                    name_of(key),
+                    max(0, now - state.prepared.since_us[key]) / 1e6,
                     prepared.messages,
                     len(prepared.settles),
                     prepared.size_bytes,
                     prepared.dropped,
                 )
-                for xid, prepared in state.prepared.by_xid.items()
-                if vhost in (None, state.prepared.vhosts[xid])
+                for key, prepared in state.prepared.by_key.items()
+                if vhost in (None, state.prepared.vhosts[key])
             ]
         return sorted(found, key=lambda info: -info.age_s)
 
@@ -85,15 +88,21 @@ class LocalBroker(Node):
         self.run(lambda state, change, now: state.prepared.rollback(change, xid, now, vhost))
 
     @checked
-    def outcome(self, xid: str, since: float | None = None) -> str:
+    def outcome(self, xid: str, since: float | None = None, vhost: str | None = None) -> str:
         """Returns how the transaction of an xid or commit token ended: prepared, committed or rolled_back.
+        ``vhost``: the name is one of there; None: of any.
 
         Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is
         forgotten; not if the transaction began after the forgotten ones, by ``since``, in seconds since the
         epoch.
         """
         since_us = int(min(max(since, 0.0), 1e12) * 1_000_000) if since is not None else 0
-        return self.run(lambda state, _change, _now: state.names.outcome(xid, since_us))
+
+        def work(state: BrokerState, _change: Change, _now: int) -> str:
+            key = state.prepared.of_any_host(xid) if vhost is None else state.names.key(vhost, xid)
+            return state.names.outcome(key, since_us)
+
+        return self.run(work)
 
 
 def log_dropped(xid: str, dropped: int) -> None:

@@ -177,7 +177,7 @@ class Node:
         channels = [found for reference in self._channels.valuerefs() if (found := reference()) is not None]
         opened = sum(channel.transaction.memory_bytes for channel in channels)
         return opened + sum(
-            transaction.memory_bytes for transaction in list(self.state.prepared.by_xid.values())
+            transaction.memory_bytes for transaction in list(self.state.prepared.by_key.values())
         )
 
     def spill_early(self, early: bool) -> None:

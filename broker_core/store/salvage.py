@@ -41,6 +41,7 @@ from broker_core.broker.records import (
     RunRecord,
 )
 from broker_core.broker.repair import repair
+from broker_core.broker.transaction_key import name_of
 from broker_core.errors import DataDirectoryInvalid, StoreError
 from broker_core.ids import BlockId, QueueId
 from broker_core.store import catalog as catalog_file
@@ -348,7 +349,7 @@ class _Salvage:
                 block_id, rows = route["block"][:2]
                 why = self.lost_blocks.get(block_id, (None, f"block {block_id} does not exist"))[1]
                 self.report.losses.append(
-                    f"{rows} messages of the prepared transaction '{record.xid}': {why}"
+                    f"{rows} messages of the prepared transaction '{name_of(record.xid)}': {why}"
                 )
             else:
                 routes.append(route)

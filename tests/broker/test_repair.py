@@ -173,7 +173,7 @@ def test_a_decided_or_prepared_transaction_without_its_rows_is_named_and_kept(tm
     )
     store = DurableStore(tmp_path)
     state = load(_without_publishes(store.load()), new_block_id=store.new_block_id, read=store.read)
-    assert set(state.prepared.by_xid) == {"x"} and len(state.loaded.take(PartRecord)) == 1
+    assert set(state.prepared.by_key) == {"x"} and len(state.loaded.take(PartRecord)) == 1
     with pytest.raises(errors.CorruptCatalog, match="branch b"):
         state.blocks.require(GONE)
     with pytest.raises(errors.CorruptCatalog, match="'x'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,10 +11,13 @@ import pytest
 
 from broker_core import errors
 from broker_core.address import VHOST
+from broker_core.broker.change import Change
+from broker_core.broker.records import OutcomeRecord, PreparedRecord
 from broker_core.broker.topology import PREDECLARED
 from broker_core.engine import BranchHeader, Limit, Origin, ReadTicket
 from broker_core.message import MESSAGE_SCHEMA
 from broker_core.node.channel import LocalChannel
+from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.vhosts import Vhosts
@@ -267,14 +271,85 @@ def test_a_prepared_transaction_is_decided_in_its_virtual_host_alone(node: Node)
     for decide in (broker.commit, broker.rollback):
         with pytest.raises(errors.UnknownTransaction, match="no transaction of vhost '/' has the xid"):
             decide("order-7", VHOST)
-    with broker.channel() as channel:  # a name is one for the whole broker
+    with broker.channel() as channel:  # a name is one of its virtual host
         channel.queue_declare("q")
         channel.tx_select()
         channel.publish(b"2", routing_key="q")
-        with pytest.raises(errors.TransactionState, match="transaction 'order-7' is prepared"):
-            channel.prepare("order-7")
+        channel.prepare("order-7")
+    for decide in (broker.commit, broker.rollback):
+        with pytest.raises(errors.TransactionState, match=f"the vhosts /, {SALES} have the xid 'order-7'"):
+            decide("order-7")
     broker.commit("order-7", SALES)
-    assert kept(broker, SALES) == {"q": 1} and broker.outcome("order-7") == "committed"
+    assert kept(broker, SALES) == {"q": 1} and broker.outcome("order-7", vhost=SALES) == "committed"
+    assert broker.outcome("order-7", vhost=VHOST) == broker.outcome("order-7") == "prepared"
+    broker.rollback("order-7")
+    broker = node.restart()
+    ends = [broker.outcome("order-7", vhost=vhost) for vhost in (VHOST, SALES)]
+    assert ends == ["rolled_back", "committed"] and kept(broker, VHOST) == {"q": 0}
+
+
+def test_a_token_of_one_virtual_host_says_nothing_in_another(node: Node) -> None:
+    """Neither does a committed name of "/" stop a commit of another host, nor the other way round."""
+    add(node)
+    for vhost in (VHOST, SALES):
+        with node.broker.channel(vhost=vhost) as channel:
+            with pytest.raises(errors.UnknownTransaction):
+                node.broker.outcome("invoice", vhost=vhost)
+            channel.queue_declare("q")
+            channel.tx_select()
+            channel.publish(b"1", routing_key="q")
+            channel.tx_commit("invoice")
+    assert kept(node.broker, VHOST) == kept(node.broker, SALES) == {"q": 1}
+
+
+def test_a_users_transaction_has_no_name_of_the_brokers_own(node: Node) -> None:
+    """``batch:TOKEN`` is the key of a batch write. A token of a micro-batch is no name at all."""
+    engine = EmbeddedEngine(node.broker)
+    rows = pa.record_batch({"body": pa.array([b"row"], pa.binary())})
+    with node.broker.channel() as channel:
+        for queue in ("q", "other"):
+            channel.queue_declare(queue)
+        staged = engine.stage(BranchHeader("T", "b", "publish", {"routing_key": "q"}), [rows])
+        opened = engine.open_batch("app", "query", 0, "fail", token="micro")
+        batch = engine.stage(BranchHeader("micro", "c", "publish", {"routing_key": "q"}), [rows])
+        channel.tx_select()
+        for name in ("batch:T", "batch@%2F:T", "xid@%2F:T", "micro", "T"):
+            channel.publish(b"", routing_key="other")
+            channel.tx_commit(name)
+            assert node.broker.outcome(name) == "committed"
+    assert engine.commit_branches("T", [staged]) == 1 and kept(node.broker, VHOST)["q"] == 1
+    assert engine.commit_batch("app", "query", 0, opened.token, [batch]).entry.published == 1
+    assert kept(node.broker, VHOST) == {"other": 5, "q": 2}
+
+
+def test_names_that_an_older_version_kept_for_all_virtual_hosts_are_still_known(node: Node) -> None:
+    """Its outcomes and prepared transactions have the name alone as their key."""
+    add(node)
+    with node.broker.channel(vhost=SALES) as channel:
+        channel.queue_declare("q")
+        channel.tx_select()
+        channel.publish(b"1", routing_key="q")
+        channel.prepare("now")
+    (prepared,) = (record for record in node.store.load().records if isinstance(record, PreparedRecord))
+
+    def as_before(_state: Any, change: Change, now: int) -> None:
+        change.drop(PreparedRecord, prepared.key)
+        change.put(replace(prepared, xid="order-7"))
+        change.put(OutcomeRecord("order-6", "committed", now))
+
+    node.broker.run(as_before)
+    broker = node.restart()
+    assert [found.xid for found in broker.prepared(SALES)] == ["order-7"]
+    assert broker.outcome("order-6", vhost=VHOST) == broker.outcome("order-6", vhost=SALES) == "committed"
+    with broker.channel(vhost=SALES) as channel:
+        channel.tx_select()
+        channel.publish(b"2", routing_key="q")
+        with pytest.raises(errors.TransactionState, match="transaction 'order-6' is committed"):
+            channel.tx_commit("order-6")
+    with pytest.raises(errors.UnknownTransaction):
+        broker.commit("order-7", VHOST)
+    broker.commit("order-7", SALES)
+    assert kept(broker, SALES) == {"q": 1} and broker.outcome("order-7", vhost=SALES) == "committed"
 
 
 LIMIT, ORIGIN = Limit(max_rows=10), Origin(at="earliest")
@@ -401,7 +476,7 @@ def test_a_deleted_virtual_host_leaves_nothing_and_its_name_is_free(node: Node) 
         with pytest.raises(errors.NotAllowed, match="vhost sales not found"):
             ask()
     held.close()
-    assert node.broker.outcome("x") == "rolled_back" and node.broker.prepared() == []
+    assert node.broker.outcome("x", vhost=SALES) == "rolled_back" and node.broker.prepared() == []
     names = {getattr(record, "vhost", VHOST) for record in node.store.load().records}
     assert names == {VHOST}
     broker = node.restart()

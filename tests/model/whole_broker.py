@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker_core import errors, failpoint
+from broker_core.broker.transaction_key import name_of
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
@@ -183,7 +184,7 @@ class WholeBroker(RuleBasedStateMachine):
     # -- looking ---------------------------------------------------------------------------------------------
     def contents(self) -> dict[str, list[Any]]:
         state = self.broker.state
-        found: dict[str, list[Any]] = {"(prepared)": sorted(state.prepared.by_xid)}
+        found: dict[str, list[Any]] = {"(prepared)": sorted(map(name_of, state.prepared.by_key))}
         for queue in state.topology.queues.values():
             found[queue.name] = [
                 (

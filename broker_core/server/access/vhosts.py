@@ -87,8 +87,7 @@ class Vhosts:
 
         def work(state: BrokerState, change: Change, now: int) -> None:
             state.hosts.require_deletable(name)
-            for xid in [xid for xid, vhost in state.prepared.vhosts.items() if vhost == name]:
-                state.prepared.rollback(change, xid, now)
+            state.prepared.forget_host(change, name, now)
             self._engines.forget(change, name)
             state.users.forget_host(change, name)
             state.hosts.delete(change, name)

@@ -95,7 +95,7 @@ class Answer(NamedTuple):
 def asked(xid: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
     """None: there is no such transaction, and there was none."""
     try:
-        return Answer(state.names.outcome(xid).encode())
+        return Answer(state.names.outcome(state.names.key(state.vhost, xid)).encode())
     except UnknownTransaction:
         return None
     except UnknownOutcome:

@@ -41,7 +41,14 @@ from broker_core.server.flight.permits import Permits
 from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
 
-OF_HOST = ("queues", "prepared", "commit", "rollback")  # words that are of the caller's virtual host
+OF_HOST = (
+    "queues",
+    "prepared",
+    "commit",
+    "rollback",
+    "committed",
+    "outcome",
+)  # words that are of the caller's virtual host
 GRACE_S = 5.0  # for calls in progress when the server ends
 
 
@@ -187,8 +194,8 @@ class FlightServer:
         self._permits.carried_out(caller, f"admin.{word}", arguments)
         return answer
 
-    def _committed(self, token: str, since: float | None = None) -> bool:
-        return committed(self._broker, token, since)
+    def _committed(self, token: str, since: float | None = None, vhost: str | None = None) -> bool:
+        return committed(self._broker, token, since, vhost)
 
     def _give_up(self) -> bool:
         """Whether this broker ends now, so that the caller can open its directory."""
@@ -346,9 +353,9 @@ def _part_number(metadata: pa.Buffer | None) -> int:
     return int(text)
 
 
-def committed(broker: LocalBroker, token: str, since: float | None = None) -> bool:
+def committed(broker: LocalBroker, token: str, since: float | None = None, vhost: str | None = None) -> bool:
     """Whether a commit that was given this token took place. Raises UnknownOutcome."""
     try:
-        return broker.outcome(token, since) == "committed"
+        return broker.outcome(token, since, vhost) == "committed"
     except errors.UnknownTransaction:
         return False

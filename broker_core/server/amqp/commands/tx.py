@@ -78,7 +78,8 @@ def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> N
         prepare = partial(_prepare, transaction, named.prepare, session.state.vhost)
         session.commits.submit(prepare, then, session)
     else:
-        transaction.xid = named.token
+        state = session.state
+        transaction.xid = state.names.key(state.vhost, named.token) if named.token else ""
         session.commits.submit(partial(commit_transaction, transaction), then, session)
 
 
