@@ -26,8 +26,9 @@ from broker_core.errors import (
     TxmqError,
 )
 from broker_core.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
-from broker_core.properties import check, delivery_mode, expiration
+from broker_core.properties import Properties, check, delivery_mode, expiration
 
+USER_ID = 0x10  # in the second byte of the property flags
 _DELIVERY_MODES = (2, 1, None)
 _TIME_TO_LIVE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _REMEMBERED_BYTES = 256  # longer properties are seldom repeated
@@ -83,6 +84,16 @@ def check_properties(properties: bytes) -> None:
         _known_properties(properties)
     else:
         _check_properties(properties)
+
+
+def check_user_id(properties: bytes, user: str) -> None:
+    """Raises PreconditionFailed for a user_id that is not the name of who publishes."""
+    if len(properties) > 1 and properties[1] & USER_ID:
+        user_id = Properties.decode(properties).user_id
+        if user_id != user:
+            raise PreconditionFailed(
+                f"user_id property set to '{user_id}' but authenticated user was '{user}'"
+            )
 
 
 def _check_properties(properties: bytes) -> None:

@@ -20,7 +20,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.route_room import RouteRoom
 from broker_core.broker.topic_patterns import TopicPatterns
 from broker_core.broker.undo import Undo
-from broker_core.errors import PreconditionFailed, RemoteProtocolError
+from broker_core.errors import CommandInvalid, PreconditionFailed, RemoteProtocolError
 from broker_core.ids import QueueId
 from broker_core.properties import Properties
 
@@ -390,3 +390,12 @@ def _headers(properties: bytes) -> Mapping[str, Any]:
 EXCHANGE_TYPES: dict[str, type[Exchange]] = {
     kind.type: kind for kind in (DirectExchange, FanoutExchange, TopicExchange, HeadersExchange)
 }
+
+
+def check_type(type: str) -> None:
+    """Raises CommandInvalid for an unknown type."""
+    if type not in EXCHANGE_TYPES:
+        raise CommandInvalid(
+            f"unknown exchange type '{type}'" if type else "invalid exchange type ''",
+            f"use one of {', '.join(EXCHANGE_TYPES)}",
+        )

@@ -14,9 +14,9 @@ basic.publish                                 exchange
 basic.get, consume                                                      queue
 =====================  =====================  ========================  ==========================
 
-A passive declare needs none. A topic exchange may limit the routing keys of publish and bind as well. The
-default exchange is permitted as ``amq.default``; where it cannot be used, the command itself refuses it.
-Every function raises AccessRefused.
+A passive declare needs none. A topic exchange may limit the routing keys of bind and publish, CC and BCC
+too. The default exchange is permitted as ``amq.default``; where it cannot be used, the command itself refuses
+it. Every function raises AccessRefused.
 """
 
 from __future__ import annotations
@@ -27,13 +27,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker_core.broker.carbon_copy import carbon_copies
 from broker_core.broker.exchange import EXCHANGE_TYPES
 from broker_core.broker.rights import Kind, Rights
 from broker_core.broker.topology import Topology
 
 
-def publish(rights: Rights, topology: Topology, exchange: str, routing_key: str) -> None:
-    rights.require_publish(exchange, routing_key, topic=_is_topic(topology, exchange))
+def publish(
+    rights: Rights, topology: Topology, exchange: str, routing_key: str, properties: bytes = b""
+) -> None:
+    """Each routing key that the message has, those under CC and BCC too."""
+    topic = _is_topic(topology, exchange)
+    rights.require_publish(exchange, routing_key, topic=topic)
+    if topic and rights.limits_topics(exchange):
+        for copy in carbon_copies(properties)[0]:
+            rights.require_topic("write", exchange, copy)
 
 
 def read_queue(rights: Rights, queue: str) -> None:
@@ -96,6 +104,9 @@ def publish_rows(rights: Rights, topology: Topology, rows: pa.RecordBatch) -> No
     for exchange in names.unique().to_pylist():
         rights.require("write", "exchange", exchange)
         if rights.limits_topics(exchange) and _is_topic(topology, exchange):
-            keys = rows.column("routing_key").filter(pc.equal(names, exchange))
-            for routing_key in keys.unique().to_pylist():
+            chosen = rows.filter(pc.equal(names, exchange))
+            keys = set(chosen.column("routing_key").unique().to_pylist())
+            for properties in chosen.column("properties").unique().to_pylist():
+                keys.update(carbon_copies(properties)[0])
+            for routing_key in sorted(keys):
                 rights.require_topic("write", exchange, routing_key)

@@ -35,6 +35,7 @@ from broker_core.broker.exchange import (
     Destination,
     Exchange,
     Queues,
+    check_type,
 )
 from broker_core.broker.numbers import Numbers
 from broker_core.broker.queue import Queue
@@ -50,7 +51,6 @@ from broker_core.broker.registry import Registry
 from broker_core.broker.routing import Routed, find_exchange, route_column
 from broker_core.errors import (
     AccessRefused,
-    CommandInvalid,
     PreconditionFailed,
 )
 from broker_core.ids import CommitSequence, QueueId
@@ -179,11 +179,7 @@ class Topology:
         """Declares an exchange. Raises CommandInvalid (unknown type), AccessRefused (reserved names),
         PreconditionFailed (other properties, wrong argument).
         """
-        if type not in EXCHANGE_TYPES:
-            raise CommandInvalid(
-                f"unknown exchange type '{type}'" if type else "invalid exchange type ''",
-                f"use one of {', '.join(EXCHANGE_TYPES)}",
-            )
+        check_type(type)
         if name == "":
             raise refusals.default_exchange()
         self.require_there()

@@ -411,6 +411,7 @@ class LocalChannel:
 
     def _commit(self, transaction: Transaction, call: tuple[str, int] | None = None) -> None:
         def work(state: BrokerState, change: Change, now: int) -> Committed:
+            self._state.topology.require_there()
             committed = state.transactions.commit(change, transaction, now)
             if call is not None:
                 state.names.outcomes.remember_call(change, *call, now)
@@ -427,6 +428,7 @@ class LocalChannel:
         def while_open(_state: BrokerState, change: Change, now: int) -> T:
             # the channel may have been closed meanwhile; a new exclusive queue would have no owner
             channel.check_open()
+            seen.topology.require_there()
             return work(seen, change, now)
 
         return self._committer.run(while_open)

@@ -43,13 +43,14 @@ class Reader:
         """Makes a plan, within a work. A claimed range is read as it was at the claim; without a claim, what
         is unsettled now is read.
 
-        Raises QueueNotFound, and, if it is to fail, DataLoss for lost rows of a claim.
+        Raises QueueNotFound, ResourceLocked (exclusive); if it is to fail, DataLoss for lost rows of a claim.
         """
         pieces: list[Piece] = []
         for log, start, end in slices:
             queue = self._topology.queue(log)
             found = queue.log.runs_between(start, end)
             if claim is None:
+                self._topology.visible_to(log, None)  # not what is exclusive to a connection
                 there = IntervalSet(queue.progress.unsettled_within(start, end))
                 skipped, redelivered = there.outside(start, end), queue.ready.redelivered_within(start, end)
             else:

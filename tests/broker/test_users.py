@@ -32,6 +32,14 @@ def users() -> Users:
     return made
 
 
+def test_a_pattern_ends_where_the_name_ends(users: Users) -> None:
+    """A line feed at the end is a part of the name."""
+    users.permit(Change(), "ann", "", "^mine\n$", "^mine$")
+    rights = Rights(users, "ann")
+    assert rights.may("read", "mine") and not rights.may("read", "mine\n")
+    assert rights.may("write", "mine\n") and not rights.may("write", "mine\n\n")
+
+
 def test_an_answer_is_never_older_than_the_last_change(users: Users) -> None:
     rights, stop, asked = Rights(users, "ann"), threading.Event(), 0
 

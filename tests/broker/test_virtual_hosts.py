@@ -463,6 +463,10 @@ def test_a_deleted_virtual_host_leaves_nothing_and_its_name_is_free(node: Node) 
         channel.prepare("x")
     held = node.broker.channel(vhost=SALES)
     assert held.get("q") is not None
+    opened = [node.broker.channel(vhost=SALES) for _ in range(2)]
+    for channel in opened:
+        channel.tx_select()
+        channel.publish(b"", routing_key="q")
     late = engines.of(SALES)
     node.broker.run(lambda state, change, _now: state.users.add(change, "ann", ""))
     node.broker.run(lambda state, change, _now: state.users.permit(change, "ann", "", "", ".*", SALES))
@@ -470,6 +474,8 @@ def test_a_deleted_virtual_host_leaves_nothing_and_its_name_is_free(node: Node) 
     vhosts.delete_vhost(SALES)
     for ask in (
         lambda: held.queue_declare("late"),
+        lambda: opened[0].prepare("late"),
+        lambda: opened[1].tx_commit(),
         lambda: late.open_batch("app", "query", 2, "fail"),
         lambda: engines.of(SALES),
     ):

@@ -276,6 +276,11 @@ def test_topic_permissions_limit_the_routing_keys_of_topic_exchanges(site: Site)
         client.publish(1, "amq.topic", f"{USER}.news", b"")
         client.publish(1, "amq.topic", "other.news", b"")
         assert client.expect(c.Channel.Close, 1).reply_text == text.format("other.news")
+    for name in ("CC", "BCC"):  # RabbitMQ does so since 4.0
+        with site.opened() as client:
+            client.publish(1, "amq.topic", f"{USER}.news", b"", headers={name: [f"{USER}.a"]})
+            client.publish(1, "amq.topic", f"{USER}.news", b"", headers={name: [f"{USER}.a", "other.b"]})
+            assert client.expect(c.Channel.Close, 1).reply_text == text.format("other.b")
     with site.opened() as client:
         client.call(1, c.Queue.Bind(queue="q", exchange="amq.topic", routing_key="public.a"), c.Queue.BindOk)
         client.send(1, c.Queue.Bind(queue="q", exchange="amq.topic", routing_key="secret.a"))

@@ -5,6 +5,9 @@ Not here: AMQP (``interop/test_permissions.py``), what a user of AMQP may do on 
 
 from __future__ import annotations
 
+import base64
+import itertools
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,6 +21,8 @@ from broker_core import password as passwords
 from broker_core.flight import contract
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
+from broker_core.message import MESSAGE_SCHEMA
+from broker_core.properties import Properties
 from broker_core.server.access import throttle
 from broker_core.server.flight import permits
 from broker_core.server.flight.channels import WORDS
@@ -293,6 +298,57 @@ def test_the_rows_that_are_staged_need_write_on_each_exchange(broker: Broker) ->
     assert isinstance(found, errors.AccessRefused) and "to topic 'in'" in found.summary
     broker.accounts.clear_topic_permissions(USER)
     assert not isinstance(staged("", "amq.topic"), errors.TxmqError)
+
+
+def test_each_key_under_cc_and_bcc_needs_its_topic_permission(broker: Broker) -> None:
+    """As in AMQP, for a publish of a channel and for staged rows."""
+    raw = Raw(broker.url, Basic(USER, PASSWORD).header)
+    broker.accounts.set_permissions(USER, "", ".*", "")
+    broker.accounts.set_topic_permissions(USER, "amq.topic", "^public", "")
+    for name, key, permitted in itertools.product(("CC", "BCC"), ("secret", "public.b"), (False, True)):
+        if permitted is not key.startswith("public"):
+            continue
+        properties = Properties(headers={name: ["public.a", key]}).encode()
+        said = {"body": b"", "exchange": "amq.topic", "routing_key": "public", "properties": properties}
+        rows = pa.RecordBatch.from_pylist([{**said}], schema=MESSAGE_SCHEMA)
+        header = contract.decode(
+            contract.BranchHeader, contract.encode({**HEADER, "token": f"{name} {key}", "branch": name + key})
+        )
+        part = contract.encode_part(contract.PartHeader(header, 0), rows)
+        encoded = json.loads(contract.encode(said))
+        for call in (
+            lambda: raw.call("channel.publish", encoded),  # noqa: B023
+            lambda: raw.call("channel.publish_all", {"messages": [encoded]}),  # noqa: B023
+            lambda: raw.action("stage", part),  # noqa: B023
+        ):
+            found = call()
+            if permitted:
+                assert not isinstance(found, errors.TxmqError), found
+            else:
+                assert isinstance(found, errors.AccessRefused) and "to topic 'secret'" in found.summary
+    broker.accounts.clear_topic_permissions(USER)
+
+
+def test_a_user_id_must_be_the_user(broker: Broker) -> None:
+    """Consumers trust it, because AMQP checks it; an administrator is no other user either."""
+    broker.accounts.set_permissions(USER, "", ".*", "")
+    for user, named, fits in ((USER, ROOT, False), (USER, USER, True), (ROOT, USER, False)):
+        raw = Raw(broker.url, Basic(user, PASSWORD).header)
+        properties = {"$bytes": base64.b64encode(Properties(user_id=named).encode()).decode()}
+        said = {"body": {"$bytes": ""}, "routing_key": "w", "properties": properties}
+        for word, arguments in (("publish", said), ("publish_all", {"messages": [said]})):
+            found = raw.call(f"channel.{word}", arguments)
+            assert isinstance(found, errors.PreconditionFailed) is not fits, found
+
+
+def test_a_queue_that_is_exclusive_to_a_connection_is_not_browsed(broker: Broker) -> None:
+    with broker.channel() as channel:
+        channel.queue_declare("private", exclusive=True, durable=False)
+        channel.publish(b"1", routing_key="private")
+        found = Raw(broker.url, Basic(ROOT, PASSWORD).header).get(
+            contract.encode({"browse": [["private", 0, 1]]})
+        )
+        assert isinstance(found, errors.ResourceLocked), found
 
 
 def test_a_changed_permission_holds_for_the_next_call(broker: Broker) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 
 from broker_core import errors
 from broker_core.broker import permits
+from broker_core.broker.content import check_user_id
 from broker_core.engine import REFUSED, BranchHeader, ReadTicket
 from broker_core.flight import contract
 from broker_core.micro_batch import overview
@@ -151,7 +152,8 @@ def _bind(permits_: Permits, caller: Caller, given: Arguments) -> None:
 
 def _publish(permits_: Permits, caller: Caller, given: Arguments) -> None:
     exchange, routing_key = given.get("exchange", ""), given.get("routing_key", "")
-    permits.publish(caller.rights, caller.state.topology, exchange, routing_key)
+    properties = given.get("properties") or b""
+    permits.publish(caller.rights, caller.state.topology, exchange, routing_key, properties)
 
 
 def _publish_all(permits_: Permits, caller: Caller, given: Arguments) -> None:
@@ -203,6 +205,9 @@ class Permits:
 
     def check(self, calls: Mapping[str, Check], word: str, caller: Caller, given: Arguments) -> None:
         """Before ``word`` is carried out with these arguments, which are checked."""
+        if calls is CHANNEL and not caller.identity.owner:
+            for message in given.get("messages", (given,)):
+                check_user_id(message.get("properties") or b"", caller.identity.user)
         if caller.rights.everything and caller.administers:
             return
         check = calls.get(word)

@@ -6,15 +6,15 @@ from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.events import Command, Publishes
 from broker_core.broker import permits
 from broker_core.broker.carbon_copy import carbon_copies, has_copies
+from broker_core.broker.content import USER_ID, check_user_id
 from broker_core.errors import NotImplementedFeature, PreconditionFailed
 from broker_core.message import Message
-from broker_core.properties import Properties, delivery_mode
+from broker_core.properties import delivery_mode
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import publish_to_transaction
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session
 
-_USER_ID = 0x10  # in the second byte of the property flags
 _REPLY_TO = 0x02  # in the first one
 _DELIVERY_MODES = (2, 1, None)
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
@@ -27,11 +27,11 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     if method.immediate:
         raise NotImplementedFeature("immediate=true")
     if name not in session.rights.writable:
-        permits.publish(session.rights, session.state.topology, name, routing_key)
+        permits.publish(session.rights, session.state.topology, name, routing_key, properties)
     copies = False
     if properties is not session.ordinary and properties:
-        if properties[1] & _USER_ID:
-            _check_user_id(session, properties)
+        if properties[1] & USER_ID:
+            check_user_id(properties, session.connection.user)
         if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
             properties = direct_reply.addressed(session, properties)
         if delivery_mode(properties) not in _DELIVERY_MODES:
@@ -103,9 +103,3 @@ def publish_alike(session: Session, publishes: Publishes) -> bool:
     if not gathered.waits:
         gathered.gather()
     return True
-
-
-def _check_user_id(session: Session, properties: bytes) -> None:
-    user_id, user = Properties.decode(properties).user_id, session.connection.user
-    if user_id != user:
-        raise PreconditionFailed(f"user_id property set to '{user_id}' but authenticated user was '{user}'")

@@ -10,6 +10,7 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker import permits
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.exchange import check_type
 from broker_core.server.amqp.commands.names import one_line
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session
@@ -17,6 +18,8 @@ from broker_core.server.amqp.session import Session
 
 @command
 def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> None:
+    if not method.passive:
+        check_type(method.type)  # here: it ends the connection, so nothing behind it may begin
     if session.wait_for_gathered(command):
         return
     name, rights, topology = one_line(method.exchange), session.rights, session.state.topology

@@ -75,7 +75,7 @@ def _buried(
 def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
     named, then = session.named, partial(_committed, session, method)
     if named.prepare:
-        prepare = partial(_prepare, transaction, named.prepare, session.state.vhost)
+        prepare = partial(_prepare, transaction, named.prepare, session.state)
         session.commits.submit(prepare, then, session)
     else:
         state = session.state
@@ -84,9 +84,10 @@ def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> N
 
 
 def _prepare(
-    transaction: Transaction, xid: str, vhost: str, state: BrokerState, change: Change, now: int
+    transaction: Transaction, xid: str, seen: BrokerState, state: BrokerState, change: Change, now: int
 ) -> None:
-    state.prepared.prepare(change, transaction, xid, now, vhost)
+    seen.topology.require_there()
+    state.prepared.prepare(change, transaction, xid, now, seen.vhost)
 
 
 def _committed(
