@@ -27,8 +27,8 @@ from broker_core.broker.undo import Undo
 from broker_core.errors import OptionError
 
 DEFAULT_USER = "guest"  # until the first user is added
-ADMINISTRATOR, MONITORING = "administrator", "monitoring"
-TAGS = (ADMINISTRATOR, MONITORING)
+ADMINISTRATOR, OPERATOR, MONITORING = "administrator", "operator", "monitoring"
+TAGS = (ADMINISTRATOR, OPERATOR, MONITORING)
 
 
 class Users:
@@ -253,5 +253,5 @@ class Users:
 def _tags(tags: Iterable[str]) -> list[str]:
     wrong = sorted(set(tags) - set(TAGS))
     if wrong:
-        raise OptionError(f"there is no tag '{wrong[0]}'", f"use {' or '.join(TAGS)}")
+        raise OptionError(f"there is no tag '{wrong[0]}'", f"use {', '.join(TAGS)}")
     return sorted(set(tags))

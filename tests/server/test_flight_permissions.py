@@ -34,7 +34,7 @@ ROOT, NOBODY = "root", "nobody"  # an administrator; a user without permissions
 CHEAP = passwords.Cost(4)
 IN: tuple[str, str, str] = ("read", "queue", "in")
 APP = ("app", "", "app")
-OPERATE, ADMINISTER = ("tag", "", "monitoring"), ("tag", "", "administrator")
+LOOK, OPERATE, ADMINISTER = (("tag", "", tag) for tag in ("monitoring", "operator", "administrator"))
 WRITE = ("write", "exchange", "amq.default")
 Need = tuple[str, str, str]
 
@@ -58,7 +58,8 @@ ROWS = (
     *(Row(f"engine.{word}", (APP,)) for word in ("mark_mirrored", "last_entry", "app")),
     Row("engine.commit_branches"),
     Row("engine.rollback_batch", (APP,)),
-    *(Row(f"engine.{word}", (OPERATE,)) for word in ("skip", "note", "apps", "attempts", "release")),
+    *(Row(f"engine.{word}", (LOOK,)) for word in ("apps", "attempts")),
+    *(Row(f"engine.{word}", (OPERATE,)) for word in ("skip", "note", "release")),
     Row(
         "channel.exchange_declare",
         (("configure", "exchange", "x"), ("read", "exchange", "x"), ("write", "exchange", "amq.fanout")),
@@ -74,7 +75,8 @@ ROWS = (
     Row("channel.get", (IN,)),
     *(Row(f"channel.{word}") for word in ("ack", "nack", "reject", "recover", "tx_select")),
     *(Row(f"channel.{word}") for word in ("confirm_select", "tx_commit", "tx_rollback", "prepare")),
-    *(Row(f"admin.{word}", (OPERATE,)) for word in ("queues", "prepared", "commit", "rollback")),
+    *(Row(f"admin.{word}", (LOOK,)) for word in ("queues", "prepared")),
+    *(Row(f"admin.{word}", (OPERATE,)) for word in ("commit", "rollback")),
     *(Row(f"admin.{word}") for word in ("committed", "outcome", "call_took_place")),
     Row("admin.give_up", (ADMINISTER,)),
     *(Row(f"admin.{word}", (ADMINISTER,)) for word in contract.ACCOUNTS),
@@ -199,6 +201,25 @@ def test_a_call_needs_its_permissions_and_no_more(broker: Broker, row: Row) -> N
     allow(broker, row.needs)
     found = ask(broker.url, row, USER)
     assert not isinstance(found, (errors.AccessRefused, errors.LoginRefused)), found
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if OPERATE in (row.needs or ())], ids=lambda row: row.call
+)
+def test_who_looks_does_not_decide(broker: Broker, row: Row) -> None:
+    allow(broker, (LOOK,))
+    refused = ask(broker.url, row, USER)
+    assert isinstance(refused, errors.AccessRefused) and "the tag administrator or operator" in str(refused)
+
+
+def test_an_operator_drops_the_attempt_of_another(broker: Broker) -> None:
+    broker.engine.open_batch("app", "q", 0, "fail", token="lost")
+    for need, is_refused in ((LOOK, True), (OPERATE, False)):
+        allow(broker, (need,), ("app", "", "app"))
+        broker.accounts.set_tags(USER, [need[2]])
+        raw = Raw(broker.url, Basic(USER, PASSWORD).header)
+        found = raw.call("engine.rollback_batch", {"token": "lost"})
+        assert isinstance(found, errors.AccessRefused) is is_refused, found
 
 
 OTHER = "other"  # a virtual host

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.rights import Rights
-from broker_core.broker.users import ADMINISTRATOR, MONITORING
+from broker_core.broker.users import ADMINISTRATOR, OPERATOR, TAGS
 from broker_core.errors import AccessRefused
 from broker_core.micro_batch.owners import Actor
 from broker_core.server.access.identity import Identity
@@ -49,10 +49,19 @@ class Caller:
         for queue in queues:
             self.rights.require("read", "queue", queue)
 
-    def operate(self, what: str) -> None:
+    @property
+    def operates(self) -> bool:
+        return self.administers or OPERATOR in self.identity.tags
+
+    def look(self, what: str) -> None:
         """Needs a tag."""
-        if not self.identity.owner and not self.identity.tags & {ADMINISTRATOR, MONITORING}:
-            raise self._refused(what, f"{ADMINISTRATOR} or {MONITORING}")
+        if not self.identity.owner and not self.identity.tags & set(TAGS):
+            raise self._refused(what, " or ".join(TAGS))
+
+    def operate(self, what: str) -> None:
+        """To decide for others: ``monitoring`` only looks."""
+        if not self.operates:
+            raise self._refused(what, f"{ADMINISTRATOR} or {OPERATOR}")
 
     def administer(self, what: str) -> None:
         if not self.administers:

@@ -12,10 +12,13 @@ mark_mirrored, last_entry, app; note of ``REFUSED``;
 DoGet: branches                                                the app
 stage, adopt, DoPut                                            the app of the attempt, and write on each
                                                                exchange that the rows name
-commit_branches, rollback_batch                                the app of the attempt, or its token
-skip, release, apps, attempts; note of ``ROWS_TO``             the tag administrator or monitoring
+commit_branches, rollback_batch                                the app of the attempt, or its token; the
+                                                               tag operator for rollback_batch
+apps, attempts                                                 a tag
+skip, release; note of ``ROWS_TO``                             the tag administrator or operator
 ``channel``                                                    as AMQP (``broker/permits.py``)
-``admin``: queues, prepared, commit, rollback                  the tag administrator or monitoring
+``admin``: queues, prepared                                    a tag
+commit, rollback                                               the tag administrator or operator
 committed, outcome, call_took_place                            any permission, and the name
 give_up, users, permissions, virtual hosts                     the tag administrator
 =============================================================  ===========================================
@@ -70,6 +73,15 @@ def _attempt(permits: Permits, caller: Caller, given: Arguments) -> None:
     permits.require_attempt(caller, given["token"])
 
 
+def _discard(permits: Permits, caller: Caller, given: Arguments) -> None:
+    if not caller.operates:
+        _attempt(permits, caller, given)
+
+
+def _look(what: str) -> Check:
+    return lambda _permits, caller, _given: caller.look(what)
+
+
 def _operate(what: str) -> Check:
     return lambda _permits, caller, _given: caller.operate(what)
 
@@ -103,7 +115,7 @@ ENGINE: dict[str, Check] = {
     "open_batch": _app,
     "commit_batch": _app,
     "commit_branches": _attempt,
-    "rollback_batch": _attempt,
+    "rollback_batch": _discard,
     "unapplied": _app,
     "mark_applied": _app,
     "unmirrored": _app,
@@ -112,13 +124,13 @@ ENGINE: dict[str, Check] = {
     "app": _app,
     "skip": _operate("the rows of other apps"),
     "note": _note,
-    "apps": _operate("the list of apps"),
-    "attempts": _operate("the list of attempts"),
+    "apps": _look("the list of apps"),
+    "attempts": _look("the list of attempts"),
     "release": _operate("the queues of other apps"),
 }
 ADMIN: dict[str, Check] = {
-    "queues": _operate("the list of queues"),
-    "prepared": _operate("the list of prepared transactions"),
+    "queues": _look("the list of queues"),
+    "prepared": _look("the list of prepared transactions"),
     "commit": _operate("prepared transactions"),
     "rollback": _operate("prepared transactions"),
     "committed": _enter,
