@@ -40,6 +40,22 @@ def read_endpoint(directory: str) -> Endpoint | None:
         return None
 
 
+def why_foreign(directory: str | os.PathLike[str]) -> str:
+    """Returns why the directory must not be used: it belongs to another user, who could read and replace all
+    that is in it. "" for one of our own; one of root may be a volume for this process, and root may use each.
+    """
+    try:
+        owner, user = os.stat(directory).st_uid, os.geteuid()
+    except OSError:
+        return ""  # it is missing, or the first use says why it cannot be used
+    if user == 0 or owner in (user, 0):
+        return ""
+    return (
+        f"the data directory {directory} belongs to user {owner} of this machine, not to {user}: name a "
+        "directory of your own, or let root give you this one with chown"
+    )
+
+
 def write_endpoint(directory: str, endpoint: Endpoint) -> None:
     """Writes a new file and renames it: a reader sees the old file or the new one."""
     aside = Path(directory, f"{ENDPOINT}.{os.getpid()}")

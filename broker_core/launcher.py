@@ -324,7 +324,8 @@ def _data_id(directory: str) -> str:
     if known:
         return known
     aside = Path(directory, f"{endpoint.ID}.{os.getpid()}")
-    with aside.open("w") as file:
+    aside.unlink(missing_ok=True)
+    with aside.open("x") as file:  # makes it, and follows no link
         file.write(uuid.uuid4().hex + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -19,7 +19,7 @@ from pathlib import Path
 from broker_core import errors
 from broker_core.address import NO_AMQP
 from broker_core.credentials import PASSWORD_VARIABLE
-from broker_core.endpoint import Endpoint, read_endpoint
+from broker_core.endpoint import Endpoint, read_endpoint, why_foreign
 
 IDLE_TIMEOUT_S = 60
 START_TIMEOUT_S = 60.0
@@ -35,6 +35,8 @@ def find(directory: str, answers: Callable[[Endpoint], bool]) -> Endpoint | None
     """The running broker of ``directory``. ``answers`` says whether the broker of this data directory answers
     there.
     """
+    if why := why_foreign(directory):
+        raise errors.DataDirectoryInvalid(why)
     endpoint = read_endpoint(directory)
     return endpoint if endpoint is not None and answers(endpoint) else None
 
@@ -66,7 +68,7 @@ def find_or_start(
 def _start_lock(directory: str, deadline: float) -> Iterator[None]:
     try:
         descriptor = os.open(
-            os.path.join(directory, START_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            os.path.join(directory, START_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
     except OSError as error:
         raise errors.DataDirectoryInvalid(
@@ -122,7 +124,7 @@ def _spawn(directory: str, log: str) -> int:
         "--data", directory, "--listen", "127.0.0.1:0", "--amqp", NO_AMQP,
         "--idle-timeout", str(IDLE_TIMEOUT_S), "--token-only",
     ]  # fmt: skip
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         pid = os.posix_spawn(
             sys.executable,

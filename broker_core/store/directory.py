@@ -19,6 +19,7 @@ import socket
 import stat
 from pathlib import Path
 
+from broker_core.endpoint import why_foreign
 from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
 
 logger = logging.getLogger("txmq.store")
@@ -41,7 +42,11 @@ def sync_directory(path: Path) -> None:
 
 
 def prepare(path: Path) -> None:
-    """Creates ``path`` if it is missing. Raises DataDirectoryInvalid, as :func:`check` does."""
+    """Creates ``path`` if it is missing. Raises DataDirectoryInvalid, as :func:`check` does, and for one of
+    another user.
+    """
+    if why := why_foreign(path):
+        raise DataDirectoryInvalid(why)
     try:
         if not path.exists():
             path.mkdir(mode=OURS_ALONE, parents=True, exist_ok=True)
@@ -91,7 +96,9 @@ class DirectoryLock:
         """``write`` False: the lock file is not changed. Raises DataDirectoryLocked, DataDirectoryInvalid."""
         name = path / "lock"
         try:
-            self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY, 0o600)
+            self._descriptor = os.open(
+                name, os.O_NOFOLLOW | (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY), 0o600
+            )
         except OSError as error:
             raise DataDirectoryInvalid(
                 f"{path} cannot be used as a data directory: {error.strerror}"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from broker_core.client import starter
 from broker_core.errors import DataDirectoryInvalid, DataDirectoryLocked
+from broker_core.server.access.audit import Audit
 from broker_core.store.durable import DurableStore
 from broker_core.store.verify import verify
 
@@ -81,3 +84,56 @@ def test_what_the_launcher_puts_into_a_new_directory_does_not_make_it_foreign(tm
 def test_missing_parents_are_made(tmp_path: Path) -> None:
     DurableStore(tmp_path / "a" / "b").close()
     assert (tmp_path / "a" / "b" / "catalog.db").exists()
+
+
+def as_user(user: int, code: str, *arguments: object) -> str:
+    """What ``code`` prints as another user; it may import what root may read."""
+    prelude = (
+        "import os, sys\nfrom broker_core import errors\nfrom broker_core.client import starter\n"
+        "from broker_core.store.durable import DurableStore\n"
+        f"os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
+    )
+    command = [sys.executable, "-c", prelude + code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+OPENED = """
+for call in (lambda: DurableStore(sys.argv[1]).close(), lambda: starter.find(sys.argv[1], lambda _: True)):
+    try:
+        call()
+        print("opened")
+    except errors.DataDirectoryInvalid as error:
+        print(error.code)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_directory_of_another_user_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        for owner, answers in ((23001, ["TXMQ_DATA_DIRECTORY_INVALID"] * 2), (23002, ["opened"] * 2)):
+            made = Path(parent, str(owner))
+            made.mkdir()
+            made.chmod(0o777)
+            os.chown(made, owner, owner)
+            assert as_user(23002, OPENED, made).split() == answers
+            assert (os.listdir(made) == []) == (owner == 23001)
+
+
+@pytest.mark.parametrize("name", ["lock", "broker.log", "audit.log"])
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path, name: str) -> None:
+    data, target = tmp_path / "data", tmp_path / "precious"
+    data.mkdir()
+    target.write_text("precious")
+    (data / name).symlink_to(target)
+    if name == "lock":
+        with pytest.raises(DataDirectoryInvalid, match="symbolic links"):
+            DurableStore(data)
+    elif name == "broker.log":
+        with pytest.raises(OSError, match="symbolic links"):
+            starter._spawn(str(data), str(data / name))
+    else:
+        audit = Audit(str(data))
+        audit.say("login", "ann", "")
+        audit.close()
+    assert target.read_text() == "precious"

@@ -21,6 +21,7 @@ FILE = "audit.log"
 MAX_BYTES = 10 * 1024 * 1024  # then it becomes audit.log.1, and so on
 KEPT = 5  # older files
 FIELD_BYTES = 1024  # of one field of a line, as JSON
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def cut(value: object) -> object:
@@ -64,7 +65,7 @@ class Audit:
 
     def _write(self, path: Path, line: bytes) -> None:
         if self._file is None:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, _APPEND, 0o600)
             self._file = io.FileIO(descriptor, "a")
         if self._file.tell() + len(line) > MAX_BYTES and self._file.tell():
             self._file.close()
