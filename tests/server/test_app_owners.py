@@ -173,6 +173,20 @@ def test_an_administrator_who_decides_is_not_poisoned_by_reads_of_others(
     assert root.commit_batch("app", QUERY, 0, opened.token, []).entry.ranges == {"in": (0, 1)}
 
 
+def test_apps_of_administrators_and_of_the_directory_share_a_batch(
+    broker: Broker, of: Callable[[str], BrokerClient]
+) -> None:
+    """Each of them may use every app: another login for the source than for the sink changes nothing."""
+    engine, root = broker.engine, of(ROOT)
+    put(broker, "in", 2)
+    opened = root.open_batch("sink", QUERY, 0, "fail")
+    end = engine.claim("source", ["in"], {"in": START}, Limit(), Origin("earliest"), "fail")
+    ranges = engine.resolve("source", {"in": START}, end)
+    rows = engine.read(ReadTicket("source", QUERY, 0, ranges, (("in", 0, 2),)))
+    assert sum(batch.num_rows for batch in rows) == 2
+    assert root.commit_batch("sink", QUERY, 0, opened.token, []).entry.ranges == {"in": (0, 2)}
+
+
 def test_who_knows_a_token_or_a_branch_of_another_can_do_nothing_with_it(
     broker: Broker, of: Callable[[str], BrokerClient]
 ) -> None:
