@@ -28,7 +28,7 @@ from broker_core.kafka.owned import Owned
 from broker_core.kafka.owner import TIMEOUT_MS, Ready, Transaction
 from broker_core.kafka.port import EARLIEST, Isolation, Log
 from broker_core.kafka.receipt import Named, missing, parse, require
-from broker_core.micro_batch.ledger import public
+from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.reads import unread
 
 OnUnroutable = Literal["fail", "drop"]

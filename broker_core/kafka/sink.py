@@ -36,7 +36,8 @@ from broker_core.kafka.port import Log
 from broker_core.kafka.receipt import Place
 from broker_core.kafka.staging import Staging
 from broker_core.kafka.topology import Topology
-from broker_core.micro_batch.ledger import Ledger, public
+from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.releases import require_idle
 
 

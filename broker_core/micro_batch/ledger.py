@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from broker_core.address import VHOST
 from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
 from broker_core.broker.undo import Undo
-from broker_core.engine import BranchKind, LedgerEntry, OnNewCheckpoint, ToApply
+from broker_core.engine import OnNewCheckpoint
 from broker_core.errors import BatchGap, LineageConflict, UnknownTransaction
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.micro_batch.canonical import canonical
@@ -479,32 +478,3 @@ def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:
     if isinstance(record, LedgerRecord):
         return record.sequence
     return record.position if isinstance(record, LineageRecord) else 0
-
-
-def public(entry: LedgerRecord) -> LedgerEntry:
-    """Returns the entry for the connector: branches grouped by kind and target."""
-    groups: dict[str, tuple[Any, list[str], int, BranchKind]] = {}
-    for kind, target, branch, rows in entry.branches:
-        if "skipped" in target:
-            continue
-        key = canonical([kind, target])
-        known = groups.get(key, (target, [], 0, kind))
-        groups[key] = (target, [*known[1], branch], known[2] + rows, kind)
-    return LedgerEntry(
-        app_id=entry.app_id,
-        sequence=entry.sequence,
-        query_id=entry.query_id,
-        batch_id=entry.batch_id,
-        token=entry.token,
-        ranges={log: (int(start), int(end)) for log, (start, end) in entry.ranges.items()},
-        messages=entry.messages,
-        published=entry.published,
-        committed_at_us=entry.committed_at,
-        to_apply=()
-        if entry.applied
-        else tuple(
-            ToApply(kind, target, tuple(branches), rows) for target, branches, rows, kind in groups.values()
-        ),
-        applied=entry.applied,
-        mirrored=entry.mirrored,
-    )

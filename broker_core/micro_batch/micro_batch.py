@@ -47,8 +47,9 @@ from broker_core.errors import (
 from broker_core.ids import NO_BLOCK, BlockId
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
-from broker_core.micro_batch.ledger import Ledger, public
+from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.owners import OWNER, Actor, AppOwners
+from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.queue_logs import QueueLogs
 from broker_core.micro_batch.releases import Release, require_idle
 

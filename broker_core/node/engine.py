@@ -58,9 +58,9 @@ from broker_core.failpoint import here
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.branch import StagedLimits
 from broker_core.micro_batch.extent import offsets
-from broker_core.micro_batch.ledger import public
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.owners import OWNER, Actor
+from broker_core.micro_batch.public_entry import public
 from broker_core.node.committer import Work
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader

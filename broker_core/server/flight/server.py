@@ -127,8 +127,7 @@ class FlightServer:
         address = peer_address(context.peer())
         who = identity(context, self._logins, address)
         vhost = VHOST if name == "hello" else asked_vhost(context)
-        state = self._broker.state.of(vhost)
-        return Caller(who, self._logins.rights(who, vhost), address, state)
+        return Caller(who, self._logins.rights(who, vhost), address, self._broker.state.of(vhost))
 
     def _engine(self, caller: Caller) -> EmbeddedEngine:
         return self._engines.of(caller.state.vhost).acting(caller.actor)
@@ -145,9 +144,7 @@ class FlightServer:
             self._permits.carried_out(caller, f"engine.{word}", arguments)
             return [answer]
         if kind == "channel":
-            call: contract.ChannelCall = contract.decode_checked(
-                contract.ChannelCall, body, f"channel.{word}"
-            )
+            call = contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")
             return [contract.encode(self._channels.call(word, call, caller))]
         if kind == "admin":
             return [contract.encode(self._admin(caller, word, body))]
@@ -160,9 +157,8 @@ class FlightServer:
             return [contract.encode(self._stage_file(caller, file))]
         if word == "hello":
             return [contract.encode(self._hello)]
-        raise errors.RemoteProtocolError(
-            f"unknown action {kind}.{word}; client and broker are of different versions"
-        )
+        what = f"unknown action {kind}.{word}; client and broker are of different versions"
+        raise errors.RemoteProtocolError(what)
 
     def _read(self, caller: Caller, ticket: ReadTicket) -> list[Any]:
         self._permits.read(caller, ticket)
