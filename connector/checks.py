@@ -67,7 +67,7 @@ class Checks:
             ("change", *table.shape, schema.json(), json.dumps(change.told(), sort_keys=True)),
             lambda: self._tables.check_change(spark, table, schema, change),
         )
-        return unique(found.ready(rows), keys, table.name)
+        return unique(found.ready(rows), keys, table.name, found.compared)
 
     def guard(self, spark: SparkSession, table: Table, txn_app_id: str) -> None:
         """Raises LineageConflict if the table would skip what this app writes; asked once for each table."""

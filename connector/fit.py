@@ -198,7 +198,7 @@ def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
     name = quoted(held.name)
     if not held.nullable:
         yield f"{name} IS NOT NULL", f"table {table!r}: column {held.name!r} is NOT NULL and has a null"
-    for sql in _not_null_within(name, held.dataType, 0):
+    for sql in not_null_within(name, held.dataType, 0):
         yield sql, f"table {table!r}: column {held.name!r} contains a null in a NOT NULL field"
     length = re.fullmatch(r"(?i)(?:var)?char\((\d+)\)", str(held.metadata.get(_CHAR, "")))
     if length:
@@ -216,14 +216,14 @@ def _conditions(table: str, held: StructField) -> Iterator[tuple[str, str]]:
         yield expression, f"table {table!r}: a row violates {expression}"
 
 
-def _not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
+def not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
     """SQL conditions for NOT NULL fields and elements inside a value."""
     if isinstance(kind, StructType):
         for column in kind:
             inner = f"{value}.{quoted(column.name)}"
             if not column.nullable:
                 yield f"{inner} IS NOT NULL"
-            yield from _not_null_within(inner, column.dataType, depth)
+            yield from not_null_within(inner, column.dataType, depth)
         return
     parts: list[tuple[str, DataType, bool]] = []
     if isinstance(kind, ArrayType):
@@ -235,7 +235,7 @@ def _not_null_within(value: str, kind: DataType, depth: int) -> Iterator[str]:
         ]
     for array, element, nullable in parts:
         item = f"item{depth}"
-        within = list(_not_null_within(item, element, depth + 1))
+        within = list(not_null_within(item, element, depth + 1))
         if not nullable:
             yield f"{value} IS NULL OR forall({array}, {item} -> {item} IS NOT NULL)"
         for sql in within:
@@ -297,15 +297,16 @@ def _has_void(kind: DataType) -> bool:
 def nullable(schema: StructType) -> StructType:
     """The schema without NOT NULL, which staged rows do not have."""
     return StructType(
-        [StructField(column.name, _nullable(column.dataType), True, column.metadata) for column in schema]
+        [StructField(column.name, nullable_type(column.dataType), True, column.metadata) for column in schema]
     )
 
 
-def _nullable(kind: DataType) -> Any:
+def nullable_type(kind: DataType) -> Any:
+    """The type without NOT NULL within."""
     if isinstance(kind, StructType):
         return nullable(kind)
     if isinstance(kind, ArrayType):
-        return ArrayType(_nullable(kind.elementType), True)
+        return ArrayType(nullable_type(kind.elementType), True)
     if isinstance(kind, MapType):
-        return MapType(_nullable(kind.keyType), _nullable(kind.valueType), True)
+        return MapType(nullable_type(kind.keyType), nullable_type(kind.valueType), True)
     return kind

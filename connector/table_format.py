@@ -8,7 +8,7 @@ Invariant: every implementation passes ``tests/contract/tables/test_table_format
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -26,11 +26,13 @@ from connector.table import Table
 class Checked:
     """An operation that a table takes, of rows of one schema. ``ready``: makes them the rows to stage, whose
     execution fails for one that the table would refuse. ``by_rows``: why the files of an append cannot be
-    written before the decision; "" if they can.
+    written before the decision; "" if they can. ``compared``: SQL over ``s`` of what a merge compares in the
+    place of a column of the rows, by its name in lower case.
     """
 
     ready: Callable[[DataFrame], DataFrame]
     by_rows: str = ""
+    compared: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Invariant: the rows that are staged are those that were compared: both happen in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
@@ -14,13 +14,17 @@ from pyspark.sql.functions import col, count, expr, lit
 
 from broker_core.errors import OptionError
 from connector.fit import literal, quoted
+from connector.merge import SOURCE
 from connector.table import is_connect
 
 _COUNT = "__txmq_rows"
 
 
-def unique(rows: DataFrame, keys: Sequence[str], table: str) -> DataFrame:
+def unique(
+    rows: DataFrame, keys: Sequence[str], table: str, compared: Mapping[str, str] | None = None
+) -> DataFrame:
     """The rows. Their execution fails if two of them have the same values in ``keys``; nulls are equal.
+    ``compared``: SQL over ``s`` that is compared in the place of a key, by its name in lower case.
     Raises OptionError unless ``keys`` are columns that can be compared.
 
     The rows are shuffled by ``keys``, unless they are already.
@@ -29,14 +33,14 @@ def unique(rows: DataFrame, keys: Sequence[str], table: str) -> DataFrame:
         return rows
     _check(keys, rows.columns, table)
     try:
-        return _asserted(rows, keys, table)
+        return _asserted(rows.alias(SOURCE), keys, table, compared or {})
     except PySparkException as error:
         told = str(error).strip().partition("\n")[0]
         raise OptionError(f"table {table!r}: keys={list(keys)!r} cannot be compared: {told[:500]}") from error
 
 
-def _asserted(rows: DataFrame, keys: Sequence[str], table: str) -> DataFrame:
-    columns = [col(quoted(key)) for key in keys]
+def _asserted(rows: DataFrame, keys: Sequence[str], table: str, compared: Mapping[str, str]) -> DataFrame:
+    columns = [expr(compared.get(key.lower(), quoted(key))) for key in keys]
     spark = rows.sparkSession
     if not is_connect(spark) and str(spark.conf.get("spark.sql.adaptive.enabled")).lower() != "true":
         # otherwise Spark makes a task for each of the shuffle partitions, by default 200

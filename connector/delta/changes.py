@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from broker_core.errors import OptionError
 from connector.delta.append import check_append, fitted
 from connector.delta.isolated import isolated
-from connector.delta.merge_values import Written, written
+from connector.delta.merge_values import Given, given
 from connector.delta.rehearsal import refused, rehearse
 from connector.fit import Fit, check_columns, nullable
 from connector.merge import Merge
@@ -31,9 +31,7 @@ _APPEND_ONLY = "delta.appendOnly"
 _FAILED = "Error occurred during query planning"  # the first words of an EXPLAIN that fails
 
 
-def check(
-    spark: SparkSession, table: Table, schema: StructType, change: Merge | Overwrite
-) -> Fit | tuple[Written, ...]:
+def check(spark: SparkSession, table: Table, schema: StructType, change: Merge | Overwrite) -> Fit | Given:
     """How the rows of an overwrite are converted, or what a merge writes of them. Raises OptionError."""
     check_columns(table.name, schema, ())
     removes = not (isinstance(change, Merge) and change.only_inserts)
@@ -44,7 +42,7 @@ def check(
         )
     if isinstance(change, Merge):
         analyse(spark, table, schema, change)
-        return written(spark, table, schema, change)
+        return given(spark, table, schema, change)
     found = check_append(spark, table, schema, change.options, ())
     assert found is not None, "the table exists"
     fitting = nullable(fitted(no_rows(spark, schema), found).schema)

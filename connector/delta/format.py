@@ -67,7 +67,7 @@ class Delta:
         found = changes.check(spark, table, schema, change)
         if isinstance(found, Fit):
             return Checked(lambda rows: append.fitted(rows, found))
-        return Checked(lambda rows: asserted(rows, found))
+        return Checked(lambda rows: asserted(rows, found.written), compared=found.compared)
 
     def stage(
         self, rows: DataFrame, table: Table, options: Mapping[str, str], attempt: Attempt, number: int
