@@ -35,6 +35,7 @@ LEDGER_COLUMNS = (
     "end_offset bigint, "
     "messages bigint, published bigint, committed_at timestamp"
 )
+_NAMES = tuple(column.split()[0] for column in LEDGER_COLUMNS.split(", "))
 _KEY = ("app_id", "query_id", "batch_id", "token", "log")
 # A Delta commit costs the same for one row and for a thousand: for more entries, one MERGE is cheaper.
 APPENDED_ONE_BY_ONE = 2
@@ -152,7 +153,8 @@ class DeltaLedger:
             lambda once: self._tables.change(
                 spark,
                 table,
-                Merge.made(on, insert=True),
+                # not all columns: somebody may have added one
+                Merge.made(on, insert={name: f"s.{name}" for name in _NAMES}),
                 lambda session: _frame(session, entries),
                 once,
             ),

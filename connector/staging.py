@@ -54,6 +54,7 @@ def staging_frame(
     """
     app_id, query_id, batch_id = identity
     wanted = dict(target)
+    frame, names = positional(rows)
 
     def stage_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from connector import staging
@@ -73,10 +74,26 @@ def staging_frame(
             attempt=context.attemptNumber(),
         )
         engine = address.engine()
-        staged = rejection.messages(engine, batches) if rejection else staging.prepared(kind, batches)
+        given = staging.named(batches, names)
+        staged = rejection.messages(engine, given) if rejection else staging.prepared(kind, given)
         yield staging.described(engine.stage(header, staged))
 
-    return rows.mapInArrow(stage_task, _STAGED_COLUMNS)
+    return frame.mapInArrow(stage_task, _STAGED_COLUMNS)
+
+
+def positional(rows: DataFrame) -> tuple[DataFrame, list[str]]:
+    """The rows for PySpark's ``mapInArrow``, which reads a name as a path of fields, and their names;
+    none if they are kept.
+    """
+    names = rows.columns
+    if all(name.replace("_", "").isalnum() for name in names):
+        return rows, []
+    return rows.toDF(*(f"c{number}" for number in range(len(names)))), names
+
+
+def named(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The batches of :func:`positional` rows, with their names."""
+    return (batch.rename_columns(list(names)) for batch in batches) if names else batches
 
 
 def staged(frame: DataFrame) -> list[StagedBranch]:
@@ -113,7 +130,7 @@ def execute(frame: DataFrame) -> None:
             pass
         yield from ()
 
-    frame.mapInArrow(drained, "nothing int").collect()
+    positional(frame)[0].mapInArrow(drained, "nothing int").collect()
 
 
 def rows_of(

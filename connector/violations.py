@@ -15,45 +15,62 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructType
 
 Violation = tuple[Column, str]  # a condition, and the reason where it is true
+Check = tuple[Callable[[Column], Column], str]  # the condition on a value, and the reason
 
 
-def violations(value: Column, schema: StructType, *, finite: bool, within: str = "") -> Iterator[Violation]:
-    """Yields what may be wrong in ``value``, a struct of ``schema``. ``finite``: infinity is wrong."""
+def violations(value: Column, schema: StructType, *, finite: bool) -> Iterator[Violation]:
+    """Yields what may be wrong in ``value``, a struct of ``schema``. ``finite``: infinity is wrong.
+
+    Each condition is built once, over the whole way to its field: their number and size grow with the fields
+    and the depth, not with their product over the levels.
+    """
+    for condition, reason in _of_fields(schema, "", finite):
+        yield condition(value), reason
+
+
+def _of_fields(schema: StructType, within: str, finite: bool) -> Iterator[Check]:
     for field in schema.fields:
-        yield from _of(
-            value.getField(field.name), field.dataType, f"{within}{field.name}", field.nullable, finite
-        )
+        for condition, reason in _of(field.dataType, f"{within}{field.name}", field.nullable, finite):
+            yield _of_field(field.name, condition), reason
 
 
-def _of(value: Column, kind: DataType, path: str, nullable: bool, finite: bool) -> Iterator[Violation]:
+def _of(kind: DataType, path: str, nullable: bool, finite: bool) -> Iterator[Check]:
+    """Of a value of one type."""
     if not nullable:
-        yield value.isNull(), f"field {path!r} is missing or null"
+        yield _is_null, f"field {path!r} is missing or null"
     if finite and isinstance(kind, (DoubleType, FloatType)):
-        yield F.abs(value) == F.lit(float("inf")), f"field {path!r} is too large for {kind.simpleString()}"
+        yield _is_infinite, f"field {path!r} is too large for {kind.simpleString()}"
     if isinstance(kind, StructType):
-        for condition, reason in violations(value, kind, finite=finite, within=f"{path}."):
-            yield value.isNotNull() & condition, reason
+        for condition, reason in _of_fields(kind, f"{path}.", finite):
+            yield _where_there(condition), reason
     elif isinstance(kind, ArrayType):
-        yield from _of_each(value, kind.elementType, f"{path}[]", kind.containsNull, finite)
+        for condition, reason in _of(kind.elementType, f"{path}[]", kind.containsNull, finite):
+            yield _of_any(condition), reason
     elif isinstance(kind, MapType):
-        values = F.map_values(value)
-        yield from _of_each(values, kind.valueType, f"{path}{{}}", kind.valueContainsNull, finite)
+        for condition, reason in _of(kind.valueType, f"{path}{{}}", kind.valueContainsNull, finite):
+            yield _of_any(condition, F.map_values), reason
 
 
-def _of_each(values: Column, kind: DataType, path: str, nullable: bool, finite: bool) -> Iterator[Violation]:
-    """One condition for each that an element may violate."""
-    reasons = [reason for _, reason in _of(F.lit(None), kind, path, nullable, finite)]
-    for number, reason in enumerate(reasons):
-        yield F.exists(values, _violated(number, kind, path, nullable, finite)), reason
+def _is_null(value: Column) -> Column:
+    return value.isNull()
 
 
-def _violated(
-    number: int, kind: DataType, path: str, nullable: bool, finite: bool
+def _is_infinite(value: Column) -> Column:
+    return F.abs(value) == F.lit(float("inf"))
+
+
+def _of_field(name: str, condition: Callable[[Column], Column]) -> Callable[[Column], Column]:
+    return lambda value: condition(value.getField(name))
+
+
+def _where_there(condition: Callable[[Column], Column]) -> Callable[[Column], Column]:
+    return lambda value: value.isNotNull() & condition(value)
+
+
+def _of_any(
+    condition: Callable[[Column], Column], elements: Callable[[Column], Column] = lambda value: value
 ) -> Callable[[Column], Column]:
-    """The condition with this number, of an element."""
-
-    def violated(element: Column) -> Column:
-        condition, _ = list(_of(element, kind, path, nullable, finite))[number]
-        return F.coalesce(condition, F.lit(False))
-
-    return violated
+    """Of an element, where there is one."""
+    return lambda value: F.exists(
+        elements(value), lambda element: F.coalesce(condition(element), F.lit(False))
+    )

@@ -372,7 +372,7 @@ def test_pair_priorities_order_neither_claims_nor_what_is_read_and_hold_again_af
     if reopened != "not":
         durable.reopen(clean=reopened == "closed")
     assert durable.read(durable.ranges({"in": START}, end)) == [b"1", b"5"]
-    durable.engine.release(APP, "in")
+    durable.engine.release(APP, "in", force=True)
     with durable.broker.channel() as channel:
         assert [(found := channel.get("in")) and found.body for _ in range(5)] == [
             b"5",
@@ -396,7 +396,7 @@ def test_pair_a_delivery_limit_counts_on_after_the_release(durable: Durable, reo
     assert durable.read(durable.ranges({"in": START}, end)) == [b"poison", b"good"]
     if reopened != "not":
         durable.reopen(clean=reopened == "closed")
-    durable.engine.release(APP, "in")
+    durable.engine.release(APP, "in", force=True)
     with durable.broker.channel() as channel:
         again = channel.get("in")
         assert again is not None and again.body == b"poison"
@@ -412,7 +412,7 @@ def test_pair_a_release_gives_back_what_was_not_consumed_and_says_redelivered_of
     durable: Durable, reopened: str
 ) -> None:
     pair = Pair(durable, reopened)
-    durable.engine.release(APP, "in")
+    durable.engine.release(APP, "in", force=True)
     found = pair.drain()
     assert [body for body, _ in found] == [
         b"skipped 1",

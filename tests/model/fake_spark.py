@@ -143,6 +143,10 @@ class Frame:
         self.partitions = partitions or []
         self._tasks = tasks
 
+    @property
+    def columns(self) -> list[str]:
+        return list(self.schema.names)
+
     def mapInArrow(
         self,
         function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],

@@ -399,7 +399,8 @@ def test_staged_bytes_of_an_app_are_limited_and_older_attempts_make_room(tmp_pat
         client.commit_branches("w", [small])
         assert staged(served) == []
         following = client.open_batch("app", "q", 1, "fail", consumes=False).token
-        given = contract.encode({**HEADER, "token": following, "branch": "4", "app_id": "app", "batch_id": 1})
+        last = {"branch": "4", "app_id": "app", "query_id": "q", "batch_id": 1}
+        given = contract.encode({**HEADER, "token": following, **last})
         client.stage(contract.decode(BranchHeader, given), [messages(*[body] * 9)])
         with connected(served, "bob", 1) as amqp:
             assert amqp.count(1, "in") == 6 + 9 + 8
