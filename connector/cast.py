@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from connector.fit import literal, nullable_type, quoted
+from connector.fit import literal, nullable_type, quoted, type_in_sql
 
 
 def same(given: DataType, wanted: DataType) -> bool:
@@ -80,17 +80,6 @@ def evaluated(sql: str, kind: DataType) -> str:
     """SQL that is true, and that Spark evaluates ``sql`` for: the optimizer cannot remove it."""
     hashed = f"to_json(struct({sql} AS x))" if _unhashable(kind) else sql
     return f"xxhash64({hashed}) <> 7046029254386353131"
-
-
-def type_in_sql(kind: DataType) -> str:
-    """A type in SQL, with the names of its fields in backticks."""
-    if isinstance(kind, StructType):
-        return f"STRUCT<{', '.join(f'{quoted(f.name)}: {type_in_sql(f.dataType)}' for f in kind)}>"
-    if isinstance(kind, ArrayType):
-        return f"ARRAY<{type_in_sql(kind.elementType)}>"
-    if isinstance(kind, MapType):
-        return f"MAP<{type_in_sql(kind.keyType)}, {type_in_sql(kind.valueType)}>"
-    return str(kind.simpleString())
 
 
 def _unhashable(kind: DataType) -> bool:

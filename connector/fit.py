@@ -78,6 +78,17 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def type_in_sql(kind: DataType) -> str:
+    """A type in SQL, with the names of its fields in backticks."""
+    if isinstance(kind, StructType):
+        return f"STRUCT<{', '.join(f'{quoted(f.name)}: {type_in_sql(f.dataType)}' for f in kind)}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{type_in_sql(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{type_in_sql(kind.keyType)}, {type_in_sql(kind.valueType)}>"
+    return str(kind.simpleString())
+
+
 def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
@@ -248,7 +259,7 @@ def _beside(table: str, schema: StructType, given: set[str]) -> dict[str, str]:
     for column in schema:
         if column.name.lower() in given:
             continue
-        kind = column.dataType.simpleString()
+        kind = type_in_sql(column.dataType)
         if _GENERATED in column.metadata:
             beside[column.name] = f"CAST(({column.metadata[_GENERATED]}) AS {kind})"
             continue

@@ -22,7 +22,7 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 from broker_core.errors import OptionError
 from connector.cast import castable, evaluated, value
 from connector.delta.given_parts import Asked, GivenParts
-from connector.fit import Fit, Known, fit, not_null_within, quoted, raising
+from connector.fit import Fit, Known, fit, not_null_within, quoted, raising, type_in_sql
 from connector.merge import SOURCE, TARGET, Merge
 from connector.staging import no_rows
 from connector.table import Table, name_parts
@@ -154,7 +154,7 @@ class _Casts:
             wanted = column.dataType
             fits = castable(sql, kind, wanted) if self.cast == "try_cast" else ""
             if fits and self.typed(fits) is None:
-                fits = evaluated(f"CAST({sql} AS {wanted.simpleString()})", wanted)
+                fits = evaluated(f"CAST({sql} AS {type_in_sql(wanted)})", wanted)
             if fits:
                 told += f"cannot be cast from {kind.simpleString()} to {wanted.simpleString()}"
                 asked.append((fits, f"{told}; cast it in the query, for example with try_cast"))

@@ -160,3 +160,10 @@ def test_odd_names_and_texts_are_quoted() -> None:
         nullable(StructType([StructField("a", ArrayType(IntegerType(), False), False)])).simpleString()
         == "struct<a:array<int>>"
     )
+
+
+def test_a_nested_column_that_is_not_given_is_null_also_with_odd_names() -> None:
+    nested = StructType([StructField("a.b", ArrayType(IntegerType()))])
+    held = Known(StructType([StructField("n", IntegerType()), StructField("v", nested)]))
+    found = fit("t", StructType([StructField("n", IntegerType())]), held, (), merges=False)
+    assert found.beside == {"v": "CAST(NULL AS STRUCT<`a.b`: ARRAY<int>>)"}
