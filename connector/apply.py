@@ -85,23 +85,19 @@ class Apply:
         if changes:
             target.require_same_table(table, parts[0], batch)
         elif any(part.target.get("table_id") for part in parts) and not table.exists:
-            held = any(map(target.is_files, parts))
-            raise OptionError(
-                f"table {table.name!r} was dropped before app {self._app_id!r} wrote batch {entry.sequence}"
-                + (f", whose {rows} rows wait in data files in its directory" if held else ""),
-                f"if the directory is gone, so are they: {target.LOST}"
-                if held
-                else f"create it again and start the query, or {target.UNAPPLIED}",
-            )
+            raise target.missing(table.name, parts, batch)
         try:
             once = Once.of(entry, parts[0].target.get("txn_app_id", self._app_id))  # not in old entries
             to = target.rows_to(parts) if rows else ""
-            if to and not self._tables.has(spark, table, once):
-                self._row_by_row(spark, engine, table, entry, parts, to)
-            elif changes:
+            by_row = bool(to) and not self._tables.has(spark, table, once)
+            if changes and not by_row:
                 self._change(spark, table, entry, parts)
             else:
-                self._append(spark, engine, table, entry, parts)
+                with self._tables.decided(spark, parts[0].target.get(target.CONTEXT)) as session:
+                    if by_row:
+                        self._row_by_row(session, engine, table, entry, parts, to)
+                    else:
+                        self._append(session, engine, table, entry, parts)
         except Exception as error:
             found = cause(error)
             if isinstance(found, MissingBranch) and not _waits(engine, entry):
@@ -146,7 +142,7 @@ class Apply:
             return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
 
         if changes:
-            tables.change(spark, table, target.change_of(parts[0]), frame, once)
+            tables.change(spark, table, target.change_of(parts[0]), frame, once, about.get(target.CONTEXT))
         elif taken is not None:
             tables.append(ready(frame(spark)), table, once, options, partition_by)
         failpoint.here("rows.applied")
@@ -160,7 +156,8 @@ class Apply:
             return self._rows(session, with_rows) if with_rows else staging.no_rows(session, _schema(parts))
 
         once = Once.of(entry, parts[0].target["txn_app_id"])
-        self._tables.change(spark, table, target.change_of(parts[0]), rows, once)
+        context = parts[0].target.get(target.CONTEXT)
+        self._tables.change(spark, table, target.change_of(parts[0]), rows, once, context)
 
     def _append(
         self, spark: SparkSession, engine: Engine, table: Table, entry: LedgerEntry, parts: list[ToApply]

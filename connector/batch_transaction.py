@@ -143,7 +143,8 @@ class BatchTransaction:
                     **self._step_target(spark, found, step),
                 }
                 self._steps.same_target("append", found.location, step, about)
-                about = {**about, "table": found.name, "table_id": found.table_id}
+                context = {target.CONTEXT: self._owner.tables.context(spark)} if checked.by_context else {}
+                about = {**about, "table": found.name, "table_id": found.table_id, **context}
             if checked.by_rows or not self._stage_files(rows, found, about):
                 self._stage(rows, "append", about)
 
@@ -217,9 +218,9 @@ class BatchTransaction:
         with self._operation(kind):
             with self._lock:
                 found = self._table(kind, rows, table)
-                rows = self._owner.checks.change(rows, found, change, keys)
+                rows, about = self._owner.checks.change(rows, found, change, keys)
                 step = self._step_target(rows.sparkSession, found, self._steps.change(found.location))
-                about = {**step, **target.of_change(found, change, nullable(rows.schema))}
+                about = {**step, **about}
             if not self._stage(rows, kind, about) and change.acts_without_rows:
                 self._stage_here(kind, {**about, target.EMPTY: True}, [target.nothing()])
 

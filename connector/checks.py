@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -19,6 +20,7 @@ from connector.merge import Merge
 from connector.overwrite import Overwrite
 from connector.table import Table
 from connector.table_format import Checked, TableFormat
+from connector.target import of_change
 from connector.unique import unique
 
 log = logging.getLogger("txmq")
@@ -56,18 +58,22 @@ class Checks:
 
     def change(
         self, rows: DataFrame, table: Table, change: Merge | Overwrite, keys: Sequence[str] = ()
-    ) -> DataFrame:
-        """The rows as they are staged; their execution fails if the table would refuse one, or if two have
-        the same ``keys``. Raises OptionError if the change would fail after the decision, whatever its rows.
+    ) -> tuple[DataFrame, dict[str, Any]]:
+        """The rows as they are staged, and what is stored with them. Their execution fails if the table would
+        refuse one, or if two have the same ``keys``. Raises OptionError if the change would fail after the
+        decision, whatever its rows.
         """
         if not table.exists:
             raise OptionError(f"table {table.name!r} does not exist", "create it before the query starts")
         spark, schema = rows.sparkSession, nullable(rows.schema)
+        context = self._tables.context(spark)
+        settled = self._tables.settled(table, change, context)
         found = self._answer(
-            ("change", *table.shape, schema.json(), json.dumps(change.told(), sort_keys=True)),
-            lambda: self._tables.check_change(spark, table, schema, change),
+            ("change", *table.shape, schema.json(), json.dumps([settled.told(), context], sort_keys=True)),
+            lambda: self._tables.check_change(spark, table, schema, settled, context),
         )
-        return unique(found.ready(rows), keys, table.name, found.compared)
+        rows = unique(found.ready(rows), keys, table.name, found.compared)
+        return rows, of_change(table, settled, nullable(rows.schema), context)
 
     def guard(self, spark: SparkSession, table: Table, txn_app_id: str) -> None:
         """Raises LineageConflict if the table would skip what this app writes; asked once for each table."""

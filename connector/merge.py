@@ -7,10 +7,11 @@ Invariant: the text of a MERGE follows from the value alone, so a repetition doe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from broker_core.errors import OptionError
+from connector.table import quoted
 from connector.when import ORDER, Clause, When, enclosed
 
 TARGET, SOURCE = "t", "s"  # the names of a row of the table, and of a given row
@@ -58,6 +59,16 @@ class Merge:
     def of(cls, told: Mapping[str, Any]) -> Merge:
         """From what ``told`` returned."""
         return cls(told["on"], tuple(Clause(*clause) for clause in told["clauses"]), told["evolves"])
+
+    def of_columns(self, columns: Sequence[str]) -> Merge:
+        """The merge with the columns of the table by name where it sets all of them, so that a later column
+        changes nothing. One that may add columns stays as it is.
+        """
+        if self.evolves:
+            return self
+        values = {quoted([name]): f"{SOURCE}.{quoted([name])}" for name in columns}
+        named = (replace(clause, values=values) if clause.sets_all else clause for clause in self.clauses)
+        return replace(self, clauses=tuple(named))
 
     def told(self) -> dict[str, Any]:
         """As JSON."""

@@ -102,7 +102,8 @@ def name_parts(spelling: str) -> list[str]:
 def quoted(parts: list[str]) -> str:
     """A name from its parts, with backticks where needed."""
     return ".".join(
-        part if re.fullmatch(r"\w+", part) else "`" + part.replace("`", "``") + "`" for part in parts
+        part if re.fullmatch(r"\w+", part, re.ASCII) else "`" + part.replace("`", "``") + "`"
+        for part in parts
     )
 
 

@@ -8,6 +8,7 @@ Invariant: every implementation passes ``tests/contract/tables/test_table_format
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,12 +27,14 @@ from connector.table import Table
 class Checked:
     """An operation that a table takes, of rows of one schema. ``ready``: makes them the rows to stage, whose
     execution fails for one that the table would refuse. ``by_rows``: why the files of an append cannot be
-    written before the decision; "" if they can. ``compared``: SQL over ``s`` of what a merge compares in the
-    place of a column of the rows, by its name in lower case.
+    written before the decision; "" if they can. ``by_context``: whether it matters in which session the rows
+    are written after it. ``compared``: SQL over ``s`` of what a merge compares in the place of a column of
+    the rows, by its name in lower case.
     """
 
     ready: Callable[[DataFrame], DataFrame]
     by_rows: str = ""
+    by_context: bool = False
     compared: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -82,6 +85,9 @@ class TableFormat(Protocol):
     def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
         """The options of a write as (options of its writer, partition columns). Raises OptionError."""
 
+    def context(self, spark: SparkSession) -> dict[str, Any]:
+        """What of a session decides what SQL text means, as JSON."""
+
     # -- before the decision: nothing that a reader of the table sees ----------------------------------------
     def last_sequence(self, spark: SparkSession, table: Table, txn_app_id: str) -> int:
         """The last batch that an existing table has of an app, in any of its steps; 0 if none."""
@@ -96,10 +102,22 @@ class TableFormat(Protocol):
     ) -> Checked:
         """Raises OptionError if the append of such rows would fail after the decision, whatever they are."""
 
+    def settled(
+        self, table: Table, change: Merge | Overwrite, context: Mapping[str, Any]
+    ) -> Merge | Overwrite:
+        """The change with the names of all columns, if it sets all columns that an existing table has now."""
+
     def check_change(
-        self, spark: SparkSession, table: Table, schema: StructType, change: Merge | Overwrite
+        self,
+        spark: SparkSession,
+        table: Table,
+        schema: StructType,
+        change: Merge | Overwrite,
+        context: Mapping[str, Any] | None = None,
     ) -> Checked:
-        """Raises OptionError if a merge, delete or overwrite of such rows would fail, whatever they are."""
+        """Raises OptionError if a merge, delete or overwrite of such rows would fail, whatever they are, or
+        if its text means something only in ``spark``, and not in any session with ``context``.
+        """
 
     def stage(
         self, rows: DataFrame, table: Table, options: Mapping[str, str], attempt: Attempt, number: int
@@ -117,6 +135,11 @@ class TableFormat(Protocol):
         """
 
     # -- after it: one commit, or none if the table has that of ``once`` -------------------------------------
+    def decided(
+        self, spark: SparkSession, context: Mapping[str, Any] | None
+    ) -> AbstractContextManager[SparkSession]:
+        """A session with what ``context`` returned for the one that decided; ``spark`` if that is None."""
+
     # Raise LineageConflict if the table has another batch with this number, or cannot know.
     def has(self, spark: SparkSession, table: Table, once: Once) -> bool:
         """Whether the table has the commit of ``once``."""
@@ -151,8 +174,11 @@ class TableFormat(Protocol):
         change: Merge | Overwrite,
         rows: Callable[[SparkSession], DataFrame],
         once: Once,
+        context: Mapping[str, Any] | None = None,
     ) -> None:
-        """Merge or overwrite with the rows that ``rows`` makes in a session."""
+        """Merge or overwrite with the rows that ``rows`` makes in a session, where the text means what it
+        means in ``context``. Raises OptionError if another table has the name of ``table``.
+        """
 
     # -- without Spark ---------------------------------------------------------------------------------------
     def loose(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> Loose:

@@ -6,7 +6,7 @@ Not here: doing it (``apply.py``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from connector.table import Table
 CHANGE = "change"  # a merge, a delete or an overwrite
 FILES = "files"  # data files that were written before the decision
 EMPTY = "empty"  # a change without rows
+CONTEXT = "context"  # of SQL text, from the session that decided; not in entries of old versions
 UNAPPLIED = (
     "stop the query, list the waiting rows with `txmq unapplied APP`, "
     "and write the rows to Parquet files with `txmq skip APP SEQUENCE --to DIR` "
@@ -32,10 +33,12 @@ LOST = (
 )
 
 
-def of_change(table: Table, wanted: Merge | Overwrite, schema: StructType) -> dict[str, Any]:
+def of_change(
+    table: Table, wanted: Merge | Overwrite, schema: StructType, context: Mapping[str, Any]
+) -> dict[str, Any]:
     """``schema``: of the rows."""
     about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
-    return {**about, CHANGE: wanted.told()}
+    return {**about, CHANGE: wanted.told(), CONTEXT: dict(context)}
 
 
 def nothing() -> pa.RecordBatch:
@@ -81,10 +84,29 @@ def rows_to(parts: Sequence[ToApply]) -> str:
 def require_same_table(table: Table, part: ToApply, batch: str) -> None:
     """Raises OptionError if the table is not the one that the change was decided for."""
     decided = part.target["table_id"]
-    if table.table_id == decided:
-        return
-    what = "was replaced by another one" if table.exists else "was dropped"
-    raise OptionError(
-        f"table {table.name!r} {what} before the {part.kind} of {batch} (its id was {decided})",
-        f"it is not done on another table; {UNAPPLIED}",
+    if table.table_id != decided:
+        raise replaced(table.name, f"{part.kind} of {batch}", decided, exists=table.exists)
+
+
+def missing(table: str, parts: Sequence[ToApply], batch: str) -> OptionError:
+    """The error of an append whose table is not there any more."""
+    what = f"table {table!r} was dropped or renamed before the append of {batch}"
+    renamed = "if it was renamed, give it its name back and start the query"
+    of_files = [part for part in parts if is_files(part)]
+    if not of_files:
+        return OptionError(what, f"{renamed}; otherwise create it again and start the query, or {UNAPPLIED}")
+    places = ", ".join(sorted({part.target[FILES]["directory"] for part in of_files}))
+    return OptionError(
+        f"{what}, and its {sum(map(rows_in, parts))} rows wait in data files in its directory ({places})",
+        f"{renamed}; if the directory is gone, so are they: {LOST}",
+    )
+
+
+def replaced(table: str, change: str, decided: str, *, exists: bool) -> OptionError:
+    """The error of a change whose table is not there any more. ``exists``: another one has its name."""
+    what = "was replaced by another one" if exists else "was dropped or renamed"
+    return OptionError(
+        f"table {table!r} {what} before the {change} (its id was {decided})",
+        "it is not done on another table; if it was renamed, give it its name back and start the query; "
+        f"otherwise {UNAPPLIED}",
     )

@@ -24,7 +24,7 @@ Action = Literal["update", "insert", "delete"]
 
 ORDER: tuple[Rows, ...] = ("MATCHED", "NOT MATCHED", "NOT MATCHED BY SOURCE")  # in the text of a MERGE
 _PART = r"(?:`(?:[^`]|``)+`|\w+)"
-_FIELD = re.compile(rf"{_PART}(?:\.{_PART})*")
+_FIELD = re.compile(rf"{_PART}(?:\.{_PART})*", re.ASCII)  # without backticks, SQL takes ASCII only
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Clause:
     condition: str
     action: Action
     values: Mapping[str, str] | None = None
+
+    @property
+    def sets_all(self) -> bool:
+        """Whether it sets every column, without their names."""
+        return self.values is None and self.action != "delete"
 
     def sql(self) -> str:
         condition = f" AND {enclosed(self.condition)}" if self.condition else ""

@@ -20,7 +20,7 @@ from connector.once import Once
 from connector.staging import no_rows
 from connector.table import Table
 
-_AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
+AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 _REFUSED_OPTIONS = {
     "txnappid": "txmq sets it to make the append take effect once",
     "txnversion": "txmq sets it to make the append take effect once",
@@ -78,7 +78,7 @@ def append(
 def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:
     """Whether an append with these options may add columns to the table."""
     asked = next((value for name, value in options.items() if name.lower() == "mergeschema"), None)
-    return (asked if asked is not None else str(spark.conf.get(_AUTO_MERGE, "false"))).lower() == "true"
+    return (asked if asked is not None else str(spark.conf.get(AUTO_MERGE, "false"))).lower() == "true"
 
 
 def check_append(

@@ -46,7 +46,13 @@ _FEATURES = {
 _IDENTITY = "delta.identity.start"
 _DEFAULT = "CURRENT_DEFAULT"
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
+_EVALUATED = ("delta.generationExpression", "delta.constraints.", "delta.invariants")
 _STATISTICS = "spark.databricks.delta.stats.collect"
+
+
+def evaluates(table: Table) -> bool:
+    """Whether a write to an existing table evaluates SQL of that."""
+    return any(name in table.metadata for name in _EVALUATED)
 
 
 def why_rows(spark: SparkSession, table: Table, schema: StructType, options: Mapping[str, str]) -> str:

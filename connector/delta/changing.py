@@ -3,20 +3,26 @@
 Each is one Delta commit with (txnAppId, txnVersion). Delta skips a change that the table has, and lets only
 one of two drivers commit it. A merge that changes nothing is a commit too, so it is known as done.
 
-Not here: their order (``apply.py``), and the checks before the decision (``changes.py``).
+Not here: their order (``apply.py``), the checks before the decision (``changes.py``), and whether the table
+is that one (``same_table.py``).
 Invariant: the transaction is in settings of a session that nobody else has, or in options of the write.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from broker_core import failpoint
+from broker_core.errors import OptionError
+from connector.delta import same_table
+from connector.delta.append import fitted
 from connector.delta.commits import remembered, require_held, retried, save, settings
 from connector.delta.isolated import isolated
+from connector.fit import Fit, Known, fit
 from connector.merge import Merge
 from connector.once import Once
 from connector.overwrite import Overwrite
@@ -29,21 +35,26 @@ def change(
     wanted: Merge | Overwrite,
     rows: Callable[[SparkSession], DataFrame],
     once: Once,
+    context: Mapping[str, Any] | None = None,
 ) -> None:
     """One Delta commit of the change, or none if the table has that of ``once``.
 
-    ``rows`` makes the given rows in a session. Raises LineageConflict as ``append`` does.
+    ``rows`` makes the given rows in a session; ``context``: of the text, as it was decided. Raises
+    LineageConflict as ``append`` does, OptionError if the table is replaced meanwhile.
     """
 
     def write() -> None:
         if isinstance(wanted, Overwrite):
-            writer = rows(spark).write.format("delta").mode("overwrite").options(**wanted.options)
-            save(spark, writer.option("replaceWhere", wanted.where), table, once)
+            with isolated(spark, None, context) as session:
+                given = _widened(rows(session), table)
+                writer = given.write.format("delta").mode("overwrite").options(**wanted.options)
+                same_table.require(session, table, once)
+                save(session, writer.option("replaceWhere", wanted.where), table, once)
             return
         view = f"txmq_{uuid.uuid4().hex}"
-        with isolated(spark, settings(once)) as session:
+        with isolated(spark, settings(once), context) as session:
             rows(session).createOrReplaceTempView(view)
-            session.sql(wanted.sql(in_sql(table.name), view)).collect()
+            same_table.merge(session, wanted.sql(in_sql(table.name), view), table, once)
 
     if remembered(spark, table, once):
         return
@@ -51,3 +62,13 @@ def change(
     retried(write)
     failpoint.here("changing.committed")
     require_held(spark, table, once)
+    same_table.require_done_on(spark, table, once)
+
+
+def _widened(rows: DataFrame, table: Table) -> DataFrame:
+    """The rows with the integers of a table that was widened since: an overwrite does not cast them."""
+    try:
+        found = fit(table.name, rows.schema, Known.of(table.metadata), (), merges=True)
+    except OptionError:
+        return rows  # Delta's own error says more
+    return fitted(rows, Fit(found.columns))

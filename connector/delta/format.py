@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import reduce
 from typing import Any
 
@@ -12,7 +13,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.engine import LedgerEntry, ToApply
-from connector.delta import append, appends, changes, changing, commits, hidden, log, resolve, staged_files
+from connector.delta import (
+    append,
+    appends,
+    changes,
+    changing,
+    commits,
+    hidden,
+    isolated,
+    log,
+    resolve,
+    sql_context,
+    staged_files,
+)
 from connector.delta.adding import Adding
 from connector.delta.last_commit import LastCommits
 from connector.delta.loose_files import LooseFiles
@@ -45,6 +58,9 @@ class Delta:
     def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
         return append.writer_options(table, options)
 
+    def context(self, spark: SparkSession) -> dict[str, Any]:
+        return sql_context.of(spark)
+
     # -- before the decision ---------------------------------------------------------------------------------
     def last_sequence(self, spark: SparkSession, table: Table, txn_app_id: str) -> int:
         return log.stored_version(spark, table, txn_app_id)
@@ -59,12 +75,23 @@ class Delta:
     ) -> Checked:
         found = append.check_append(spark, table, schema, options, partition_by)
         why = appends.why_rows(spark, table, schema, options)
-        return Checked(lambda rows: append.fitted(rows, found), why)
+        evaluates = bool(why) or appends.evaluates(table)
+        return Checked(lambda rows: append.fitted(rows, found), why, evaluates)
+
+    def settled(
+        self, table: Table, change: Merge | Overwrite, context: Mapping[str, Any]
+    ) -> Merge | Overwrite:
+        return changes.settled(table, change, context)
 
     def check_change(
-        self, spark: SparkSession, table: Table, schema: StructType, change: Merge | Overwrite
+        self,
+        spark: SparkSession,
+        table: Table,
+        schema: StructType,
+        change: Merge | Overwrite,
+        context: Mapping[str, Any] | None = None,
     ) -> Checked:
-        found = changes.check(spark, table, schema, change)
+        found = changes.check(spark, table, schema, change, context)
         if isinstance(found, Fit):
             return Checked(lambda rows: append.fitted(rows, found))
         return Checked(lambda rows: asserted(rows, found.written), compared=found.compared)
@@ -90,6 +117,11 @@ class Delta:
         hidden.sweep(TableFiles.at(location), attempt, unapplied)
 
     # -- after it --------------------------------------------------------------------------------------------
+    def decided(
+        self, spark: SparkSession, context: Mapping[str, Any] | None
+    ) -> AbstractContextManager[SparkSession]:
+        return isolated.decided(spark, context)
+
     def has(self, spark: SparkSession, table: Table, once: Once) -> bool:
         return table.exists and commits.has(spark, table, once)
 
@@ -138,8 +170,9 @@ class Delta:
         change: Merge | Overwrite,
         rows: Callable[[SparkSession], DataFrame],
         once: Once,
+        context: Mapping[str, Any] | None = None,
     ) -> None:
-        changing.change(spark, table, change, rows, once)
+        changing.change(spark, table, change, rows, once, context)
 
     # -- without Spark ---------------------------------------------------------------------------------------
     def loose(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> Loose:

@@ -16,6 +16,8 @@ OPTION = "scala.Option"
 PATH = "org.apache.hadoop.fs.Path"
 DELTA = "org.apache.spark.sql.delta"
 PYTHON = "org.apache.spark.api.python.PythonUtils"
+CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
+_MAPPER = "com.fasterxml.jackson.databind.ObjectMapper"
 
 
 def new(spark: SparkSession, name: str, *arguments: object) -> Any:
@@ -42,6 +44,11 @@ def some(spark: SparkSession, value: object) -> Any:
     return call(spark, OPTION, "apply", value)
 
 
+def json_mapper(spark: SparkSession) -> Any:
+    """Jackson: the text of a map is one call, its items are one each."""
+    return _mapper(_client(spark))
+
+
 def _client(spark: SparkSession) -> GatewayClient:
     jvm: Any = spark._jvm
     return jvm._gateway_client
@@ -55,3 +62,8 @@ def _member(client: GatewayClient, name: str, member: str) -> Any:
 @lru_cache(maxsize=8)
 def _nothing(client: GatewayClient) -> Any:
     return _member(client, OPTION, "empty")()
+
+
+@lru_cache(maxsize=8)
+def _mapper(client: GatewayClient) -> Any:
+    return JavaClass(_MAPPER, client)()

@@ -71,7 +71,8 @@ def rehearse(
         log = [str(action.json()) for action in actions]
         if any(word in log[0] for word in _COORDINATED):
             return
-    asked = _key(spark, log, schema, options, [*partition_by, where])
+    names = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()] if where else []
+    asked = _key(spark, log, schema, options, [*partition_by, where, *names])
     if asked in _accepted:
         return
     place = Path(tempfile.mkdtemp(prefix="txmq-rehearsal-"))

@@ -119,8 +119,8 @@ class StagedFiles:
         if lost:
             raise NotApplied(
                 f"{len(lost)} of {len(self.places)} data files with {self.rows} decided rows are gone "
-                f"({batch}: {', '.join(lost[:3])}): the table was dropped with them, or somebody deleted "
-                "them",
+                f"({batch}: {', '.join(lost[:3])}): the table was dropped with them, or renamed, and they "
+                "are in its new directory, or somebody deleted them",
                 LOST,
             )
 

@@ -298,7 +298,7 @@ class Change:
 
 
 @contextmanager
-def isolated(session: Session, settings: Mapping[str, str]) -> Iterator[Session]:
+def isolated(session: Session, settings: Mapping[str, str], _context: object) -> Iterator[Session]:
     """As ``connector.delta.isolated``."""
     yield Session(session.world, {**session.properties, **settings})
 

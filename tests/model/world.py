@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -585,6 +585,7 @@ def world(**options: Any) -> Iterator[World]:
     import broker_core.client.broker
     import connector.delta.changing
     import connector.delta.log
+    import connector.delta.same_table
     import connector.foreach_batch
     import connector.ledger
     import connector.options
@@ -609,7 +610,15 @@ def world(**options: Any) -> Iterator[World]:
         checked = Checked(lambda rows: rows, by_rows="a model")
         patch.setattr(DeltaFormat, "check_append", lambda *_: checked)
         patch.setattr(DeltaFormat, "check_change", lambda *_: checked)
+        patch.setattr(DeltaFormat, "context", lambda *_: {})
+        patch.setattr(DeltaFormat, "settled", lambda _self, _table, change, _context: change)
+        patch.setattr(DeltaFormat, "decided", lambda _self, spark, _context: nullcontext(spark))
         patch.setattr(connector.delta.changing, "isolated", isolated)
+        patch.setattr(
+            connector.delta.same_table, "merge", lambda session, text, *_: session.sql(text).collect()
+        )
+        patch.setattr(connector.delta.same_table, "require", lambda *_: None)
+        patch.setattr(connector.delta.same_table, "require_done_on", lambda *_: None)
         patch.setattr(connector.staging, "no_rows", lambda session, schema: Frame(session, [], schema))
         patch.setattr(
             connector.delta.log,

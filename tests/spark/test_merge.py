@@ -328,7 +328,9 @@ def test_what_fails_after_the_decision_stops_with_a_way_out(
     rig.publish("in", "a1", "b2")
     failpoint.arm("foreach.decided", lambda _name: shutil.rmtree(lake))
     error = fails()
-    assert isinstance(error, OptionError) and "was dropped before the merge of batch 1" in str(error)
+    assert isinstance(error, OptionError) and "was dropped or renamed before the merge of batch 1" in str(
+        error
+    )
     made(rig, lake)
     error = fails(applied)
     assert "was replaced by another one before the merge of batch 1" in str(error) and "skip" in str(error)

@@ -90,6 +90,34 @@ def test_a_change_without_effect_is_done_too_and_not_repeated(bench: TableBench)
     assert bench.rows(table) == [("a", 1), ("b", 2), ("q", 8)]
 
 
+def test_a_merge_of_all_columns_does_the_same_when_it_names_them(bench: TableBench) -> None:
+    """As the decision stores it; and a column that is added later changes nothing then."""
+    columns = "id STRING, `n.m` BIGINT, `a-b` STRUCT<x: INT, y: STRING>, `Ünit` STRING"
+    star, named = (bench.create(name, columns) for name in ("star", "named"))
+    rows = ("'a'", "'b'"), ("'b'", "'c'")
+    merge = Merge.made(ON, update=True, insert=True)
+    found = bench.found(named)
+    settled = bench.tables.settled(found, merge, bench.tables.context(bench.spark))
+    assert settled != merge and "*" not in settled.sql("t", "s")
+    for number, keys in enumerate(rows):
+        frame = " UNION ALL ".join(
+            f"SELECT {key} AS ID, {number} AS `n.m`, named_struct('Y', 'y{number}', 'x', {number}L) AS `a-b`, "
+            f"'u{number}' AS `ünit`, 'unknown' AS more" for key in keys
+        )  # fmt: skip
+        for table, change in ((star, merge), (named, settled)):
+            given = lambda session, frame=frame: session.sql(frame)  # noqa: E731
+            once = bench.once(table, number + 1)
+            bench.tables.change(bench.spark, bench.found(table), change, given, once)
+
+    def held(table: str) -> list[str]:
+        seen = bench.tables.read(bench.spark, bench.found(table))
+        return sorted(str(tuple(row)) for row in seen.collect())
+
+    assert held(star) == held(named) and len(held(named)) == 3
+    evolves = Merge.made(ON, update=True, insert=True, evolves=True)
+    assert bench.tables.settled(found, evolves, bench.tables.context(bench.spark)) == evolves
+
+
 def test_two_drivers_that_change_a_table_at_the_same_time_change_it_once(bench: TableBench) -> None:
     """One overtakes the other while that reads its rows; another writer of the same session commits there too."""
     table, once = bench.create("lake"), None
