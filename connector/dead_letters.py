@@ -149,6 +149,10 @@ class Rejection:
             yield from task.messages(wanted)
 
 
+# exchange, routing key, body (null for a record of Kafka without a value), properties
+_Letter = tuple[str, str, bytes | None, bytes]
+
+
 class _Task:
     def __init__(self, rejection: Rejection, engine: Engine) -> None:
         self._rejection = rejection
@@ -163,12 +167,12 @@ class _Task:
             self._logs[queue] = self._engine.logs([queue])
             self._routes[queue] = self._route(queue)
         left = dict(wanted)
-        rows: list[tuple[str, str, bytes, bytes]] = []
+        rows: list[_Letter] = []
         size = 0
         for found in self._engine.browse(self._slices(sorted(wanted))):
             for row in self._copies(found, left):
                 rows.append(row)
-                size += len(row[2]) + len(row[3])
+                size += len(row[2] or b"") + len(row[3])
                 if len(rows) == _ROWS or size >= _BYTES:
                     yield _batch(rows)
                     rows, size = [], 0
@@ -219,9 +223,7 @@ class _Task:
     def _log(self, queue: str, partition: int) -> str:
         return queue if self._logs[queue] == [queue] else f"{queue}/{partition}"
 
-    def _copies(
-        self, found: pa.RecordBatch, left: dict[_Place, list[_Row]]
-    ) -> Iterator[tuple[str, str, bytes, bytes]]:
+    def _copies(self, found: pa.RecordBatch, left: dict[_Place, list[_Row]]) -> Iterator[_Letter]:
         names = ("queue", "partition", "offset")
         places = zip(*(found.column(name).to_pylist() for name in names), strict=True)
         for index, place in enumerate(places):
@@ -236,7 +238,7 @@ class _Task:
             death = Death(place[0], "rejected", self._time, exchange, key, _expiration(properties))
             keeps_key = route.routing_key is None
             for row in rows:
-                if row.checksum is not None and row.checksum != zlib.crc32(body):
+                if row.checksum is not None and row.checksum != zlib.crc32(body or b""):
                     raise OptionError(
                         f"the body of a rejected row is not that of message {place[2]} of "
                         f"{_named(*place[:2])}",
@@ -250,7 +252,7 @@ class _Task:
                 )
 
 
-def _batch(rows: list[tuple[str, str, bytes, bytes]]) -> pa.RecordBatch:
+def _batch(rows: list[_Letter]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, MESSAGE_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)

@@ -41,14 +41,17 @@ def branch_checksum(parts: Iterable[int]) -> int:
     return xxhash.xxh3_64_intdigest(b"".join(part.to_bytes(8, "little") for part in parts)) & _SIGNED
 
 
-def parts(rows: Iterable[pa.RecordBatch], header: BranchHeader) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a branch, cut into parts; publish rows as MESSAGE_SCHEMA.
+def parts(
+    rows: Iterable[pa.RecordBatch], header: BranchHeader, *, null_bodies: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a branch, cut into parts; publish rows as MESSAGE_SCHEMA. ``null_bodies``: a message
+    may have no body, as a record of Kafka.
 
     Raises OptionError (missing or wrong column, null body: names the row, counted over the branch from 0) and
     TransactionTooLarge (a body over MAX_BODY_BYTES).
     """
     if header.kind == "publish":
-        yield from _cut(_normalised(rows, header.target))
+        yield from _cut(_normalised(rows, header.target, null_bodies=null_bodies))
     else:
         yield from _cut(rows)
 
@@ -109,14 +112,19 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(batches)
 
 
-def _normalised(rows: Iterable[pa.RecordBatch], target: Any) -> Iterator[pa.RecordBatch]:
+def _normalised(
+    rows: Iterable[pa.RecordBatch], target: Any, *, null_bodies: bool
+) -> Iterator[pa.RecordBatch]:
     seen = 0
+    exchange, routing_key = str(target.get("exchange", "")), str(target.get("routing_key", ""))
     for batch in rows:
-        yield normalise(batch, str(target.get("exchange", "")), str(target.get("routing_key", "")), seen)
+        yield normalise(batch, exchange, routing_key, seen, null_bodies=null_bodies)
         seen += batch.num_rows
 
 
-def normalise(batch: pa.RecordBatch, exchange: str, routing_key: str, first_row: int = 0) -> pa.RecordBatch:
+def normalise(
+    batch: pa.RecordBatch, exchange: str, routing_key: str, first_row: int = 0, *, null_bodies: bool = False
+) -> pa.RecordBatch:
     """Returns ``batch`` as MESSAGE_SCHEMA: defaults for a missing or null exchange and routing key, empty
     properties if there are none.
     """
@@ -132,7 +140,7 @@ def normalise(batch: pa.RecordBatch, exchange: str, routing_key: str, first_row:
     columns = [
         _text(batch, "exchange", exchange),
         _text(batch, "routing_key", routing_key),
-        _body(batch.column("body"), first_row),
+        _body(batch.column("body"), first_row, null_bodies=null_bodies),
         _properties(batch),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
@@ -176,10 +184,10 @@ _BODY_TYPES = (
 )
 
 
-def _body(column: pa.Array, first_row: int) -> pa.Array:
+def _body(column: pa.Array, first_row: int, *, null_bodies: bool) -> pa.Array:
     if column.type not in _BODY_TYPES and not pa.types.is_null(column.type):
         raise OptionError(f"column 'body' has type {column.type}; it must be binary or string")
-    if column.null_count:
+    if column.null_count and not null_bodies:
         row = first_row + column.is_null().index(True).as_py()
         raise OptionError(
             f"row {row} has no body (null); it may be empty but not null: filter such rows or "

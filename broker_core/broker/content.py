@@ -112,9 +112,9 @@ def _check_properties(properties: bytes) -> None:
 _known_properties = lru_cache(maxsize=4096)(_check_properties)  # an exception is not cached
 
 
-def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES) -> None:
-    """Like ``check_properties``, for a block of MESSAGE_SCHEMA, and no body is larger than ``body_bytes``.
-    Raises the error of its first bad row, or OptionError, both naming the row.
+def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, null_bodies: bool = False) -> None:
+    """Like ``check_properties``, for a block of MESSAGE_SCHEMA, and no body is larger than ``body_bytes``, or
+    null, unless ``null_bodies``. Raises the error of its first bad row, or OptionError, both naming the row.
 
     Arrow data comes from another process, so it is validated before anything else is asked of it.
     """
@@ -127,13 +127,13 @@ def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES) -> None:
     except ValueError as error:
         raise OptionError(f"the rows to publish are damaged: {error}; send them again") from None
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        if column.null_count:
+        if column.null_count and not (null_bodies and name == "body"):
             raise OptionError(f"row {pc.index(column.is_null(), True).as_py()} has no {name} (null)")
     if rows.num_rows == 0:
         return
     _check_keys(rows)
     sizes = pc.binary_length(rows.column("body"))
-    if pc.max(sizes).as_py() > body_bytes:
+    if (pc.max(sizes).as_py() or 0) > body_bytes:
         row = pc.index(pc.greater(sizes, body_bytes), True).as_py()
         raise TransactionTooLarge(
             f"the body of row {row} has {sizes[row].as_py()} bytes; at most {body_bytes} may be "

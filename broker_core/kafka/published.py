@@ -117,8 +117,8 @@ class Publisher:
                 raise TransactionTooLarge(
                     f"a message of {len(data)} bytes for topic {topic}, which takes at most {largest} "
                     "bytes in a record batch",
-                    f"raise max.message.bytes of {topic} (and of the stage topic above {largest}), or "
-                    "publish a reference",
+                    f"raise max.message.bytes of {topic} and of the stage topic above the size of the "
+                    "message, or publish a reference",
                 )
             yield end - first, data
             first = end
@@ -141,7 +141,7 @@ class _Columns(NamedTuple):
     def sizes(self) -> Integers:
         """Returns the bytes of each record, or a little more."""
         size = np.full(len(self.values), RECORD_BYTES, np.int64)
-        size += pc.binary_length(self.values).to_numpy(zero_copy_only=False)
+        size += pc.binary_length(self.values).fill_null(0).to_numpy(zero_copy_only=False)
         if self.keys is not None:
             size += pc.binary_length(self.keys).fill_null(0).to_numpy(zero_copy_only=False)
         if self.headers is not None:

@@ -10,6 +10,7 @@ effect. A batch is stamped with the time of now: time retention would delete one
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -20,7 +21,7 @@ import xxhash
 from broker_core.arrow.parts import branch_checksum, parts, signed
 from broker_core.broker.content import check_rows
 from broker_core.engine import BranchHeader, StagedBranch
-from broker_core.errors import TransactionTooLarge
+from broker_core.errors import QueueNotFound, TransactionTooLarge
 from broker_core.failpoint import here
 from broker_core.kafka import topics
 from broker_core.kafka.client import Client
@@ -33,7 +34,8 @@ from broker_core.kafka.receipt import Place, Receipt, Span, joined, of
 from broker_core.kafka.topology import Topology
 
 ROOM = 8 << 10  # of a staged record batch, beside its values: heads, keys and headers
-LARGEST = topics.STAGED_BYTES - ROOM
+SENT = topics.STAGED_BYTES - ROOM  # values wait until they are so large together
+ASKED_S = 10.0  # how long the settings of a stage topic are believed
 _HEADERS = 2 << 10  # of one staged record, with its key, at most
 
 # headers of a staged record
@@ -54,6 +56,15 @@ def stage_app(header: BranchHeader) -> str:
     return header.app_id if header.batch_id >= 0 else ""
 
 
+class _Stage(NamedTuple):
+    """A stage topic. ``largest``: bytes of a value that it takes; ``asked``: when, in seconds."""
+
+    name: str
+    partitions: int
+    largest: int
+    asked: float
+
+
 class Staging:
     """``codec`` compresses what is published."""
 
@@ -62,34 +73,47 @@ class Staging:
         self._topology = topology
         self._codec = codec
         self._lock = threading.Lock()
-        self._partitions: dict[str, int] = {}  # stage topics that exist with their settings
+        self._known: dict[str, _Stage] = {}  # stage topics that exist with their settings
 
     def ensure(self, app_id: str) -> str:
-        """Returns the stage topic, made where there is none."""
+        """Returns the name of the stage topic, made where there is none."""
+        return self._stage(app_id).name
+
+    def _stage(self, app_id: str) -> _Stage:
         topic = topics.stage(app_id)
-        if topic.name not in self._partitions:
-            self._partitions[topic.name] = len(topics.ensure(self._client, topic).partitions)
-        return topic.name
+        known = self._known.get(topic.name)
+        if known is None or time.monotonic() - known.asked > ASKED_S:
+            partitions = len(topics.ensure(self._client, topic).partitions)
+            largest = self._client.configs(topic.name, topics.LARGEST).get(topics.LARGEST)
+            room = int(largest or topics.STAGED_BYTES) - ROOM
+            known = self._known[topic.name] = _Stage(topic.name, partitions, room, time.monotonic())
+        return known
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         """Stages a branch. Raises OptionError for rows that Kafka cannot carry, TransactionTooLarge,
         ExchangeNotFound, AccessRefused.
         """
-        topic = self.ensure(stage_app(header))
-        log = Log(topic, header.partition % self._partitions[topic])
+        stage = self._stage(stage_app(header))
+        log = Log(stage.name, header.partition % stage.partitions)
         branch = _Branch(self._client, header, log)
-        for value in self._published(branch, rows) if header.kind == "publish" else _kept(header, rows):
-            branch.add(value)
-        branch.flush()
+        publishes = header.kind == "publish"
+        values = self._published(branch, rows, stage) if publishes else _kept(header, rows, stage)
+        try:
+            for value in values:
+                branch.add(value)
+            branch.flush()
+        except QueueNotFound:  # deleted by somebody: it is made again for the next attempt
+            self._known.pop(stage.name, None)
+            raise
         return branch.staged()
 
-    def _published(self, branch: _Branch, rows: Iterable[pa.RecordBatch]) -> Iterator[_Value]:
+    def _published(self, branch: _Branch, rows: Iterable[pa.RecordBatch], stage: _Stage) -> Iterator[_Value]:
         header = branch.header
         # tasks of one batch begin with different partitions, and those of another batch with others
         turn = zlib.crc32(header.token.encode()) + header.partition
-        publisher = Publisher(turn, staged_bytes=LARGEST, codec=self._codec)
-        for part in parts(rows, header):
-            check_rows(part)
+        publisher = Publisher(turn, staged_bytes=stage.largest, codec=self._codec)
+        for part in parts(rows, header, null_bodies=True):
+            check_rows(part, null_bodies=True)
             with self._lock:  # one topology for all threads
                 routed = self._topology.route(part)
                 batches = list(publisher.batches(part, routed, self._topology.target, now_ms()))
@@ -120,7 +144,7 @@ class _Branch:
 
     def add(self, value: _Value) -> None:
         size = len(value.data) + _HEADERS
-        if self._waiting and self._waiting_bytes + size > LARGEST:
+        if self._waiting and self._waiting_bytes + size > SENT:
             self._send()
         self._waiting.append(value)
         self._waiting_bytes += size
@@ -201,7 +225,7 @@ def _headers(header: BranchHeader, value: _Value, number: int) -> bytes:
     return encode_headers((name, text.encode()) for name, text in pairs.items())
 
 
-def _kept(header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> Iterator[_Value]:
+def _kept(header: BranchHeader, rows: Iterable[pa.RecordBatch], stage: _Stage) -> Iterator[_Value]:
     """Yields rows that are applied later, as Arrow streams that fit into a staged record."""
     waiting: list[pa.RecordBatch] = []
     for part in parts(rows, header):
@@ -212,15 +236,15 @@ def _kept(header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> Iterator[_Val
                 waiting += _halves(piece)
                 continue
             data = _stream(piece)
-            if len(data) <= LARGEST:
+            if len(data) <= (SENT if piece.num_rows > 1 else stage.largest):
                 yield _Value(None, piece.num_rows, data)
             elif piece.num_rows > 1:
                 waiting += _halves(piece)
             else:
                 raise TransactionTooLarge(
                     f"a row of {len(data)} bytes for the stage topic of app {header.app_id!r}, which takes "
-                    f"at most {LARGEST} bytes in a row",
-                    "store it elsewhere, and append a reference",
+                    f"at most {stage.largest} bytes in a row",
+                    f"raise max.message.bytes of {stage.name}, or store it elsewhere and append a reference",
                 )
 
 

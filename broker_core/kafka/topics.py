@@ -17,7 +17,8 @@ from broker_core.kafka.port import TopicMetadata
 
 POLICY, DELETE, COMPACT = "cleanup.policy", "delete", "compact"
 LARGEST, TOMBSTONES = "max.message.bytes", "delete.retention.ms"
-STAGED_BYTES = 2 << 20  # of one staged record
+STAGED_BYTES = 2 << 20  # of one staged record, at least
+MADE_BYTES = 16 << 20  # the same, for a stage topic that txmq makes
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS  # a journal that was not read for so long is read anew
 WEEK_MS = 7 * DAY_MS
@@ -75,7 +76,7 @@ _STAGED = {
     POLICY: DELETE,
     "retention.bytes": "-1",
     "segment.bytes": str(128 << 20),
-    LARGEST: str(STAGED_BYTES),
+    LARGEST: str(MADE_BYTES),
 }
 
 

@@ -95,10 +95,11 @@ def _tried(
 
 
 def _takes(spark: SparkSession, act: Callable[[SparkSession], None]) -> bool:
-    """Whether ``act`` succeeds with the temporaries of ``spark``."""
+    """Whether ``act`` succeeds with the temporaries of ``spark``. A clone would not have its variables; what
+    ``act`` leaves there is a view that ends with the session.
+    """
     try:
-        with isolated(spark) as session:
-            act(session)
+        act(spark)
     except OptionError:
         return False
     return True

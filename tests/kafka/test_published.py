@@ -190,13 +190,26 @@ def test_a_topic_that_takes_more_than_the_stage_topic_is_limited_by_it() -> None
     driver = cluster.driver()
     token = driver.open(0).token
     target = {"exchange": "", "routing_key": "large"}
-    fits = driver.stage(token, [b"x" * 2_000_000, b"y" * 2_000_000], target=target)
-    driver.commit(0, token, [fits])
-    assert [len(body) for body in cluster.bodies("large")] == [2_000_000, 2_000_000]
+    sizes = (2_000_000, 3_000_000, topics.MADE_BYTES - 20_000)
+    driver.commit(0, token, [driver.stage(token, [b"x" * size for size in sizes], target=target)])
+    assert [len(body) for body in cluster.bodies("large")] == list(sizes)
     with pytest.raises(errors.TransactionTooLarge, match="topic large"):
-        driver.stage(token, [b"x" * topics.STAGED_BYTES], target=target)
+        driver.stage(token, [b"x" * topics.MADE_BYTES], target=target)
     with pytest.raises(errors.TransactionTooLarge, match="stage topic of app 'app'"):
-        driver.stage(token, [random_bytes(topics.STAGED_BYTES)], kind="append", target={"table": "t"})
+        driver.stage(token, [random_bytes(topics.MADE_BYTES)], kind="append", target={"table": "t"})
+
+
+def test_a_record_without_a_value_is_published_as_one() -> None:
+    """A tombstone of another producer is relayed as it is; an empty body is another thing."""
+    cluster = Cluster()
+    cluster.reader.create_topic("out", 1)
+    driver = cluster.driver()
+    token = driver.open(0).token
+    target = {"exchange": "", "routing_key": "out"}
+    staged = driver.stage(token, [b"a", None, b""], target=target)  # type: ignore[list-item]
+    nothing = driver.stage(token, [None, None], target=target)  # type: ignore[list-item]
+    driver.commit(0, token, [staged, nothing])
+    assert cluster.bodies("out") == [b"a", None, b"", None, None]
 
 
 def random_bytes(size: int) -> bytes:

@@ -27,7 +27,7 @@ def test_topics_are_made_on_first_use(kafka: FakeKafka, client: Client) -> None:
         (topics.app("a"), {"cleanup.policy": "compact,delete"}, "set cleanup.policy=compact"),
         (topics.stage("a"), {"retention.ms": "1000"}, "has retention.ms=1000.* set retention.ms=-1"),
         (topics.stage("a"), {"retention.bytes": "1"}, "set retention.bytes=-1"),
-        (topics.stage("a"), {"max.message.bytes": "1000"}, "set max.message.bytes=2097152"),
+        (topics.stage("a"), {"max.message.bytes": "1000"}, "set max.message.bytes=16777216"),
         (topics.stage(""), {"cleanup.policy": "compact"}, "set cleanup.policy=delete"),
     ],
 )

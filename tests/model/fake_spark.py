@@ -298,9 +298,11 @@ class Change:
 
 
 @contextmanager
-def isolated(session: Session, settings: Mapping[str, str], _context: object) -> Iterator[Session]:
+def isolated(
+    session: Session, settings: Mapping[str, str] | None = None, _context: object = None
+) -> Iterator[Session]:
     """As ``connector.delta.isolated``."""
-    yield Session(session.world, {**session.properties, **settings})
+    yield Session(session.world, {**session.properties, **(settings or {})})
 
 
 class ConcurrentQuery(Exception):
