@@ -5,10 +5,14 @@ Not here: the errors of txmq themselves (``broker_core/errors.py``).
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from py4j.protocol import Py4JJavaError
 
 from broker_core.errors import cause
 
+# PySpark asks it for the text of an exception, and it knows no error classes of Delta
+_HELPER = "SparkThrowableHelper.getMessage"
 # exceptions that mean that a query was stopped, in the text of an error from Python
 INTERRUPTIONS = (
     "java.lang.InterruptedException",
@@ -46,9 +50,22 @@ def shortened(error: BaseException) -> Exception:
 
 
 def told(error: BaseException) -> str:
+    """The text of an error in a line, without Java's stack trace."""
     lines = [
         line.strip()
-        for line in str(error).splitlines()
+        for line in message(error).splitlines()
         if line.strip() and not line.strip().startswith(("at ", "... "))
     ]
     return " ".join(lines)[:1000]
+
+
+def message(error: BaseException) -> str:
+    """The text of an error; of one from the JVM, what the Java exception says."""
+    cause_or_context = error.__cause__ or error.__context__
+    if isinstance(error, Py4JJavaError):
+        with suppress(Exception):  # the JVM may be gone
+            text = str(error.java_exception.getMessage())
+            if _HELPER not in str(error):
+                return text
+            return message(cause_or_context) if cause_or_context is not None else text
+    return str(error)

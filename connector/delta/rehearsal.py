@@ -24,6 +24,7 @@ from connector.delta.log import checksum
 from connector.delta.resolve import snapshot_at
 from connector.staging import no_rows
 from connector.table import Table, is_connect, without_high_water_marks
+from connector.trace import message
 
 # Tables whose commits go through a catalog: a copy of their log is not a table.
 _COORDINATED = ("catalogManaged", "catalogOwned", "coordinatedCommits")
@@ -35,7 +36,7 @@ _accepted: set[str] = set()
 
 def refused(table: str, error: Exception, place: str = "") -> OptionError:
     """The error of what Delta does not take, with Delta's text. ``place``: where it was tried."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message(error).splitlines() if line.strip()]
     told = next(
         (line for line in lines if "[" in line and "]" in line), lines[0] if lines else type(error).__name__
     )

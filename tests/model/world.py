@@ -614,6 +614,7 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(DeltaFormat, "settled", lambda _self, _table, change, _context: change)
         patch.setattr(DeltaFormat, "decided", lambda _self, spark, _context: nullcontext(spark))
         patch.setattr(connector.delta.changing, "isolated", isolated)
+        patch.setattr(connector.delta.changing, "_widened", lambda rows, _table: rows)
         patch.setattr(
             connector.delta.same_table, "merge", lambda session, text, *_: session.sql(text).collect()
         )

@@ -7,10 +7,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker_core.errors import (
@@ -27,6 +29,7 @@ from broker_core.errors import (
 from broker_core.launcher import Broker
 from broker_core.message import MAX_BODY_BYTES
 from connector.datasource import TxmqDataSource
+from connector.trace import told
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -176,3 +179,15 @@ def test_a_url_where_nothing_listens_fails_within_seconds_and_names_the_address(
         url.removeprefix("txmq://"),
     )
     assert time.monotonic() - started < 20
+
+
+def test_an_error_of_delta_that_pyspark_cannot_render_names_the_column(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spark.range(1).write.format("delta").save(str(tmp_path / "lake"))
+    spark.range(1).createOrReplaceTempView("given_rows")
+    merge = f"MERGE INTO delta.`{tmp_path / 'lake'}` t USING given_rows s ON t.id = s.id WHEN MATCHED THEN UPDATE SET "
+    with pytest.raises(Exception) as raised:
+        spark.sql(merge + "missing = s.id").collect()
+    text = told(raised.value)
+    assert "missing" in text and "main error class" not in text and "\tat " not in text
