@@ -22,6 +22,7 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "source_rows_tls": tls.source_rows_tls,
     "sink_rows_tls": tls.sink_rows_tls,
     "append_rows": streams.append_rows,
+    "append_threads": streams.append_threads,
     "append_small_ms": streams.append_small_ms,
     "merge_rows": streams.merge_rows,
     "decode_rows": decode.decode_rows,

@@ -42,6 +42,7 @@ GOALS = {
     "commit_1": Goal("ratio", 0.5, 0.9),
     "commit_16": Goal("ratio", 2.5, 5),
     "append_rows": Goal("ratio", 0.8, 0.95),
+    "append_threads": Goal("ratio", 0.8, 0.9),
     "append_small_ms": Goal("value", 30, 15, less_is_better=True),
     "merge_rows": Goal("ratio", 0.8, 0.95),
     "decode_rows": Goal("ratio", 0.9, 1),

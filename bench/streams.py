@@ -1,5 +1,5 @@
-"""The figures that need Spark: source_rows, sink_rows, append_rows, append_small_ms, merge_rows,
-micro_batch_overhead_ms, small_commit_read.
+"""The figures that need Spark: source_rows, sink_rows, append_rows, append_threads, append_small_ms,
+merge_rows, micro_batch_overhead_ms, small_commit_read.
 
 Each compares txmq with the reference in one session. Rates use the time of ``addBatch``, the work of a
 micro-batch.
@@ -11,6 +11,7 @@ import itertools
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ SOURCE_ROWS = 4_000_000
 SINK_ROWS = 2_000_000
 APPENDED_ROWS = 500_000  # in a batch
 APPENDED_BATCHES = 5
+THREADS = 4
+THREADS_ROWS = 100_000  # in a batch, for each table
+THREADS_BATCHES = 4
+THREADS_REPETITIONS = 3
 MERGED_ROWS = 100_000  # in a batch
 MERGED_INTO = 1_000_000
 MERGED_BATCHES = 4
@@ -160,6 +165,48 @@ def append_rows(folder: Path) -> list[Figure]:
             found.append(rate(once[1:]))
             references.append(rate(plain[1:]))
         return [against("append_rows", found[1:], references[1:], "rows/s")]
+
+
+def append_threads(folder: Path) -> list[Figure]:
+    """Four tables in each batch, by four threads: ``tx.append`` beside plain appends."""
+    found, references = [], []
+    with serving(folder / "append-threads") as served, open_spark() as spark:
+        for _ in range(THREADS_REPETITIONS + 1):
+            once, plain = _appends_in_threads(spark, served.url, folder)
+            found.append(rate(once[1:]))
+            references.append(rate(plain[1:]))
+    return [against("append_threads", found[1:], references[1:], "rows/s")]
+
+
+def _appends_in_threads(
+    spark: SparkSession, url: str, folder: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The progress of foreachBatch with ``tx.append`` in threads, and with plain appends in threads."""
+    name, total = f"threads-{next(_count)}", THREADS_BATCHES * THREADS_ROWS
+    tables = {kind: [str(folder / f"{name}-{kind}{n}") for n in range(THREADS)] for kind in ("once", "plain")}
+    for table in itertools.chain(*tables.values()):
+        spark.createDataFrame([], "body binary").write.format("delta").save(table)
+
+    def frame() -> DataFrame:
+        return ready(spark, total, THREADS_ROWS, 2).select("body")
+
+    def once(batch: DataFrame, tx: Any) -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda table: tx.append(batch.select("body"), table), tables["once"]))
+
+    def plain(batch: DataFrame, _batch_id: int) -> None:
+        def write(table: str) -> None:
+            batch.select("body").write.format("delta").mode("append").save(table)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(write, tables["plain"]))
+
+    reference = run(frame().writeStream.foreachBatch(plain), folder, total)
+    each = txmq.transactional(once, url=url, app_id=name)
+    found = run(frame().writeStream.foreachBatch(each), folder, total)
+    for table in itertools.chain(*tables.values()):
+        assert spark.read.format("delta").load(table).count() == total
+    return found, reference
 
 
 def append_small_ms(folder: Path) -> list[Figure]:
