@@ -64,7 +64,7 @@ def message(error: BaseException) -> str:
     cause_or_context = error.__cause__ or error.__context__
     if isinstance(error, Py4JJavaError):
         with suppress(Exception):  # the JVM may be gone
-            text = str(error.java_exception.getMessage())
+            text = str(error.java_exception.toString())
             if _HELPER not in str(error):
                 return text
             return message(cause_or_context) if cause_or_context is not None else text
