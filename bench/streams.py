@@ -201,9 +201,10 @@ def _appends_in_threads(
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(write, tables["plain"]))
 
-    reference = run(frame().writeStream.foreachBatch(plain), folder, total)
+    # Spark counts the rows of a batch once for each execution of it
+    reference = run(frame().writeStream.foreachBatch(plain), folder, THREADS * total, THREADS_BATCHES)
     each = txmq.transactional(once, url=url, app_id=name)
-    found = run(frame().writeStream.foreachBatch(each), folder, total)
+    found = run(frame().writeStream.foreachBatch(each), folder, THREADS * total, THREADS_BATCHES)
     for table in itertools.chain(*tables.values()):
         assert spark.read.format("delta").load(table).count() == total
     return found, reference
