@@ -324,3 +324,16 @@ def test_several_appends_to_one_table_are_one_delta_commit(rig: Any, tmp_path: P
     run(rig, fn)
     assert [(app.partition("@")[0], version) for app, version in delta_transactions(lake)] == [("app", 1)]
     assert sorted(row["body"] for row in delta_rows(lake)) == ["a", "a", "a", "b", "b", "b"]
+
+
+def test_columns_with_dots_and_backquotes_reach_a_function_after_the_decision(rig: Any) -> None:
+    """PySpark reads such a name as a path of fields where rows go through Python."""
+    rig.declare("in")
+    rig.publish("in", "a")
+    got: list[Any] = []
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.after_commit(batch.selectExpr("CAST(body AS STRING) AS `a.b`", "1 AS `c``d`", "2 AS e"), "f")
+
+    run(rig, fn, after_commit={"f": lambda rows, _sequence: got.append((rows.columns, rows.collect()))})
+    assert got == [(["a.b", "c`d", "e"], [("a", 1, 2)])]

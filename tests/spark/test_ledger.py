@@ -82,6 +82,19 @@ def test_a_long_backlog_is_one_merge_that_a_stale_writer_cannot_double(rig: Any,
     assert (row["log"], row["start_offset"], row["messages"]) == (None, None, 0)
 
 
+def test_a_column_that_somebody_adds_stops_neither_an_append_nor_a_merge(rig: Any, tmp_path: Path) -> None:
+    table = tmp_path / "ledger"
+    ledger = DeltaLedger(rig.spark.newSession(), str(table), rig.broker.engine, "app")
+    decide(rig, "app", 1)
+    ledger.write_missing()
+    rig.spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN note STRING")
+    for waiting in (1, 4):
+        decide(rig, "app", waiting)
+        ledger.write_missing()
+    assert sorted(row["batch_id"] for row in delta_rows(table)) == list(range(6))
+    assert rig.broker.engine.unmirrored("app") == []
+
+
 def test_the_next_start_repairs_what_a_stopped_writer_left(rig: Any, tmp_path: Path) -> None:
     table = tmp_path / "ledger"
     decide(rig, "app", 2)
