@@ -201,6 +201,8 @@ def test_what_others_do_to_a_table_between_two_steps_leaves_each_row_once(
 @pytest.mark.soak
 def test_everything_that_others_do_at_every_step_leaves_each_row_once(rig: Any) -> None:
     for number, (act, point) in enumerate(product(HARMLESS, POINTS)):
+        if act == "it is restored" and point.startswith("changing."):
+            continue  # the appends are committed by then, and a restore takes them away
         what_others_do_leaves_each_row_once(rig, f"every{number}", [act], point)
 
 
