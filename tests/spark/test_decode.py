@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from broker_core.properties import Properties
 from connector.decoded import Decoded, decode
 from connector.encoded import encode
 from connector.foreach_batch import BatchTransaction
-from connector.violations import violations
 from tests.spark.test_foreach_batch import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
@@ -443,23 +441,3 @@ def test_what_cannot_be_rejected_or_decoded_is_one_clear_error_before_the_decisi
         told = cause(error)
         assert type(told) is kind and text in str(told), error
     assert rig.bodies("out") == [] and rig.broker.engine.last_entry("app") is None
-
-
-def test_the_conditions_of_nested_arrays_grow_with_the_depth_and_not_with_its_power(
-    spark: SparkSession,
-) -> None:
-    """One for each field, over its whole way: the text of all of them is linear in the depth."""
-    sizes = []
-    for depth in range(6):
-        kind = "STRUCT<" + ", ".join(f"d{number}: DOUBLE" for number in range(10)) + ">"
-        for _ in range(depth):
-            kind = f"STRUCT<x: ARRAY<{kind}>>"
-        schema = spark.createDataFrame([], f"v {kind}").schema["v"].dataType
-        assert isinstance(schema, StructType)
-        found = list(violations(F.col("v"), schema, finite=True))
-        assert [reason for _, reason in found] == [
-            f"field '{'x[].' * depth}d{number}' is too large for double" for number in range(10)
-        ]
-        sizes.append(sum(len(str(condition)) for condition, _ in found))
-    steps = [after - before for before, after in itertools.pairwise(sizes)]
-    assert max(steps) <= 1.5 * min(steps), sizes
