@@ -7,7 +7,9 @@ Invariant: it is built in many processes and pickled, so it holds only options.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from importlib.util import find_spec
 
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -102,6 +104,7 @@ class TxmqDataSource(DataSource):
     """  # noqa: E501
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        _require_spark()
         super().__init__(absolute_data(options))
 
     @classmethod
@@ -148,3 +151,12 @@ class TxmqDataSource(DataSource):
             )
         check_publish_columns(schema)
         return TxmqBatchWriter(options)
+
+
+def _require_spark() -> None:
+    """Raises OptionError before Spark 4.2, whose Python sources cannot be told where a batch starts."""
+    if find_spec("pyspark.sql.streaming.datasource") is None:
+        raise OptionError(
+            f"format('txmq') needs Spark 4.2 or later, and this is Spark {pyspark.__version__}",
+            "use pyspark 4.2",
+        )

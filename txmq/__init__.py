@@ -11,6 +11,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from broker_core import __version__
 from broker_core.client.broker import BrokerClient, connect
 from broker_core.credentials import Credentials
 from broker_core.errors import (
@@ -76,6 +77,7 @@ _LAZY = {
 
 
 _SPARK = ("Decoded", "decode", "encode", "mirror_offsets", "transactional")  # needs a session
+_OF_SPARK = ("delta", "pandas", "py4j", "pyspark")  # the packages of the extra
 _noticed = False
 
 
@@ -94,9 +96,17 @@ def _notice(stacklevel: int) -> None:
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'txmq' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _OF_SPARK:
+            raise
+        raise ImportError(
+            f"txmq.{name} needs Spark, and this Python has no {error.name}: pip install 'txmq[spark]', "
+            "or run it with the Python of a platform that brings Spark"
+        ) from None
     if name in _SPARK:
         _notice(stacklevel=2)
-    value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 
@@ -148,6 +158,7 @@ __all__ = [
     "UnknownTransaction",
     "Unroutable",
     "When",
+    "__version__",
     "cause",
     "connect",
     "decode",

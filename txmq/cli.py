@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timezone
 from typing import Any
 
+from broker_core import __version__
 from broker_core.address import DEFAULT_PORT
 from broker_core.admin import NOBODY
 from broker_core.engine import Engine
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="txmq", description="Run, inspect and operate a txmq broker.")
+    parser.add_argument("--version", action="version", version=f"txmq {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve_arguments(_command(commands, "serve", serve, "run the broker of a data directory until SIGTERM"))
     _add_lists(commands)

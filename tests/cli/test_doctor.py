@@ -112,11 +112,11 @@ def test_a_package_of_another_version_or_none_is_a_problem_with_the_command(
     monkeypatch.setattr(metadata, "version", known)
     wrong = {each.found: each.advice for each in python.packages() if each.state == "problem"}
     assert wrong.keys() == {
-        "delta-spark 3.2.0 is not ==4.4.0",
+        "delta-spark 3.2.0 is not <4.5,>=4.4.0",
         "kafka-python 2.0.2 is not <3.1,>=3.0.12",
         "xxhash is not installed",
     }
-    assert wrong["delta-spark 3.2.0 is not ==4.4.0"] == "pip install 'delta-spark==4.4.0'"
+    assert wrong["delta-spark 3.2.0 is not <4.5,>=4.4.0"] == "pip install 'delta-spark<4.5,>=4.4.0'"
 
 
 # -- Java ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
+from broker_core import __version__
 from tests.interop.asking import (
     PERSISTENT,
     Inbox,
@@ -39,7 +40,7 @@ FRAME_OVERHEAD = 8
 @pytest.mark.txmq_only
 def test_the_server_says_what_it_is_and_what_it_can_do(connection: BlockingConnection) -> None:
     properties = connection._impl.server_properties
-    assert (properties["product"], properties["version"]) == ("txmq", "3.12.0")
+    assert (properties["product"], properties["version"]) == ("txmq", __version__)
 
 
 def test_the_server_announces_what_clients_test_for(connection: BlockingConnection) -> None:

@@ -20,6 +20,7 @@ import pytest
 from pamqp import commands as c
 from pamqp import heartbeat
 
+from broker_core import __version__
 from broker_core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.node.local import LocalBroker
@@ -684,6 +685,6 @@ def test_idle_time_counts_from_the_last_connection() -> None:
 def test_a_user_sees_what_the_broker_is(broker: Served) -> None:
     with blocking(broker) as connection:
         properties = connection._impl.server_properties
-        assert (properties["product"], properties["version"]) == ("txmq", "3.12.0")
+        assert (properties["product"], properties["version"]) == ("txmq", __version__)
         assert connection.publisher_confirms_supported and connection.consumer_cancel_notify_supported
         assert connection.basic_nack_supported and connection.exchange_exchange_bindings_supported

@@ -53,13 +53,21 @@ def doctor(options: argparse.Namespace) -> int:
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     from txmq.doctor import java, python
     from txmq.doctor.directory import directory
+    from txmq.doctor.finding import hint
     from txmq.doctor.port import port
 
     yield from python.python()
-    yield from python.spark_python()
     yield from python.packages()
-    yield from java.java()
-    yield from java.jars()
+    if java.spark_home() is None:
+        yield hint(
+            "spark",
+            "not installed: this Python runs the broker, the clients and the command line",
+            "for streams: pip install 'txmq[spark]'",
+        )
+    else:
+        yield from python.spark_python()
+        yield from java.java()
+        yield from java.jars()
     if options.url is not None:
         yield from _broker(options)
         return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Iterable, Iterator
+from importlib import metadata, util
 
 from packaging.requirements import Requirement
 
@@ -12,7 +12,8 @@ from connector.workers import workers
 from txmq.doctor.finding import Finding, hint, ok, problem
 
 OLDEST = (3, 10)
-EXTRAS = ("", "kafka", "connect", "fast")  # of users; what an extra needs may be absent
+EXTRAS = ("kafka", "connect", "fast")  # of users; what an extra needs may be absent
+_MODULES = {"delta-spark": "delta"}  # where it is not the name of the package
 
 
 def python() -> Iterator[Finding]:
@@ -45,9 +46,10 @@ def packages() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         yield hint("packages", "txmq is found by PYTHONPATH and is not installed", "pip install it")
         return
+    needs = ("", "spark") if util.find_spec("pyspark") else ("",)
     fitting = []
     for each in required:
-        if each.marker is not None and not any(each.marker.evaluate({"extra": extra}) for extra in EXTRAS):
+        if not _is_of(each, (*needs, *EXTRAS)):
             continue
         version = installed(each.name)
         if version is not None and each.specifier.contains(version, prereleases=True):
@@ -56,10 +58,22 @@ def packages() -> Iterator[Finding]:
             yield problem(
                 "packages", f"{each.name} {version} is not {each.specifier}", f"pip install '{_plain(each)}'"
             )
-        elif each.marker is None:
+        elif _is_of(each, needs) and not _brought_by_platform(each):
             yield problem("packages", f"{each.name} is not installed", f"pip install '{_plain(each)}'")
     if fitting:
         yield ok("packages", ", ".join(fitting))
+
+
+def _is_of(requirement: Requirement, extras: Iterable[str]) -> bool:
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+
+
+def _brought_by_platform(requirement: Requirement) -> bool:
+    """Whether this is a package of Spark that is importable without being installed."""
+    return requirement.marker is not None and bool(
+        util.find_spec(_MODULES.get(requirement.name, requirement.name))
+    )
 
 
 def installed(name: str) -> str | None:

@@ -11,6 +11,7 @@ import asyncio
 import platform
 from typing import Protocol
 
+from broker_core import __version__
 from broker_core.amqp.v0_9_1 import sasl
 from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
@@ -25,7 +26,6 @@ from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.quotas import Quotas
 
-VERSION = "3.12.0"  # clients infer the features of RabbitMQ from it
 CAPABILITIES = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -35,7 +35,7 @@ CAPABILITIES = {
     "consumer_priorities": True,
     "authentication_failure_close": True,
     "per_consumer_qos": True,
-    "direct_reply_to": False,
+    "direct_reply_to": True,
 }
 EXTERNAL = "EXTERNAL"
 _MECHANISMS = {"PLAIN": sasl.plain, "AMQPLAIN": sasl.amqplain}
@@ -59,7 +59,7 @@ def _start(options: AmqpOptions, mechanisms: list[str]) -> ConnectionStart:
     """The first method that a client gets."""
     properties = {
         "product": "txmq",
-        "version": VERSION,
+        "version": __version__,
         "platform": f"Python {platform.python_version()}",
         "copyright": "none",
         "information": "AMQP 0-9-1 as RabbitMQ speaks it",
