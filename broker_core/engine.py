@@ -30,7 +30,9 @@ EARLIEST, LATEST = -2, -1  # in place of an offset
 # what the target of a branch says about its way to a table, as [microseconds, text]
 Note = Literal["refused", "rows_to"]
 REFUSED: Note = "refused"  # since when it is not applied, and the last error
-ROWS_TO: Note = "rows_to"  # an operator wants the rows that the table refuses in this directory
+ROWS_TO: Note = "rows_to"  # an operator wants the rows that the table refuses there, see TO_QUEUE
+TO_QUEUE = "queue:"  # before the name of a queue in such a note; else it is a directory
+REFUSED_ROWS = "refused_rows"  # the numbers of rows that were published, because the table refuses them
 
 Vector = dict[Name, int | Literal["start"]]  # log -> offset, or queue -> START
 Ranges = dict[Name, tuple[int, int]]  # log -> (start, end), concrete
@@ -408,6 +410,22 @@ class Engine(Protocol):
         """Records something about these branches in their target, with the time when it was said first:
         ``REFUSED``, why they could not be applied, or ``ROWS_TO``. Raises UnknownTransaction if they are
         applied or skipped.
+        """
+
+    def publish_refused(
+        self,
+        app_id: str,
+        sequence: int,
+        branches: Sequence[str],
+        rows: str,
+        token: str,
+        staged: Sequence[StagedBranch],
+    ) -> str:
+        """Publishes what is staged under ``token``, as a batch write, in the place of rows of these decided
+        branches, and records in their target (``REFUSED_ROWS``) which rows these are: one transaction.
+        Returns what is recorded: the first call decides, and a later one publishes nothing.
+
+        Raises UnknownTransaction if they are applied or skipped, MissingBranch, Unroutable.
         """
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:

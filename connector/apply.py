@@ -16,13 +16,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core import failpoint
-from broker_core.engine import REFUSED, Engine, LedgerEntry, ToApply
+from broker_core.engine import REFUSED, TO_QUEUE, Engine, LedgerEntry, ToApply
 from broker_core.errors import MissingBranch, NotApplied, OptionError, TxmqError, cause
 from connector import staging, target
 from connector.after_commit import AfterCommit, call
 from connector.once import Once
 from connector.options import Address
-from connector.row_by_row import RowByRow
+from connector.refused_file import RefusedFile
+from connector.refused_letters import RefusedLetters
+from connector.row_by_row import Kept, RowByRow
 from connector.table import Table, is_path
 from connector.table_format import Attempt, TableFormat
 from connector.trace import INTERRUPTIONS, told
@@ -135,8 +137,8 @@ class Apply:
             ready = tables.check_change(spark, table, schema, target.change_of(parts[0])).ready
         else:
             ready = tables.check_append(spark, table, schema, options, partition_by).ready
-        rows = RowByRow(_held(engine, tables, parts), schema, ready, to)
-        taken = rows.taken(spark, entry, parts[0], once)
+        rows = RowByRow(_held(engine, tables, parts), schema, ready)
+        taken = rows.taken(spark, _kept(engine, entry, parts, to, once))
 
         def frame(session: SparkSession) -> DataFrame:
             return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
@@ -202,6 +204,13 @@ def _noted(engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply]) -> Iter
                 branches = [branch for part in parts for branch in part.branches]
                 engine.note(entry.app_id, entry.sequence, branches, REFUSED, text[:NOTED_CHARACTERS])
         raise
+
+
+def _kept(engine: Engine, entry: LedgerEntry, parts: Sequence[ToApply], to: str, once: Once) -> Kept:
+    """Where the refused rows are kept. What is published stays so, wherever the operator wants them now."""
+    if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
+        return RefusedLetters(engine, to.removeprefix(TO_QUEUE), entry, parts)
+    return RefusedFile(to, entry, parts[0], once)
 
 
 def _held(engine: Engine, tables: TableFormat, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:

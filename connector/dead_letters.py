@@ -29,7 +29,7 @@ from broker_core.x_death import DAMAGED, READ, Death, headers_after
 
 REASON = "reason"  # the column
 HEADER = "x-reject-reason"
-_LONGEST_REASON = 1_000  # characters: the properties of a message must fit into one frame
+LONGEST_REASON = 1_000  # characters: the properties of a message must fit into one frame
 PLACE = {"queue": "string", "partition": "int", "offset": "bigint"}
 CHECKED_COLUMNS = pa.schema(
     [
@@ -51,7 +51,7 @@ def rejected_rows(rows: DataFrame, reason: str | None) -> DataFrame:
     sum_of = F.crc32(F.col("body")) if "body" in rows.columns else F.lit(None)
     return rows.select(
         *PLACE,
-        F.substring(named, 1, _LONGEST_REASON).alias(REASON),
+        F.substring(named, 1, LONGEST_REASON).alias(REASON),
         sum_of.cast("bigint").alias("checksum"),
     )
 
@@ -62,7 +62,7 @@ def with_reason(broken: pa.RecordBatch, reason: str | None) -> pa.RecordBatch:
     """
     _check_reason(reason)
     reasons = broken.column(REASON).to_pylist() if reason is None else [reason] * broken.num_rows
-    told = pa.array([each[:_LONGEST_REASON] for each in reasons], pa.string())
+    told = pa.array([each[:LONGEST_REASON] for each in reasons], pa.string())
     return broken.set_column(CHECKED_COLUMNS.get_field_index(REASON), CHECKED_COLUMNS.field(REASON), told)
 
 

@@ -6,13 +6,14 @@ Not here: doing it (``apply.py``).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from broker_core.engine import ROWS_TO, ToApply
+from broker_core.engine import REFUSED_ROWS, ROWS_TO, ToApply
 from broker_core.errors import OptionError
 from connector.merge import Merge
 from connector.overwrite import Overwrite
@@ -77,8 +78,16 @@ def deletes_what_is_not_given(part: ToApply) -> bool:
 
 
 def rows_to(parts: Sequence[ToApply]) -> str:
-    """Where an operator wants the rows that the table refuses; "" if nobody said so."""
+    """Where an operator wants the rows that the table refuses: a directory, or TO_QUEUE and a queue; "" if
+    nobody said so.
+    """
     return str(next((part.target[ROWS_TO][1] for part in parts if ROWS_TO in part.target), ""))
+
+
+def refused_rows(parts: Sequence[ToApply]) -> set[int] | None:
+    """The numbers of the rows that were published because the table refuses them; None if nothing was."""
+    told = next((part.target[REFUSED_ROWS][1] for part in parts if REFUSED_ROWS in part.target), None)
+    return None if told is None else set(json.loads(told))
 
 
 def require_same_table(table: Table, part: ToApply, batch: str) -> None:

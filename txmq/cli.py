@@ -128,9 +128,9 @@ def _add_decisions(commands: Any) -> None:
     skip.add_argument(
         "sequence", metavar="SEQUENCE", type=count, help="the batch, as `txmq unapplied` lists it"
     )
-    skip.add_argument(
-        "--to", metavar="DIR", required=True, help="a directory for Parquet files; created if missing"
-    )
+    where = skip.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to", metavar="DIR", help="a directory for Parquet files; created if missing")
+    where.add_argument("--queue", metavar="QUEUE", help="with --rows: as dead letters to this queue")
     skip.add_argument("--table", metavar="TABLE", help="only this table or function; default: all")
     how = skip.add_mutually_exclusive_group()
     how.add_argument("--lost", action="store_true", help="also rows whose data files are gone")
@@ -292,12 +292,17 @@ def _skip(options: argparse.Namespace) -> int:
     from txmq.skip import skip, skip_rows
 
     if options.rows:
-        to = skip_rows(engine_at(options), options.app, options.sequence, options.to, options.table)
+        to = skip_rows(
+            engine_at(options), options.app, options.sequence, options.to, options.queue, options.table
+        )
+        verb, where = ("writes", to) if options.queue is None else ("publishes", f"queue {options.queue}")
         text = (
-            f"the next start of the query writes the rows of batch {options.sequence} that a table refuses "
-            f"to {to}, and applies the others"
+            f"the next start of the query {verb} the rows of batch {options.sequence} that a table refuses "
+            f"to {where}, and applies the others"
         )
         return done(options, text, app=options.app, sequence=options.sequence, rows_to=to)
+    if options.to is None:
+        raise OptionError("--queue is for --rows", "add --rows, or name a directory with --to")
     files = skip(
         engine_at(options), options.app, options.sequence, options.to, options.table, lost=options.lost
     )

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from broker_core.engine import REFUSED, ROWS_TO, Engine, LedgerEntry, ToApply
+from broker_core.engine import REFUSED, ROWS_TO, TO_QUEUE, Engine, LedgerEntry, ToApply
 from broker_core.errors import NotApplied, OptionError, UnknownTransaction
 from connector.tables import table_format
 from connector.target import CHANGE, LOST, is_change, is_files, rows_in
@@ -66,17 +66,21 @@ def _examples(engine: Engine, part: ToApply, count: int) -> list[dict[str, Any]]
     return found
 
 
-def skip_rows(engine: Engine, app_id: str, sequence: int, to: str, only: str | None) -> str:
-    """Let the next start of the query write the rows that a table refuses to ``to``, and apply the others.
-    The directory. Raises UnknownTransaction, OptionError.
+def skip_rows(
+    engine: Engine, app_id: str, sequence: int, to: str | None, queue: str | None, only: str | None
+) -> str:
+    """Let the next start of the query write the rows that a table refuses to a directory, or publish them to
+    a queue, and apply the others. Where they go. Raises UnknownTransaction, OptionError, QueueNotFound.
     """
     _, parts = _waiting_parts(engine, app_id, sequence, only)
     branches = [branch for part in parts if part.kind != "after_commit" for branch in part.branches]
     if not branches:
         raise OptionError("--rows is for tables, and only functions wait", "leave --rows out")
-    directory = os.path.abspath(to)
-    engine.note(app_id, sequence, branches, ROWS_TO, directory)
-    return directory
+    if queue is not None:
+        engine.logs([queue])
+    where = os.path.abspath(to) if to is not None else f"{TO_QUEUE}{queue}"
+    engine.note(app_id, sequence, branches, ROWS_TO, where)
+    return where
 
 
 def _waiting_parts(

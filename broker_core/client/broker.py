@@ -340,6 +340,20 @@ class BrokerClient:
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
         self._call("note", app_id, sequence, list(branches), name, text)
 
+    def publish_refused(
+        self,
+        app_id: str,
+        sequence: int,
+        branches: Sequence[str],
+        rows: str,
+        token: str,
+        staged: Sequence[StagedBranch],
+    ) -> str:
+        recorded: str = self._call(
+            "publish_refused", app_id, sequence, list(branches), rows, token, list(staged)
+        )
+        return recorded
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         found: list[LedgerEntry] = self._call("unmirrored", app_id, limit)
         return found

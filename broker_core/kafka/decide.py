@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from broker_core import errors
 from broker_core.broker.records import LedgerRecord
-from broker_core.engine import Committed, OnNewCheckpoint, Opened, StagedBranch
+from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened, StagedBranch
 from broker_core.failpoint import here
 from broker_core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.kafka import winners
@@ -187,7 +187,7 @@ class Decider:
     def _publish(self, won: Sequence[Named], changes: Changes) -> None:
         """Steps 5 to 8: one transaction of the winners and the ledger entry."""
         decision = changes.encoded(self._owned.owner.now())
-        self._require_there([each for each in won if each.receipt.kind != "publish"])
+        _require_there(self._client, [each for each in won if each.receipt.kind != "publish"])
         published = [each for each in won if each.receipt.logs]
         # 5. all logs join, where Kafka needs it
         transaction = self._owned.owner.begin()
@@ -215,16 +215,32 @@ class Decider:
         here("kafka.decide.committed")
         self._take(changes)
 
-    def _require_there(self, kept: Sequence[Named]) -> None:
-        """Raises MissingBranch where rows that are applied later were deleted."""
-        logs = {each.receipt.place.log for each in kept if each.receipt.records}
-        begins = (
-            self._client.offsets(dict.fromkeys(logs, EARLIEST), Isolation.READ_UNCOMMITTED) if logs else {}
-        )
-        for each in kept:
-            place = each.receipt.place
-            if place.spans and place.spans[0].first < begins[place.log]:
-                raise missing(each.branch, "was deleted from the stage topic")
+    # -- C5 --------------------------------------------------------------------------------------------------
+    def publish_refused(
+        self, sequence: int, branches: Sequence[str], rows: str, token: str, staged: Sequence[StagedBranch]
+    ) -> str:
+        """Publishes what is staged as a batch write, and records ``rows`` in the ledger entry. Returns what
+        is recorded. Raises UnknownTransaction, MissingBranch, Unroutable.
+        """
+        named, batch = parse(staged), (self._app, sequence, set(branches))
+
+        def attempt() -> str:
+            # 1. what was recorded before, by whom ever
+            self._owned.fence(timeout_ms(named))
+            self._decisions.learn(self._refreshed())
+            known = self._ledger.noted(*batch, REFUSED_ROWS)
+            if known is not None:
+                return known
+            # 2. the rows and the record, in one transaction
+            won, at_us = require(named, token, None), time.time_ns() // 1000
+            require_routable(won)
+            _, changes = self._decisions.trial(
+                lambda changes: self._ledger.note(changes, *batch, REFUSED_ROWS, at_us, rows)
+            )
+            self._publish(won, changes)
+            return rows
+
+        return self._owned.patiently(attempt)
 
     def fence(self) -> None:
         """Ends an open transaction of the app, and takes in what is decided."""
@@ -334,6 +350,16 @@ def require_routable(won: Iterable[Named]) -> None:
             f"{count} messages of the transaction reach no queue ({shown}); nothing was published. Bind a "
             "queue, or set onUnroutable=drop"
         )
+
+
+def _require_there(client: Client, kept: Sequence[Named]) -> None:
+    """Raises MissingBranch where rows that are applied later were deleted."""
+    logs = {each.receipt.place.log for each in kept if each.receipt.records}
+    begins = client.offsets(dict.fromkeys(logs, EARLIEST), Isolation.READ_UNCOMMITTED) if logs else {}
+    for each in kept:
+        place = each.receipt.place
+        if place.spans and place.spans[0].first < begins[place.log]:
+            raise missing(each.branch, "was deleted from the stage topic")
 
 
 def _bytes(won: Iterable[Named]) -> int:

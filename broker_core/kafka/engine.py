@@ -289,6 +289,17 @@ class KafkaEngine:
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
         self._sink.note(app_id, sequence, branches, name, text)
 
+    def publish_refused(
+        self,
+        app_id: str,
+        sequence: int,
+        branches: Sequence[str],
+        rows: str,
+        token: str,
+        staged: Sequence[StagedBranch],
+    ) -> str:
+        return self._sink.publish_refused(app_id, sequence, branches, rows, token, staged)
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         return self._sink.unmirrored(app_id, limit)
 

@@ -255,6 +255,18 @@ class Sink:
         with (app := self._app(app_id)).lock:
             app.note(sequence, branches, name, text)
 
+    def publish_refused(
+        self,
+        app_id: str,
+        sequence: int,
+        branches: Sequence[str],
+        rows: str,
+        token: str,
+        staged: Sequence[StagedBranch],
+    ) -> str:
+        with (app := self._app(app_id)).lock:
+            return app.decider.publish_refused(sequence, branches, rows, token, staged)
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         app = self._found(app_id)
         if app is None:

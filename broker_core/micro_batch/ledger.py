@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from broker_core.address import VHOST
 from broker_core.broker.records import LedgerRecord, LineageRecord, ReleaseRecord
@@ -422,10 +423,7 @@ class Ledger:
         """Adds ``name`` to the targets of branches that wait; returns those that did not say ``text`` yet,
         with the time when they said something first. Raises UnknownTransaction.
         """
-        entry = self._entries.get(app_id, {}).get(sequence)
-        named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
-        if entry is None or entry.applied or not branches <= named.keys():
-            raise _nothing_waits(app_id, sequence)
+        entry, named = self._waiting_entry(app_id, sequence, branches)
         fresh = {
             branch: int(named[branch].get(name, [at_us])[0])
             for branch in sorted(branches)
@@ -438,6 +436,23 @@ class Ledger:
             ]
             self._replace(sink, replace(entry, branches=told))
         return fresh
+
+    def noted(self, app_id: str, sequence: int, branches: Set[str], name: str) -> str | None:
+        """Returns what branches that wait say under ``name``; None if nothing. Raises UnknownTransaction."""
+        _, named = self._waiting_entry(app_id, sequence, branches)
+        return next((str(named[branch][name][1]) for branch in branches if name in named[branch]), None)
+
+    def _waiting_entry(
+        self, app_id: str, sequence: int, branches: Set[str]
+    ) -> tuple[LedgerRecord, dict[str, Mapping[str, Any]]]:
+        """Returns an entry that is not applied, and the targets of its branches. Raises UnknownTransaction
+        if not all of ``branches`` are among them.
+        """
+        entry = self._entries.get(app_id, {}).get(sequence)
+        named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
+        if entry is None or entry.applied or not branches <= named.keys():
+            raise _nothing_waits(app_id, sequence)
+        return entry, named
 
     def mark_mirrored(self, sink: Sink, app_id: str, sequence: int) -> None:
         for number in sorted(self._unmirrored.get(app_id, ())):

@@ -37,7 +37,14 @@ from broker_core.broker.records import (
 from broker_core.broker.routing import Routed
 from broker_core.broker.transaction import Consumed, StagedTransaction
 from broker_core.broker.transaction_key import write_key
-from broker_core.engine import BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
+from broker_core.engine import (
+    REFUSED_ROWS,
+    BranchHeader,
+    Committed,
+    OnNewCheckpoint,
+    Opened,
+    StagedBranch,
+)
 from broker_core.errors import (
     BatchDecided,
     MissingBranch,
@@ -397,6 +404,30 @@ class MicroBatches:
         if entry is not None:
             for _, _, branch, _ in entry.branches:
                 self.branches.free(self._state, change, branch)
+
+    def publish_refused(
+        self,
+        change: Change,
+        app_id: str,
+        sequence: int,
+        branches: Sequence[str],
+        rows: str,
+        token: str,
+        staged: Sequence[StagedBranch],
+        now_us: int,
+    ) -> str:
+        """Commits a batch write in the place of rows of decided branches, and records which these are;
+        returns what is recorded. Raises UnknownTransaction, MissingBranch, Unroutable.
+        """
+        batch = app_id, sequence, set(branches)
+        recorded = self.ledger.noted(*batch, REFUSED_ROWS)
+        if recorded is None:
+            named = self.branches.require(token, staged)
+            transaction, _ = self._gather(self._write(token), named, "fail", now_us)
+            self._state.transactions.commit(change, transaction, now_us)
+            self.ledger.note(change, *batch, REFUSED_ROWS, now_us, rows)
+        self.branches.drop(self._state, change, token)
+        return rows if recorded is None else recorded
 
     def skip(self, change: Change, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
         """Marks branches as skipped and frees them. Raises UnknownTransaction."""

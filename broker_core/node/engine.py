@@ -455,6 +455,21 @@ class EmbeddedEngine:
             lambda _, change, now_us: self._ledger.note(change, app_id, sequence, told, name, now_us, text)
         )
 
+    def publish_refused(
+        self,
+        app_id: str,
+        sequence: int,
+        branches: Sequence[str],
+        rows: str,
+        token: str,
+        staged: Sequence[StagedBranch],
+    ) -> str:
+        return self._run(
+            lambda _state, change, now_us: self.batches.publish_refused(
+                change, app_id, sequence, branches, rows, token, staged, now_us
+            )
+        )
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         return self._run(
             lambda _state, _change, _now_us: [

@@ -63,15 +63,41 @@ def steps(raw: Raw) -> Iterator[tuple[str, bytes, bool]]:
             yield "engine.commit_batch", _json({**ENGINE["commit_batch"], "branches": named}), False
         else:
             yield "engine.commit_branches", _json({"token": "w", "branches": named}), False
+    yield from refused(raw)
     yield "engine.ack", _json({"app_id": "app", "end": {"in": 1}}), False
     yield "engine.mark_applied", _json(ENGINE["mark_applied"]), False
     yield "engine.mark_mirrored", _json(ENGINE["mark_mirrored"]), False
-    yield "engine.open_batch", _json({**ENGINE["open_batch"], "batch_id": 1, "token": "t2"}), False
+    yield "engine.open_batch", _json({**ENGINE["open_batch"], "batch_id": 2, "token": "t2"}), False
     yield "engine.rollback_batch", _json({"token": "t2"}), False
     yield "engine.release", _json({"app_id": "app", "queue": "in"}), True  # nobody owns it any more
 
 
 READ = {"app_id": "app", "query_id": "q", "batch_id": 0, "slices": [["in", 0, 1]], "fail_on_data_loss": True}
+
+
+def staged(raw: Raw, header: dict[str, Any]) -> dict[str, Any]:
+    """A branch of one row."""
+    rows = contract.encode_rows([messages(b"row", routing_key="other")], messages().schema)
+    answer = raw.action("stage", part_body({"header": header, "part": 0}, rows))
+    assert isinstance(answer, list)
+    checksum = branch_checksum([json.loads(answer[0])["checksum"]])
+    return {"branch": header["branch"], "partition": 0, "attempt": 0, "rows": 1, "checksum": checksum}
+
+
+def refused(raw: Raw) -> Iterator[tuple[str, bytes, bool]]:
+    """A row of the next batch that its table refuses."""
+    yield "engine.open_batch", _json({**ENGINE["open_batch"], "batch_id": 1, "token": "t1"}), False
+    batch = {"app_id": "app", "query_id": "q", "batch_id": 1}
+    appended = {**HEADER, **batch, "token": "t1", "branch": "b3", "kind": "append", "target": {"table": "t"}}
+    rows = {"branches": [staged(raw, appended)]}
+    yield "engine.commit_batch", _json({**ENGINE["commit_batch"], **batch, **rows, "token": "t1"}), False
+    found = raw.action("engine.unapplied", _json({"app_id": "app"}))
+    assert isinstance(found, list)
+    (entry,) = json.loads(found[0])
+    told = {"app_id": "app", "sequence": entry["sequence"], "branches": ["b3"], "rows": "0", "token": "w3"}
+    told |= {"staged": [staged(raw, {**HEADER, "token": "w3", "branch": "b4"})]}
+    yield "engine.publish_refused", _json(told), False
+    yield "engine.mark_applied", _json({"app_id": "app", "sequence": entry["sequence"]}), False
 
 
 def _json(value: Any) -> bytes:

@@ -1,5 +1,5 @@
-"""`txmq skip --rows`: what a table refuses after the decision goes to a file, and the rest to the table, each
-row once, wherever the driver dies.
+"""`txmq skip --rows`: what a table refuses after the decision goes to a file or a queue, and the rest to the
+table, each row once, wherever the driver dies.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import pytest
 from pyspark.sql import DataFrame
 
 from broker_core import failpoint
-from broker_core.errors import NotApplied, OptionError, cause
+from broker_core.errors import NotApplied, OptionError, Unroutable, cause
+from broker_core.properties import Properties
 from connector.foreach_batch import BatchTransaction
+from tests.spark.pipelines import Driver, Pipeline, delta_rows, empty_table
 from tests.spark.test_append_checks import run
 from txmq.cli import main
 
@@ -104,3 +106,99 @@ def test_no_row_of_an_overwrite_is_left_out_because_that_would_delete_what_it_re
     rig.broker.engine.note("app", 1, part.branches, "rows_to", str(tmp_path / "skipped"))
     assert "deletes rows that are not given" in require_stopped(rig, fn, OptionError)
     assert not (tmp_path / "skipped").exists()
+
+
+# app -> the failpoint at which its driver is killed
+KILLED = {
+    "file-evaluated": "rows.evaluated",
+    "file-written": "rows.written",
+    "file-applied": "rows.applied",
+    "queue-evaluated": "rows.evaluated",
+    "queue-staged": "rows.staged",
+    "queue-published": "rows.written",
+    "queue-applied": "rows.applied",
+    "queue-marking": "foreach.applied.0",
+}
+
+
+def letters(rig: Any, queue: str) -> list[tuple[str, dict[str, Any]]]:
+    """(body, headers) of what is in a queue."""
+    found = rig.broker.engine.available([queue])[queue]
+    rows = [
+        row
+        for batch in rig.broker.engine.browse([(queue, found.start, found.end)])
+        for row in batch.to_pylist()
+    ]
+    return sorted((row["body"].decode(), dict(Properties.decode(row["properties"]).headers)) for row in rows)
+
+
+@pytest.mark.crash
+def test_each_row_is_once_in_the_table_or_where_refused_ones_go_wherever_the_driver_is_killed(
+    rig: Any, tmp_path: Path
+) -> None:
+    """Each app has its own batch, half of which its table refuses after the decision; ``SIGKILL`` ends the driver
+    at another step of each, and a new one goes on with all of them.
+    """
+    apps = {app: Pipeline.create(app, rig.broker.url, tmp_path, "abcd", fn="nothing") for app in KILLED}
+    for app, pipeline in apps.items():
+        table = Path(pipeline.lake) / "first"
+        empty_table(table, {"v": "string"})
+
+        def altered(batch: DataFrame, tx: BatchTransaction, table: Path = table) -> None:
+            tx.append(batch.selectExpr("CAST(body AS STRING) AS v"), str(table))
+            rig.spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT one CHECK (v NOT IN ('b', 'd'))")
+
+        with pytest.raises(Exception, match="does not take its rows"):
+            run(rig, altered, app_id=app, queue=pipeline.queue, checkpoint=pipeline.checkpoint)
+        where = (
+            ["--queue", pipeline.out]
+            if app.startswith("queue")
+            else ["--to", str(tmp_path / f"{app}.refused")]
+        )
+        assert main(["skip", app, "1", "--rows", *where, "--url", rig.broker.url]) == 0
+    Driver(tmp_path, list(apps.values()), at=[(step, 1) for step in KILLED.values()]).require_killed()
+    for app in ("file-written", "queue-published"):  # what was decided stays, whatever becomes of the table
+        rig.spark.sql(f"ALTER TABLE delta.`{apps[app].lake}/first` DROP CONSTRAINT one")
+    ended = Driver(tmp_path, list(apps.values())).require_done()
+    assert ended == dict.fromkeys(apps)
+    for app, pipeline in apps.items():
+        table = Path(pipeline.lake) / "first"
+        assert sorted(row["v"] for row in delta_rows(table)) == ["a", "c"], app
+        assert rig.broker.engine.unapplied(app) == [], app
+        if app.startswith("file"):
+            assert [value for value, _ in refused(tmp_path / f"{app}.refused")] == ["b", "d"], app
+            continue
+        (first, headers), (second, _) = letters(rig, pipeline.out)
+        assert (first, second) == ('{"v":"b"}', '{"v":"d"}'), app
+        assert "CHECK constraint one" in headers["x-reject-reason"]
+        told = [headers[f"x-reject-{name}"] for name in ("app", "operation", "sequence", "batch", "row")]
+        assert told == [app, "append", 1, 0, 1] and headers["x-reject-table"].endswith(str(table))
+    assert [(each.app_id, each.rows) for each in rig.broker.engine.attempts()] == [("", 2)], "of queue-staged"
+
+
+def test_rows_go_to_a_queue_that_is_there_or_the_command_is_refused(
+    rig: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig.spark.sql("CREATE OR REPLACE TABLE kept_queue (v STRING) USING delta")
+    rig.declare("in", "gone")
+
+    def altered(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.merge(batch.selectExpr("CAST(body AS STRING) AS v"), "kept_queue", "t.v = s.v", insert=True)
+        rig.spark.sql("ALTER TABLE kept_queue ADD CONSTRAINT one CHECK (v <> 'b')")
+
+    rig.publish("in", "a", "b")
+    require_stopped(rig, altered, NotApplied)
+    skip = ["skip", "app", "1", "--url", rig.broker.url]
+    assert main([*skip, "--rows", "--queue", "nowhere"]) != 0 and "nowhere" in capsys.readouterr().err
+    assert main([*skip, "--queue", "gone"]) != 0 and "--queue is for --rows" in capsys.readouterr().err
+    assert main([*skip, "--rows", "--queue", "gone", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows_to"] == "queue:gone"
+    with rig.broker.channel() as channel:
+        channel.queue_delete("gone")
+    assert "reach no queue" in require_stopped(rig, altered, Unroutable)
+    assert rig.rows_in("kept_queue") == [] and len(rig.broker.engine.unapplied("app")) == 1
+    rig.declare("gone")
+    run(rig, altered)
+    assert [row["v"] for row in rig.rows_in("kept_queue")] == ["a"]
+    ((body, headers),) = letters(rig, "gone")
+    assert (body, headers["x-reject-operation"]) == ('{"v":"b"}', "merge")

@@ -12,6 +12,7 @@ mark_mirrored, last_entry, app; note of ``REFUSED``;
 DoGet: branches                                                the app
 stage, adopt, DoPut                                            the app of the attempt, and write on each
                                                                exchange that the rows name
+publish_refused                                                the app, and that of the attempt or its token
 commit_branches, rollback_batch                                the app of the attempt, or its token; the
                                                                tag operator for rollback_batch
 apps, attempts                                                 a tag
@@ -97,6 +98,11 @@ def _note(permits: Permits, caller: Caller, given: Arguments) -> None:
         caller.operate("the rows of other apps")
 
 
+def _refused(permits: Permits, caller: Caller, given: Arguments) -> None:
+    permits.use_app(caller, given["app_id"])
+    permits.require_attempt(caller, given["token"])
+
+
 def _enter(_permits: Permits, caller: Caller, _given: Arguments) -> None:
     caller.enter()
 
@@ -122,6 +128,7 @@ ENGINE: dict[str, Check] = {
     "mark_mirrored": _app,
     "last_entry": _app,
     "app": _app,
+    "publish_refused": _refused,
     "skip": _operate("the rows of other apps"),
     "note": _note,
     "apps": _look("the list of apps"),

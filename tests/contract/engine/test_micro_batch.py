@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.engine import REFUSED, ROWS_TO, START, StagedBranch, Vector
+from broker_core.engine import REFUSED, REFUSED_ROWS, ROWS_TO, START, StagedBranch, Vector
 from broker_core.errors import (
     BatchDecided,
     BatchGap,
@@ -346,6 +346,32 @@ def test_c5_why_a_batch_is_not_applied_is_kept_with_the_time_of_its_first_error(
     assert bench.engine.unapplied(APP) == []
     with pytest.raises(UnknownTransaction, match="they are applied"):
         bench.engine.note(APP, 1, branches, REFUSED, "too late")
+
+
+def test_c5_rows_that_a_table_refuses_are_published_once_and_the_first_call_says_which(
+    bench: Bench,
+) -> None:
+    entry = decide_append(bench, 0, b"x", b"y")
+    branches = entry.to_apply[0].branches
+
+    def publish(token: str, body: bytes, rows: str) -> str:
+        return bench.engine.publish_refused(APP, 1, branches, rows, token, [bench.write(token, body)])
+
+    with pytest.raises(MissingBranch):
+        bench.engine.publish_refused(APP, 1, branches, "0", "another", [bench.write("one", b"x")])
+    assert bench.visible() == [] and bench.engine.unapplied(APP) == [entry]
+    assert publish("one more", b"x", "0") == "0"
+    bench.crash()
+    assert publish("two", b"y", "1") == "0", "a second driver learns what the first one has done"
+    bench.engine.note(APP, 1, branches, REFUSED, "the storage is away")
+    bench.crash()
+    (part,) = bench.engine.unapplied(APP)[0].to_apply
+    assert part.target[REFUSED_ROWS][1] == "0" and part.target[REFUSED][1] == "the storage is away"
+    assert bench.visible() == [b"x"] and applied_rows(bench, entry) == [b"x", b"y"]
+    bench.engine.mark_applied(APP, 1)
+    with pytest.raises(UnknownTransaction, match="they are applied"):
+        publish("three", b"y", "1")
+    assert bench.visible() == [b"x"]
 
 
 def test_c5_rows_that_were_freed_are_an_error_and_not_an_empty_answer(bench: Bench) -> None:
