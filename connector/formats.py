@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
 
 from broker_core.errors import OptionError
+from connector.trace import first_line
 from connector.violations import violations
 
 Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
@@ -60,7 +61,7 @@ def schema_of(given: StructType | str) -> StructType:
             schema = StructType.fromDDL(given)
         except (ParseException, PySparkException) as error:
             raise OptionError(
-                f"the schema {given[:200]!r} is no DDL: {str(error).strip().splitlines()[0][:200]}",
+                f"the schema {given[:200]!r} is no DDL: {first_line(error)[:200]}",
                 "write 'id bigint not null, name string', or give a StructType",
             ) from None
     if not isinstance(schema, StructType):
@@ -258,5 +259,5 @@ def one_clear_error(spark: SparkSession, format: str) -> Iterator[None]:
                 f'add it where the session is built: .config("spark.jars.packages", "{package}"), or '
                 f"spark-submit --packages {package}",
             ) from None
-        first = str(error).strip().splitlines()[0][:300]
-        raise OptionError(f"Spark refuses the schema of format {format!r}: {first}", "mend it") from None
+        told = f"Spark refuses the schema of format {format!r}: {first_line(error)[:300]}"
+        raise OptionError(told, "mend it") from None

@@ -27,6 +27,7 @@ from connector.once import Once
 from connector.table import is_connect
 from connector.table_format import TableFormat
 from connector.tables import table_format
+from connector.trace import first_line
 
 log = logging.getLogger("txmq")
 
@@ -259,9 +260,7 @@ class DeltaLedger:
 
 
 def _one_line(error: BaseException) -> str:
-    return (
-        str(error) if isinstance(error, TxmqError) else (str(error).splitlines() or [type(error).__name__])[0]
-    )
+    return str(error) if isinstance(error, TxmqError) else first_line(error)
 
 
 def _frame(spark: SparkSession, entries: Sequence[LedgerEntry]) -> DataFrame:

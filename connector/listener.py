@@ -23,6 +23,7 @@ from broker_core.errors import OptionError
 from connector.ledger import DeltaLedger, log
 from connector.options import write_options
 from connector.table import is_connect
+from connector.trace import first_line
 
 FLUSH_AT_END_S = 30.0
 
@@ -57,8 +58,7 @@ class FlushAtEnd(StreamingQueryListener):
             self._ledger.flush(FLUSH_AT_END_S)
         except Exception as error:
             # the listener bus reports no errors; the table lags and the next start repairs it
-            text = (str(error).splitlines() or ["?"])[0]
-            log.warning("the Delta ledger is not complete at the end of the query: %s", text)
+            log.warning("the Delta ledger is not complete at the end of the query: %s", first_line(error))
 
 
 class Mirror:

@@ -6,13 +6,28 @@ Not here: the errors of txmq themselves (``broker_core/errors.py``).
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
 
 from broker_core.errors import cause
 
 # PySpark asks it for the text of an exception, and it knows no error classes of Delta
 _HELPER = "SparkThrowableHelper.getMessage"
+_STACK = "\n\nJVM stacktrace:"  # in the text of an exception of PySpark, where the setting asks for it
+# Java exceptions that wrap the one that says what is wrong, if they have a cause
+_WRAPPERS = {
+    "java.lang.RuntimeException",
+    "java.lang.reflect.InvocationTargetException",
+    "java.lang.reflect.UndeclaredThrowableException",
+    "java.util.concurrent.CompletionException",
+    "java.util.concurrent.ExecutionException",
+    "org.apache.spark.SparkException",
+    "org.sparkproject.guava.util.concurrent.ExecutionError",
+    "org.sparkproject.guava.util.concurrent.UncheckedExecutionException",
+}
+_LONGEST_CHAIN = 20
 # exceptions that mean that a query was stopped, in the text of an error from Python
 INTERRUPTIONS = (
     "java.lang.InterruptedException",
@@ -60,12 +75,34 @@ def told(error: BaseException) -> str:
 
 
 def message(error: BaseException) -> str:
-    """The text of an error; of one from the JVM, what the Java exception says."""
+    """The text of an error; of one from the JVM, what the Java exception says that is behind its wrappers."""
     cause_or_context = error.__cause__ or error.__context__
     if isinstance(error, Py4JJavaError):
         with suppress(Exception):  # the JVM may be gone
-            text = str(error.java_exception.toString())
+            text = str(_unwrapped(error.java_exception).toString())
             if _HELPER not in str(error):
                 return text
             return message(cause_or_context) if cause_or_context is not None else text
-    return str(error)
+    origin = getattr(error, "_origin", None)
+    if isinstance(error, CapturedException) and origin is not None:
+        with suppress(Exception):
+            found = _unwrapped(origin)
+            if found is not origin:
+                return str(found.toString())
+    return str(error).partition(_STACK)[0]
+
+
+def _unwrapped(exception: Any) -> Any:
+    """The first Java exception in the chain of causes that says more than that something else has failed."""
+    for _ in range(_LONGEST_CHAIN):
+        behind = exception.getCause()
+        if exception.getClass().getName() not in _WRAPPERS or behind is None or not behind.getMessage():
+            break
+        exception = behind
+    return exception
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error that says something; the name of its class if none does."""
+    lines = (line.strip() for line in message(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)

@@ -16,6 +16,7 @@ from broker_core.errors import OptionError
 from connector.fit import literal, quoted
 from connector.merge import SOURCE
 from connector.table import is_connect
+from connector.trace import first_line
 
 _COUNT = "__txmq_rows"
 
@@ -35,8 +36,9 @@ def unique(
     try:
         return _asserted(rows.alias(SOURCE), keys, table, compared or {})
     except PySparkException as error:
-        told = str(error).strip().partition("\n")[0]
-        raise OptionError(f"table {table!r}: keys={list(keys)!r} cannot be compared: {told[:500]}") from error
+        raise OptionError(
+            f"table {table!r}: keys={list(keys)!r} cannot be compared: {first_line(error)[:500]}"
+        ) from error
 
 
 def _asserted(rows: DataFrame, keys: Sequence[str], table: str, compared: Mapping[str, str]) -> DataFrame:

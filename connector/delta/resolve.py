@@ -26,6 +26,7 @@ from connector.table import (
     quoted,
     without_high_water_marks,
 )
+from connector.trace import first_line
 
 _FILE_FORMATS = ("parquet", "orc", "csv", "json", "text", "avro", "xml")
 _SESSION_CATALOG = "spark_catalog"
@@ -85,7 +86,7 @@ def _qualified_path(spark: SparkSession, path: str) -> str:
         return str(file_system.makeQualified(hadoop_path).toString())
     except Exception as error:
         raise OptionError(
-            f"table {path!r}: {_first_line(error)}",
+            f"table {path!r}: {first_line(error)[:300]}",
             "give a path that Spark can write to",
         ) from error
 
@@ -194,7 +195,7 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
         found = _detail(spark, name) if exists else None
     except Exception as error:
         raise OptionError(
-            f"table {name!r}: {_first_line(error)}",
+            f"table {name!r}: {first_line(error)[:300]}",
             "name a Delta table, or its path",
         ) from error
     if found is None:
@@ -206,8 +207,3 @@ def _in_some_catalog(spark: SparkSession, parts: list[str]) -> Table:
 
 def _detail(spark: SparkSession, table: str) -> Any:
     return spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -29,7 +30,7 @@ from broker_core.errors import (
 from broker_core.launcher import Broker
 from broker_core.message import MAX_BODY_BYTES
 from connector.datasource import TxmqDataSource
-from connector.trace import told
+from connector.trace import first_line, told
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -191,3 +192,31 @@ def test_an_error_of_delta_that_pyspark_cannot_render_names_the_column(
         spark.sql(merge + "missing = s.id").collect()
     text = told(raised.value)
     assert "missing" in text and "main error class" not in text and "\tat " not in text
+
+
+def test_an_error_behind_wrappers_of_spark_is_the_one_that_is_told(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    jvm: Any = spark._jvm
+    within = jvm.java.lang.IllegalStateException("the storage is full\nand stays so")
+    job = jvm.org.apache.spark.SparkException("Job aborted due to stage failure", within)
+    waited = jvm.java.util.concurrent.ExecutionException("a future failed", job)
+    wrapped = Py4JJavaError("An error occurred while calling o1.save", waited)
+    assert first_line(wrapped) == "java.lang.IllegalStateException: the storage is full"
+    alone = jvm.org.apache.spark.SparkException("nothing is behind it", None)
+    assert first_line(Py4JJavaError("", alone)) == "org.apache.spark.SparkException: nothing is behind it"
+    mute = jvm.org.apache.spark.SparkException("it says more", jvm.java.lang.RuntimeException())
+    assert first_line(Py4JJavaError("", mute)) == "org.apache.spark.SparkException: it says more"
+    table = tmp_path / "narrow"
+    spark.sql(f"CREATE TABLE delta.`{table}` (v INT) USING delta")
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT small CHECK (v < 10)")
+    with pytest.raises(Exception) as raised:
+        spark.range(20).selectExpr("CAST(id AS INT) AS v").write.format("delta").mode("append").save(
+            str(table)
+        )
+    line = first_line(raised.value)
+    assert "CHECK constraint small" in line and "\n" not in line and "Job aborted" not in line
+    with pytest.raises(Exception) as parsed:
+        spark.sql("SELEKT 1")
+    assert first_line(parsed.value).startswith("[PARSE_SYNTAX_ERROR]")
+    assert first_line(ValueError()) == "ValueError"
