@@ -428,6 +428,9 @@ class Engine(Protocol):
         Raises UnknownTransaction if they are applied or skipped, MissingBranch, Unroutable.
         """
 
+    def entries(self, app_id: str) -> list[LedgerEntry]:
+        """Returns the decided batches that are kept, in sequence order: the last ones, at least 1000."""
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         """Returns entries that the Delta ledger does not have yet, in sequence order (C6)."""
 

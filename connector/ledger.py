@@ -13,6 +13,7 @@ import datetime
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +23,10 @@ from broker_core import failpoint
 from broker_core.engine import Engine, LedgerEntry
 from broker_core.errors import LineageConflict, TxmqError
 from connector.checks import refuse_a_restarted_sequence
+from connector.ledger_repair import Repair
 from connector.merge import Merge
-from connector.once import Once
-from connector.table import is_connect
+from connector.once import STEP, Once
+from connector.table import Table, is_connect
 from connector.table_format import TableFormat
 from connector.tables import table_format
 from connector.trace import first_line
@@ -93,6 +95,7 @@ class DeltaLedger:
         self._app_id = app_id
         self._tables = table_format()
         self._txn_app_id = ""  # set in the first round
+        self._repair = Repair(self._tables, table, engine, app_id, self._insert, _keys)
         self._writing = threading.Lock()
         self._changed = threading.Condition()
         self._asked = 1  # the first round writes what an earlier process did not write
@@ -129,10 +132,11 @@ class DeltaLedger:
         while entries and entries[0].token in held:
             self._engine.mark_mirrored(self._app_id, entries.pop(0).sequence)
         self._txn_app_id = txn_app_id
+        self._repair.start(spark)
         return entries
 
     def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
-        table = self._tables.resolve(spark, self._table)
+        table = self._repair.sound(spark)
         rows = _frame(spark, [entry])
         self._written(spark, [entry], lambda once: self._tables.append(rows, table, once))
 
@@ -142,24 +146,33 @@ class DeltaLedger:
         By key, because another writer may have appended some of them. Under the same txnAppId, because Delta
         allows a blind append concurrent with a MERGE, but not two commits of one app.
         """
-        table = self._tables.resolve(spark, self._table)
+        table = self._repair.sound(spark)
         if not table.exists:
             self._append(spark, entries[0])
             entries = entries[1:]
             table = self._tables.resolve(spark, self._table)
+        self._written(spark, entries, lambda once: self._add(spark, table, entries, once))
+
+    def _add(self, spark: SparkSession, table: Table, entries: Sequence[LedgerEntry], once: Once) -> None:
+        """Adds the rows that an existing table does not have, in one commit."""
         on = " AND ".join(f"t.{name} <=> s.{name}" for name in _KEY)
-        self._written(
+        self._tables.change(
             spark,
-            entries,
-            lambda once: self._tables.change(
-                spark,
-                table,
-                # not all columns: somebody may have added one
-                Merge.made(on, insert={name: f"s.{name}" for name in _NAMES}),
-                lambda session: _frame(session, entries),
-                once,
-            ),
+            table,
+            # not all columns: somebody may have added one
+            Merge.made(on, insert={name: f"s.{name}" for name in _NAMES}),
+            lambda session: _frame(session, entries),
+            once,
         )
+
+    def _insert(self, spark: SparkSession, table: Table, entries: Sequence[LedgerEntry]) -> None:
+        """Adds rows of entries that were written before. A table that has their numbers gets another id."""
+        once = Once.of(entries[-1], self._txn_app_id)
+        if table.exists:
+            repaired = Once.of(entries[-1], f"{self._txn_app_id}{STEP}repaired-{uuid.uuid4().hex}")
+            self._add(spark, table, entries, repaired)
+        else:
+            self._tables.append(_frame(spark, entries), table, once)
 
     def _written(
         self, spark: SparkSession, entries: Sequence[LedgerEntry], write: Callable[[Once], None]
@@ -261,6 +274,11 @@ class DeltaLedger:
 
 def _one_line(error: BaseException) -> str:
     return str(error) if isinstance(error, TxmqError) else first_line(error)
+
+
+def _keys(entry: LedgerEntry) -> set[tuple[str, str | None]]:
+    """(token, log) of the rows of an entry."""
+    return {(entry.token, row[_NAMES.index("log")]) for row in ledger_rows(entry)}
 
 
 def _frame(spark: SparkSession, entries: Sequence[LedgerEntry]) -> DataFrame:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -73,6 +73,13 @@ class Loose(Protocol):
         """Yields the rows of the others, with the names and types of the append."""
 
 
+class TableMark(NamedTuple):
+    """A table as it was after some commit."""
+
+    table_id: str
+    version: int
+
+
 class TableFormat(Protocol):
     """A format. Every method may be called again, by any number of drivers."""
 
@@ -84,6 +91,13 @@ class TableFormat(Protocol):
 
     def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
         """The options of a write as (options of its writer, partition columns). Raises OptionError."""
+
+    def disturbed(
+        self, spark: SparkSession, table: Table, seen: TableMark | None
+    ) -> tuple[TableMark | None, list[str]]:
+        """A mark of an existing table that was just resolved, and what has happened to it since ``seen`` that
+        may have taken rows away, except what txmq does; None and nothing if that cannot be said cheaply.
+        """
 
     def context(self, spark: SparkSession) -> dict[str, Any]:
         """What of a session decides what SQL text means, as JSON."""

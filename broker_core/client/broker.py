@@ -354,6 +354,10 @@ class BrokerClient:
         )
         return recorded
 
+    def entries(self, app_id: str) -> list[LedgerEntry]:
+        found: list[LedgerEntry] = self._call("entries", app_id)
+        return found
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         found: list[LedgerEntry] = self._call("unmirrored", app_id, limit)
         return found

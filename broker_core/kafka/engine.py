@@ -300,6 +300,9 @@ class KafkaEngine:
     ) -> str:
         return self._sink.publish_refused(app_id, sequence, branches, rows, token, staged)
 
+    def entries(self, app_id: str) -> list[LedgerEntry]:
+        return self._sink.entries(app_id)
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         return self._sink.unmirrored(app_id, limit)
 

@@ -267,6 +267,13 @@ class Sink:
         with (app := self._app(app_id)).lock:
             return app.decider.publish_refused(sequence, branches, rows, token, staged)
 
+    def entries(self, app_id: str) -> list[LedgerEntry]:
+        app = self._found(app_id)
+        if app is None:
+            return []
+        with app.lock:
+            return [public(record) for record in app.refreshed().kept(app_id)]
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         app = self._found(app_id)
         if app is None:

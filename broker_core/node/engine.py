@@ -470,6 +470,11 @@ class EmbeddedEngine:
             )
         )
 
+    def entries(self, app_id: str) -> list[LedgerEntry]:
+        return self._run(
+            lambda _state, _change, _now_us: [public(entry) for entry in self._ledger.kept(app_id)]
+        )
+
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         return self._run(
             lambda _state, _change, _now_us: [

@@ -37,7 +37,7 @@ from connector.merge import Merge
 from connector.once import Once
 from connector.overwrite import Overwrite
 from connector.table import Table, in_sql
-from connector.table_format import Attempt, Checked, HiddenFiles, Loose
+from connector.table_format import Attempt, Checked, HiddenFiles, Loose, TableMark
 from connector.target import FILES
 
 
@@ -54,6 +54,11 @@ class Delta:
 
     def read(self, spark: SparkSession, table: Table) -> DataFrame:
         return spark.table(in_sql(table.name))
+
+    def disturbed(
+        self, spark: SparkSession, table: Table, seen: TableMark | None
+    ) -> tuple[TableMark | None, list[str]]:
+        return log.disturbed(spark, table, seen)
 
     def writer_options(self, table: str, options: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
         return append.writer_options(table, options)

@@ -19,16 +19,31 @@ from connector.delta import jvm
 from connector.delta.resolve import log_at, resolve, snapshot_at
 from connector.once import is_step_of
 from connector.table import Table, in_sql, is_connect
+from connector.table_format import TableMark
 
 # The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000
 _PAGES = (1, 100, 10_000)
+# operations that take no row away; for another one, somebody looks once too often
+_KEEPS_ROWS = {
+    "WRITE Append",
+    "OPTIMIZE",
+    "VACUUM START",
+    "VACUUM END",
+    "SET TBLPROPERTIES",
+    "UNSET TBLPROPERTIES",
+    "ADD COLUMNS",
+    "CHANGE COLUMN",
+    "CHANGE COLUMNS",
+    "UPGRADE PROTOCOL",
+}
 
 
 class Commit(NamedTuple):
     version: int
     timestamp_ms: int
     metadata: dict[str, Any]  # from userMetadata
+    operation: str = ""  # as DESCRIBE HISTORY names it; "WRITE Append" for an append
 
 
 def _location(spark: SparkSession, table: Table) -> str:
@@ -70,7 +85,10 @@ def _commit(version: int, lines: Any) -> Commit:
     while lines.hasNext():
         told = _json_object(lines.next()).get("commitInfo")
         if told is not None:
-            return Commit(version, int(told.get("timestamp", 0)), user_metadata(told))
+            operation = str(told.get("operation", ""))
+            if operation == "WRITE":
+                operation = f"WRITE {(told.get('operationParameters') or {}).get('mode', '')}"
+            return Commit(version, int(told.get("timestamp", 0)), user_metadata(told), operation)
     return Commit(version, 0, {})
 
 
@@ -90,6 +108,27 @@ def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
                 )
         if len(rows) < limit:
             return
+
+
+def disturbed(
+    spark: SparkSession, table: Table, seen: TableMark | None
+) -> tuple[TableMark | None, list[str]]:
+    """See ``TableFormat``. Reads commits only if there are new ones."""
+    if is_connect(spark):
+        return None, []
+    version = int(log_at(spark, _location(spark, table)).unsafeVolatileSnapshot().version())
+    now = TableMark(table.table_id, version)
+    if seen is None or seen == now:
+        return now, []
+    if seen.table_id != now.table_id or version < seen.version:
+        return now, ["it was removed or replaced"]
+    found = []
+    for commit in commits(spark, table, fresh=False):
+        if commit.version <= seen.version:
+            break
+        if commit.operation not in _KEEPS_ROWS and "txn_app_id" not in commit.metadata:
+            found.append(f"{commit.operation or 'a commit'} in version {commit.version}")
+    return now, found[::-1]
 
 
 def held(history: Iterator[Commit], batch: Mapping[str, Any], decided_at_us: int) -> bool | None:

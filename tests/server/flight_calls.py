@@ -70,6 +70,7 @@ ENGINE: dict[str, dict[str, Any]] = {
     "unapplied": {"app_id": "app"},
     "app": {"app_id": "app"},
     "mark_applied": {"app_id": "app", "sequence": 1},
+    "entries": {"app_id": "app"},
     "unmirrored": {"app_id": "app", "limit": 10},
     "mark_mirrored": {"app_id": "app", "sequence": 1},
     "last_entry": {"app_id": "app"},

@@ -55,7 +55,10 @@ ROWS = (
         Row(f"engine.{word}", (APP,))
         for word in ("open_batch", "commit_batch", "unapplied", "mark_applied", "unmirrored")
     ),
-    *(Row(f"engine.{word}", (APP,)) for word in ("mark_mirrored", "last_entry", "app", "publish_refused")),
+    *(
+        Row(f"engine.{word}", (APP,))
+        for word in ("mark_mirrored", "last_entry", "app", "entries", "publish_refused")
+    ),
     Row("engine.commit_branches"),
     Row("engine.rollback_batch", (APP,)),
     *(Row(f"engine.{word}", (LOOK,)) for word in ("apps", "attempts")),

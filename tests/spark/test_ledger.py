@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from broker_core.errors import OptionError
+from broker_core.micro_batch import ledger as ledger_rules
 from connector.foreach_batch import BatchTransaction, transactional
 from connector.ledger import DeltaLedger
 from connector.listener import mirror_offsets
@@ -93,6 +95,75 @@ def test_a_column_that_somebody_adds_stops_neither_an_append_nor_a_merge(rig: An
         ledger.write_missing()
     assert sorted(row["batch_id"] for row in delta_rows(table)) == list(range(6))
     assert rig.broker.engine.unmirrored("app") == []
+
+
+DAMAGES = {
+    "DELETE": "DELETE FROM delta.`{table}` WHERE batch_id IN (0, 3)",
+    "TRUNCATE": "TRUNCATE TABLE delta.`{table}`",
+    "RESTORE": "RESTORE TABLE delta.`{table}` TO VERSION AS OF 0",
+    "removed": "",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [False, True])
+def test_what_others_take_from_a_ledger_is_completed_from_the_engine(
+    rig: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool
+) -> None:
+    table = tmp_path / "ledger"
+    decide(rig, "app", 1)
+    ledger = DeltaLedger(rig.spark.newSession(), str(table), rig.broker.engine, "app")
+    if background:
+        ledger.start()
+    ledger.flush(60)
+    written = 1
+    for what, damage in DAMAGES.items():
+        decide(rig, "app", 4)
+        ledger.flush(60)
+        if damage:
+            rig.spark.sql(damage.format(table=table))
+        else:
+            shutil.rmtree(table)
+        caplog.clear()
+        rounds = (1,) if background else (1, 4)  # an append, and a merge
+        for waiting in rounds:
+            decide(rig, "app", waiting)
+            ledger.flush(60)
+        written += 4 + sum(rounds)
+        assert sorted(row["batch_id"] for row in delta_rows(table)) == list(range(written)), what
+        (told,) = [each.getMessage() for each in caplog.records if "has lost rows" in each.getMessage()]
+        assert what in told and str(table) in told and "written again" in told, told
+    ledger.close()
+    rig.spark.sql(f"DELETE FROM delta.`{table}` WHERE batch_id = 1")
+    decide(rig, "app", 1)
+    caplog.clear()
+    DeltaLedger(rig.spark.newSession(), str(table), rig.broker.engine, "app").write_missing()
+    assert sorted(row["batch_id"] for row in delta_rows(table)) == list(range(written + 1)), "at the start"
+    assert "found at the start. batch 2 is written again" in caplog.text
+
+
+def test_a_ledger_says_which_batches_nobody_has_any_more_and_is_not_alarmed_by_what_keeps_its_rows(
+    rig: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_rules, "KEPT_ENTRIES", 2)
+    table = tmp_path / "ledger"
+    ledger = DeltaLedger(rig.spark.newSession(), str(table), rig.broker.engine, "app")
+    for batch in range(5):
+        decide(rig, "app", 1)
+        ledger.write_missing()
+        if batch == 3:
+            rig.spark.sql(f"OPTIMIZE delta.`{table}`")
+            rig.spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('note' = 'kept')")
+    assert "has lost rows" not in caplog.text
+    rig.spark.sql(f"TRUNCATE TABLE delta.`{table}`")
+    decide(rig, "app", 1)
+    kept = [entry.sequence for entry in rig.broker.engine.entries("app")]
+    ledger.write_missing()
+    assert sorted(row["batch_id"] + 1 for row in delta_rows(table)) == kept and kept[0] > 1
+    assert (
+        f"of the batches 1 to {kept[0] - 1}, which the engine does not keep any more, the table has 0"
+        in caplog.text
+    )
 
 
 def test_the_next_start_repairs_what_a_stopped_writer_left(rig: Any, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ calls                                                          need
 ``engine``: logs, available, offsets, wait, dead_letter_route; read on the queues
 DoGet: browse
 claim, resolve, count, ack; read                               the app, and read on the queues
-open_batch, commit_batch, unapplied, mark_applied, unmirrored,
-mark_mirrored, last_entry, app; note of ``REFUSED``;
+open_batch, commit_batch, unapplied, mark_applied, entries,
+unmirrored, mark_mirrored, last_entry, app; note of ``REFUSED``;
 DoGet: branches                                                the app
 stage, adopt, DoPut                                            the app of the attempt, and write on each
                                                                exchange that the rows name
@@ -124,6 +124,7 @@ ENGINE: dict[str, Check] = {
     "rollback_batch": _discard,
     "unapplied": _app,
     "mark_applied": _app,
+    "entries": _app,
     "unmirrored": _app,
     "mark_mirrored": _app,
     "last_entry": _app,

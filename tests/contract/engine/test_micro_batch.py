@@ -404,6 +404,11 @@ def test_c6_entries_wait_to_be_mirrored_in_order(bench: Bench) -> None:
     bench.engine.mark_mirrored(APP, 2)
     bench.crash()
     assert [entry.sequence for entry in bench.engine.unmirrored(APP)] == [3]
+    assert [(entry.sequence, entry.mirrored) for entry in bench.engine.entries(APP)] == [
+        (1, True),
+        (2, True),
+        (3, False),
+    ]
     assert [entry.sequence for entry in bench.engine.unmirrored(APP, 1)] == [3]
 
 
