@@ -41,7 +41,11 @@ Check = Callable[[Any], None]
 MAX_NAME_BYTES = 255  # AMQP's short string: names, routing keys, xids
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_DEPTH = 32
-NAMES = frozenset({"queue", "queues", "logs", "exchange", "routing_key", "type", "xid"})
+# arguments and fields that are names wherever they occur: of AMQP, and the ids of what outlives a call
+NAMES = frozenset(
+    {"queue", "queues", "logs", "exchange", "routing_key", "type", "xid"}
+    | {"app_id", "query_id", "token", "channel", "branch", "user", "vhost"}
+)
 
 NAME = "name"
 Name = Annotated[str, NAME]  # of at most MAX_NAME_BYTES

@@ -162,6 +162,32 @@ def test_an_argument_of_a_wrong_type_is_refused_in_process_and_changes_nothing(
     assert broker.failure is None
 
 
+IDS = {"app_id", "query_id", "token", "branch", "channel", "xid", "user", "vhost", "queue", "exchange"}
+
+
+def test_an_id_is_at_most_255_bytes_at_every_call_and_nothing_keeps_a_longer_one(broker: Broker) -> None:
+    raw = Raw(broker.url)
+    before, asked = picture(broker), 0
+    for name, arguments in CALLS:
+        for path in leaves(arguments):
+            if path[-1] in IDS and "arguments" not in path and "target" not in path:
+                asked += 1
+                answer = raw.call(name, replaced(arguments, path, "x" * 256))
+                assert isinstance(answer, (errors.OptionError, errors.RemoteProtocolError)), (name, path)
+                assert "must be text of at most 255 bytes" in answer.message, (name, path, answer)
+    for ticket in TICKETS:
+        for path in (path for path in leaves(ticket) if path[-1] in IDS):
+            wrong = raw.get(json.dumps(replaced(ticket, path, "x" * 256)).encode())
+            assert isinstance(wrong, errors.RemoteProtocolError), path
+    opened = raw.action(
+        "channel.open", json.dumps({"channel": "x" * 256, "number": 0, "arguments": {}}).encode()
+    )
+    assert isinstance(opened, errors.RemoteProtocolError)
+    raw.close_channel()
+    assert asked > 40
+    assert picture(broker) == before
+
+
 def odd(source: random.Random, value: Any) -> Any:
     """``value`` with something in it left out or replaced."""
     for _ in range(source.choice((1, 1, 1, 2, 3))):
