@@ -44,7 +44,13 @@ def arguments(serve: argparse.ArgumentParser) -> None:
         ("user-calls", "N", positive, "... of one user; default 1000"),
         ("part-bytes", "N", positive, "parts that calls are staging; default 1 GiB"),
         ("user-part-bytes", "N", positive, "... of one user; default 512 MiB"),
-        ("staged-bytes", "N", positive, "staged and undecided, of one app; default: no limit"),
+        (
+            "staged-bytes",
+            "N",
+            positive,
+            "staged, not yet published or applied, of one user; default: no limit",
+        ),
+        ("user-attempts", "N", positive, "open batches and batch writes of one user; default 10000"),
         ("staged-hours", "HOURS", hours, "an attempt that stages nothing for so long is dropped; default 24"),
     ):
         limits.add_argument(f"--{name}", metavar=metavar, type=kind, help=text)
@@ -127,7 +133,7 @@ def amqp(options: argparse.Namespace) -> AmqpOptions:
 
 
 def quotas(options: argparse.Namespace) -> QuotaLimits:
-    from broker_core.micro_batch.branch import StagedLimits
+    from broker_core.micro_batch.staged_room import StagedLimits
     from broker_core.server.quotas import CALLS, PART_BYTES, UNLIMITED, Most, QuotaLimits
 
     def most(name: str, default: Most) -> Most:
@@ -135,12 +141,13 @@ def quotas(options: argparse.Namespace) -> QuotaLimits:
         return Most(default.total if total is None else total, default.user if user is None else user)
 
     idle_s = options.staged_hours * 3600 if options.staged_hours is not None else None
+    staged = {"user_bytes": options.staged_bytes, "user_attempts": options.user_attempts, "idle_s": idle_s}
     return QuotaLimits(
         most("connections", UNLIMITED),
         most("channels", UNLIMITED),
         most("calls", CALLS),
         most("part_bytes", PART_BYTES),
-        StagedLimits(**_given({"app_bytes": options.staged_bytes, "idle_s": idle_s})),
+        StagedLimits(**_given(staged)),
     )
 
 

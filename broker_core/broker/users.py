@@ -41,6 +41,7 @@ class Users:
         # (user, vhost) -> exchange -> record
         self.topics: dict[tuple[str, str], dict[str, TopicPermissionRecord]] = {}
         self.apps: dict[tuple[str, str], str] = {}  # (vhost, app_id) -> user
+        self.apps_of: dict[str, dict[tuple[str, str], None]] = {}  # the same by user
         self.given: frozenset[str] = frozenset()
         self.epoch: object = object()
 
@@ -55,7 +56,9 @@ class Users:
         self.permissions = {(record.user, record.vhost): record for record in permissions}
         for topic in topics:
             self.topics.setdefault((topic.user, topic.vhost), {})[topic.exchange] = topic
-        self.apps = {(record.vhost, record.app_id): record.user for record in apps}
+        for app in apps:
+            self.apps[app.vhost, app.app_id] = app.user
+            self.apps_of.setdefault(app.user, {})[app.vhost, app.app_id] = None
 
     def refused(self) -> Iterator[tuple[str, str, str]]:
         """Yields (user, vhost, pattern) for the patterns of an older catalog that would be refused today.
@@ -138,10 +141,8 @@ class Users:
             for user, vhost in [key for key in self.topics if key[0] == name]:
                 for exchange in list(self.topics[user, vhost]):
                     self._drop_topic(change, user, vhost, exchange)
-            for app in [app for app, user in self.apps.items() if user == name]:
-                self._undo.item(self.apps, app)
-                del self.apps[app]
-                change.drop(AppUserRecord, app)
+            for app in list(self.apps_of.get(name, ())):
+                self._disown(change, app)
 
     def permit(
         self, change: Change, user: str, configure: str, write: str, read: str, vhost: str = VHOST
@@ -194,16 +195,24 @@ class Users:
                 for exchange in list(self.topics[user, vhost]):
                     self._drop_topic(change, user, vhost, exchange)
             for app in [app for app in self.apps if app[0] == vhost]:
-                self._undo.item(self.apps, app)
-                del self.apps[app]
-                change.drop(AppUserRecord, app)
+                self._disown(change, app)
 
     def own_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
         """From now on the app belongs to ``user``; "": to the owner of the data directory."""
         if not user or self.exists(user):
-            self._undo.item(self.apps, (vhost, app_id))
-            self.apps[vhost, app_id] = user
+            app = (vhost, app_id)
+            if app in self.apps:
+                self._undo.leave(self.apps_of, self.apps[app], app)
+            self._undo.item(self.apps, app)
+            self.apps[app] = user
+            self._undo.enter(self.apps_of, user, app)
             change.put(AppUserRecord(vhost, app_id, user))
+
+    def _disown(self, change: Change, app: tuple[str, str]) -> None:
+        self._undo.leave(self.apps_of, self.apps[app], app)
+        self._undo.item(self.apps, app)
+        del self.apps[app]
+        change.drop(AppUserRecord, app)
 
     def give_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
         """Raises OptionError: no such user."""

@@ -10,9 +10,10 @@ parts and frees their blocks.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,22 +28,13 @@ from broker_core.broker.routing import Selection, selected_rows
 from broker_core.broker.transaction import Staged, StagedTransaction
 from broker_core.broker.undo import Undo
 from broker_core.engine import BranchHeader, StagedBranch
-from broker_core.errors import MissingBranch, TransactionTooLarge, Unroutable
+from broker_core.errors import MissingBranch, Unroutable
 from broker_core.ids import QueueId
+from broker_core.micro_batch.staged_room import StagedRoom
 
 _EXAMPLES = 3
+_RECORD_BYTES = 256  # of a part, about
 _TOUCHED_S = 3600  # the first part that arrives so much later updates the attempt's time
-
-
-@dataclass(frozen=True, slots=True)
-class StagedLimits:
-    """``app_bytes``: of what the undecided attempts of one app have staged together, or one batch write.
-    None: no limit. ``idle_s``: an attempt that staged nothing for so long, and was not decided, has lost its
-    driver; at least ``_TOUCHED_S``, because times of attempts are that coarse.
-    """
-
-    app_bytes: int | None = None
-    idle_s: float = 24 * 3600
 
 
 class Branches:
@@ -50,10 +42,9 @@ class Branches:
 
     def __init__(self, records: Iterable[AttemptRecord | PartRecord] = (), undo: Undo | None = None) -> None:
         self._undo = Undo() if undo is None else undo
-        self.limits = StagedLimits()  # the engine may set others
+        self.room = StagedRoom(self._undo)
         self._attempts: dict[str, AttemptRecord] = {}
         self._of_app: dict[str, dict[str, None]] = {}  # tokens of open attempts
-        self._bytes: dict[str, int] = {}  # token -> of its parts
         self._parts: dict[str, dict[int, PartRecord]] = {}  # branch -> part number -> part
         self._by_token: dict[str, set[str]] = {}
         for record in records:
@@ -62,7 +53,6 @@ class Branches:
                 self._of_app.setdefault(record.app_id, {})[record.token] = None
             elif isinstance(record, PartRecord):
                 self._keep(record)
-                self._bytes[record.token] = self._bytes.get(record.token, 0) + record.size_bytes
 
     def _keep(self, part: PartRecord) -> None:
         self._undo.append((self._unkeep, part))
@@ -79,11 +69,12 @@ class Branches:
             if not branches:
                 self._by_token.pop(part.token, None)
 
-    def _count(self, token: str, size_bytes: int) -> None:
-        self._undo.item(self._bytes, token)
-        total = self._bytes.pop(token, 0) + size_bytes
-        if total:
-            self._bytes[token] = total
+    def charge(self, user_of: Callable[[str], str]) -> None:
+        """Once, after loading: ``user_of`` a token pays for what is staged under it."""
+        for token in {*self._attempts, *self._by_token}:
+            self.room.restore(token, user_of(token), is_open=token in self._attempts)
+            for part in self.of_token(token):
+                self.room.count(token, taken(part))
 
     def knows(self, app_id: str) -> bool:
         return bool(self._of_app.get(app_id))
@@ -91,8 +82,10 @@ class Branches:
     def attempt(self, token: str) -> AttemptRecord | None:
         return self._attempts.get(token)
 
-    def open(self, change: Change, attempt: AttemptRecord) -> None:
+    def open(self, change: Change, attempt: AttemptRecord, user: str) -> None:
+        """``user`` pays for what is staged under its token. Raises NotAllowed: it has too many attempts."""
         if self._attempts.get(attempt.token) is None:
+            self.room.open(attempt.token, user)
             self._undo.item(self._attempts, attempt.token)
             self._attempts[attempt.token] = attempt
             self._undo.enter(self._of_app, attempt.app_id, attempt.token)
@@ -103,30 +96,27 @@ class Branches:
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
             self._undo.leave(self._of_app, attempt.app_id, token)
+            self.room.close(token)
             change.drop(AttemptRecord, attempt.key)
 
-    def superseded(self, header: BranchHeader, parts: Sequence[PartRecord]) -> list[str]:
-        """Returns which attempts are to be dropped before ``parts`` are staged: older ones of the app, oldest
-        first, whose drivers this one has replaced. Raises TransactionTooLarge.
+    def superseded(self, header: BranchHeader, more: int, user: str) -> list[str]:
+        """Returns which attempts are to be dropped before ``user`` stages ``more`` bytes: older ones of the
+        app, oldest first, whose drivers this one has replaced. Raises TransactionTooLarge.
         """
-        limit, token, known = self.limits.app_bytes, header.token, self._attempts.get(header.token)
-        if limit is None or not parts:
+        token, known, room = header.token, self._attempts.get(header.token), self.room
+        payer = room.payer(token, user)
+        over = room.over(payer, more)
+        if over <= 0 or not more:
             return []
         app_id = header.app_id if known is None else known.app_id
         others = [self._attempts[each] for each in self._of_app.get(app_id, ()) if app_id and each != token]
-        total = sum(self._bytes.get(each, 0) for each in (token, *(other.token for other in others)))
-        more, found = sum(part.size_bytes for part in parts), []
+        found = []
         for other in sorted(others, key=lambda other: other.opened_at):
-            if total + more > limit and (known is None or other.opened_at <= known.opened_at):
+            if over > 0 and (known is None or other.opened_at <= known.opened_at):
                 found.append(other.token)
-                total -= self._bytes.get(other.token, 0)
-        if total + more > limit:
-            whose = f"app {app_id!r}" if app_id else f"batch write {token}"
-            raise TransactionTooLarge(
-                f"{whose} has staged {total} bytes and would stage {more} more; its limit is {limit}",
-                "raise --staged-bytes, or make its batches smaller; `txmq staged` lists what is staged, and "
-                "`txmq discard` drops it",
-            )
+                over -= room.bytes_of(other.token) if room.payer(other.token, user) == payer else 0
+        if over > 0:
+            raise room.refusal(payer, more)
         return found
 
     def touch(self, change: Change, token: str, now_us: int) -> None:
@@ -147,7 +137,7 @@ class Branches:
 
     def abandoned(self, now_us: int) -> list[str]:
         """Returns tokens of abandoned attempts."""
-        before = now_us - int(max(self.limits.idle_s, _TOUCHED_S) * 1_000_000)
+        before = now_us - int(max(self.room.limits.idle_s, _TOUCHED_S) * 1_000_000)
         return [token for token, attempt in self._attempts.items() if attempt.opened_at < before]
 
     def of_token(self, token: str) -> list[PartRecord]:
@@ -167,7 +157,7 @@ class Branches:
         if self.part(part.branch, part.part) is not None:
             return
         self._keep(part)
-        self._count(part.token, part.size_bytes)
+        self.room.count(part.token, taken(part))
         change.put(part)
         if part.block_id:
             change.names.append(part.block_id)
@@ -275,7 +265,7 @@ class Branches:
             return
         self._undo.append((self._keep, part))
         self._unkeep(part)
-        self._count(part.token, -part.size_bytes)
+        self.room.count(part.token, -taken(part))
         change.drop(PartRecord, part.key)
         if part.block_id:
             state.blocks.unhold(change, part.block_id)
@@ -287,6 +277,16 @@ class Branches:
             for attempt in self._attempts.values()
             if attempt.app_id == app_id and (attempt.query_id != query_id or attempt.batch_id <= batch_id)
         ]
+
+
+def attempt_of(header: BranchHeader, now_us: int, vhost: str) -> AttemptRecord:
+    """Returns the attempt that a task opens by staging."""
+    return AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us, vhost)
+
+
+def taken(part: PartRecord) -> int:
+    """Returns the bytes that a part takes: its rows, and its record, which names a target."""
+    return part.size_bytes + _RECORD_BYTES + len(json.dumps(part.target))
 
 
 def _inline(part: PartRecord) -> pa.RecordBatch:

@@ -52,7 +52,7 @@ from broker_core.errors import (
     TransactionState,
 )
 from broker_core.ids import NO_BLOCK, BlockId
-from broker_core.micro_batch.branch import Branches
+from broker_core.micro_batch.branch import Branches, attempt_of, taken
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.owners import OWNER, Actor, AppOwners
@@ -99,6 +99,7 @@ class MicroBatches:
         )
         self.branches = Branches([*take(AttemptRecord, vhost), *take(PartRecord, vhost)], state.undo)
         self.owners = AppOwners(state, self.claims, self.ledger, self.branches)
+        self.branches.charge(self.owners.of_token)
         self._state = state
         self._read = read
         self._read_stamps = read_stamps
@@ -135,7 +136,8 @@ class MicroBatches:
         )
         if entry is not None:
             return Opened(entry.sequence, "", public(entry))
-        self.branches.open(change, AttemptRecord(token, app_id, query_id, batch_id, now_us, self.vhost))
+        attempt = AttemptRecord(token, app_id, query_id, batch_id, now_us, self.vhost)
+        self.branches.open(change, attempt, actor.user)
         return Opened(self.ledger.next_sequence(app_id), token)
 
     # -- C2 --------------------------------------------------------------------------------------------------
@@ -162,13 +164,10 @@ class MicroBatches:
             for part, ((stored, rows), before) in enumerate(zip(given, known, strict=True), first)
         ]
         new = [record for record, before in zip(staged, known, strict=True) if before is None]
-        for superseded in self.branches.superseded(header, new):
+        for superseded in self.branches.superseded(header, sum(map(taken, new)), actor.user):
             self._drop(change, superseded, now_us)
         for record in new:
-            attempt = AttemptRecord(
-                header.token, header.app_id, header.query_id, header.batch_id, now_us, self.vhost
-            )
-            self.branches.open(change, attempt)
+            self.branches.open(change, attempt_of(header, now_us, self.vhost), actor.user)
             self.branches.touch(change, header.token, now_us)
             self.branches.stage(self._state, change, record)
             unkept.discard(record.block_id)

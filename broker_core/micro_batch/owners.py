@@ -18,10 +18,13 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.users import ADMINISTRATOR
 from broker_core.engine import BranchHeader
-from broker_core.errors import AccessRefused, LineageConflict, MissingBranch
+from broker_core.errors import AccessRefused, LineageConflict, MissingBranch, NotAllowed
 from broker_core.micro_batch.branch import Branches
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.staged_room import whose
+
+USER_APPS = 10_000  # of one user: what an app has decided is kept as long as the app
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class AppOwners:
     def of(self, app_id: str) -> str | None:
         """Returns the owner; None: it has none, or there is no such app."""
         return self._state.users.apps.get((self._vhost, app_id))
+
+    def of_token(self, token: str) -> str:
+        """Returns the owner of the app whose attempt it is, or was; "" for none."""
+        known = self._branches.attempt(token) or self._ledger.by_token(token)
+        return "" if known is None else self.of(known.app_id) or ""
 
     def _exists(self, app_id: str) -> bool:
         known = (self._claims, self._ledger, self._branches)
@@ -80,10 +88,19 @@ class AppOwners:
                 )
 
     def take(self, change: Change, actor: Actor, app_id: str) -> None:
-        """For a call that makes something of the app: ``require``, and it has an owner from now on."""
+        """For a call that makes something of the app: ``require``, and it has an owner from now on. Raises
+        NotAllowed: the user has too many.
+        """
         self.require(actor, [app_id])
         if app_id and self.of(app_id) is None:
-            self._state.users.own_app(change, app_id, actor.user, self._vhost)
+            users = self._state.users
+            if len(users.apps_of.get(actor.user, ())) >= USER_APPS:
+                raise NotAllowed(
+                    f"{whose(actor.user)} has {USER_APPS} apps, the limit",
+                    "use the app ids that there are; an administrator gives apps to another user with txmq "
+                    "apps chown",
+                )
+            users.own_app(change, app_id, actor.user, self._vhost)
 
     def require_token(self, token: str, app_id: str, query_id: str, batch_id: int) -> None:
         """Raises LineageConflict if the token is that of another batch, open or decided."""

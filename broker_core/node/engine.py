@@ -56,11 +56,11 @@ from broker_core.errors import (
 )
 from broker_core.failpoint import here
 from broker_core.micro_batch import overview
-from broker_core.micro_batch.branch import StagedLimits
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.micro_batch.owners import OWNER, Actor
 from broker_core.micro_batch.public_entry import public
+from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.committer import Work
 from broker_core.node.local import LocalBroker
 from broker_core.node.reader import Reader
@@ -105,7 +105,7 @@ class EmbeddedEngine:
         self._stamps = partial(local.loaded_block, part=stamps)
         self.batches = batches = MicroBatches(state, local.loaded_block, self._stamps)
         self._claims, self._ledger, self._branches = batches.claims, batches.ledger, batches.branches
-        self._branches.limits = staged or StagedLimits()
+        self._branches.room.limits = staged or StagedLimits()
         self._reader = Reader(local, state)
         self._actor = OWNER
         local.upkeep.chores.append(self.drop_abandoned)
@@ -510,7 +510,7 @@ class EmbeddedEngine:
             logger.warning(
                 "attempt %s staged nothing for %g hours and was not committed: it is rolled back",
                 token,
-                self._branches.limits.idle_s / 3600,
+                self._branches.room.limits.idle_s / 3600,
             )
 
     def retire(self) -> None:

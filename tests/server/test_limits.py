@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -368,7 +369,7 @@ def test_parts_in_flight_are_limited_by_their_bytes_and_what_was_begun_is_staged
         assert [queue.messages for queue in broker.queues()] == [68]
 
 
-def test_staged_bytes_of_an_app_are_limited_and_older_attempts_make_room(tmp_path: Path) -> None:
+def test_staged_bytes_of_a_user_are_limited_and_older_attempts_make_room(tmp_path: Path) -> None:
     def header(token: str, branch: str, app: str) -> BranchHeader:
         given = {**HEADER, "token": token, "branch": branch, "app_id": app, "query_id": "q", "batch_id": 0}
         return contract.decode(BranchHeader, contract.encode(given))
@@ -378,32 +379,63 @@ def test_staged_bytes_of_an_app_are_limited_and_older_attempts_make_room(tmp_pat
         with client.channel() as channel:
             channel.queue_declare("in")
         lost = client.open_batch("app", "q", 0, "fail", consumes=False).token
-        client.stage(header(lost, "lost", "app"), [messages(*[body] * 6)])
+        client.stage(header(lost, "lost", "app"), [messages(*[body] * 5)])
         other = client.open_batch("other", "q", 0, "fail", consumes=False).token
-        beside = client.stage(header(other, "other", "other"), [messages(*[body] * 9)])
+        beside = client.stage(header(other, "other", "other"), [messages(*[body] * 2)])
         ours = client.open_batch("app", "q", 0, "fail", consumes=False).token
-        first = client.stage(header(ours, "1", "app"), [messages(*[body] * 3)])
-        assert staged(served) == [(lost, "app", 6), (other, "other", 9), (ours, "app", 3)]
+        first = client.stage(header(ours, "1", "app"), [messages(body)])
+        assert staged(served) == [(lost, "app", 5), (other, "other", 2), (ours, "app", 1)]
         second = client.stage(header(ours, "2", "app"), [messages(*[body] * 3)])
-        assert staged(served) == [(other, "other", 9), (ours, "app", 6)], "the older attempt makes room"
-        with pytest.raises(errors.TransactionTooLarge) as caught:
-            client.stage(header(ours, "3", "app"), [messages(*[body] * 5)])
-        assert "app 'app' has staged 6" in caught.value.message and "--staged-bytes" in caught.value.message
+        assert staged(served) == [(other, "other", 2), (ours, "app", 4)], "the older attempt makes room"
         with pytest.raises(errors.BatchDecided):
             client.stage(header(lost, "late", "app"), [messages(body)])
-        with pytest.raises(errors.TransactionTooLarge, match="batch write w has staged 0 bytes"):
-            client.stage(header("w", "w", ""), [messages(*[body] * 11)])
-        small = client.stage(header("w", "w2", ""), [messages(*[body] * 8)])  # a write has a limit of its own
+        for token, app in ((ours, "app"), (other, "other"), ("w", "")):
+            with pytest.raises(errors.TransactionTooLarge, match=r"user 'ann' has staged 6.*--staged-bytes"):
+                client.stage(header(token, "3", app), [messages(*[body] * 5)])
+        with flight(served, "bob") as bob:
+            write = bob.stage(header("w", "w", ""), [messages(*[body] * 8)])
+            bob.commit_branches("w", [write])
         client.commit_batch("app", "q", 0, ours, [first, second], consumes=False)
         client.commit_batch("other", "q", 0, other, [beside], consumes=False)
-        client.commit_branches("w", [small])
         assert staged(served) == []
         following = client.open_batch("app", "q", 1, "fail", consumes=False).token
         last = {"branch": "4", "app_id": "app", "query_id": "q", "batch_id": 1}
         given = contract.encode({**HEADER, "token": following, **last})
-        client.stage(contract.decode(BranchHeader, given), [messages(*[body] * 9)])
+        client.stage(contract.decode(BranchHeader, given), [messages(*[body] * 8)])
         with connected(served, "bob", 1) as amqp:
-            assert amqp.count(1, "in") == 6 + 9 + 8
+            assert amqp.count(1, "in") == 2 + 4 + 8
+
+
+def test_rows_that_wait_for_a_table_are_limited_too_until_they_are_applied(tmp_path: Path) -> None:
+    with limited(tmp_path, "--staged-bytes", "10000") as served, flight(served, "ann") as client:
+        for batch in range(2):
+            token = client.open_batch("app", "q", batch, "fail", consumes=False).token
+            given = {
+                **HEADER,
+                "token": token,
+                "branch": f"b{batch}",
+                "kind": "append",
+                "target": {"table": "t"},
+            }
+            header = contract.decode(
+                BranchHeader, contract.encode({**given, "app_id": "app", "query_id": "q", "batch_id": batch})
+            )
+            if batch:
+                with pytest.raises(errors.TransactionTooLarge, match="user 'ann' has staged"):
+                    client.stage(header, [messages(b"x" * 6000)])
+                client.mark_applied("app", 1)
+            branch = client.stage(header, [messages(b"x" * 6000)])
+            client.commit_batch("app", "q", batch, token, [branch], consumes=False)
+
+
+def test_a_part_that_is_refused_for_its_bytes_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    with limited(tmp_path, "--staged-bytes", "1000000") as served, flight(served, "ann") as client:
+        for number in range(20):
+            header = contract.decode(BranchHeader, contract.encode({**HEADER, "token": f"t{number}"}))
+            with contextlib.suppress(errors.TransactionTooLarge):
+                client.stage(header, [messages(os.urandom(900_000))])
+        files = (path for path in served.directory.rglob("*") if path.is_file())
+        assert sum(path.stat().st_size for path in files) < 3_000_000
 
 
 def staged(served: AmqpServed) -> list[tuple[str, str, int]]:

@@ -16,7 +16,7 @@ from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import Limits, Transaction
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message import Message
-from broker_core.micro_batch.branch import StagedLimits
+from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.properties import Properties
@@ -264,16 +264,16 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     branch = bench.write(token, b"written")
     exhaust(lambda: engine.commit_branches(token, [branch]))
     exhaust(lambda: engine.release("app", "in", force=True))
-    engine._branches.limits = StagedLimits(app_bytes=1000)
+    engine._branches.room.limits = StagedLimits(user_bytes=1600)
     words = {"query": "query", "batch": 3, "app": "app"}
     older = engine.open_batch("app", "query", 3, "fail").token
     bench.stage(older, b"x" * 700, branch="older", **words)
     newer = engine.open_batch("app", "query", 3, "fail").token
     exhaust(lambda: bench.stage(newer, b"y" * 700, branch="newer", **words))
     assert [attempt.token for attempt in engine.attempts()] == [newer], "the older one made room"
-    life.clock.now_us += int(engine._branches.limits.idle_s) * 2_000_000
+    life.clock.now_us += int(engine._branches.room.limits.idle_s) * 2_000_000
     exhaust(engine.drop_abandoned)
-    assert engine.attempts() == [] and not engine._branches._bytes
+    assert engine.attempts() == [] and engine._branches.room.is_empty
 
 
 def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:

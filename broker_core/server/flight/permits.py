@@ -249,10 +249,14 @@ class Permits:
             apps = {overview.app_of_branch(self._batches(caller), branch) for branch in branches}
         self.use_app(caller, *apps)
 
-    def stage(self, caller: Caller, header: BranchHeader) -> None:
-        """But for the exchanges, which the rows name."""
+    def stage(self, caller: Caller, header: BranchHeader, size_bytes: int = 0) -> None:
+        """But for the exchanges, which the rows name. Before anything is written: raises TransactionTooLarge
+        if there is no room for ``size_bytes``.
+        """
         self.use_app(caller, header.app_id)
         self.require_attempt(caller, header.token)
+        with self._broker.look:
+            self._batches(caller).branches.superseded(header, size_bytes, caller.identity.user)
 
     def require_attempt(self, caller: Caller, token: str) -> None:
         """Its app must be the caller's. An attempt without an app belongs to those who know its token."""

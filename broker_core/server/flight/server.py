@@ -262,14 +262,14 @@ class FlightServer:
     def _stage_part(
         self, caller: Caller, part: contract.PartHeader, batch: pa.RecordBatch
     ) -> contract.PartReceipt:
-        self._permits.stage(caller, part.header)
+        self._permits.stage(caller, part.header, buffer_bytes(batch))
         failpoint.here("server.stage.part")
         with self._part_bytes.within(caller.identity.user, buffer_bytes(batch)):
             rows, checksum = self._engine(caller).stage_part(part.header, part.part, batch, caller.rights)
         return contract.PartReceipt(part.part, rows, checksum)
 
     def _stage_file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
-        self._permits.stage(caller, given.header)
+        self._permits.stage(caller, given.header, given.file.size_bytes)
         failpoint.here("server.stage.file")
         staged = self._engine(caller).stage_file(given.header, given.part, given.file, caller.rights)
         return [
