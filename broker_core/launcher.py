@@ -43,6 +43,7 @@ from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
+from broker_core.server.alarm import Alarm
 from broker_core.server.amqp.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
@@ -89,7 +90,6 @@ class Broker:
         self._directory = directory
         self._closed = False
         self._doors = doors = doors or Doors()
-        quotas = quotas or QuotaLimits()
         self.quotas = Quotas(quotas)
         with contextlib.ExitStack() as undo:
             on_failure = undo.enter_context(contextlib.ExitStack())
@@ -99,7 +99,7 @@ class Broker:
             on_failure.pop_all()  # the broker closes its store
             undo.callback(self._local.close)
             adopt = store.adopt if isinstance(store, DurableStore) else None
-            self.engines = HostEngines(self._local, adopt, identity=self._id, staged=quotas.staged)
+            self.engines = HostEngines(self._local, adopt, identity=self._id, staged=self.quotas.staged)
             audit = Audit(directory)
             undo.callback(audit.close)
             hello = contract.Hello(contract.VERSION, self._id, directory, os.getpid())
@@ -117,6 +117,7 @@ class Broker:
             files = TlsFiles(doors.tls) if doors.tls is not None else None
             self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
             hosts = self.vhosts.unaudited()
+            self.quotas.alarm = Alarm(self._local, directory, (amqp_options or AmqpOptions()).alarms)
             self._server = FlightServer(
                 self.engines, self._local, hello, self._logins, of_flight, hosts, self.quotas
             )

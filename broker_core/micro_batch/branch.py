@@ -79,6 +79,10 @@ class Branches:
     def knows(self, app_id: str) -> bool:
         return bool(self._of_app.get(app_id))
 
+    def kept(self) -> int:
+        """Returns how many attempts and branches there are."""
+        return len(self._attempts) + len(self._parts)
+
     def attempt(self, token: str) -> AttemptRecord | None:
         return self._attempts.get(token)
 

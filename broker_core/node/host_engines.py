@@ -54,6 +54,10 @@ class HostEngines:
                 found = self._engines[vhost] = self._made(vhost)
             return found
 
+    def kept(self) -> int:
+        """Returns how many attempts and branches there are, of all."""
+        return sum(engine.batches.branches.kept() for engine in list(self._engines.values()))
+
     def forget(self, change: Change, vhost: str) -> None:
         """Drops the records of the micro-batches of a virtual host, in the work that deletes it."""
         self.of(vhost).batches.forget(change)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from broker_core.errors import Busy, NotAllowed, TxmqError
 from broker_core.micro_batch.staged_room import StagedLimits
+from broker_core.server.alarm import Alarm
 
 MiB = 1024 * 1024
 
@@ -98,10 +99,12 @@ class Quota:
 
 
 class Quotas:
-    """Of one broker, at all its doors."""
+    """Of one broker, at all its doors, with the alarm that stops publishers."""
 
     def __init__(self, limits: QuotaLimits | None = None) -> None:
         limits = limits or QuotaLimits()
+        self.staged = limits.staged
+        self.alarm: Alarm | None = None
         total, user = limits.connections
         self.connections = Quota(Most(sockets() if total is None else total, user), _connection)
         self.channels = Quota(limits.channels, _channel)

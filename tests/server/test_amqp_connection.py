@@ -470,7 +470,7 @@ def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not(
             assert publisher.expect(c.Queue.DeclareOk, 1).message_count == 0
     waiting, going_on = (text for text in caplog.messages if text.startswith("publishers "))
     assert re.fullmatch(
-        r"publishers have to wait: low on memory \(\d+\.\d MiB of bodies in memory, the limit is 8\.0\)",
+        r"publishers have to wait: low on memory \(\d+\.\d MiB of messages and records in memory, the limit is 8\.0\)",
         waiting,
     )
     assert going_on == "publishers may go on"

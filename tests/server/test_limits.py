@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.flight
 import pytest
 from pamqp import commands as c
 
@@ -26,12 +27,14 @@ from broker_core.engine import BranchHeader
 from broker_core.flight import contract
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
+from broker_core.message import MESSAGE_SCHEMA
 from broker_core.server import quotas
+from broker_core.server.alarm import AlarmLimits
 from broker_core.server.quotas import Most, Quota, QuotaLimits
 from tests.amqp_peer import Closed, Peer, encoded, raw
 from tests.amqp_server import AmqpServed, serving
 from tests.server.conftest import eventually
-from tests.server.flight_calls import HEADER, Raw, messages
+from tests.server.flight_calls import FILE, HEADER, Raw, messages, part_body
 from txmq import BrokerClient
 
 USERS = ("ann", "bob", "carl")
@@ -445,6 +448,46 @@ def staged(served: AmqpServed) -> list[tuple[str, str, int]]:
     listed = json.loads(found.stdout)
     assert all(row["idle_s"] >= 0 and row["size_bytes"] >= 1000 * row["rows"] for row in listed)
     return [(row["token"], row["app_id"], row["rows"]) for row in listed]
+
+
+def test_publishers_of_flight_wait_while_memory_is_low_and_what_makes_room_goes_on() -> None:
+    with Broker.memory() as broker, BrokerClient(broker.url) as client, client.channel() as channel:
+        alarm = broker.quotas.alarm
+        assert alarm is not None
+        channel.queue_declare("q", durable=False)
+        for _ in range(12):
+            channel.publish(b"x" * quotas.MiB, routing_key="q")
+        write = client.stage(_header("w"), [messages(b"staged", routing_key="q")])
+        alarm._limits = AlarmLimits(memory_bytes=8 * quotas.MiB)
+        raw = Raw(broker.url)
+        eventually(lambda: isinstance(raw.call("channel.publish", {"body": {"$bytes": ""}}), errors.Busy))
+        rows = contract.encode_rows([messages(b"1")], MESSAGE_SCHEMA)
+        head = {"header": {**HEADER, "token": "late"}, "part": 0}
+        refusals = [
+            raw.call("channel.publish_all", {"messages": []}),
+            raw.action("stage", part_body(head, rows)),
+            raw.call("adopt", {**head, "file": FILE}),
+        ]
+        for refusal in refusals:
+            assert isinstance(refusal, errors.Busy), refusal
+            assert "the broker is low on memory" in refusal.message
+        descriptor = pyarrow.flight.FlightDescriptor.for_command(json.dumps(head["header"]).encode())
+        writer, _ = raw.client.do_put(descriptor, MESSAGE_SCHEMA)
+        with pytest.raises(pyarrow.flight.FlightServerError, match="TXMQ_BUSY"):
+            writer.close()
+        published = threading.Thread(target=channel.publish, args=(b"waits", "", "q"))
+        published.start()
+        assert client.commit_branches("w", [write]) == 1, "what is staged is committed"
+        with client.channel() as consumer:
+            assert consumer.queue_purge("q") == 13
+            published.join()
+            got = consumer.get("q", no_ack=True)
+        assert got is not None and got.body == b"waits", "the client has tried again"
+
+
+def _header(token: str) -> BranchHeader:
+    header: BranchHeader = contract.decode(BranchHeader, contract.encode({**HEADER, "token": token}))
+    return header
 
 
 def test_connections_leave_the_store_the_files_that_it_needs(tmp_path: Path) -> None:

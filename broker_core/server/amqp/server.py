@@ -77,7 +77,7 @@ class AmqpServer:
         self.stopping = False
         self.loop: asyncio.AbstractEventLoop
         self.commits: CommitQueue
-        self._alarm = Alarm(broker, directory, self.options.alarms)
+        self._alarm = self.quotas.alarm or Alarm(broker, directory, self.options.alarms)
         self._thread: threading.Thread | None = None
         self._unwritten: list[Connection] = []
         self._flushes = False  # at the end of this tick
@@ -275,15 +275,11 @@ class AmqpServer:
             self._spill_transactions()
 
     def _look_for_alarms(self) -> None:
-        shortage = self._alarm.look()
+        shortage = self._alarm.now()
         reason = shortage.reason if shortage is not None else ""
         if bool(reason) == bool(self.alarm):
             return
         self.alarm = reason
-        if shortage is not None:
-            logger.warning("publishers have to wait: %s (%s)", reason, shortage.numbers)
-        else:
-            logger.warning("publishers may go on")
         for connection in list(self.connections):
             if reason:
                 connection.points.guard(reason)

@@ -11,17 +11,22 @@ import threading
 import time
 from collections.abc import Iterator
 
+from broker_core.errors import Busy
+from broker_core.server.alarm import Alarm
 from broker_core.server.quotas import Quota
 
 # they are short, and a client needs them to give back what it has
 UNLIMITED = ("hello", "channel.keepalive", "channel.close")
+# they bring messages; while memory or the disk is low, only what makes room goes on
+PUBLISHES = ("channel.publish", "channel.publish_all", "stage", "adopt", "put")
 
 
 class Calls:
     """Thread-safe."""
 
-    def __init__(self, quota: Quota) -> None:
+    def __init__(self, quota: Quota, alarm: Alarm | None = None) -> None:
         self._quota = quota
+        self._alarm = alarm
         self._lock = threading.Lock()
         self._last_end = time.monotonic()
         self.in_progress = 0
@@ -43,5 +48,16 @@ class Calls:
                 self._last_end = time.monotonic()
 
     def limited(self, name: str, user: str) -> contextlib.AbstractContextManager[None]:
-        """Raises Busy."""
+        """Raises Busy, also for a publish while the broker is short of memory or disk."""
+        if name in PUBLISHES:
+            self.require_room()
         return contextlib.nullcontext() if name in UNLIMITED else self._quota.within(user)
+
+    def require_room(self) -> None:
+        """Raises Busy while the broker is short of memory or disk."""
+        shortage = self._alarm.now() if self._alarm is not None else None
+        if shortage is not None:
+            raise Busy(
+                f"publishers have to wait: the broker is {shortage.reason} ({shortage.numbers})",
+                "what is consumed, committed or rolled back makes room; it is tried again",
+            )

@@ -69,6 +69,10 @@ class Channels:
     def held(self) -> int:
         return len(self._held)
 
+    def ended(self) -> int:
+        """How many ids of ended channels are known."""
+        return len(self._ended)
+
     def call(self, word: str, call: contract.ChannelCall, caller: Caller) -> Any:
         """Carry out ``word``. Raises what the channel raises; AccessRefused; ConnectionFailed if the channel
         is gone.

@@ -1,8 +1,7 @@
 """The Flight server: decode, call the engine, encode. No rule of the broker is decided here.
 
-Not here: its listeners (``listener.py``).
-Invariant: rows are sent batch by batch, never as a whole result; a part is acknowledged only after the engine
-has made it durable.
+Not here: its listeners (``listener.py``), and how rows come in (``staging.py``).
+Invariant: rows are sent batch by batch, never as a whole result.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import pyarrow.flight
 
 from broker_core import errors, failpoint
 from broker_core.address import VHOST
-from broker_core.arrow.outside import UNREADABLE, buffer_bytes, line
-from broker_core.engine import BranchHeader, Engine, ReadTicket
+from broker_core.engine import Engine, ReadTicket
 from broker_core.flight import contract
 from broker_core.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
@@ -38,6 +36,7 @@ from broker_core.server.flight.channels import Channels
 from broker_core.server.flight.listener import FlightListener, close_all
 from broker_core.server.flight.login import asked_vhost, identity, peer_address
 from broker_core.server.flight.permits import Permits
+from broker_core.server.flight.staging import Staging
 from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
 
@@ -74,10 +73,12 @@ class FlightServer:
         self._logins = logins
         self._permits = Permits(engines, broker, logins.audit)
         quotas = quotas or Quotas()
-        self._part_bytes = quotas.part_bytes
-        self._calls = Calls(quotas.calls)
+        self._calls = Calls(quotas.calls, quotas.alarm)
+        self._staging = Staging(self._engine, self._permits, self._calls, quotas.part_bytes)
         self._channels = Channels(broker, self._permits, quotas.channels)
         accounts.changed.append(self._channels.end_deleted)
+        if quotas.alarm is not None:
+            quotas.alarm.counted += [self._channels.ended, engines.kept]
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
             "queues": broker.queues,
             "prepared": broker.prepared,
@@ -151,10 +152,10 @@ class FlightServer:
         if word == "read":
             return self._read(caller, contract.decode_checked(ReadTicket, body, "read"))
         if word == "stage":
-            return [contract.encode(self._stage_sent(caller, body))]
+            return [contract.encode(self._staging.sent(caller, body))]
         if word == "adopt":
             file: contract.FileHeader = contract.decode_checked(contract.FileHeader, body, "adopt")
-            return [contract.encode(self._stage_file(caller, file))]
+            return [contract.encode(self._staging.file(caller, file))]
         if word == "hello":
             return [contract.encode(self._hello)]
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
@@ -243,39 +244,7 @@ class FlightServer:
         self, context: Any, descriptor: pyarrow.flight.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
         with self._call("put", context) as caller:
-            header: BranchHeader = contract.decode_checked(BranchHeader, descriptor.command or b"", "put")
-            self._permits.stage(caller, header)  # before Arrow reads a row
-            for chunk in _chunks(reader):
-                part = _part_number(chunk.app_metadata)
-                receipt = self._stage_part(caller, contract.PartHeader(header, part), chunk.data)
-                failpoint.here("server.reply.part")
-                writer.write(pa.py_buffer(contract.encode(receipt)))
-
-    def _stage_sent(self, caller: Caller, body: pa.Buffer) -> contract.PartReceipt:
-        """Reads the rows once they are permitted, and there is room for what they state."""
-        part, rows = contract.decode_part(body)
-        self._permits.stage(caller, part.header)
-        with self._part_bytes.within(caller.identity.user, contract.part_bytes(rows)):
-            batch = contract.decode_batch(rows)
-        return self._stage_part(caller, part, batch)
-
-    def _stage_part(
-        self, caller: Caller, part: contract.PartHeader, batch: pa.RecordBatch
-    ) -> contract.PartReceipt:
-        self._permits.stage(caller, part.header, buffer_bytes(batch))
-        failpoint.here("server.stage.part")
-        with self._part_bytes.within(caller.identity.user, buffer_bytes(batch)):
-            rows, checksum = self._engine(caller).stage_part(part.header, part.part, batch, caller.rights)
-        return contract.PartReceipt(part.part, rows, checksum)
-
-    def _stage_file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
-        self._permits.stage(caller, given.header, given.file.size_bytes)
-        failpoint.here("server.stage.file")
-        staged = self._engine(caller).stage_file(given.header, given.part, given.file, caller.rights)
-        return [
-            contract.PartReceipt(part, rows, checksum)
-            for part, (rows, checksum) in enumerate(staged, given.part)
-        ]
+            self._staging.stream(caller, descriptor.command or b"", reader, writer)
 
     # -- around every call -----------------------------------------------------------------------------------
 
@@ -325,28 +294,6 @@ def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iter
     if first is not None:
         yield first
     yield from rest
-
-
-def _chunks(reader: Any) -> Iterator[Any]:
-    """The batches of a client's stream. Raises RemoteProtocolError if it is none."""
-    try:
-        for chunk in reader:
-            if chunk.data is None:
-                raise errors.RemoteProtocolError("put: a message without rows came")
-            yield chunk
-    except pyarrow.flight.FlightError:
-        raise
-    except (*UNREADABLE, TypeError) as error:
-        raise errors.RemoteProtocolError(f"put: the stream cannot be read: {line(error)}") from error
-
-
-def _part_number(metadata: pa.Buffer | None) -> int:
-    text = b"" if metadata is None else bytes(metadata)
-    if not text.isdigit() or len(text) > 18:
-        raise errors.RemoteProtocolError(
-            f"put: the number of a part must come with its rows, not {text[:40]!r}"
-        )
-    return int(text)
 
 
 def committed(broker: LocalBroker, token: str, since: float | None = None, vhost: str | None = None) -> bool:

@@ -1,0 +1,93 @@
+"""The calls that bring rows: permitted first, then there is room for what they state, then they are read.
+
+Not here: what is done with them (``node/engine.py``).
+Invariant: a part is acknowledged only after the engine has made it durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight
+
+from broker_core import errors, failpoint
+from broker_core.arrow.outside import UNREADABLE, buffer_bytes, line
+from broker_core.engine import BranchHeader
+from broker_core.flight import contract
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.server.flight.caller import Caller
+from broker_core.server.flight.calls import Calls
+from broker_core.server.flight.permits import Permits
+from broker_core.server.quotas import Quota
+
+
+class Staging:
+    """``engine`` of a caller."""
+
+    def __init__(
+        self, engine: Callable[[Caller], EmbeddedEngine], permits: Permits, calls: Calls, part_bytes: Quota
+    ) -> None:
+        self._engine = engine
+        self._permits = permits
+        self._calls = calls
+        self._part_bytes = part_bytes
+
+    def sent(self, caller: Caller, body: pa.Buffer) -> contract.PartReceipt:
+        """Reads the rows once they are permitted, and there is room for what they state."""
+        part, rows = contract.decode_part(body)
+        self._permits.stage(caller, part.header)
+        with self._part_bytes.within(caller.identity.user, contract.part_bytes(rows)):
+            batch = contract.decode_batch(rows)
+        return self._part(caller, part, batch)
+
+    def stream(self, caller: Caller, command: bytes, reader: Any, writer: Any) -> None:
+        """Stages the parts of a branch as they come, and writes a receipt for each."""
+        header: BranchHeader = contract.decode_checked(BranchHeader, command, "put")
+        self._permits.stage(caller, header)  # before Arrow reads a row
+        for chunk in _chunks(reader):
+            self._calls.require_room()
+            part = _part_number(chunk.app_metadata)
+            receipt = self._part(caller, contract.PartHeader(header, part), chunk.data)
+            failpoint.here("server.reply.part")
+            writer.write(pa.py_buffer(contract.encode(receipt)))
+
+    def file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
+        """Stages the parts in a file of the writer."""
+        self._permits.stage(caller, given.header, given.file.size_bytes)
+        failpoint.here("server.stage.file")
+        staged = self._engine(caller).stage_file(given.header, given.part, given.file, caller.rights)
+        return [
+            contract.PartReceipt(part, rows, checksum)
+            for part, (rows, checksum) in enumerate(staged, given.part)
+        ]
+
+    def _part(self, caller: Caller, part: contract.PartHeader, batch: pa.RecordBatch) -> contract.PartReceipt:
+        self._permits.stage(caller, part.header, buffer_bytes(batch))
+        failpoint.here("server.stage.part")
+        with self._part_bytes.within(caller.identity.user, buffer_bytes(batch)):
+            rows, checksum = self._engine(caller).stage_part(part.header, part.part, batch, caller.rights)
+        return contract.PartReceipt(part.part, rows, checksum)
+
+
+def _chunks(reader: Any) -> Iterator[Any]:
+    """The batches of a client's stream. Raises RemoteProtocolError if it is none."""
+    try:
+        for chunk in reader:
+            if chunk.data is None:
+                raise errors.RemoteProtocolError("put: a message without rows came")
+            yield chunk
+    except pyarrow.flight.FlightError:
+        raise
+    except (*UNREADABLE, TypeError) as error:
+        raise errors.RemoteProtocolError(f"put: the stream cannot be read: {line(error)}") from error
+
+
+def _part_number(metadata: pa.Buffer | None) -> int:
+    text = b"" if metadata is None else bytes(metadata)
+    if not text.isdigit() or len(text) > 18:
+        raise errors.RemoteProtocolError(
+            f"put: the number of a part must come with its rows, not {text[:40]!r}"
+        )
+    return int(text)
