@@ -20,8 +20,10 @@ from broker_core.broker.transaction import State, Transaction
 from broker_core.broker.transaction_key import name_of
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.broker.virtual_hosts import VirtualHosts
-from broker_core.errors import TransactionState, UnknownTransaction
+from broker_core.errors import PreconditionFailed, TransactionState, UnknownTransaction
 from broker_core.ids import NO_SEQUENCE, QueueId
+
+MOST = 10_000  # undecided ones, of all users
 
 
 class Prepared:
@@ -54,7 +56,7 @@ class Prepared:
         refuse its commit are done now.
 
         Returns "read_only" for an empty transaction, which is over. Raises, with nothing changed,
-        TransactionState, PreconditionFailed (a full queue), CorruptSegment.
+        TransactionState, PreconditionFailed (a full queue, too many are prepared), CorruptSegment.
         """
         if not xid:
             raise TransactionState("a prepared transaction needs an xid: give it a unique one")
@@ -63,6 +65,11 @@ class Prepared:
         if not transaction:
             self._transactions.become(transaction, State.COMMITTED)
             return "read_only"
+        if len(self.by_key) >= MOST:
+            raise PreconditionFailed(
+                f"{MOST} prepared transactions are not decided, the limit",
+                "`txmq transactions` lists them; commit or roll back the old ones",
+            )
         self._overflow.check(transaction.incoming)
         if self._hosts.limited:
             self._host_room.check(transaction)

@@ -18,7 +18,7 @@ from broker_core.checks import MAX_NAME_BYTES
 from broker_core.errors import AccessRefused
 
 DEFAULT_EXCHANGE = "amq.default"  # the name under which the default exchange is permitted
-KEPT = 10_000  # answers of one user
+KEPT = 1_000  # answers, of a connection or of a user's calls
 
 Kind: TypeAlias = Literal["queue", "exchange"]
 

@@ -1,0 +1,226 @@
+"""Everything that outlives a call is bounded: each row of the table in ``docs/security.md`` is filled beyond its
+bound, by one user and by a thousand.
+
+Bounds are lowered, so that they are reached; the page must state those of the code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from broker_core import errors
+from broker_core.broker import outcomes, prepared, rights, route_room
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.outcomes import Kept
+from broker_core.broker.rights import Rights
+from broker_core.engine import BranchHeader
+from broker_core.flight import contract
+from broker_core.launcher import Broker
+from broker_core.micro_batch import ledger, owners
+from broker_core.micro_batch.owners import Actor
+from broker_core.micro_batch.staged_room import StagedLimits
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.server.access import audit
+from broker_core.server.access.audit import Audit
+from broker_core.server.access.identity import Identity
+from broker_core.server.flight import channels
+from broker_core.server.flight.caller import Caller
+from tests.server.flight_calls import HEADER, messages
+
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+LOW = 20  # a bound, here
+USERS, THINGS = 1000, 2000  # that all users make together
+Things = list[tuple[str, str]]  # user, and a name
+
+
+class Fill(NamedTuple):
+    """``stated``: the bound of the code, as the page writes it. ``fill``: makes all that it may, and returns
+    how much is kept, and how much may be.
+    """
+
+    stated: str
+    fill: Callable[[Broker, Things, pytest.MonkeyPatch, Path], tuple[int, int]]
+
+
+def users_of(things: Things) -> int:
+    return len({user for user, _ in things})
+
+
+def acting(broker: Broker, user: str) -> EmbeddedEngine:
+    return broker.engine.acting(Actor(user, administers=False))
+
+
+def ended_channels(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(channels, "ENDED", LOW)
+    held, state = broker._server._channels, broker._local.state
+    for user, name in things:
+        caller = Caller(Identity(user, frozenset()), Rights(state.users, user, owner=True), "", state)
+        held.call("open", contract.ChannelCall(name, 0, {}), caller)
+        held.call("close", contract.ChannelCall(name, 0, {}), caller)
+    return held.ended(), LOW
+
+
+def named_outcomes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    known = broker._local.state.names.outcomes
+    known.kept = Kept(LOW)
+    with broker.channel() as channel:
+        channel.queue_declare("in")
+        channel.tx_select()
+        for _user, name in things:
+            channel.publish(b"", routing_key="in")
+            channel.tx_commit(name)
+    return len(known), 2 * LOW
+
+
+def channel_commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    known = broker._local.state.names.outcomes
+    known.kept = Kept(LOW)
+    for _user, name in things:
+        broker._local.run(lambda _state, change, now, name=name: known.remember_call(change, name, 1, now))  # type: ignore[misc]
+    return len(known.channels), 2 * LOW
+
+
+def apps(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(owners, "USER_APPS", LOW)
+    for user, name in things:
+        with contextlib.suppress(errors.NotAllowed):
+            acting(broker, user).open_batch(name, "q", 0, "fail")
+    return len(broker._local.state.users.apps), LOW * users_of(things)
+
+
+def decided(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(ledger, "KEPT_ENTRIES", LOW)
+    batches: dict[str, int] = {}
+    for user, _name in things:
+        number = batches[user] = batches.get(user, -1) + 1
+        engine = acting(broker, user)
+        token = engine.open_batch(user, "q", number, "fail", consumes=False).token
+        engine.commit_batch(user, "q", number, token, [], consumes=False)
+    return len(broker.engine._ledger._batches), LOW * users_of(things)
+
+
+def attempts(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    broker.engine._branches.room.limits = StagedLimits(user_attempts=LOW)
+    for user, name in things:
+        with contextlib.suppress(errors.NotAllowed):
+            acting(broker, user).open_batch(f"app of {user}", "q", 0, "fail", token=name)
+    return len(broker.engine.attempts()), LOW * users_of(things)
+
+
+def staged_bytes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    broker.engine._branches.room.limits = StagedLimits(user_bytes=LOW * 1000)
+    with broker.channel() as channel:
+        channel.queue_declare("in")
+    for user, name in things:
+        header: BranchHeader = contract.decode(
+            BranchHeader, contract.encode({**HEADER, "token": name, "branch": name})
+        )
+        with contextlib.suppress(errors.TransactionTooLarge):
+            acting(broker, user).stage(header, [messages(b"x" * 1000)])
+    return sum(attempt.size_bytes for attempt in broker.engine.attempts()), LOW * 1000 * users_of(things)
+
+
+def prepared_transactions(
+    broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path
+) -> tuple[int, int]:
+    low.setattr(prepared, "MOST", LOW)
+    with broker.channel() as channel:
+        channel.queue_declare("in")
+        for _user, name in things:
+            channel.tx_select()
+            channel.publish(b"", routing_key="in")
+            try:
+                channel.prepare(name)
+            except errors.PreconditionFailed:
+                channel.tx_rollback()
+    return len(broker._local.prepared()), LOW
+
+
+def answers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(rights, "KEPT", LOW)
+    users = broker._local.state.users
+    users.given = frozenset()
+    of = {user: Rights(users, user) for user, _ in things}
+
+    def permit(_state: BrokerState, change: Change, _now: int) -> None:
+        for user in of:
+            users.add(change, user, "a hash")
+            users.permit(change, user, "^a", "^a", "^a")
+
+    broker._local.run(permit)
+    for user, name in things:
+        of[user].may("read", name)
+    return max(len(each._now.answers) for each in of.values()), LOW
+
+
+def routes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    room = broker._local.state.hosts.registry.routes
+    room._limit = LOW * 1000
+    with broker.channel() as channel:
+        for user, name in things:
+            channel.exchange_declare(user, "direct")
+            channel.publish(b"", user, name.ljust(200, "x"))
+    return room._used, room._limit
+
+
+def audit_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: Path) -> tuple[int, int]:
+    low.setattr(audit, "MAX_BYTES", LOW * 100)
+    log = Audit(str(folder))
+    for user, name in things:
+        log.say("refused", user, "10.0.0.1", asked=name)
+    log.close()
+    return sum(path.stat().st_size for path in folder.iterdir()), (audit.KEPT + 1) * LOW * 100
+
+
+ROWS = {
+    "ids of ended channels of `BrokerClient`": Fill(f"{channels.ENDED:,}", ended_channels),
+    "outcomes of named transactions": Fill(f"{Kept().count:,}", named_outcomes),
+    "last commits of channels of `BrokerClient`": Fill(f"{outcomes.BLOCK:,} on their way", channel_commits),
+    "apps": Fill(f"{owners.USER_APPS:,}", apps),
+    "decided batches of an app that are applied": Fill(f"{ledger.KEPT_ENTRIES:,}", decided),
+    "open attempts": Fill(f"{StagedLimits().user_attempts:,}", attempts),
+    "staged bytes": Fill("`--staged-bytes`", staged_bytes),
+    "prepared transactions": Fill(f"{prepared.MOST:,}", prepared_transactions),
+    "answers of permissions": Fill(f"{rights.KEPT:,}", answers),
+    "cached routes": Fill(f"{route_room.ROUTE_BYTES >> 20} MiB", routes),
+    "the audit log": Fill(f"{audit.KEPT + 1} files of {audit.MAX_BYTES >> 20} MiB", audit_log),
+}
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker.memory() as found:
+        found._local.upkeep.stop()
+        yield found
+
+
+def table() -> dict[str, str]:
+    """What is kept, and its bound, as the page has them."""
+    found = PAGE.read_text().partition("| what is kept | bound |")[2].partition("\n\n")[0]
+    return {row[0]: row[1] for row in re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", found, re.MULTILINE)}
+
+
+def test_the_table_has_a_row_for_each_fill_and_the_bounds_of_the_code() -> None:
+    stated = table()
+    assert stated.keys() == ROWS.keys()
+    assert {what: bound for what, bound in stated.items() if ROWS[what].stated not in bound} == {}
+
+
+@pytest.mark.parametrize("users", [1, USERS])
+@pytest.mark.parametrize("what", ROWS)
+def test_what_outlives_a_call_is_bounded_for_one_user_and_for_a_thousand(
+    what: str, users: int, broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = [f"user{number}" for number in range(users)]
+    broker._local.state.users.given = frozenset(names)
+    things = [(user, f"{number}-{user}") for number in range(THINGS // users) for user in names]
+    kept, bound = ROWS[what].fill(broker, things, monkeypatch, tmp_path)
+    assert 0 < kept <= bound, (kept, bound)
+    assert broker.failure is None
