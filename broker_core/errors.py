@@ -12,6 +12,7 @@ TxmqError
 ├── LoginRefused             user, password or token are missing or wrong
 ├── ConnectionFailed         nothing listens, or the connection broke; retriable
 ├── Busy                     a limit of what is in progress at once; retriable
+├── ResourceShortage         the system is short of files, memory or threads for now; retriable
 ├── KafkaError               an answer of Kafka that has no class of its own
 ├── RegistryFailed           a schema registry that does not answer as one; retriable
 ├── ChannelError             AMQP channel exceptions: reply_code and reply_name of the specification
@@ -171,6 +172,15 @@ class Busy(TxmqError):
     """The broker has as many calls, or parts of calls, in progress as it takes at once."""
 
     code = "TXMQ_BUSY"
+    retriable = True
+
+
+class ResourceShortage(TxmqError):
+    """The operating system refused the broker an open file, memory, a thread or the access to a file. Nothing
+    was done, and it can be tried again.
+    """
+
+    code = "TXMQ_RESOURCE_SHORTAGE"
     retriable = True
 
 

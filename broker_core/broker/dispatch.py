@@ -41,7 +41,8 @@ class Dispatched(NamedTuple):
     ``expire(change, now, due)``.
 
     The consumers of the queues in ``failed``, whose messages cannot be read, are in ``cancelled``; the queues
-    do not change. The queues of ``unread`` continue when their blocks are loaded and they are woken.
+    do not change. The queues of ``unread`` continue when their blocks are loaded and they are woken. Those of
+    ``stuck`` failed for another reason; they continue when they are woken.
     """
 
     sent: int
@@ -49,6 +50,7 @@ class Dispatched(NamedTuple):
     due: list[Queue]
     failed: list[tuple[Queue, StoreError]]
     unread: list[tuple[Queue, NotLoaded]]
+    stuck: list[tuple[Queue, Exception]]
 
 
 class Dispatch:
@@ -66,6 +68,7 @@ class Dispatch:
         due: list[Queue] = []
         failed: list[tuple[Queue, StoreError]] = []
         unread: list[tuple[Queue, NotLoaded]] = []
+        stuck: list[tuple[Queue, Exception]] = []
         sent = 0
         while self._runnable and sent < budget:
             queue = next(iter(self._runnable))
@@ -79,7 +82,9 @@ class Dispatch:
             except StoreError as error:
                 failed.append((queue, error))
                 self._registry.cancelled += queue.consumers.clear()
-        return Dispatched(sent, settles, due, failed, unread)
+            except Exception as error:  # other queues go on
+                stuck.append((queue, error))
+        return Dispatched(sent, settles, due, failed, unread, stuck)
 
     def _send_queue(
         self, queue: Queue, now_us: int, limit: int, settles: list[Settle], due: list[Queue]

@@ -22,7 +22,7 @@ from broker_core.broker.messages import Messages
 from broker_core.broker.overflow import Overflow
 from broker_core.broker.queue import Queue, Run
 from broker_core.broker.registry import Registry
-from broker_core.errors import StoreError
+from broker_core.errors import ResourceShortage, StoreError
 
 SLICE = 512  # messages that expire in one commit
 SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered
@@ -198,7 +198,7 @@ class Expiry:
         except NotLoaded:
             queue.ready.untake(entries)
             raise
-        except StoreError:  # it stays until it is repaired
+        except (StoreError, ResourceShortage):  # it stays until it can be read
             queue.ready.untake(entries)
             return 0, 0, True
         late = len(rows)
@@ -240,7 +240,7 @@ class Expiry:
             while start < end:
                 try:
                     found = queue.log.rows(start, end)
-                except (StoreError, NotLoaded):
+                except (StoreError, ResourceShortage, NotLoaded):
                     if not rows:
                         raise
                     return rows, reason, True

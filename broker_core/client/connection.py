@@ -131,14 +131,18 @@ class Connection:
             try:
                 return [result.body for result in live.client.do_action((action, body))]
             except FAILED as error:
-                self.broken(live, error, patience)
+                # a channel keeps the answer to each call
+                self.broken(live, error, patience, again=not action.startswith("channel."))
 
-    def broken(self, live: Live, error: Exception, patience: Patience) -> None:
-        """Raise the broker's error; or drop the connection, and return if there is time to try again."""
+    def broken(self, live: Live, error: Exception, patience: Patience, *, again: bool = True) -> None:
+        """Raise the broker's error; or drop the connection, and return if there is time to try again.
+        ``again``: the call may be made again after a ResourceShortage.
+        """
         crossed = contract.error_from(error)
         # the broker of a directory makes a new token at each start, and may listen on the port of before
         restarted = isinstance(crossed, errors.LoginRefused) and bool(self.address.directory)
-        if isinstance(crossed, errors.Busy) and patience.failed():
+        passes = isinstance(crossed, errors.Busy) or (again and isinstance(crossed, errors.ResourceShortage))
+        if passes and patience.failed():
             return  # it was not begun, and the connection is whole
         if crossed is not None and not restarted:
             raise crossed from None

@@ -3,7 +3,8 @@
 Not here: the effects on the state (``broker/``) and on files (``store/``).
 Invariant: nothing here changes what a reader gets. Every step is a work of the committer, and may be
 interrupted by a crash at any point. A queue or a block that a step cannot handle is left unchanged and logged
-once; later steps and all other queues continue.
+once; later steps and all other queues continue. What fails for want of files or memory is tried again at the
+next tick. The thread ends only with the broker.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from broker_core.broker.change import Change
 from broker_core.broker.queue import Queue
 from broker_core.broker.topology import Topology
 from broker_core.broker.transaction import to_rows
-from broker_core.errors import CorruptCatalog, CorruptSegment, DataLoss, StoreError, StoreFailed
+from broker_core.errors import (
+    CorruptCatalog,
+    CorruptSegment,
+    DataLoss,
+    ResourceShortage,
+    StoreError,
+    StoreFailed,
+)
 from broker_core.ids import BlockId
 from broker_core.node.committer import Committer
 from broker_core.node.compaction import Compaction
@@ -68,8 +76,9 @@ class Upkeep:
         self._planned = 0  # when the thread wakes next, in microseconds since the epoch
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._loop, name="txmq-upkeep", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._loop, name="txmq-upkeep", daemon=True)
+        thread.start()
+        self._thread = thread  # one that did not start is not joined
 
     def look(self) -> None:
         """After a commit: wakes the thread if too many blocks are full, or something expires earlier."""
@@ -88,19 +97,13 @@ class Upkeep:
     def _loop(self) -> None:
         # the first conversion makes pyarrow import pandas (not under ``serve``): half a second for which no
         # client should wait
-        to_rows([])
+        self._carry_out(_convert)
         next_tick = 0.0  # monotonic: the time of day may be changed
         while not self._ending:
-            now = self._clock()
-            wait_us = min(
-                int((next_tick - time.monotonic()) * 1_000_000), self._state.agenda.next_deadline - now
-            )
-            self._planned = now + wait_us
-            self._wake.wait(max(0, wait_us) / 1_000_000)
-            self._wake.clear()
-            if self._ending or self._committer.failure is not None:
-                return
             try:
+                self._await(next_tick)
+                if self._ending or self._committer.failure is not None:
+                    return
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_S
                     for step in (*self._steps(), self.seal):
@@ -114,6 +117,17 @@ class Upkeep:
             except StoreError as error:
                 self._committer.stop(error)
                 return
+            except Exception as error:
+                self._say("a turn of the upkeep failed", error)
+                next_tick = time.monotonic() + TICK_S
+
+    def _await(self, next_tick: float) -> None:
+        """Waits for the next tick, the next message that expires, or ``look``."""
+        now = self._clock()
+        wait_us = min(int((next_tick - time.monotonic()) * 1_000_000), self._state.agenda.next_deadline - now)
+        self._planned = now + wait_us
+        self._wake.wait(max(0, wait_us) / 1_000_000)
+        self._wake.clear()
 
     def _carry_out(self, step: Callable[[], None]) -> None:
         """Runs a step. Raises StoreFailed, and the errors of a failing disk."""
@@ -121,6 +135,8 @@ class Upkeep:
             step()
         except (CorruptSegment, CorruptCatalog, DataLoss):
             return  # reading the block raises the error; other blocks are not affected
+        except ResourceShortage as error:
+            self._say("the upkeep tries again", error)
         except StoreError:
             raise
         except Exception as error:
@@ -131,7 +147,7 @@ class Upkeep:
         said = f"{what}: {type(error).__name__}: {error}"
         if said not in self._said and self._committer.failure is None:
             self._said.add(said)
-            logger.error(said, exc_info=error)
+            logger.error(said, exc_info=None if isinstance(error, ResourceShortage) else error)
 
     def expire(self) -> None:
         """Expires messages past their time to live, and unused queues, in pieces, so that other work runs in
@@ -177,6 +193,9 @@ class Upkeep:
         except Exception as error:
             if len(due) > 1:
                 return [left for queue in due for left in self._expire_some([queue])]
+            if isinstance(error, ResourceShortage):
+                self._say("the upkeep tries again", error)
+                return []  # not aside: the next tick looks again
             with self._committer.look:
                 self._aside[due[0]] = _head(due[0])
             self._say(f"messages of queue '{due[0].name}' cannot be expired, they stay where they are", error)
@@ -260,6 +279,10 @@ def _delete_unused(
     topology: Topology, queues: list[Queue], _state: BrokerState, change: Change, _now: int
 ) -> None:
     topology.delete_unused(change, queues)
+
+
+def _convert() -> None:
+    to_rows([])
 
 
 def _head(queue: Queue) -> int | None:

@@ -1,7 +1,8 @@
 """The commits of one event loop: what its connections ask for in one tick is one group commit, on the loop's
 own thread.
 
-Not here: how a group commits (``node/committer.py``), and what a session asks for (``session.py``).
+Not here: how a group commits (``node/committer.py``), what a session asks for (``session.py``), and what
+consumers get (``dispatcher.py``).
 
 A tick, in this order:
 1. gather: every session that gathered publishes or acks hands them over as one work
@@ -9,8 +10,7 @@ A tick, in this order:
    work that needs blocks from the disk is committed again when a thread beside the loop has loaded them
 3. answer: the works of a session in the order of asking, also those that another thread's group committed;
    a session carries out the commands that came meanwhile
-4. dispatch: what became visible or free goes to consumers. A queue whose next messages are on disk is left
-   out until a thread beside the loop has loaded them
+4. dispatch: what became visible or free goes to consumers
 
 Invariant: everything here except ``awaken`` runs in the thread of the loop.
 """
@@ -26,16 +26,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from broker_core.broker.block import NotLoaded
 from broker_core.broker.queue import Queue
 from broker_core.broker.transaction import Settle, Transaction
+from broker_core.errors import ResourceShortage, StoreFailed
 from broker_core.node.committer import Waiting, Work
 from broker_core.node.local import LocalBroker
-from broker_core.node.shelf import NOTHING, Loaded
+from broker_core.server.dispatcher import Dispatcher
+from broker_core.server.threads import started_pool
 
 logger = logging.getLogger("txmq.amqp")
 
-DISPATCH_BUDGET = 1024  # messages, before the loop looks at its sockets again
+THREADS = 8  # beside the loop, for what waits for the disk
+AGAIN_S, AGAIN_AT_MOST_S = 0.5, 30.0  # after a work failed that must be done
 
 T = TypeVar("T")
 Then = Callable[[Any, BaseException | None], None]
@@ -72,6 +74,8 @@ class CommitQueue:
         self._loop = loop
         self._broker = broker
         self._state = broker.state
+        self._dispatcher = Dispatcher(loop, broker, self)
+        self._pool = started_pool(THREADS, "txmq-beside")
         self._scheduled = False
         self._awakened = False
         self._group: list[tuple[Waiting, Then]] = []
@@ -81,8 +85,6 @@ class CommitQueue:
         self._elsewhere: dict[Waiting, Then] = {}
         self._unanswered: dict[object, deque[tuple[Waiting, Then]]] = {}  # per origin, in the order of asking
         self._aside = 0  # works in other threads
-        # what dispatch needs from the disk: None while it is being loaded
-        self._loaded: dict[Queue, Loaded | None] = {}
         self._thread = threading.get_ident()
         broker.awaken = self.awaken
         # called when a tick is over: what it answered may be written
@@ -97,6 +99,25 @@ class CommitQueue:
         if origin is not None:
             self._unanswered.setdefault(origin, deque()).append((waiting, then))
         self._again(waiting, then)
+
+    def insist(self, work: Work[Any], then: Then, origin: object = None) -> None:
+        """Like ``submit``, for what must be done and nobody asks for again: it is tried again until it
+        succeeds, or the broker has stopped. ``then`` is called once, not for a shortage of resources.
+        """
+        wait_s, told = AGAIN_S, False
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            nonlocal wait_s, told
+            if error is not None and not isinstance(error, StoreFailed):
+                logger.error("a work is tried again in %.1f s: %s", wait_s, error)
+                self._loop.call_later(wait_s, self.submit, work, done, origin)
+                wait_s = min(2 * wait_s, AGAIN_AT_MOST_S)
+            if not told and not isinstance(error, ResourceShortage):
+                told = True
+                then(answer, error)
+            self.wake()
+
+        self.submit(work, done, origin)
 
     def _again(self, waiting: Waiting, then: Then) -> None:
         self._group.append((waiting, then))
@@ -117,7 +138,6 @@ class CommitQueue:
 
     def aside(self, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]) -> None:
         """Run ``work`` in another thread, without the loop's objects; then ``then(answer, error)`` here."""
-        self._aside += 1
 
         def done(future: asyncio.Future[T]) -> None:
             self._aside -= 1
@@ -125,7 +145,8 @@ class CommitQueue:
             then(None if error is not None else future.result(), error)
             self.wake()
 
-        self._loop.run_in_executor(None, work).add_done_callback(done)
+        self._loop.run_in_executor(self._pool, work).add_done_callback(done)
+        self._aside += 1
 
     def wake(self) -> None:
         """Consumers may take more: dispatch at the end of this tick."""
@@ -148,6 +169,7 @@ class CommitQueue:
         """No other thread calls the loop from now on."""
         if self._broker.awaken == self.awaken:
             self._broker.awaken = None
+        self._pool.shutdown(wait=False)
 
     # -- a tick ----------------------------------------------------------------------------------------------
     def _schedule(self) -> None:
@@ -156,6 +178,13 @@ class CommitQueue:
 
     def _tick(self) -> None:
         self._scheduled = False
+        try:
+            self._carry_out()
+        finally:
+            if self.answered is not None:
+                self.answered()
+
+    def _carry_out(self) -> None:
         if self._gathering:  # 1. gather
             gathering, self._gathering = self._gathering, []
             for session in gathering:
@@ -169,10 +198,8 @@ class CommitQueue:
                     self._committed(waiting, then)
             else:
                 self._elsewhere.update(group)
-        if self._state.agenda.runnable or self._state.hosts.registry.cancelled:
-            self._dispatch()  # 4. dispatch
-        if self.answered is not None:
-            self.answered()
+        if self._dispatcher.is_due():
+            self._dispatcher.dispatch()  # 4. dispatch
 
     def _submit_settles(self) -> None:
         transaction = Transaction(self._broker.limits, 0)
@@ -221,53 +248,7 @@ class CommitQueue:
     def dispatch(self, queue: Queue | None) -> None:
         """Dispatch at once if consumers may take messages of this queue."""
         if queue is not None and queue.consumers and queue in self._state.agenda.runnable:
-            self._dispatch()
-
-    def _dispatch(self) -> None:
-        shelf = self._broker.committer.shelf
-        with self._broker.look as state:
-            lent = [queue for queue, loaded in self._loaded.items() if loaded is not None]
-            for queue in lent:
-                shelf.loaded = {**shelf.loaded, **(self._loaded[queue] or {})}
-            dispatched = state.dispatch.send(self._broker.clock(), DISPATCH_BUDGET)
-            shelf.loaded = NOTHING
-            for queue in lent:
-                if queue not in state.agenda.runnable:
-                    del self._loaded[queue]
-            # a queue that cannot be read is left for a repair; its consumers are cancelled
-            registry = state.hosts.registry
-            cancelled, registry.cancelled = registry.cancelled, []
-        for consumer in cancelled:
-            consumer.cancelled(consumer)
-        if dispatched.settles:
-            self.settle(dispatched.settles)
-        if dispatched.due:
-            self._expire(dispatched.due)
-        for queue, missing in dispatched.unread:
-            self._load(queue, missing)
-        if self._state.agenda.runnable:
-            self.wake()
-
-    def _load(self, queue: Queue, missing: NotLoaded) -> None:
-        """Loads blocks beside the loop, then dispatches their queue."""
-        if queue in self._loaded:
-            return  # it was woken meanwhile
-        self._loaded[queue] = None
-        loaded: Loaded = {}
-
-        def done(_answer: object, _error: BaseException | None) -> None:
-            with self._broker.look as state:
-                state.agenda.wake(queue)
-                if queue in state.agenda.runnable:
-                    self._loaded[queue] = loaded
-                else:
-                    del self._loaded[queue]
-
-        committer = self._broker.committer
-        self.aside(partial(committer.shelf.load, missing, loaded, committer.look), done)
-
-    def _expire(self, due: list[Queue]) -> None:
-        self.submit(lambda state, change, now: state.expiry.expire(change, now, due), _ignore)
+            self._dispatcher.dispatch()
 
 
 def _call(waiting: Waiting, then: Then) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from broker_core import failpoint
 from broker_core.arrow.part_file import PartFile
 from broker_core.broker.change import Change, InboxRow
-from broker_core.errors import DataLoss, OptionError, StoreError, StoreFailed
+from broker_core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
 from broker_core.ids import BlockId, CommitSequence
 from broker_core.store import catalog as catalog_file
 from broker_core.store.cache import BlockCache
@@ -199,7 +199,7 @@ class DurableStore:
         self._check_writable()
         try:
             yield
-        except OptionError:  # raised before a byte was written
+        except (OptionError, ResourceShortage):  # raised before a byte was written
             raise
         except BaseException as error:
             raise self._fail(error) from error

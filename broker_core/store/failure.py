@@ -12,9 +12,18 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from broker_core.errors import CorruptCatalog, DataDirectoryLocked, DiskFull, StoreError, StoreFailed
+from broker_core.errors import (
+    CorruptCatalog,
+    DataDirectoryLocked,
+    DiskFull,
+    ResourceShortage,
+    StoreError,
+    StoreFailed,
+)
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# they pass: the same call succeeds when others have closed files or freed memory, or an operator allows it
+PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EINTR}
 
 
 def corrupt_catalog(path: Path, what: object) -> CorruptCatalog:
@@ -75,6 +84,26 @@ def _of_sqlite(error: sqlite3.Error, catalog: Path) -> StoreError:
     ):
         return corrupt_catalog(catalog, text)
     return StoreFailed(f"the catalog {catalog} refused a write: {text}; start the broker again")
+
+
+@contextlib.contextmanager
+def passing(path: Path) -> Iterator[None]:
+    """Raises ResourceShortage for an error that passes, out of a step that leaves nothing behind."""
+    try:
+        yield
+    except MemoryError as error:
+        raise _shortage(path, "no memory") from error
+    except OSError as error:
+        if error.errno in PASSING:
+            raise _shortage(path, str(error.strerror)) from error
+        raise
+
+
+def _shortage(path: Path, why: str) -> ResourceShortage:
+    return ResourceShortage(
+        f"{path} cannot be used now ({why}), and nothing was done",
+        "try again; the broker goes on when there are files and memory again",
+    )
 
 
 @contextlib.contextmanager

@@ -402,9 +402,9 @@ class _Salvage:
             partly = self._partly(place) if block_id in self.partial else None
             block = self._block(block_id, place) if partly is None else partly[1]
             places[block_id] = segments.append(block_id, block)
-            self.report.blocks += 1
-            self.report.rows += block.num_rows
+            self.report.blocks, self.report.rows = self.report.blocks + 1, self.report.rows + block.num_rows
         segments.end_all()
+        segments.release_files()
         if "ledger" not in self.remains.torn and (self.source / "id").is_file():
             shutil.copy(self.source / "id", self.target / "id")  # the identity of the same broker
         name, unready = self.target / "catalog.db", self.target / "salvage.new"

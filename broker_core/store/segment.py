@@ -25,11 +25,13 @@ import xxhash
 from broker_core import failpoint
 from broker_core.arrow.part_file import END_MARK as END_MARK
 from broker_core.arrow.part_file import PartFile, unwritable
-from broker_core.errors import CorruptSegment, DataLoss, OptionError
+from broker_core.errors import CorruptSegment, DataLoss, OptionError, ResourceShortage
 from broker_core.ids import BlockId
 from broker_core.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.codec import body_bytes
-from broker_core.store.directory import segment_path, sync_directory
+from broker_core.store.directory import segment_path
+from broker_core.store.failure import PASSING, passing
+from broker_core.store.reserve import Reserve
 from broker_core.store.sums import drop_sums, write_sums
 
 ROLL_BYTES = 128 * 1024 * 1024
@@ -67,12 +69,30 @@ def kind_of(schema: pa.Schema) -> str:
 
 
 def _write_all(descriptor: int, data: pa.Buffer | bytes, path: Path) -> None:
-    view = memoryview(data)
+    """Raises ResourceShortage if nothing was written, and OSError."""
+    view = whole = memoryview(data)
     try:
         while view:
             view = view[os.write(descriptor, view) :]
     except OSError as error:
+        if len(view) == len(whole):
+            with passing(path):
+                raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _begun(path: Path, schema_bytes: bytes, files: Reserve) -> int:
+    """Returns the descriptor of a new file. Raises ResourceShortage, with nothing left of it, and OSError."""
+    with passing(path):
+        descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        _write_all(descriptor, schema_bytes, path)
+    except BaseException:
+        files.close(descriptor)
+        with contextlib.suppress(OSError):  # the next recovery removes it
+            path.unlink()
+        raise
+    return descriptor
 
 
 def link(descriptor: int, path: Path) -> None:
@@ -85,11 +105,13 @@ def link(descriptor: int, path: Path) -> None:
         os.close(root)
 
 
-def read_buffer(path: Path, block_id: BlockId, place: Place) -> pa.Buffer:
-    """Returns the bytes of a block, verified. Raises CorruptSegment, FileNotFoundError."""
+def read_buffer(path: Path, block_id: BlockId, place: Place, files: Reserve | None = None) -> pa.Buffer:
+    """Returns the bytes of a block, verified. Raises CorruptSegment, and OSError for a file that cannot be
+    opened, or not be read for now.
+    """
     buffer = pa.allocate_buffer(place.length)
     view, filled = memoryview(buffer), 0
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY) if files is None else files.open(path, os.O_RDONLY)
     try:
         while filled < place.length:
             count = os.preadv(descriptor, [view[filled:]], place.position + filled)
@@ -97,9 +119,11 @@ def read_buffer(path: Path, block_id: BlockId, place: Place) -> pa.Buffer:
                 break
             filled += count
     except OSError as error:
+        if error.errno in PASSING:
+            raise
         raise _corrupt(path, block_id, place, f"the file cannot be read: {error.strerror}") from error
     finally:
-        os.close(descriptor)
+        os.close(descriptor) if files is None else files.close(descriptor)
     if filled < place.length:
         raise _corrupt(path, block_id, place, f"the file ends {place.length - filled} bytes too early")
     found = xxhash.xxh3_64_intdigest(view)
@@ -161,6 +185,9 @@ class Segments:
     def __init__(self, directory: Path, next_number: int, *, roll_bytes: int = ROLL_BYTES) -> None:
         self._directory = directory
         self._roll_bytes = roll_bytes
+        self._files = Reserve()
+        # open all the time: a commit needs no new descriptor
+        self._folder = os.open(directory / "segments", os.O_RDONLY | os.O_DIRECTORY)
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()  # taken before _lock; held while descriptors are synced or closed
         self._segments: dict[int, Segment] = {}
@@ -189,14 +216,15 @@ class Segments:
                     f"column {field.name} is dictionary-encoded, which a segment cannot hold; "
                     f"cast it to {value}"
                 )
-        schema_bytes = block.schema.serialize().to_pybytes()
-        data = block.serialize()
+        with passing(self._directory):
+            schema_bytes = block.schema.serialize().to_pybytes()
+            data = block.serialize()
         checksum = xxhash.xxh3_64_intdigest(data)
         with self._lock, self._breaking():
             segment = self._writable(block.schema, schema_bytes, data.size)
             position = segment.size_bytes
-            self._dirty[segment.number] = segment
             _write_all(segment.descriptor, data, self.path(segment.number))
+            self._dirty[segment.number] = segment
             segment.size_bytes += data.size
             segment.live.add(block_id)
             self._idle.discard(segment.number)
@@ -224,17 +252,9 @@ class Segments:
             os.close(descriptor)
             return []
         schema_bytes = MESSAGE_SCHEMA.serialize().to_pybytes()
-        segment = Segment(
-            number,
-            "message",
-            MESSAGE_SCHEMA,
-            schema_bytes,
-            file.size_bytes,
-            set(block_ids),
-            descriptor,
-            ended=True,
-            new=True,
-        )
+        live = set(block_ids)
+        segment = Segment(number, "message", MESSAGE_SCHEMA, schema_bytes, file.size_bytes, live, descriptor)
+        segment.ended = segment.new = True
         with self._lock:
             self._segments[number] = self._dirty[number] = segment
         for part, block in zip(file.parts, blocks, strict=True):
@@ -253,6 +273,8 @@ class Segments:
             raise OSError(errno.EIO, f"an earlier write failed: {self._broken}")
         try:
             yield
+        except ResourceShortage:  # nothing was written
+            raise
         except BaseException as error:
             self._broken = error
             raise
@@ -269,18 +291,15 @@ class Segments:
         if len(branches) >= _MAX_BRANCH_FILES:
             self._end(branches[0])
         number, self.next_number = self.next_number, self.next_number + 1
-        path = self.path(number)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        segment = Segment(number, kind_of(schema), schema, schema_bytes, 0, set(), descriptor, new=True)
+        segment = Segment(number, kind_of(schema), schema, schema_bytes, len(schema_bytes), set(), new=True)
+        segment.descriptor = _begun(self.path(number), schema_bytes, self._files)
         self._segments[number] = self._open[schema_bytes] = self._dirty[number] = segment
-        _write_all(descriptor, schema_bytes, path)
-        segment.size_bytes = len(schema_bytes)
         return segment
 
     def _end(self, segment: Segment) -> None:
         """Writes the end mark. The next sync makes it durable and closes the file."""
-        del self._open[segment.schema_bytes]
         _write_all(segment.descriptor, END_MARK, self.path(segment.number))
+        del self._open[segment.schema_bytes]
         segment.size_bytes += len(END_MARK)
         segment.ended = True
         self._dirty[segment.number] = segment
@@ -318,12 +337,12 @@ class Segments:
             for segment in dirty:
                 os.fdatasync(segment.descriptor)
             if any(segment.new for segment in dirty):
-                sync_directory(self._directory / "segments")
+                os.fsync(self._folder)
                 for segment in dirty:
                     segment.new = False
             with self._lock:
                 for segment in ended:
-                    os.close(segment.descriptor)
+                    self._files.close(segment.descriptor)
                     segment.descriptor = -1
                     self._closed.append(segment.number)
 
@@ -378,7 +397,7 @@ class Segments:
             segment = self._segments.pop(number)
             self._dirty.pop(number, None)
             if segment.descriptor >= 0:
-                os.close(segment.descriptor)
+                self._files.close(segment.descriptor)
         with contextlib.suppress(OSError):  # the next recovery removes it
             self.path(number).unlink()
         drop_sums(self._directory, number)
@@ -392,11 +411,12 @@ class Segments:
             ]
 
     def read(self, block_id: BlockId, place: Place) -> tuple[pa.RecordBatch, int]:
-        """Returns the block and its size in memory. Raises CorruptSegment, DataLoss."""
+        """Returns the block and its size in memory. Raises CorruptSegment, DataLoss, ResourceShortage."""
         path = self.path(place.segment)
         try:
             schema = self._segments[place.segment].schema
-            buffer = read_buffer(path, block_id, place)
+            with passing(path):
+                buffer = read_buffer(path, block_id, place, self._files)
         except (KeyError, FileNotFoundError) as error:
             raise DataLoss(
                 f"segment {path} is missing, which holds block {block_id} ({place.rows} rows): restore the "
@@ -414,3 +434,5 @@ class Segments:
                     segment.descriptor = -1
             self._open.clear()
             self._dirty.clear()
+            os.close(self._folder)
+            self._files.release()

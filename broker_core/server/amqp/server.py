@@ -15,8 +15,9 @@ import logging
 import resource
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.errors import ConnectionForced
@@ -238,14 +239,15 @@ class AmqpServer:
     def _sweep(self) -> None:
         if self.stopping:
             return
-        try:
-            self._spill_transactions()
-            self._look_for_alarms()
-            now = time.monotonic()
-            for connection in list(self.connections):
-                connection.sweep(now)
-        finally:
-            self.loop.call_later(SWEEP_S, self._sweep)
+        self.loop.call_later(SWEEP_S, self._sweep)
+        now = time.monotonic()
+        steps: list[Callable[[], None]] = [self._spill_transactions, self._look_for_alarms]
+        steps += [partial(connection.sweep, now) for connection in self.connections]
+        for step in steps:
+            try:
+                step()
+            except Exception as error:  # no step keeps the others from the heartbeats
+                logger.error("a periodic step failed, and is repeated: %s", error)
 
     def _spill_transactions(self) -> None:
         """If open transactions are large together, they spill earlier, and the largest ones at once."""

@@ -30,6 +30,7 @@ from broker_core.errors import (
     OptionError,
     PreconditionFailed,
     QueueNotFound,
+    ResourceShortage,
     TransactionError,
     TxmqError,
 )
@@ -306,11 +307,10 @@ class Session:
             self.state.topology.delete_abandoned(change)
 
         def ended(_answer: object, _error: BaseException | None) -> None:
-            self.commits.wake()
             if then is not None:
                 then()
 
-        self.commits.submit(work, ended, self)
+        self.commits.insist(work, ended, self)
 
 
 def _there(seen: BrokerState, work: Work[T], _state: BrokerState, change: Change, now: int) -> T:
@@ -320,7 +320,7 @@ def _there(seen: BrokerState, work: Work[T], _state: BrokerState, change: Change
 
 def as_amqp(error: BaseException) -> TxmqError:
     """The exception of the specification that a client sees."""
-    if isinstance(error, (TransactionError, OptionError)):
+    if isinstance(error, (TransactionError, OptionError, ResourceShortage)):
         return PreconditionFailed(error.summary)
     if isinstance(error, TxmqError) and hasattr(error, "reply_code"):
         return error

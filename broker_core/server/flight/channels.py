@@ -5,12 +5,13 @@ Not here: what a channel does (``node/``).
 Invariant: a call is done once, however often and however late it arrives. Calls are numbered without gaps.
 The answer of the last call is kept; an older call, and one after a gap, is refused. The id of a channel that
 has ended opens no other. The channel of a client that is silent for LEASE_S ends like an AMQP connection:
-rolled back and requeued.
+rolled back and requeued. What fails then is tried again at the next look.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 import time
 import uuid
@@ -25,6 +26,9 @@ from broker_core.server.flight import permits
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.permits import Permits
 from broker_core.server.quotas import Quota
+from broker_core.server.threads import started_thread
+
+logger = logging.getLogger("txmq.flight")
 
 LEASE_S = 60.0
 LOOK_S = 5.0  # how often leases are checked
@@ -130,7 +134,7 @@ class Channels:
 
     def _open(self, channel_id: str, caller: Caller) -> int:
         """The client makes the id, so a repeated open opens one channel. When it was opened, by the clock of
-        commits. Raises NotAllowed: the limit of channels is reached.
+        commits. Raises NotAllowed: the limit of channels is reached. Raises ResourceShortage.
         """
         channel_id = channel_id or uuid.uuid4().hex
         now = self._broker.run(lambda _state, _change, now: now)
@@ -141,24 +145,25 @@ class Channels:
                 )
             if channel_id in self._ended:
                 raise errors.RemoteProtocolError(f"channel {channel_id} has ended; open another one")
+            if self._watcher is None:
+                self._watcher = started_thread(self._watch, "channel-leases")
             if channel_id not in self._held:
                 self._quota.enter(channel_id, caller.identity.user)
                 self._held[channel_id] = _Held(self._broker.channel(vhost=caller.state.vhost), now, caller)
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="channel-leases", daemon=True)
-                self._watcher.start()
             return self._held[channel_id].opened_us
 
     def _end(self, channel_id: str) -> None:
-        """The channel is removed after its last call is answered; callers wait meanwhile."""
+        """The channel is removed after its last call is answered; callers wait meanwhile. If closing it
+        fails, nothing has changed.
+        """
         held = self._held.get(channel_id)
         if held is None:
             return
         with held.lock:
             if held.ended:
                 return
-            held.ended = True
             held.channel.close()
+            held.ended = True
         with self._lock:
             del self._held[channel_id]
             self._quota.leave(channel_id)
@@ -171,7 +176,14 @@ class Channels:
             overdue = time.monotonic() - LEASE_S
             for channel_id, held in list(self._held.items()):
                 if held.used_at < overdue and not held.lock.locked():
-                    self._end(channel_id)
+                    self._try_to_end(channel_id)
+
+    def _try_to_end(self, channel_id: str) -> None:
+        """The next look tries again."""
+        try:
+            self._end(channel_id)
+        except Exception as error:
+            logger.error("channel %s cannot be ended, and it is tried again: %s", channel_id, error)
 
     def end_deleted(self) -> None:
         """Ends the channels of users, and of virtual hosts, that are deleted."""
@@ -180,12 +192,13 @@ class Channels:
             who = held.caller.identity
             gone = held.caller.state.topology.deleted
             if gone or (not who.owner and not users.exists(who.user)):
-                self._end(channel_id)
+                held.used_at = -LEASE_S  # if it cannot be ended now, it is overdue
+                self._try_to_end(channel_id)
 
     def close(self) -> None:
         self._closed.set()
         for channel_id in list(self._held):
-            self._end(channel_id)
+            self._try_to_end(channel_id)
 
 
 def _who(caller: Caller) -> tuple[str, str]:

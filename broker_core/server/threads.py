@@ -1,0 +1,38 @@
+"""Threads that run before they are needed, so that work goes on while the system has no more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from broker_core.errors import ResourceShortage
+
+
+def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
+    """A pool whose threads all run. Raises ResourceShortage."""
+    pool = ThreadPoolExecutor(threads, name)
+    together = threading.Barrier(threads + 1)
+    try:
+        for _ in range(threads):  # each waits for all, so none serves two
+            pool.submit(together.wait)
+    except RuntimeError as error:
+        together.abort()
+        pool.shutdown(wait=False)
+        raise _shortage(name) from error
+    together.wait()
+    return pool
+
+
+def started_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """A daemon that runs. Raises ResourceShortage."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise _shortage(name) from error
+    return thread
+
+
+def _shortage(name: str) -> ResourceShortage:
+    return ResourceShortage(f"the system starts no thread for {name} now", "try again, or allow more")
