@@ -12,6 +12,7 @@ import errno
 import os
 import resource
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -290,6 +291,15 @@ def test_all_system_calls_are_refused_for_two_seconds_and_everything_goes_on(
     rig.check()
 
 
+def test_a_read_of_a_client_waits_until_files_can_be_opened(rig: Rig, calls: RefusedCalls) -> None:
+    with BrokerClient(rig.broker.url) as client:
+        client.queues()
+        calls.always = errno.EMFILE
+        threading.Timer(1.0, calls.stop).start()
+        assert sum(rows.num_rows for rows in client.browse([("long", 0, LONG)])) == LONG
+    assert any("read_buffer" in place for place in calls.places)
+
+
 # -- a real limit ----------------------------------------------------------------------------------------------
 
 MiB = 1024 * 1024
@@ -333,7 +343,8 @@ def test_with_no_file_left_commits_and_reads_use_the_reserve_and_clients_come_in
 ) -> None:
     with serving(tmp_path / "data") as served:
         with Peer(served.amqp_url).opened(1) as peer:
-            peer.call(1, Q.Declare(queue="q", durable=True), Q.DeclareOk)
+            for name in ("q", "small"):
+                peer.call(1, Q.Declare(queue=name, durable=True), Q.DeclareOk)
             peer.call(1, X.Select(), X.SelectOk)
             put(peer, 1)
             put(peer, 2)
@@ -345,16 +356,21 @@ def test_with_no_file_left_commits_and_reads_use_the_reserve_and_clients_come_in
             peer.call(1, X.Select(), X.SelectOk)
             with no_files_left(served):
                 put(peer, 3)  # a new segment
+                for _ in range(4):  # together more than a checkpoint of the catalog
+                    for _ in range(100):
+                        peer.publish(1, "", "small", bytes(5_000), delivery_mode=2)
+                    peer.call(1, X.Commit(), X.CommitOk)
                 peer.call(2, B.Qos(prefetch_count=1), B.QosOk)
                 peer.call(2, B.Consume(queue="q"), B.ConsumeOk)
                 take(peer, 1)  # from the disk
             take(peer, 2)
             peer.end()
         with Peer(served.amqp_url).opened(1) as another:
-            assert another.count(1, "q") == BIG
+            assert (another.count(1, "q"), another.count(1, "small")) == (BIG, 400)
             another.end()
         assert served.terminate() == 0
         served.start()
         with Peer(served.amqp_url).opened(1) as peer:
             assert [data[:6] for _, data in peer.drain(1, "q")] == [b"000003"] * BIG
+            assert peer.count(1, "small") == 400
             peer.end()
