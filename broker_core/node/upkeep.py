@@ -185,7 +185,9 @@ class Upkeep:
                 self.seal()
 
     def _expire_some(self, due: list[Queue]) -> list[Queue]:
-        """Returns what is left. A queue that makes it fail is skipped until its head is another message."""
+        """Returns what is left. A queue that makes it fail is skipped until its head is another message, or
+        the next compaction.
+        """
         try:
             return self._committer.run(lambda state, change, now: state.expiry.expire(change, now, due))
         except StoreError:
@@ -217,7 +219,10 @@ class Upkeep:
     def _steps(self) -> list[Callable[[], None]]:
         self._ticks += 1
         steps = [self.expire, self._close_idle, self._forget]
-        return steps if self._ticks % COMPACT_TICKS else [*steps, *self.chores, self.compact]
+        if self._ticks % COMPACT_TICKS:
+            return steps
+        self._aside.clear()
+        return [*steps, *self.chores, self.compact]
 
     def _forget(self) -> None:
         self._aside = {queue: head for queue, head in self._aside.items() if not queue.deleted}

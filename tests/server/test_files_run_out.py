@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from broker_core import errors
+from broker_core import errors, failpoint
 from broker_core.client import channel as client_channel
 from broker_core.client.broker import BrokerClient
 from broker_core.launcher import Broker
@@ -90,7 +90,7 @@ class Rig:
         """What the block publishes is answered if it ends, and refused if the broker says so."""
         try:
             yield
-        except errors.TxmqError:
+        except errors.ResourceShortage:
             self.refused.add(body)
             raise
         self.answered.add(body)
@@ -160,7 +160,8 @@ class Rig:
             peer.content()
             self.read_others()
         eventually(lambda: self.held("limited") == 0, "the session ends", self.patience_s)
-        eventually(lambda: not any(name.startswith("mine") for name in self.counts()), "its queue is deleted")
+        mine = f"mine.{self._number}"
+        eventually(lambda: mine not in self.counts(), "its queue is deleted", self.patience_s)
 
     def seal(self) -> None:
         local = self.broker._local
@@ -291,6 +292,21 @@ def test_all_system_calls_are_refused_for_two_seconds_and_everything_goes_on(
     rig.check()
 
 
+def test_whatever_loading_a_block_raises_it_is_tried_again(rig: Rig) -> None:
+    def fail(_name: str) -> None:
+        raise ValueError("a defect")
+
+    for hit in range(1, 41):
+        failpoint.arm("shelf.load", fail, hit=hit)
+    rig.patience_s = 0.3
+    try:
+        while failpoint._hits["shelf.load"] <= 40:
+            rig.tolerate()
+        rig.check()
+    finally:
+        failpoint.disarm()
+
+
 def test_a_read_of_a_client_waits_until_files_can_be_opened(rig: Rig, calls: RefusedCalls) -> None:
     with BrokerClient(rig.broker.url) as client:
         client.queues()
@@ -366,6 +382,8 @@ def test_with_no_file_left_commits_and_reads_use_the_reserve_and_clients_come_in
             take(peer, 2)
             peer.end()
         with Peer(served.amqp_url).opened(1) as another:
+            with served.client() as client:
+                assert len(client.queues()) == 2
             assert (another.count(1, "q"), another.count(1, "small")) == (BIG, 400)
             another.end()
         assert served.terminate() == 0

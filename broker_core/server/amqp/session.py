@@ -320,8 +320,10 @@ def _there(seen: BrokerState, work: Work[T], _state: BrokerState, change: Change
 
 def as_amqp(error: BaseException) -> TxmqError:
     """The exception of the specification that a client sees."""
-    if isinstance(error, (TransactionError, OptionError, ResourceShortage)):
+    if isinstance(error, (TransactionError, OptionError)):
         return PreconditionFailed(error.summary)
+    if isinstance(error, ResourceShortage):  # with its advice to try again
+        return PreconditionFailed(error.message)
     if isinstance(error, TxmqError) and hasattr(error, "reply_code"):
         return error
     return InternalFault(
