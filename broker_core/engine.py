@@ -468,3 +468,4 @@ class PreparedInfo:
     settles: int
     size_bytes: int
     dropped: int = 0  # messages and acks without effect, because their queue was deleted
+    user: str = ""  # who named it; "": the owner of the data directory, or nobody

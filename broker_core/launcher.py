@@ -48,7 +48,7 @@ from broker_core.server.amqp.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.doors import LOOPBACK, Doors
-from broker_core.server.flight.server import FlightServer, committed
+from broker_core.server.flight.server import FlightServer
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
 from broker_core.store.directory import sync_directory
@@ -265,31 +265,31 @@ class Broker:
         """Returns the prepared transactions of all virtual hosts that are not decided."""
         return self._local.prepared()
 
-    def commit(self, xid: str) -> int:
+    def commit(self, xid: str, *, of: str | None = None) -> int:
         """Commits a prepared transaction; returns how many of its messages and acks had a deleted queue.
-
-        Raises UnknownTransaction, TransactionState.
+        ``of``: the user who named it, if several have. Raises UnknownTransaction, TransactionState.
         """
-        return self._local.commit(xid)
+        return self._local.commit(xid, of=of)
 
-    def rollback(self, xid: str) -> None:
+    def rollback(self, xid: str, *, of: str | None = None) -> None:
         """Rolls back a prepared transaction. Raises UnknownTransaction, TransactionState."""
-        self._local.rollback(xid)
+        self._local.rollback(xid, of=of)
 
-    def committed(self, token: str, since: float | None = None) -> bool:
+    def committed(self, token: str, since: float | None = None, *, of: str = "") -> bool:
         """Returns whether a commit with this token took place (decision 21). Raises UnknownOutcome: see
         ``outcome``.
         """
-        return committed(self._local, token, since)
+        return self._local.committed(token, since, of=of)
 
-    def outcome(self, xid: str, since: float | None = None) -> str:
+    def outcome(self, xid: str, since: float | None = None, *, of: str = "") -> str:
         """Returns how the transaction of this xid or token ended: prepared, committed or rolled_back.
+        ``of``: the user who named it; "": this process, the holder of the directory's token, or ``guest``.
 
         Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is
         forgotten. ``since``: the earliest time at which it began (seconds since the epoch); then
         UnknownOutcome is raised only if a later outcome is forgotten.
         """
-        return self._local.outcome(xid, since)
+        return self._local.outcome(xid, since, of=of)
 
     def close(self) -> None:
         """Ends calls in progress, rolls back channels and closes the store. It may be repeated."""

@@ -36,7 +36,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         363,
         "a state machine whose states share the position in the bytes",
     ),
-    "broker_core.broker.channel.Channel": (313, ENTRY),
+    "broker_core.broker.channel.Channel": (315, ENTRY),
     "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.topology.Topology": (480, STATE),
     "broker_core.client.broker.BrokerClient": (340, ENTRY),
@@ -48,7 +48,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         393,
         "open, stage, decide and apply over the same records",
     ),
-    "broker_core.node.channel.LocalChannel": (406, ENTRY),
+    "broker_core.node.channel.LocalChannel": (424, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (443, ENTRY),
     "broker_core.server.amqp.connection.Connection": (292, ENTRY),
     "broker_core.store.durable.DurableStore": (
@@ -60,6 +60,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
 }
 MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.broker.broker.BrokerState": (17, "the parts of which the state is composed"),
+    "broker_core.broker.channel.Channel": (16, "what a channel of AMQP holds between commands"),
     "broker_core.broker.exchange.Exchange": (16, "what exchange.declare asks for, and who depends on it"),
     "broker_core.broker.queue.queue.Queue": (17, "what queue.declare asks for, and the parts of a queue"),
     "broker_core.broker.consumer.Consumer": (16, "what basic.consume asks for, and what dispatch counts"),

@@ -117,7 +117,9 @@ def _add_decisions(commands: Any) -> None:
         ("commit", _commit, "commit a prepared transaction"),
         ("rollback", _rollback, "roll back a prepared transaction"),
     ):
-        _command(commands, name, command, text, address=True).add_argument("xid", metavar="XID")
+        decision = _command(commands, name, command, text, address=True)
+        decision.add_argument("xid", metavar="XID")
+        decision.add_argument("--of", metavar="USER", help="who named it, as `txmq transactions` lists it")
     unapplied = _command(commands, "unapplied", _unapplied, "list decided, unapplied rows", address=True)
     unapplied.add_argument("app", metavar="APP")
     unapplied.add_argument(
@@ -270,7 +272,7 @@ def _discard(options: argparse.Namespace) -> int:
 
 
 def _commit(options: argparse.Namespace) -> int:
-    dropped = client_at(options).commit(options.xid)
+    dropped = client_at(options).commit(options.xid, of=options.of)
     lost = f"; dropped {dropped} messages or acks for queues that no longer exist" if dropped else ""
     return done(
         options, f"committed {options.xid}{lost}", xid=options.xid, state="committed", dropped=dropped
@@ -278,7 +280,7 @@ def _commit(options: argparse.Namespace) -> int:
 
 
 def _rollback(options: argparse.Namespace) -> int:
-    client_at(options).rollback(options.xid)
+    client_at(options).rollback(options.xid, of=options.of)
     return done(options, f"rolled back {options.xid}", xid=options.xid, state="rolled_back")
 
 

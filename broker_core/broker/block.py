@@ -139,7 +139,8 @@ class Blocks:
         self._next_transient = -1
         self._dead: list[BlockId] = []
 
-    def _read(self, block_id: BlockId) -> pa.RecordBatch:
+    def read(self, block_id: BlockId) -> pa.RecordBatch:
+        """Returns a stored block, under the lock. Raises NotLoaded, CorruptCatalog."""
         self.require(block_id)
         return self._stored(block_id)
 
@@ -279,7 +280,7 @@ class Blocks:
         that.
         """
         if block.expiring is None:
-            flags = pc.binary_slice(self._read(block.block_id).column("properties"), 0, 1)
+            flags = pc.binary_slice(self.read(block.block_id).column("properties"), 0, 1)
             block.expiring = any(flag and flag[0] & EXPIRATION for flag in flags.unique().to_pylist())
         return block.expiring
 
@@ -321,7 +322,7 @@ class Blocks:
         """Returns rows of a stored block. ``sequence`` and ``committed_at`` are the run's; NO_SEQUENCE:
         they are in the block.
         """
-        stored = self._read(block_id)
+        stored = self.read(block_id)
         part = stored.slice(rows.start, len(rows)) if isinstance(rows, range) else stored.take(pa.array(rows))
         count = part.num_rows
         sequences: list[CommitSequence] = (
@@ -344,7 +345,7 @@ class Blocks:
         block = self.by_id.get(block_id)
         if block is not None and block.body_sizes is not None:
             return block.body_sizes
-        lengths = pc.binary_length(self._read(block_id).column("body"))
+        lengths = pc.binary_length(self.read(block_id).column("body"))
         sizes = np.array(lengths.to_numpy(zero_copy_only=False), np.int32)
         if block is not None:
             block.body_sizes = sizes
@@ -355,7 +356,7 @@ class Blocks:
         inbox = self.by_id[block_id].inbox
         if inbox is not None:
             return inbox[row]
-        stored = self._read(block_id)
+        stored = self.read(block_id)
         names = stored.schema.names
         values = {name: stored.column(index)[row].as_py() for index, name in enumerate(names)}
         return InboxRow(

@@ -73,7 +73,8 @@ class BrokerState:
         self.numbers = numbers = Numbers(self.undo)
         self.hosts = hosts = VirtualHosts(blocks, numbers)
         self.topology = hosts.by_name[VHOST]
-        self.names = names = TransactionNames(self.undo)
+        self.users = Users(self.undo)
+        self.names = names = TransactionNames(self.undo, self.users)
         self.overflow = overflow = Overflow(blocks, agenda)
         self.messages = messages = Messages(hosts, numbers, blocks, names, overflow, agenda)
         self.stored = stored = Stored(hosts, numbers, blocks, overflow, messages, agenda)
@@ -85,7 +86,6 @@ class BrokerState:
         )
         self.prepared = Prepared(blocks, names, overflow, settlement, transactions, hosts, host_room)
         self.dispatch = Dispatch(hosts.registry, blocks, self.expiry, agenda)
-        self.users = Users(self.undo)
         self.loaded = Loaded()
 
     @property

@@ -48,6 +48,7 @@ class Channel:
         self._state = state
         self.connection = self if connection is None else connection
         self.limits = limits or Limits()
+        self.asked: object = None  # the epoch of permissions when its transaction began
         self.transactional = False
         self.confirming = False
         self.closed = ""  # the reason, once it is closed
@@ -66,6 +67,7 @@ class Channel:
         transaction = Transaction(self.limits, now_us)
         transaction.atomic = transaction.transactional = self.transactional
         transaction.connection = self.connection
+        self.asked = self._state.users.epoch
         return transaction
 
     # -- modes -----------------------------------------------------------------------------------------------

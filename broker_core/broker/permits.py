@@ -27,10 +27,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker_core.broker.block import Blocks
 from broker_core.broker.carbon_copy import carbon_copies
 from broker_core.broker.exchange import EXCHANGE_TYPES
 from broker_core.broker.rights import Kind, Rights
 from broker_core.broker.topology import Topology
+from broker_core.broker.transaction import Transaction
 
 
 def publish(
@@ -42,6 +44,20 @@ def publish(
     if topic and rights.limits_topics(exchange):
         for copy in carbon_copies(properties)[0]:
             rights.require_topic("write", exchange, copy)
+
+
+def publish_again(
+    rights: Rights, topology: Topology, transaction: Transaction, blocks: Blocks, *, asked: object
+) -> None:
+    """Before its commit: all that it publishes, unless nothing has changed since ``asked``, an epoch. Keys
+    under BCC are not kept, and not asked for again. Raises NotLoaded.
+    """
+    if rights.everything or rights.epoch is asked:
+        return
+    for message, _queues, _mandatory in transaction.publishes:
+        publish(rights, topology, message.exchange, message.routing_key, message.properties)
+    for spilled in transaction.spilled:
+        publish_rows(rights, topology, blocks.read(spilled.block_id))
 
 
 def read_queue(rights: Rights, queue: str) -> None:

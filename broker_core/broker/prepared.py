@@ -1,10 +1,12 @@
 """Prepared transactions (XA, first phase): durable, invisible, and independent of a session until they are
 decided by their xid.
+
+Not here: who may decide which (``decision.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from broker_core.address import VHOST
@@ -17,10 +19,10 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.records import OutcomeRecord, PreparedRecord
 from broker_core.broker.settlement import Settlement
 from broker_core.broker.transaction import State, Transaction
-from broker_core.broker.transaction_key import name_of
+from broker_core.broker.transaction_key import disowned_key, is_owned, name_of, user_of
 from broker_core.broker.transaction_names import TransactionNames
 from broker_core.broker.virtual_hosts import VirtualHosts
-from broker_core.errors import PreconditionFailed, TransactionState, UnknownTransaction
+from broker_core.errors import PreconditionFailed, TransactionState
 from broker_core.ids import NO_SEQUENCE, QueueId
 
 MOST = 10_000  # undecided ones, of all users
@@ -50,17 +52,23 @@ class Prepared:
         self.since_us: dict[str, int] = {}  # by key: when it was prepared, in microseconds since the epoch
 
     def prepare(
-        self, change: Change, transaction: Transaction, xid: str, now: int, vhost: str = VHOST
+        self,
+        change: Change,
+        transaction: Transaction,
+        xid: str,
+        now: int,
+        vhost: str = VHOST,
+        user: str = "",
     ) -> Literal["prepared", "read_only"]:
-        """Prepares a transaction: it becomes durable, invisible and transferable (XA). All checks that could
-        refuse its commit are done now.
+        """Prepares a transaction of ``user``: it becomes durable, invisible and transferable (XA). All checks
+        that could refuse its commit are done now.
 
         Returns "read_only" for an empty transaction, which is over. Raises, with nothing changed,
         TransactionState, PreconditionFailed (a full queue, too many are prepared), CorruptSegment.
         """
         if not xid:
             raise TransactionState("a prepared transaction needs an xid: give it a unique one")
-        key = self._names.key(vhost, xid)
+        key = self._names.key(vhost, xid, user)
         self._names.check_new(key)
         if not transaction:
             self._transactions.become(transaction, State.COMMITTED)
@@ -80,23 +88,16 @@ class Prepared:
             self._blocks.pin(spilled.block_id)
             change.names.append(spilled.block_id)
         self._undo.attribute(transaction, "xid")
-        self._undo.item(self.by_key, key)
-        self._undo.item(self.since_us, key)
-        self._undo.item(self.vhosts, key)
         transaction.xid = key
-        self.by_key[key] = transaction
-        self.since_us[key] = now
-        self.vhosts[key] = vhost
+        self._keep(key, transaction, now, vhost)
         self._overflow.keep_room(transaction.incoming)
         change.put(transaction.record(now, vhost))
         return "prepared"
 
-    def commit(self, change: Change, xid: str, now: int, vhost: str | None = None) -> Committed:
-        """Commits a prepared transaction; repeating it is allowed. ``vhost``: of the caller, who decides only
-        what was prepared there; None: the operator. Raises UnknownTransaction, TransactionState (rolled
-        back), CorruptSegment.
+    def commit(self, change: Change, key: str, now: int) -> Committed:
+        """Commits a prepared transaction; repeating it is allowed. Raises UnknownTransaction,
+        TransactionState (rolled back), CorruptSegment.
         """
-        key = self._key(xid, vhost)
         if self._names.has_ended(key, "committed"):
             return Committed(NO_SEQUENCE, [])
         dropped = self.by_key[key].dropped
@@ -105,11 +106,10 @@ class Prepared:
         self._forget(change, key)
         return committed._replace(dropped=dropped)
 
-    def rollback(self, change: Change, xid: str, now: int, vhost: str | None = None) -> None:
+    def rollback(self, change: Change, key: str, now: int) -> None:
         """Rolls back a prepared transaction: its deliveries are ready again, as redelivered. Raises
         UnknownTransaction, TransactionState (committed).
         """
-        key = self._key(xid, vhost)
         if not self._names.has_ended(key, "rolled_back"):
             self._roll_back(change, key, now)
 
@@ -126,39 +126,46 @@ class Prepared:
         self._names.outcomes.remember(change, OutcomeRecord(key, "rolled_back", now))
         self._forget(change, key)
 
-    def _key(self, xid: str, vhost: str | None) -> str:
-        """Raises UnknownTransaction, TransactionState (prepared in several virtual hosts)."""
-        if vhost is None:
-            return self.of_any_host(xid)
-        key = self._names.key(vhost, xid)
-        if key not in self.by_key and any(name_of(other) == xid for other in self.by_key):
-            raise UnknownTransaction(
-                f"no transaction of vhost '{vhost}' has the xid '{xid}'",
-                "connect to the virtual host where it was prepared",
-            )
-        return key
+    def disown(self, change: Change, user: str) -> None:
+        """The user is deleted: an operator decides what it has prepared, and not a later user of its name."""
+        for key in [key for key in self.by_key if is_owned(key) and user_of(key) == user]:
+            since_us, vhost, transaction = self.since_us[key], self.vhosts[key], self.by_key[key]
+            other = disowned_key(key, since_us)
+            self._undo.attribute(transaction, "xid")
+            transaction.xid = other
+            self._drop(key)
+            self._keep(other, transaction, since_us, vhost)
+            change.drop(PreparedRecord, (key,))
+            change.put(transaction.record(since_us, vhost))
 
-    def of_any_host(self, xid: str) -> str:
-        """For who names no virtual host. Raises TransactionState: it is prepared in several."""
-        found = [key for key in self.by_key if name_of(key) == xid]
-        if len(found) > 1:
-            hosts = ", ".join(sorted(self.vhosts[key] for key in found))
-            raise TransactionState(
-                f"transactions of the vhosts {hosts} have the xid '{xid}'", "name the virtual host"
-            )
-        if found:
-            return found[0]
-        keys = [self._names.key(vhost, xid) for vhost in self._hosts.by_name]
-        return next((key for key in keys if key in self._names.outcomes), keys[0])
+    def of(self, xid: str, hosts: Collection[str], user: str | None) -> list[str]:
+        """Returns the keys of those that are prepared with this name, in these virtual hosts. ``user`` None:
+        of all users.
+        """
+        return [
+            key
+            for key, vhost in self.vhosts.items()
+            if name_of(key) == xid and vhost in hosts and user in (None, user_of(key))
+        ]
 
-    def _forget(self, change: Change, key: str) -> None:
+    def _keep(self, key: str, transaction: Transaction, since_us: int, vhost: str) -> None:
+        self._note(key)
+        self.by_key[key], self.since_us[key], self.vhosts[key] = transaction, since_us, vhost
+
+    def _drop(self, key: str) -> Transaction:
+        self._note(key)
+        del self.since_us[key], self.vhosts[key]
+        return self.by_key.pop(key)
+
+    def _note(self, key: str) -> None:
         self._undo.item(self.by_key, key)
         self._undo.item(self.since_us, key)
         self._undo.item(self.vhosts, key)
-        for spilled in self.by_key.pop(key).spilled:
+
+    def _forget(self, change: Change, key: str) -> None:
+        for spilled in self._drop(key).spilled:
             self._blocks.unpin(spilled.block_id)
         self._blocks.record(change)
-        del self.since_us[key], self.vhosts[key]
         change.drop(PreparedRecord, (key,))
 
     def restore(self, record: PreparedRecord, queues: Mapping[QueueId, Queue]) -> None:

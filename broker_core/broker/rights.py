@@ -82,6 +82,11 @@ class Rights:
         return self._current().everything
 
     @property
+    def epoch(self) -> object:
+        """Another object after each change of users and permissions."""
+        return self._current().epoch
+
+    @property
     def enters(self) -> bool:
         """Whether the user may open a connection to the virtual host."""
         now = self._current()

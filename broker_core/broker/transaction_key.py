@@ -1,33 +1,64 @@
-"""The keys of transactions: a kind, a virtual host and a name, as one text. No two have the same key.
+"""The keys of transactions: a kind, a virtual host, a user and a name, as one text. No two have the same key.
 
-    xid@%2F:order-7     a user's xid or commit token, in its virtual host
-    batch:TOKEN         a batch write in ``/``; ``batch@sales:TOKEN`` in another one
+    xid@%2F@ann:order-7         a user's xid or commit token, in its virtual host
+    xid@%2F@ann@17000000:order-7    the same, prepared at that time by an ann who was deleted
+    batch:TOKEN                 a batch write in ``/`` of the owner of the directory
+    batch@sales@ann:TOKEN       one of another user, or in another virtual host (``batch@sales:TOKEN``)
 
-Versions before kept a user's name as it is, for all virtual hosts. Such a record is found by its name alone.
+Versions before kept no user (``xid@%2F:order-7``), and earlier ones no virtual host (``order-7``). Such a
+record is nobody's; every user finds it by its name.
 """
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from collections.abc import Iterator
+from urllib.parse import quote, unquote
 
 from broker_core.address import VHOST
 
 _XID, _WRITES = "xid@", ("batch:", "batch@")
 
 
-def transaction_key(vhost: str, name: str) -> str:
-    return f"{_XID}{quote(vhost, safe='')}:{name}"
+def transaction_key(vhost: str, user: str, name: str) -> str:
+    """``user``: "" for the owner of the data directory."""
+    return f"{_XID}{_quoted(vhost)}@{_quoted(user)}:{name}"
 
 
-def write_key(vhost: str, token: str) -> str:
-    return f"batch:{token}" if vhost == VHOST else f"batch@{quote(vhost, safe='')}:{token}"
+def older_keys(vhost: str, name: str) -> Iterator[str]:
+    """Yields those of older versions."""
+    yield f"{_XID}{_quoted(vhost)}:{name}"
+    if not name.startswith((_XID, *_WRITES)):
+        yield name
 
 
-def is_bare(key: str) -> bool:
-    """Whether it may be the name of a user's transaction of an older version."""
-    return not key.startswith((_XID, *_WRITES))
+def disowned_key(key: str, time_us: int) -> str:
+    """Returns the key of a transaction whose user is deleted."""
+    owner, _, name = key.partition(":")
+    return f"{owner}@{time_us}:{name}"
+
+
+def write_key(vhost: str, user: str, token: str) -> str:
+    """``user``: "" also for an attempt that belongs to an app."""
+    if user:
+        return f"batch@{_quoted(vhost)}@{_quoted(user)}:{token}"
+    return f"batch:{token}" if vhost == VHOST else f"batch@{_quoted(vhost)}:{token}"
 
 
 def name_of(key: str) -> str:
     """Returns the name as its user gave it."""
     return key.partition(":")[2] if key.startswith(_XID) else key
+
+
+def user_of(key: str) -> str | None:
+    """Returns whose a user's transaction is; None: nobody's. Of a deleted user: its name."""
+    parts = key.partition(":")[0].split("@")
+    return unquote(parts[2]) if key.startswith(_XID) and len(parts) > 2 else None
+
+
+def is_owned(key: str) -> bool:
+    """Whether its user may decide it: it was not deleted since."""
+    return key.startswith(_XID) and len(key.partition(":")[0].split("@")) == 3
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")

@@ -1,7 +1,8 @@
 """The names of transactions: which are in use, how each transaction ended, and which one published a message.
 
-A name is an xid or a commit token. It names one transaction of its virtual host only, while its outcome is
-remembered (``outcomes.py``). Everything here is kept by key (``transaction_key.py``).
+A name is an xid or a commit token. It names one transaction of its user in its virtual host, while its
+outcome is remembered (``outcomes.py``): nobody takes the name of another, nor learns from it. Everything
+here is kept by key (``transaction_key.py``).
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from broker_core.broker.arguments import check_text
 from broker_core.broker.change import InboxRow
 from broker_core.broker.outcomes import Outcomes
 from broker_core.broker.transaction import Transaction
-from broker_core.broker.transaction_key import is_bare, name_of, transaction_key
+from broker_core.broker.transaction_key import name_of, older_keys, transaction_key
 from broker_core.broker.undo import Undo
+from broker_core.broker.users import DEFAULT_USER, Users
 from broker_core.errors import TransactionState, UnknownTransaction
 
 NAMES_KEPT = 100_000  # for dead letters
 
 
 class TransactionNames:
-    def __init__(self, undo: Undo) -> None:
+    def __init__(self, undo: Undo, users: Users) -> None:
+        self._users = users
         self.identity = ""  # of the data directory
         self.prepared: dict[str, Transaction] = {}
         self.prepared_in: dict[str, str] = {}  # the virtual host of each
@@ -32,19 +35,25 @@ class TransactionNames:
         """Restores (commit time, name) of committed transactions while loading."""
         self._by_time = dict(sorted(named)[-NAMES_KEPT:])
 
-    def key(self, vhost: str, name: str) -> str:
-        """Returns the key of a user's transaction."""
-        key = transaction_key(vhost, name)
-        if key not in self.prepared and key not in self.outcomes and is_bare(name):
-            before = self.prepared_in[name] == vhost if name in self.prepared else name in self.outcomes
-            return name if before else key
+    def key(self, vhost: str, name: str, user: str = "") -> str:
+        """Returns the key of a user's transaction; "": of the owner of the data directory, and of the default
+        user. If an older version has left one of this name, which is nobody's, that is the one.
+        """
+        key = transaction_key(vhost, "" if user == DEFAULT_USER and self._users.default else user, name)
+        if not self.knows(key):
+            for older in older_keys(vhost, name):
+                if self.prepared_in[older] == vhost if older in self.prepared else older in self.outcomes:
+                    return older
         return key
+
+    def knows(self, key: str) -> bool:
+        return key in self.prepared or key in self.outcomes
 
     def check_new(self, key: str) -> None:
         """Raises TransactionState for a name that is in use."""
         name = name_of(key)
         check_text("an xid", name)
-        if key in self.prepared or key in self.outcomes:
+        if self.knows(key):
             raise TransactionState(
                 f"transaction '{name}' is {self.outcome(key)}: an xid names one "
                 "transaction only, choose another"

@@ -400,30 +400,30 @@ class BrokerClient:
         found: list[PreparedInfo] = self.administer(list[PreparedInfo], "prepared")
         return found
 
-    def commit(self, xid: str) -> int:
-        """Commit a prepared transaction; how much of it was dropped because its queue is gone. Raises
-        UnknownTransaction, TransactionState."""
-        dropped: int = self.administer(int, "commit", xid=xid)
+    def commit(self, xid: str, *, of: str | None = None) -> int:
+        """Commit a prepared transaction; how much of it was dropped because its queue is gone. ``of``: the
+        user who named it, if it is another. Raises UnknownTransaction, TransactionState, AccessRefused."""
+        dropped: int = self.administer(int, "commit", xid=xid, of=of)
         return dropped
 
-    def rollback(self, xid: str) -> None:
-        """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState."""
-        self.administer(type(None), "rollback", xid=xid)
+    def rollback(self, xid: str, *, of: str | None = None) -> None:
+        """Roll back a prepared transaction. Raises UnknownTransaction, TransactionState, AccessRefused."""
+        self.administer(type(None), "rollback", xid=xid, of=of)
 
-    def committed(self, token: str, since: float | None = None) -> bool:
+    def committed(self, token: str, since: float | None = None, *, of: str | None = None) -> bool:
         """Whether a commit that was given this token took place (decision 21).
 
         False: it did not. Raises UnknownOutcome if it may have taken place and is forgotten. With ``since``,
         the earliest time when it began (in s, by the broker's clock), only if something later is forgotten.
         """
-        found: bool = self.administer(bool, "committed", token=token, since=since)
+        found: bool = self.administer(bool, "committed", token=token, since=since, of=of)
         return found
 
-    def outcome(self, xid: str, since: float | None = None) -> str:
+    def outcome(self, xid: str, since: float | None = None, *, of: str | None = None) -> str:
         """prepared, committed or rolled_back, for an xid or a token. Raises UnknownTransaction (there is
         none), UnknownOutcome.
         """
-        found: str = self.administer(str, "outcome", xid=xid, since=since)
+        found: str = self.administer(str, "outcome", xid=xid, since=since, of=of)
         return found
 
     def administer(self, kind: Any, word: str, **arguments: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from broker_core.arrow.parts import part_checksum, signed
+from broker_core.broker.actor import OWNER, Actor
 from broker_core.broker.block import ReadBlock
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
@@ -55,7 +56,7 @@ from broker_core.ids import NO_BLOCK, BlockId
 from broker_core.micro_batch.branch import Branches, attempt_of, taken
 from broker_core.micro_batch.claim import Claims
 from broker_core.micro_batch.ledger import Ledger
-from broker_core.micro_batch.owners import OWNER, Actor, AppOwners
+from broker_core.micro_batch.owners import AppOwners
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.queue_logs import QueueLogs
 from broker_core.micro_batch.releases import Release, require_idle
@@ -395,7 +396,7 @@ class MicroBatches:
 
     def _write(self, token: str) -> str:
         """Returns the key of a batch write."""
-        return write_key(self.vhost, token)
+        return write_key(self.vhost, "", token)
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:

@@ -12,8 +12,8 @@ owner's app can neither change nor use it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from broker_core.broker.actor import Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.users import ADMINISTRATOR
@@ -25,17 +25,6 @@ from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.staged_room import whose
 
 USER_APPS = 10_000  # of one user: what an app has decided is kept as long as the app
-
-
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """Who calls. The default is the owner of the data directory."""
-
-    user: str = ""
-    administers: bool = True
-
-
-OWNER = Actor()
 
 
 class AppOwners:

@@ -17,6 +17,8 @@ from broker_core.broker.change import Change
 from broker_core.broker.channel import Channel
 from broker_core.broker.commit import Committed
 from broker_core.broker.content import check_properties
+from broker_core.broker.permits import publish_again
+from broker_core.broker.rights import Rights
 from broker_core.broker.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.checks import check_call, checked_calls
 from broker_core.errors import OptionError, StoreFailed, TxmqError
@@ -39,7 +41,16 @@ class LocalChannel:
     stopped. ``returned`` collects mandatory messages that reached no queue.
     """
 
-    def __init__(self, broker: Node, connection: object, limits: Limits, vhost: str = VHOST) -> None:
+    def __init__(
+        self,
+        broker: Node,
+        connection: object,
+        limits: Limits,
+        vhost: str = VHOST,
+        user: str = "",
+        rights: Rights | None = None,
+    ) -> None:
+        """``user``: whose the transactions are that it names. ``rights``: asked again at a commit."""
         self._broker = broker
         self._state = broker.state.of(vhost)
         self._committer = broker.committer
@@ -48,6 +59,7 @@ class LocalChannel:
         self._channel = Channel(self._state, connection=connection, limits=limits)
         broker.watch(self._channel)
         self._timed = limits.open_s is not None
+        self._user, self._rights = user, rights
         # of a channel that another process holds: its id, and the number of this call
         self.call: tuple[str, int] | None = None
         self._ended = False
@@ -311,7 +323,7 @@ class LocalChannel:
         transaction = channel.transaction
         if not transaction and not token:
             return
-        transaction.xid = self._state.names.key(self._state.vhost, token) if token else ""
+        transaction.xid = self._state.names.key(self._state.vhost, token, self._user) if token else ""
         try:
             if self._timed:
                 transaction.check_open_time(self._clock())
@@ -350,7 +362,8 @@ class LocalChannel:
         call = self.call
 
         def work(state: BrokerState, change: Change, now: int) -> Literal["prepared", "read_only"]:
-            found = state.prepared.prepare(change, transaction, xid, now, state.vhost)
+            self._ask_again(transaction)
+            found = state.prepared.prepare(change, transaction, xid, now, state.vhost, self._user)
             if call is not None:
                 state.names.outcomes.remember_call(change, *call, now)
             return found
@@ -412,6 +425,7 @@ class LocalChannel:
     def _commit(self, transaction: Transaction, call: tuple[str, int] | None = None) -> None:
         def work(state: BrokerState, change: Change, now: int) -> Committed:
             self._state.topology.require_there()
+            self._ask_again(transaction)
             committed = state.transactions.commit(change, transaction, now)
             if call is not None:
                 state.names.outcomes.remember_call(change, *call, now)
@@ -420,6 +434,12 @@ class LocalChannel:
         committed = self._committer.run(work)
         if committed.returned:
             self.returned += committed.returned
+
+    def _ask_again(self, transaction: Transaction) -> None:
+        """Rights may have changed since it began. Raises AccessRefused."""
+        if self._rights is not None:
+            state = self._state
+            publish_again(self._rights, state.topology, transaction, state.blocks, asked=self._channel.asked)
 
     def _run(self, work: Work[T]) -> T:
         channel, seen = self._channel, self._state

@@ -23,6 +23,7 @@ from broker_core.address import VHOST
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
+from broker_core.broker.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.content import check_rows
@@ -58,7 +59,6 @@ from broker_core.failpoint import here
 from broker_core.micro_batch import overview
 from broker_core.micro_batch.extent import offsets
 from broker_core.micro_batch.micro_batch import MicroBatches
-from broker_core.micro_batch.owners import OWNER, Actor
 from broker_core.micro_batch.public_entry import public
 from broker_core.micro_batch.staged_room import StagedLimits
 from broker_core.node.committer import Work

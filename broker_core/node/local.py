@@ -6,15 +6,20 @@ Not here: the calls of a channel (``channel.py``), and the port of the connector
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from broker_core.address import VHOST
 from broker_core.admin import QueueInfo
+from broker_core.broker.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.decision import Decided, Decision, decide
+from broker_core.broker.rights import Rights
 from broker_core.broker.transaction import Limits
-from broker_core.broker.transaction_key import name_of
+from broker_core.broker.transaction_key import name_of, user_of
 from broker_core.checks import checked
 from broker_core.engine import PreparedInfo
+from broker_core.errors import UnknownTransaction
 from broker_core.node.channel import LocalChannel
 from broker_core.node.node import Node
 
@@ -25,14 +30,21 @@ class LocalBroker(Node):
     """The interface for users; see :class:`Node` for its arguments."""
 
     def channel(
-        self, *, connection: object = None, limits: Limits | None = None, vhost: str = VHOST
+        self,
+        *,
+        connection: object = None,
+        limits: Limits | None = None,
+        vhost: str = VHOST,
+        user: str = "",
+        rights: Rights | None = None,
     ) -> LocalChannel:
-        """Returns a new channel. Exclusive queues belong to ``connection``, or to the channel.
+        """Returns a new channel. Exclusive queues belong to ``connection``, or to the channel; the
+        transactions that it names to ``user``, whose ``rights`` are asked again at a commit.
 
         Raises NotAllowed: there is no such virtual host.
         """
         self.committer.check()
-        return LocalChannel(self, connection, limits or self.limits, vhost)
+        return LocalChannel(self, connection, limits or self.limits, vhost, user, rights)
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
         with self.look as state:
@@ -64,6 +76,7 @@ class LocalBroker(Node):
                     len(prepared.settles),
                     prepared.size_bytes,
                     prepared.dropped,
+                    user_of(key) or "",
                 )
                 for key, prepared in state.prepared.by_key.items()
                 if vhost in (None, state.prepared.vhosts[key])
@@ -71,26 +84,40 @@ class LocalBroker(Node):
         return sorted(found, key=lambda info: -info.age_s)
 
     @checked
-    def commit(self, xid: str, vhost: str | None = None) -> int:
+    def commit(self, xid: str, vhost: str | None = None, of: str | None = None) -> int:
         """Commits a prepared transaction; it may be repeated. Raises UnknownTransaction, TransactionState.
-        ``vhost``: only if it was prepared there.
+        ``vhost``: only if it was prepared there. ``of``: the user who named it, if several have this name.
 
         Returns how many of its messages and acks had no effect because their queue was deleted; 0 if
         repeated.
         """
-        dropped = self.run(lambda state, change, now: state.prepared.commit(change, xid, now, vhost)).dropped
-        log_dropped(xid, dropped)
-        return dropped
+        return self.decide("commit", xid, OWNER, None, vhost, of).dropped
 
     @checked
-    def rollback(self, xid: str, vhost: str | None = None) -> None:
+    def rollback(self, xid: str, vhost: str | None = None, of: str | None = None) -> None:
         """Rolls back a prepared transaction; repeatable. Raises UnknownTransaction, TransactionState."""
-        self.run(lambda state, change, now: state.prepared.rollback(change, xid, now, vhost))
+        self.decide("rollback", xid, OWNER, None, vhost, of)
+
+    def decide(
+        self,
+        verb: Decision,
+        xid: str,
+        actor: Actor,
+        rights: Rights | None,
+        vhost: str | None,
+        of: str | None = None,
+    ) -> Decided:
+        """Like ``commit`` and ``rollback``, for ``actor``. Raises AccessRefused too."""
+        where = partial(decide, verb, xid, actor=actor, rights=rights, of=of, vhost=vhost)
+        decided = self.run(where)
+        log_dropped(xid, decided.dropped)
+        return decided
 
     @checked
-    def outcome(self, xid: str, since: float | None = None, vhost: str | None = None) -> str:
+    def outcome(self, xid: str, since: float | None = None, vhost: str | None = None, of: str = "") -> str:
         """Returns how the transaction of an xid or commit token ended: prepared, committed or rolled_back.
-        ``vhost``: the name is one of there; None: of any.
+        ``vhost``: the name is one of there; None: of any. ``of``: the user who named it; "": the owner of the
+        data directory.
 
         Raises UnknownTransaction: there is none. UnknownOutcome: there may have been one, and its outcome is
         forgotten; not if the transaction began after the forgotten ones, by ``since``, in seconds since the
@@ -99,10 +126,23 @@ class LocalBroker(Node):
         since_us = int(min(max(since, 0.0), 1e12) * 1_000_000) if since is not None else 0
 
         def work(state: BrokerState, _change: Change, _now: int) -> str:
-            key = state.prepared.of_any_host(xid) if vhost is None else state.names.key(vhost, xid)
-            return state.names.outcome(key, since_us)
+            hosts = state.hosts.by_name if vhost is None else [vhost]
+            keys = [state.names.key(host, xid, of) for host in hosts]
+            known = [key for key in keys if key in state.prepared.by_key] or list(
+                filter(state.names.knows, keys)
+            )
+            return state.names.outcome((known or keys)[0], since_us)
 
         return self.run(work)
+
+    def committed(
+        self, token: str, since: float | None = None, vhost: str | None = None, of: str = ""
+    ) -> bool:
+        """Returns whether a commit that was given this token took place. Raises UnknownOutcome."""
+        try:
+            return self.outcome(token, since, vhost, of) == "committed"
+        except UnknownTransaction:
+            return False
 
 
 def log_dropped(xid: str, dropped: int) -> None:

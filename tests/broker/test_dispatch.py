@@ -731,12 +731,12 @@ def test_a_queue_that_cannot_be_read_cancels_its_consumers_and_keeps_its_message
 
     shell.consume(channel, "q", "c")
     shell.consume(channel, "fine", "d")
-    read = shell.state.blocks._read
-    monkeypatch.setattr(shell.state.blocks, "_read", damaged)
+    read = shell.state.blocks.read
+    monkeypatch.setattr(shell.state.blocks, "read", damaged)
     dispatched = shell.state.dispatch.send(node.clock())
     assert [(queue.name, type(error)) for queue, error in dispatched.failed] == [("q", errors.CorruptSegment)]
     assert [consumer.tag for consumer in shell.state.hosts.registry.cancelled] == ["c"]
     assert shell.got == [("d", b"3", False)]
-    monkeypatch.setattr(shell.state.blocks, "_read", read)
+    monkeypatch.setattr(shell.state.blocks, "read", read)
     shell.consume(channel, "q", "c")
     assert shell.dispatch() == [("c", b"1", False), ("c", b"2", False)]

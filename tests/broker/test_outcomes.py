@@ -14,7 +14,6 @@ from broker_core.broker.change import Change
 from broker_core.broker.outcomes import Kept
 from broker_core.broker.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord
 from broker_core.node.local import LocalBroker
-from broker_core.server.flight.server import committed
 from broker_core.store.memory import MemoryStore
 from tests.broker.conftest import Clock
 
@@ -58,16 +57,16 @@ def asked() -> Iterator[Asked]:
 
 def test_a_token_that_nobody_used_is_answered_no_while_nothing_is_forgotten(asked: Asked) -> None:
     asked.commit("t1")
-    assert committed(asked.broker, "t1") and not committed(asked.broker, "t2")
+    assert asked.broker.committed("t1") and not asked.broker.committed("t2")
 
 
 def test_an_outcome_that_others_have_pushed_out_is_unknown_and_never_no(asked: Asked) -> None:
     asked.commit("mine", *(f"t{number}" for number in range(100)))
     for _ in range(2):
         assert len(asked.broker.state.names.outcomes) < 2 * KEPT.count
-        assert committed(asked.broker, "t99")
+        assert asked.broker.committed("t99")
         with pytest.raises(errors.UnknownOutcome, match="mine"):
-            committed(asked.broker, "mine")
+            asked.broker.committed("mine")
         with pytest.raises(errors.UnknownOutcome):
             asked.broker.commit("mine")
         with pytest.raises(errors.UnknownOutcome):
@@ -79,12 +78,12 @@ def test_an_outcome_is_kept_for_its_time_and_what_is_older_is_unknown(asked: Ask
     asked.commit("mine")
     asked.clock.advance(3500)
     asked.commit("t1")
-    assert committed(asked.broker, "mine")
+    assert asked.broker.committed("mine")
     asked.clock.advance(3600)
     asked.commit("t2")
     with pytest.raises(errors.UnknownOutcome):
-        committed(asked.broker, "mine")
-    assert committed(asked.broker, "t1") and committed(asked.broker, "t2")
+        asked.broker.committed("mine")
+    assert asked.broker.committed("t1") and asked.broker.committed("t2")
 
 
 def test_who_says_since_when_gets_a_no_that_is_proved(asked: Asked) -> None:
@@ -92,13 +91,13 @@ def test_who_says_since_when_gets_a_no_that_is_proved(asked: Asked) -> None:
     asked.clock.advance(1)
     began = asked.now_s
     with pytest.raises(errors.UnknownOutcome):
-        committed(asked.broker, "mine")
-    assert not committed(asked.broker, "mine", since=began)
+        asked.broker.committed("mine")
+    assert not asked.broker.committed("mine", since=began)
     asked.commit("mine")
-    assert committed(asked.broker, "mine", since=began)
+    assert asked.broker.committed("mine", since=began)
     asked.commit(*(f"u{number}" for number in range(100)))
     with pytest.raises(errors.UnknownOutcome):
-        committed(asked.broker, "mine", since=began)
+        asked.broker.committed("mine", since=began)
 
 
 def test_prepared_and_rolled_back_are_answered_likewise(asked: Asked) -> None:
@@ -138,7 +137,7 @@ def test_commits_of_channels_take_no_places_among_names_and_one_record_each(aske
     for number in range(1, 200):
         call(asked.broker, "c1", number)
     for _ in range(2):
-        assert committed(asked.broker, "mine") and not committed(asked.broker, "other")
+        assert asked.broker.committed("mine") and not asked.broker.committed("other")
         assert took_place(asked.broker, "c1", 199, opened_us) and not took_place(
             asked.broker, "c1", 200, opened_us
         )

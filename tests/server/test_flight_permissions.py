@@ -79,7 +79,7 @@ ROWS = (
     *(Row(f"channel.{word}") for word in ("ack", "nack", "reject", "recover", "tx_select")),
     *(Row(f"channel.{word}") for word in ("confirm_select", "tx_commit", "tx_rollback", "prepare")),
     *(Row(f"admin.{word}", (LOOK,)) for word in ("queues", "prepared")),
-    *(Row(f"admin.{word}", (OPERATE,)) for word in ("commit", "rollback")),
+    *(Row(f"admin.{word}") for word in ("commit", "rollback")),  # test_transaction_owners.py
     *(Row(f"admin.{word}") for word in ("committed", "outcome", "call_took_place")),
     Row("admin.give_up", (ADMINISTER,)),
     *(Row(f"admin.{word}", (ADMINISTER,)) for word in contract.ACCOUNTS),

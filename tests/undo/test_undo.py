@@ -14,6 +14,7 @@ import pytest
 
 from broker_core.broker.channel import Channel
 from broker_core.broker.transaction import Limits, Transaction
+from broker_core.broker.transaction_key import transaction_key
 from broker_core.engine import START, Limit, Origin, ReadTicket
 from broker_core.message import Message
 from broker_core.micro_batch.staged_room import StagedLimits
@@ -189,7 +190,7 @@ def test_an_exception_in_work_on_virtual_hosts_changes_nothing(life: Life) -> No
     engine = EmbeddedEngine(life.broker, vhost="sales")
     engine.claim("app", ["a"], {"a": "start"}, Limit(max_rows=1), Origin(at="earliest"), "fail")
     engine.open_batch("app", "query", 0, "fail", token="t")
-    life.do("prepared.rollback", "one", life.clock.now_us)
+    life.do("prepared.rollback", transaction_key("sales", "", "one"), life.clock.now_us)
     life.do("users.forget_host", "sales")
     life.do("hosts.delete", "sales")
     assert list(life.state.hosts.by_name) == ["/"] and not life.state.users.permissions
@@ -202,9 +203,11 @@ def test_an_exception_in_a_prepared_transaction_changes_nothing(life: Life) -> N
     life.do_now("prepared.prepare", life.transaction(("", "out", b"")), "one")
     life.do_now("prepared.prepare", life.settle("ack", life.hold("in", 2)), "two")
     life.do_now("prepared.prepare", life.settle("reject", life.hold("in")), "three")
-    life.do_now("prepared.commit", "one")
-    life.do_now("prepared.commit", "two")
-    life.do_now("prepared.rollback", "three")
+    life.do("prepared.disown", "")
+    one, two, three = life.state.prepared.by_key
+    life.do_now("prepared.commit", one)
+    life.do_now("prepared.commit", two)
+    life.do_now("prepared.rollback", three)
 
 
 def test_an_exception_in_upkeep_changes_nothing(life: Life) -> None:

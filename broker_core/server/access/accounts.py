@@ -88,7 +88,12 @@ class Accounts:
 
     def delete_user(self, name: str) -> None:
         """Closes its connections. Raises OptionError."""
-        self._change(lambda state, change: state.users.delete(change, name), "delete_user", name=name)
+
+        def delete(state: BrokerState, change: Change) -> None:
+            state.users.delete(change, name)
+            state.prepared.disown(change, name)
+
+        self._change(delete, "delete_user", name=name)
 
     def permissions(self) -> list[PermissionInfo]:
         with self._broker.look as state:

@@ -30,8 +30,9 @@ def carried_out(audit: Audit, connection: ClientConnection, method: m.Method) ->
         _say(audit, connection, method.NAME, **{name: getattr(method, name) for name in fields})
 
 
-def decided(audit: Audit, connection: ClientConnection, verb: str, xid: str) -> None:
-    _say(audit, connection, f"transaction.{verb}", xid=xid)
+def decided(audit: Audit, connection: ClientConnection, verb: str, xid: str, of: str | None) -> None:
+    """``of``: whose it was."""
+    _say(audit, connection, f"transaction.{verb}", xid=xid, of=of)
 
 
 def failed(audit: Audit, connection: ClientConnection, method: m.Method | None, error: BaseException) -> None:

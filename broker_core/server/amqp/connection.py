@@ -239,8 +239,8 @@ class Connection(asyncio.Protocol):
     def carried_out(self, method: m.Method) -> None:
         audited.carried_out(self.server.logins.audit, self, method)
 
-    def decided(self, verb: str, xid: str) -> None:
-        audited.decided(self.server.logins.audit, self, verb, xid)
+    def decided(self, verb: str, xid: str, of: str | None) -> None:
+        audited.decided(self.server.logins.audit, self, verb, xid, of)
 
     def end_session(self, number: int) -> None:
         self.sessions.close(number)

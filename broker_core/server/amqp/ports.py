@@ -78,8 +78,8 @@ class ClientConnection(Protocol):
         """For the audit log: its effect is durable."""
         ...
 
-    def decided(self, verb: str, xid: str) -> None:
-        """For the audit log: a prepared transaction is decided by hand."""
+    def decided(self, verb: str, xid: str, of: str | None) -> None:
+        """For the audit log: a prepared transaction of user ``of`` is decided by hand."""
         ...
 
     def send(

@@ -6,7 +6,7 @@ So:
     publish to ``amq.transaction`` with the body ``order-7`` (its name) and the routing key
         token       then tx.commit: committed under this token
         prepare     then tx.commit: prepared, not committed (XA)
-        commit      decide a prepared transaction, from any connection,
+        commit      decide a prepared transaction, from any connection of its user or of an operator,
         rollback    on a channel without tx
     get from ``amq.transaction.order-7`` with no_ack
         "was it committed?": prepared, committed, rolled_back, unknown, or empty
@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from broker_core.broker.arguments import check_text
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
+from broker_core.broker.decision import Decision
 from broker_core.broker.outcomes import NAMES
 from broker_core.checks import assert_never
 from broker_core.errors import OptionError, PreconditionFailed, UnknownOutcome, UnknownTransaction
@@ -34,7 +35,6 @@ from broker_core.properties import Properties
 NAME = "amq.transaction"
 QUEUE_PREFIX = "amq.transaction."
 Name: TypeAlias = Literal["token", "prepare"]
-Decision: TypeAlias = Literal["commit", "rollback"]
 _VERBS: dict[str, Name | Decision] = {
     "token": "token",
     "prepare": "prepare",
@@ -92,29 +92,12 @@ class Answer(NamedTuple):
     properties: bytes = b""
 
 
-def asked(xid: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
+def asked(xid: str, user: str, state: BrokerState, _change: Change, _now_us: int) -> Answer | None:
     """None: there is no such transaction, and there was none."""
     try:
-        return Answer(state.names.outcome(state.names.key(state.vhost, xid)).encode())
+        return Answer(state.names.outcome(state.names.key(state.vhost, xid, user)).encode())
     except UnknownTransaction:
         return None
     except UnknownOutcome:
         horizon_s = -(-state.names.outcomes.horizons[NAMES] // 1_000_000)
         return Answer(b"unknown", Properties(timestamp=Timestamp(horizon_s)).encode())
-
-
-def decide(verb: Decision, xid: str, state: BrokerState, change: Change, now_us: int) -> int:
-    """Commit or roll back what is prepared in the virtual host of ``state``; twice is fine. How much was
-    dropped with its queues.
-
-    Raises UnknownTransaction, TransactionState.
-    """
-    dropped = 0
-    match verb:
-        case "commit":
-            dropped = state.prepared.commit(change, xid, now_us, state.vhost).dropped
-        case "rollback":
-            state.prepared.rollback(change, xid, now_us, state.vhost)
-        case _:
-            assert_never(verb)
-    return dropped

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from broker_core.broker.actor import Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.rights import Rights
 from broker_core.broker.users import ADMINISTRATOR, OPERATOR, TAGS
 from broker_core.errors import AccessRefused
-from broker_core.micro_batch.owners import Actor
 from broker_core.server.access.identity import Identity
 
 
@@ -33,7 +33,7 @@ class Caller:
 
     @property
     def actor(self) -> Actor:
-        return Actor(self.identity.user, self.administers)
+        return Actor(self.identity.user, self.administers, self.operates)
 
     def enter(self) -> None:
         """Needs any permission in the virtual host, or a tag. Raises NotAllowed once that is deleted."""

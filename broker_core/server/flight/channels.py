@@ -149,8 +149,11 @@ class Channels:
                 self._watcher = started_thread(self._watch, "channel-leases")
             if channel_id not in self._held:
                 self._quota.enter(channel_id, caller.identity.user)
-                self._held[channel_id] = _Held(self._broker.channel(vhost=caller.state.vhost), now, caller)
+                self._held[channel_id] = _Held(self._channel(caller), now, caller)
             return self._held[channel_id].opened_us
+
+    def _channel(self, caller: Caller) -> LocalChannel:
+        return self._broker.channel(vhost=caller.state.vhost, user=caller.identity.user, rights=caller.rights)
 
     def _end(self, channel_id: str) -> None:
         """The channel is removed after its last call is answered; callers wait meanwhile. If closing it

@@ -1,6 +1,7 @@
 """Which permission each Flight call needs in its virtual host. A call without an entry here is refused.
 
-=============================================================  ===========================================
+=============================================================  ====================================
+
 calls                                                          need
 =============================================================  ===========================================
 ``hello``                                                      a login
@@ -19,8 +20,10 @@ apps, attempts                                                 a tag
 skip, release; note of ``ROWS_TO``                             the tag administrator or operator
 ``channel``                                                    as AMQP (``broker/permits.py``)
 ``admin``: queues, prepared                                    a tag
-commit, rollback                                               the tag administrator or operator
-committed, outcome, call_took_place                            any permission, and the name
+commit, rollback                                               nothing for one's own transaction; else the
+                                                               tag administrator or operator
+committed, outcome                                             the same; a tag to ask for another's
+call_took_place                                                any permission, and the name
 give_up, users, permissions, virtual hosts                     the tag administrator
 =============================================================  ===========================================
 
@@ -103,6 +106,12 @@ def _refused(permits: Permits, caller: Caller, given: Arguments) -> None:
     permits.require_attempt(caller, given["token"])
 
 
+def _outcome(_permits: Permits, caller: Caller, given: Arguments) -> None:
+    caller.enter()
+    if given.get("of") not in (None, caller.identity.user):
+        caller.look("transactions of other users")
+
+
 def _enter(_permits: Permits, caller: Caller, _given: Arguments) -> None:
     caller.enter()
 
@@ -139,10 +148,10 @@ ENGINE: dict[str, Check] = {
 ADMIN: dict[str, Check] = {
     "queues": _look("the list of queues"),
     "prepared": _look("the list of prepared transactions"),
-    "commit": _operate("prepared transactions"),
-    "rollback": _operate("prepared transactions"),
-    "committed": _enter,
-    "outcome": _enter,
+    "commit": _enter,
+    "rollback": _enter,
+    "committed": _outcome,
+    "outcome": _outcome,
     "call_took_place": _enter,
     "give_up": _administer("the data directory"),
     **dict.fromkeys(contract.ACCOUNTS, _administer("users, permissions and virtual hosts")),

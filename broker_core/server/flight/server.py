@@ -29,7 +29,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
-from broker_core.server.flight import audited, permits
+from broker_core.server.flight import audited, permits, transactions
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import Channels
@@ -37,17 +37,10 @@ from broker_core.server.flight.listener import FlightListener, close_all
 from broker_core.server.flight.login import asked_vhost, identity, peer_address
 from broker_core.server.flight.permits import Permits
 from broker_core.server.flight.staging import Staging
+from broker_core.server.flight.transactions import Transactions
 from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
 
-OF_HOST = (
-    "queues",
-    "prepared",
-    "commit",
-    "rollback",
-    "committed",
-    "outcome",
-)  # words that are of the caller's virtual host
 GRACE_S = 5.0  # for calls in progress when the server ends
 
 
@@ -81,13 +74,9 @@ class FlightServer:
             quotas.alarm.counted += [self._channels.ended, engines.kept]
         self._words: dict[str, Callable[..., Any]] = {  # of ``admin.``
             "queues": broker.queues,
-            "prepared": broker.prepared,
-            "committed": self._committed,
-            "outcome": broker.outcome,
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,
-            "commit": broker.commit,
-            "rollback": broker.rollback,
+            **{word: getattr(Transactions, word) for word in transactions.WORDS},
             **{word: getattr(vhosts if "vhost" in word else accounts, word) for word in contract.ACCOUNTS},
         }
         self._stopping = threading.Event()
@@ -185,14 +174,16 @@ class FlightServer:
         function = self._words[word]
         arguments = contract.decode_arguments(f"admin.{word}", function, body)
         self._permits.check(permits.ADMIN, word, caller, arguments)
-        if word in OF_HOST:
-            arguments["vhost"] = caller.state.vhost
-        answer = function(**arguments)
+        if word in transactions.WORDS:
+            named = Transactions(self._broker, caller)
+            answer = getattr(named, word)(**arguments)
+            arguments["of"] = named.decided_for
+        else:
+            if word == "queues":
+                arguments["vhost"] = caller.state.vhost
+            answer = function(**arguments)
         self._permits.carried_out(caller, f"admin.{word}", arguments)
         return answer
-
-    def _committed(self, token: str, since: float | None = None, vhost: str | None = None) -> bool:
-        return committed(self._broker, token, since, vhost)
 
     def _give_up(self) -> bool:
         """Whether this broker ends now, so that the caller can open its directory."""
@@ -294,11 +285,3 @@ def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iter
     if first is not None:
         yield first
     yield from rest
-
-
-def committed(broker: LocalBroker, token: str, since: float | None = None, vhost: str | None = None) -> bool:
-    """Whether a commit that was given this token took place. Raises UnknownOutcome."""
-    try:
-        return broker.outcome(token, since, vhost) == "committed"
-    except errors.UnknownTransaction:
-        return False

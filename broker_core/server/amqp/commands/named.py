@@ -11,6 +11,8 @@ from functools import partial
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.encoder import encode_ack
 from broker_core.amqp.v0_9_1.events import Command
+from broker_core.broker.actor import actor_of
+from broker_core.broker.decision import Decided, decide
 from broker_core.errors import PreconditionFailed
 from broker_core.node.local import log_dropped
 from broker_core.server.amqp import transaction_exchange
@@ -33,13 +35,15 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
         gathered.published += 1
     number = gathered.published
 
-    def decided(dropped: int) -> None:
-        log_dropped(xid, dropped)
-        session.connection.decided(verb, xid)
+    def decided(done: Decided) -> None:
+        log_dropped(xid, done.dropped)
+        session.connection.decided(verb, xid, done.user)
         if channel.confirming:
             session.connection.write(encode_ack(session.number, number, multiple=False))
 
-    session.submit(method, partial(transaction_exchange.decide, verb, xid), decided)
+    actor = actor_of(session.state.users, session.connection.user)
+    work = partial(decide, verb, xid, actor=actor, rights=session.rights, vhost=session.state.vhost)
+    session.submit(method, work, decided)
 
 
 def get_outcome(session: Session, method: m.BasicGet, name: str) -> None:
@@ -56,4 +60,4 @@ def get_outcome(session: Session, method: m.BasicGet, name: str) -> None:
         session.send(found, outcome.properties, outcome.body)
         return None
 
-    session.submit(method, partial(transaction_exchange.asked, xid), answer)
+    session.submit(method, partial(transaction_exchange.asked, xid, session.connection.user), answer)

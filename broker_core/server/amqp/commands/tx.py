@@ -12,6 +12,7 @@ from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
 from broker_core.broker.commit import Committed
+from broker_core.broker.permits import publish_again
 from broker_core.broker.transaction import Transaction
 from broker_core.node.burial import Burial, is_worth_it
 from broker_core.server.amqp import transaction_exchange
@@ -75,19 +76,34 @@ def _buried(
 def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
     named, then = session.named, partial(_committed, session, method)
     if named.prepare:
-        prepare = partial(_prepare, transaction, named.prepare, session.state)
-        session.commits.submit(prepare, then, session)
+        session.commits.submit(partial(_prepare, transaction, named.prepare, session), then, session)
     else:
         state = session.state
-        transaction.xid = state.names.key(state.vhost, named.token) if named.token else ""
-        session.commits.submit(partial(commit_transaction, transaction), then, session)
+        user = session.connection.user
+        transaction.xid = state.names.key(state.vhost, named.token, user) if named.token else ""
+        session.commits.submit(partial(_commit, transaction, session), then, session)
 
 
 def _prepare(
-    transaction: Transaction, xid: str, seen: BrokerState, state: BrokerState, change: Change, now: int
+    transaction: Transaction, xid: str, session: Session, state: BrokerState, change: Change, now: int
 ) -> None:
+    seen = session.state
     seen.topology.require_there()
-    state.prepared.prepare(change, transaction, xid, now, seen.vhost)
+    _ask_again(transaction, session)
+    state.prepared.prepare(change, transaction, xid, now, seen.vhost, session.connection.user)
+
+
+def _commit(
+    transaction: Transaction, session: Session, state: BrokerState, change: Change, now: int
+) -> Committed:
+    _ask_again(transaction, session)
+    return commit_transaction(transaction, state, change, now)
+
+
+def _ask_again(transaction: Transaction, session: Session) -> None:
+    """Rights may have changed since it began. Raises AccessRefused."""
+    seen = session.state
+    publish_again(session.rights, seen.topology, transaction, seen.blocks, asked=session.channel.asked)
 
 
 def _committed(

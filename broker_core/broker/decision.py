@@ -1,0 +1,103 @@
+"""Who decides a prepared transaction: the user who named it, or who operates. One function for all doors.
+
+Not here: what a decision does (``prepared.py``), and what a door calls the words.
+Invariant: a caller decides its own transaction, or one that it names by its user; a name alone never means
+that of another user where the caller has one too. Its owner is asked again for its permissions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, NamedTuple, TypeAlias
+
+from broker_core.broker.actor import OWNER, Actor
+from broker_core.broker.broker import BrokerState
+from broker_core.broker.change import Change
+from broker_core.broker.permits import publish_again
+from broker_core.broker.rights import Rights
+from broker_core.broker.transaction_key import is_owned, name_of, user_of
+from broker_core.errors import AccessRefused, TransactionState, UnknownTransaction
+
+Decision: TypeAlias = Literal["commit", "rollback"]
+
+
+class Decided(NamedTuple):
+    """``dropped``: messages and acks without effect, because their queue was deleted. ``user``: whose it was;
+    "" for the owner of the data directory, None for nobody.
+    """
+
+    dropped: int
+    user: str | None
+
+
+def decide(
+    verb: Decision,
+    xid: str,
+    state: BrokerState,
+    change: Change,
+    now_us: int,
+    *,
+    actor: Actor = OWNER,
+    rights: Rights | None = None,
+    of: str | None = None,
+    vhost: str | None = None,
+) -> Decided:
+    """Commits or rolls back; twice is fine. ``of``: whose it is, if not the caller's; ``vhost`` None: in any.
+
+    Raises UnknownTransaction, TransactionState, AccessRefused.
+    """
+    key = _meant(xid, state, actor, of, state.hosts.by_name if vhost is None else [vhost])
+    prepared = state.prepared.by_key.get(key)
+    if prepared is not None and not actor.operates and not is_owned(key):
+        raise AccessRefused(
+            f"access to transaction '{xid}' refused for user '{actor.user}'",
+            "an older version has prepared it for nobody; an operator decides it",
+        )
+    dropped = 0
+    if verb == "commit":
+        if prepared is not None and rights is not None and not actor.operates:
+            seen = state.of(state.prepared.vhosts[key])
+            publish_again(rights, seen.topology, prepared, state.blocks, asked=None)
+        dropped = state.prepared.commit(change, key, now_us).dropped
+    else:
+        state.prepared.rollback(change, key, now_us)
+    return Decided(dropped, user_of(key))
+
+
+def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, hosts: Collection[str]) -> str:
+    """Returns the key of the transaction that the caller means."""
+    if of is not None and of != actor.user and not actor.operates:
+        raise AccessRefused(
+            f"access to transactions of user '{of}' refused for user '{actor.user}'",
+            "it needs the tag administrator or operator",
+        )
+    keys = [state.names.key(host, xid, actor.user if of is None else of) for host in hosts]
+    found = [key for key in keys if key in state.prepared.by_key]
+    if not found and not any(map(state.names.knows, keys)) and actor.operates:
+        found = state.prepared.of(xid, hosts, of) or _ended(xid, state, of, hosts)
+    if len(found) > 1:
+        raise _several(xid, state, found)
+    ended = [key for key in keys if key in state.names.outcomes]
+    if not found and not ended and actor.operates and state.prepared.of(xid, state.hosts.by_name, of):
+        raise UnknownTransaction(
+            f"no transaction of vhost '{next(iter(hosts))}' has the xid '{xid}'",
+            "connect to the virtual host where it was prepared",
+        )
+    return next(iter(found or ended or keys))
+
+
+def _ended(xid: str, state: BrokerState, of: str | None, hosts: Collection[str]) -> list[str]:
+    """Returns the key of one that has ended, for who repeats a decision for another user."""
+    names = state.names
+    users = {user_of(key) for key in names.outcomes if name_of(key) == xid} if of is None else {of}
+    keys = (names.key(host, xid, user) for host in hosts for user in users if user is not None)
+    return [key for key in keys if key in names.outcomes]
+
+
+def _several(xid: str, state: BrokerState, found: list[str]) -> TransactionState:
+    hosts = sorted({state.prepared.vhosts.get(key, "") for key in found})
+    if len(hosts) > 1:
+        text = f"transactions of the vhosts {', '.join(hosts)} have the xid '{xid}'"
+        return TransactionState(text, "name the virtual host")
+    users = ", ".join(sorted(f"'{user_of(key) or ''}'" for key in found))
+    return TransactionState(f"transactions of the users {users} have the xid '{xid}'", "name the user: --of")

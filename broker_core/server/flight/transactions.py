@@ -1,0 +1,52 @@
+"""The words of ``admin.`` that are about named transactions, for one caller.
+
+Not here: who decides which transaction (``broker/decision.py``), and how a decision is written to the audit
+log (``audited.py``).
+"""
+
+from __future__ import annotations
+
+from broker_core.broker.decision import Decision
+from broker_core.engine import PreparedInfo
+from broker_core.node.local import LocalBroker
+from broker_core.server.flight.caller import Caller
+
+
+class Transactions:
+    """Those of the caller's virtual host. ``of``: the user who named one, if that is not the caller.
+
+    ``decided_for``: whose the transaction was that is decided now; None: nobody's.
+    """
+
+    def __init__(self, broker: LocalBroker, caller: Caller) -> None:
+        self._broker = broker
+        self._caller = caller
+        self._vhost = caller.state.vhost
+        self.decided_for: str | None = None
+
+    def prepared(self) -> list[PreparedInfo]:
+        return self._broker.prepared(self._vhost)
+
+    def commit(self, xid: str, of: str | None = None) -> int:
+        return self._decide("commit", xid, of)
+
+    def rollback(self, xid: str, of: str | None = None) -> None:
+        self._decide("rollback", xid, of)
+
+    def _decide(self, verb: Decision, xid: str, of: str | None) -> int:
+        caller = self._caller
+        decided = self._broker.decide(verb, xid, caller.actor, caller.rights, self._vhost, of)
+        self.decided_for = decided.user
+        return decided.dropped
+
+    def committed(self, token: str, since: float | None = None, of: str | None = None) -> bool:
+        return self._broker.committed(token, since, self._vhost, self._user(of))
+
+    def outcome(self, xid: str, since: float | None = None, of: str | None = None) -> str:
+        return self._broker.outcome(xid, since, self._vhost, self._user(of))
+
+    def _user(self, of: str | None) -> str:
+        return self._caller.identity.user if of is None else of
+
+
+WORDS = tuple(name for name in vars(Transactions) if not name.startswith("_"))
