@@ -264,8 +264,8 @@ def _named(queue: str, partition: int) -> str:
 
 @lru_cache(maxsize=1024)  # messages of a stream share a few sets of properties
 def buried(properties: bytes, death: Death, reason: str | None, *, keeps_key: bool) -> bytes:
-    """Properties after ``death``: with ``x-death`` and the reason, without expiration; otherwise
-    unchanged.
+    """Properties after ``death``: with ``x-death`` and the reason, without expiration, and without user_id,
+    because the app publishes them; otherwise unchanged.
     """
 
     def changed(headers: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def buried(properties: bytes, death: Death, reason: str | None, *, keeps_key: bo
 
     try:
         check(properties)
-        return rewrite_of(properties, changed, READ, ("expiration",))
+        return rewrite_of(properties, changed, READ, ("expiration", "user_id"))
     except ProtocolError:  # only in old data directories
         headers = {DAMAGED: properties, **changed({})}
         return append_headers(

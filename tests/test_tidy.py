@@ -45,7 +45,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.micro_batch.claim.Claims": (361, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (455, "the rules C1, C4, C5 and C6 over the same entries"),
     "broker_core.micro_batch.micro_batch.MicroBatches": (
-        393,
+        401,
         "open, stage, decide and apply over the same records",
     ),
     "broker_core.node.channel.LocalChannel": (424, ENTRY),

@@ -20,6 +20,7 @@ from txmq.address import client_at
 from txmq.output import done, show
 
 Add = Callable[..., argparse.ArgumentParser]
+_TAGS = "administrator, operator, monitoring, impersonator"
 
 
 def arguments(commands: Any, add: Add) -> None:
@@ -27,17 +28,13 @@ def arguments(commands: Any, add: Add) -> None:
     users = commands.add_parser("users", help="add, list and delete users", description="Users of a broker.")
     words = users.add_subparsers(metavar="WORD", required=True)
     adding = _named(add(words, "add", _add, "add a user, without permissions", address=True))
-    adding.add_argument(
-        "--tag", metavar="TAG", action="append", default=[], help="administrator, operator, monitoring"
-    )
+    adding.add_argument("--tag", metavar="TAG", action="append", default=[], help=_TAGS)
     _password(adding)
     add(words, "list", _users, "list the users", address=True)
     _named(add(words, "delete", _delete, "delete a user and close its connections", address=True))
     _password(_named(add(words, "passwd", _passwd, "give a user another password", address=True)))
     tagging = _named(add(words, "tag", _tag, "give a user these tags, and no others", address=True))
-    tagging.add_argument(
-        "tags", metavar="TAG", nargs="*", help="administrator, operator, monitoring; none: no tag"
-    )
+    tagging.add_argument("tags", metavar="TAG", nargs="*", help=f"{_TAGS}; none: no tag")
     permissions = commands.add_parser(
         "permissions", help="set, clear and list permissions", description="Permissions of users."
     )

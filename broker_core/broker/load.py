@@ -45,6 +45,7 @@ from broker_core.broker.records import (
     TopicPermissionRecord,
     UserRecord,
     VhostRecord,
+    WriteUserRecord,
 )
 from broker_core.broker.repair import Info, repair
 from broker_core.broker.topology import Topology
@@ -116,7 +117,7 @@ def _load(state: BrokerState, image: Image, new_block_id: Callable[[], BlockId])
     state.users.restore(
         *(
             by_class.get(kind, ())
-            for kind in (UserRecord, PermissionRecord, TopicPermissionRecord, AppUserRecord)
+            for kind in (UserRecord, PermissionRecord, TopicPermissionRecord, AppUserRecord, WriteUserRecord)
         )
     )
     state.blocks.forget_unpinned()

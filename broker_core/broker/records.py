@@ -382,6 +382,16 @@ class AppUserRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class WriteUserRecord(Record):
+    """The owner of a batch write that is open: who staged its first part; "": the owner of the directory."""
+
+    TABLE, KEY = "write_user", ("vhost", "token")
+    vhost: str
+    token: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
 class VhostRecord(Record):
     """A virtual host and its limits; -1: none. ``/`` has a record only if it has a limit."""
 
@@ -418,5 +428,6 @@ RECORDS: tuple[type[Record], ...] = (
     PermissionRecord,
     TopicPermissionRecord,
     AppUserRecord,
+    WriteUserRecord,
     VhostRecord,
 )

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from broker_core.address import VHOST
 from broker_core.broker.permission import EVERYTHING, Permission, matches
-from broker_core.broker.users import Users
+from broker_core.broker.users import IMPERSONATOR, Users
 from broker_core.checks import MAX_NAME_BYTES
 from broker_core.errors import AccessRefused
 
@@ -85,6 +85,11 @@ class Rights:
     def epoch(self) -> object:
         """Another object after each change of users and permissions."""
         return self._current().epoch
+
+    @property
+    def impersonates(self) -> bool:
+        """Whether its messages may name any user."""
+        return self._owner or IMPERSONATOR in self._users.tags(self.user)
 
     @property
     def enters(self) -> bool:

@@ -2,8 +2,7 @@
 
     xid@%2F@ann:order-7         a user's xid or commit token, in its virtual host
     xid@%2F@ann@17000000:order-7    the same, prepared at that time by an ann who was deleted
-    batch:TOKEN                 a batch write in ``/`` of the owner of the directory
-    batch@sales@ann:TOKEN       one of another user, or in another virtual host (``batch@sales:TOKEN``)
+    batch:TOKEN                 a batch write in ``/``; ``batch@sales:TOKEN`` in another one
 
 Versions before kept no user (``xid@%2F:order-7``), and earlier ones no virtual host (``order-7``). Such a
 record is nobody's; every user finds it by its name.
@@ -37,10 +36,7 @@ def disowned_key(key: str, time_us: int) -> str:
     return f"{owner}@{time_us}:{name}"
 
 
-def write_key(vhost: str, user: str, token: str) -> str:
-    """``user``: "" also for an attempt that belongs to an app."""
-    if user:
-        return f"batch@{_quoted(vhost)}@{_quoted(user)}:{token}"
+def write_key(vhost: str, token: str) -> str:
     return f"batch:{token}" if vhost == VHOST else f"batch@{_quoted(vhost)}:{token}"
 
 

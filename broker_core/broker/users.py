@@ -22,13 +22,16 @@ from broker_core.broker.records import (
     PermissionRecord,
     TopicPermissionRecord,
     UserRecord,
+    WriteUserRecord,
 )
 from broker_core.broker.undo import Undo
 from broker_core.errors import OptionError
 
 DEFAULT_USER = "guest"  # until the first user is added
 ADMINISTRATOR, OPERATOR, MONITORING = "administrator", "operator", "monitoring"
-TAGS = (ADMINISTRATOR, OPERATOR, MONITORING)
+LOOKING = (ADMINISTRATOR, OPERATOR, MONITORING)  # who sees what all users have
+IMPERSONATOR = "impersonator"  # publishes with the user_id of another
+TAGS = (*LOOKING, IMPERSONATOR)
 
 
 class Users:
@@ -42,6 +45,7 @@ class Users:
         self.topics: dict[tuple[str, str], dict[str, TopicPermissionRecord]] = {}
         self.apps: dict[tuple[str, str], str] = {}  # (vhost, app_id) -> user
         self.apps_of: dict[str, dict[tuple[str, str], None]] = {}  # the same by user
+        self.writes: dict[tuple[str, str], str] = {}  # (vhost, token) -> user, of open batch writes
         self.given: frozenset[str] = frozenset()
         self.epoch: object = object()
 
@@ -51,6 +55,7 @@ class Users:
         permissions: Iterable[PermissionRecord],
         topics: Iterable[TopicPermissionRecord],
         apps: Iterable[AppUserRecord],
+        writes: Iterable[WriteUserRecord] = (),
     ) -> None:
         self.by_name = {record.name: record for record in users}
         self.permissions = {(record.user, record.vhost): record for record in permissions}
@@ -59,6 +64,7 @@ class Users:
         for app in apps:
             self.apps[app.vhost, app.app_id] = app.user
             self.apps_of.setdefault(app.user, {})[app.vhost, app.app_id] = None
+        self.writes = {(record.vhost, record.token): record.user for record in writes}
 
     def refused(self) -> Iterator[tuple[str, str, str]]:
         """Yields (user, vhost, pattern) for the patterns of an older catalog that would be refused today.
@@ -143,6 +149,8 @@ class Users:
                     self._drop_topic(change, user, vhost, exchange)
             for app in list(self.apps_of.get(name, ())):
                 self._disown(change, app)
+            for write in [write for write, user in self.writes.items() if user == name]:
+                self.disown_write(change, *write)
 
     def permit(
         self, change: Change, user: str, configure: str, write: str, read: str, vhost: str = VHOST
@@ -196,6 +204,21 @@ class Users:
                     self._drop_topic(change, user, vhost, exchange)
             for app in [app for app in self.apps if app[0] == vhost]:
                 self._disown(change, app)
+            for write in [write for write in self.writes if write[0] == vhost]:
+                self.disown_write(change, *write)
+
+    def own_write(self, change: Change, vhost: str, token: str, user: str) -> None:
+        """The batch write belongs to ``user`` until it ends."""
+        self._undo.item(self.writes, (vhost, token))
+        self.writes[vhost, token] = user
+        change.put(WriteUserRecord(vhost, token, user))
+
+    def disown_write(self, change: Change, vhost: str, token: str) -> None:
+        """It has ended, or its user is deleted: the tasks of an administrator alone go on with it."""
+        if (vhost, token) in self.writes:
+            self._undo.item(self.writes, (vhost, token))
+            del self.writes[vhost, token]
+            change.drop(WriteUserRecord, (vhost, token))
 
     def own_app(self, change: Change, app_id: str, user: str, vhost: str = VHOST) -> None:
         """From now on the app belongs to ``user``; "": to the owner of the data directory."""

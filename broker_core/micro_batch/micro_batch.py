@@ -167,6 +167,8 @@ class MicroBatches:
         new = [record for record, before in zip(staged, known, strict=True) if before is None]
         for superseded in self.branches.superseded(header, sum(map(taken, new)), actor.user):
             self._drop(change, superseded, now_us)
+        if new:
+            self.owners.take_token(change, actor, header)
         for record in new:
             self.branches.open(change, attempt_of(header, now_us, self.vhost), actor.user)
             self.branches.touch(change, header.token, now_us)
@@ -345,12 +347,14 @@ class MicroBatches:
         token: str,
         branches: Sequence[StagedBranch],
         now_us: int,
+        actor: Actor = OWNER,
         *,
         on_unroutable: OnUnroutable,
     ) -> int:
-        """Commits a batch write and returns its rows; it may be repeated. Raises TransactionState (rolled
-        back), UnknownOutcome, MissingBranch, Unroutable.
+        """Commits a batch write and returns its rows; it may be repeated. Raises AccessRefused,
+        TransactionState (rolled back), UnknownOutcome, MissingBranch, Unroutable.
         """
+        self.owners.require_tokens(actor, [token])
         state, name = self._state, self._write(token)
         outcome = state.names.outcomes.get(name)
         if outcome is not None:
@@ -363,10 +367,13 @@ class MicroBatches:
         transaction, _ = self._gather(name, named, on_unroutable, now_us)
         state.transactions.commit(change, transaction, now_us)
         self.branches.drop(state, change, token)
+        state.users.disown_write(change, self.vhost, token)
         return sum(branch.rows for branch in branches)
 
-    def roll_back(self, change: Change, token: str, now_us: int) -> None:
-        """Rolls back a micro-batch or a batch write. Raises BatchDecided."""
+    def roll_back(self, change: Change, token: str, now_us: int, actor: Actor = OWNER) -> None:
+        """Rolls back a micro-batch or a batch write. Raises AccessRefused, BatchDecided."""
+        if not actor.operates:
+            self.owners.require_tokens(actor, [token])
         entry = self.ledger.by_token(token)
         outcome = self._state.names.outcomes.get(self._write(token))
         if entry is not None or (outcome is not None and outcome.state == "committed"):
@@ -389,6 +396,7 @@ class MicroBatches:
 
     def _drop(self, change: Change, token: str, now_us: int) -> None:
         self.branches.drop(self._state, change, token)
+        self._state.users.disown_write(change, self.vhost, token)
         # from now on a late task or call of it is refused
         name, outcomes = self._write(token), self._state.names.outcomes
         if name not in outcomes:
@@ -396,7 +404,7 @@ class MicroBatches:
 
     def _write(self, token: str) -> str:
         """Returns the key of a batch write."""
-        return write_key(self.vhost, "", token)
+        return write_key(self.vhost, token)
 
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int) -> None:

@@ -53,18 +53,6 @@ def _left(state: BrokerState, releases: Releases, app_id: str) -> int:
     return waiting
 
 
-def app_of_token(batches: MicroBatches, token: str) -> str:
-    """Returns the app of an attempt, open or decided; "" for a batch write and for an unknown token."""
-    attempt, entry = batches.branches.attempt(token), batches.ledger.by_token(token)
-    return attempt.app_id if attempt is not None else entry.app_id if entry is not None else ""
-
-
-def app_of_branch(batches: MicroBatches, branch: str) -> str:
-    """Returns the app that has staged a branch; "" as for ``app_of_token``."""
-    parts = batches.branches.parts(branch)
-    return app_of_token(batches, parts[0].token) if parts else ""
-
-
 def attempts(batches: MicroBatches, now_us: int) -> list[AttemptInfo]:
     """Returns what is staged for undecided batches and batch writes, oldest first."""
     found = []

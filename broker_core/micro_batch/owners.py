@@ -63,7 +63,7 @@ class AppOwners:
     def require(self, actor: Actor, apps: Iterable[str]) -> None:
         """Raises AccessRefused unless ``actor`` may act for each of these apps, or there is no such app.
 
-        "" is the app of a batch write, which belongs to who knows its token.
+        "" is the app of a batch write: see ``require_tokens``.
         """
         for app_id in apps:
             if not app_id or actor.administers:
@@ -75,6 +75,27 @@ class AppOwners:
                     "an app belongs to the user who first claimed or opened it; an administrator gives it to "
                     "another one with txmq apps chown",
                 )
+
+    def require_tokens(self, actor: Actor, tokens: Iterable[str]) -> None:
+        """Raises AccessRefused unless ``actor`` may act for each attempt, open or decided, or there is
+        none."""
+        for token in tokens:
+            attempt, entry = self._branches.attempt(token), self._ledger.by_token(token)
+            if entry is not None:
+                self.require(actor, [entry.app_id])
+            if attempt is None or actor.administers:
+                continue
+            self.require(actor, [attempt.app_id])
+            if not attempt.app_id and self._state.users.writes.get((self._vhost, token)) != actor.user:
+                raise AccessRefused(
+                    f"access to batch write {token} in vhost '{self._vhost}' refused for user '{actor.user}'",
+                    "a batch write belongs to the user who staged its first rows",
+                )
+
+    def take_token(self, change: Change, actor: Actor, header: BranchHeader) -> None:
+        """A batch write begins: it has an owner until it ends."""
+        if not header.app_id and self._branches.attempt(header.token) is None:
+            self._state.users.own_write(change, self._vhost, header.token, actor.user)
 
     def take(self, change: Change, actor: Actor, app_id: str) -> None:
         """For a call that makes something of the app: ``require``, and it has an owner from now on. Raises
@@ -112,7 +133,7 @@ class AppOwners:
         if attempt is None:
             self.take(change, actor, header.app_id)
         else:
-            self.require(actor, [attempt.app_id])
+            self.require_tokens(actor, [header.token])
             if header.app_id:
                 self.require_token(header.token, header.app_id, header.query_id, header.batch_id)
         if any(part.token != header.token for part in self._branches.parts(header.branch)):

@@ -26,7 +26,7 @@ from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.actor import OWNER, Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.change import Change
-from broker_core.broker.content import check_rows
+from broker_core.broker.content import check_rows, check_user_ids
 from broker_core.broker.permits import publish_rows
 from broker_core.broker.rights import Rights
 from broker_core.checks import checked_calls
@@ -340,6 +340,7 @@ class EmbeddedEngine:
         check_rows(rows, self._local.limits.body_bytes)
         if rights is not None:
             publish_rows(rights, self._state.topology, rows)
+            check_user_ids(rows, rights)
 
     def _stage(
         self, header: BranchHeader, first: int, given: Sequence[tuple[BlockInfo | None, pa.RecordBatch]]
@@ -402,14 +403,11 @@ class EmbeddedEngine:
     def commit_branches(
         self, token: str, branches: Sequence[StagedBranch], *, on_unroutable: Literal["fail", "drop"] = "fail"
     ) -> int:
-        return self._run(
-            lambda _state, change, now_us: self.batches.commit_write(
-                change, token, branches, now_us, on_unroutable=on_unroutable
-            )
-        )
+        commit = partial(self.batches.commit_write, on_unroutable=on_unroutable)
+        return self._run(lambda _state, change, now_us: commit(change, token, branches, now_us, self._actor))
 
     def rollback_batch(self, token: str) -> None:
-        self._run(lambda _state, change, now_us: self.batches.roll_back(change, token, now_us))
+        self._run(lambda _state, change, now_us: self.batches.roll_back(change, token, now_us, self._actor))
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:

@@ -34,7 +34,7 @@ from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, message
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import Place
 
-FORMAT = 7
+FORMAT = 8
 HOSTS = 6  # the format since which names are those of a virtual host
 _SINCE_FORMAT = re.compile(r"^-- What follows came with format (\d+);.*$", re.M)
 # a commit of one message writes one page: SQLite checksums and writes a small one faster

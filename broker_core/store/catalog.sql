@@ -307,3 +307,11 @@ CREATE TABLE release_note (
   position INTEGER, ends TEXT, guard INTEGER,
   PRIMARY KEY (app_id, queue, vhost)
 ) WITHOUT ROWID;
+
+-- What follows came with format 8; a catalog of an older format is given it when it is opened.
+-- The key of a named transaction has its user since then. One of an older format is nobody's.
+
+CREATE TABLE write_user (
+  vhost TEXT, token TEXT, user TEXT, guard INTEGER,
+  PRIMARY KEY (vhost, token)
+) WITHOUT ROWID;

@@ -4,6 +4,7 @@ touches. Ids are known to everybody here: mallory is told each query, token and 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from broker_core.client.broker import BrokerClient
 from broker_core.credentials import Credentials
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector
 from broker_core.launcher import Broker
+from broker_core.message import MESSAGE_SCHEMA
+from broker_core.properties import Properties
 from txmq.cli import main
 
 PASSWORD = "secret of all"
@@ -267,3 +270,75 @@ def test_owners_are_durable(tmp_path: Path) -> None:
             guest.open_batch("of guest", QUERY, 0, "fail")
     with Broker.open(tmp_path) as broker:
         assert broker.engine.state.users.apps == {("/", "of the directory"): "", ("/", "of guest"): "guest"}
+
+
+def test_a_batch_write_belongs_to_who_staged_its_first_rows(
+    tmp_path: Path, broker: Broker, of: Callable[[str], BrokerClient]
+) -> None:
+    """By its token and branches, mallory can neither read, extend, commit nor drop it, also after a restart."""
+    body = pa.record_batch({"body": pa.array([b"ann's"], pa.binary())})
+    mine = of(ANN).stage(BranchHeader("write", "b", "publish", {"routing_key": "in"}), [body])
+    mallory = of(MALLORY)
+    for call in (
+        lambda client: client.commit_branches("write", [mine]),
+        lambda client: client.rollback_batch("write"),
+        lambda client: list(client.read_branches(["b"])),
+        lambda client: client.stage(BranchHeader("write", "c", "append", {"table": "t"}), [ROWS]),
+    ):
+        refused(lambda call=call: call(mallory))  # type: ignore[misc]
+    broker.close()
+    with Broker.open(tmp_path / "data") as again:
+        clients = [
+            BrokerClient(again.url, credentials=Credentials(user=user, password=PASSWORD))
+            for user in (MALLORY, ANN)
+        ]
+        refused(lambda: clients[0].commit_branches("write", [mine]))
+        assert clients[1].commit_branches("write", [mine]) == 1
+        assert clients[1].commit_branches("write", [mine]) == 1  # its answer was lost
+        assert again.engine.state.users.writes == {}
+        for client in clients:
+            client.close()
+
+
+def test_a_later_user_of_the_name_does_not_get_the_batch_write_of_a_deleted_one(
+    broker: Broker, of: Callable[[str], BrokerClient]
+) -> None:
+    mine = staged(of(ANN), "write")
+    broker.accounts.delete_user(ANN)
+    broker.accounts.add_user(ANN, passwords.hashed(PASSWORD, passwords.Cost(4)))
+    broker.accounts.set_permissions(ANN, ".*", ".*", ".*")
+    refused(lambda: of(ANN).commit_branches("write", [mine]), ANN)
+    of(ROOT).rollback_batch("write")
+    assert broker.engine.attempts() == [] and broker.engine.state.users.writes == {}
+
+
+def test_staged_rows_name_no_other_user_as_user_id(
+    broker: Broker, of: Callable[[str], BrokerClient], tmp_path: Path
+) -> None:
+    """As for a publish; with the tag impersonator, or the token of the directory, they may."""
+
+    def publish(client: BrokerClient, user_id: str) -> None:
+        properties = [b"", Properties(user_id=user_id).encode()]
+        rows = pa.record_batch(
+            {
+                "exchange": ["", ""],
+                "routing_key": ["in", "in"],
+                "body": pa.array([b"1", b"2"], pa.binary()),
+                "properties": pa.array(properties, pa.binary()),
+            },
+            schema=MESSAGE_SCHEMA,
+        )
+        token = uuid.uuid4().hex
+        client.commit_branches(token, [client.stage(BranchHeader(token, token, "publish", {}), [rows])])
+
+    publish(of(ANN), ANN)
+    for user in (ANN, ROOT):
+        with pytest.raises(errors.PreconditionFailed, match=rf"row 1: user_id .* '{MALLORY}' .* '{user}'"):
+            publish(of(user), MALLORY)
+    with BrokerClient(data=str(tmp_path / "data")) as owner:
+        publish(owner, MALLORY)
+    broker.accounts.set_tags(ANN, ["impersonator"])
+    publish(of(ANN), MALLORY)
+    with pytest.raises(errors.AccessRefused):  # it is no tag to look with
+        of(ANN).apps()
+    assert [queue.messages for queue in broker.queues() if queue.name == "in"] == [6]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from broker_core.broker.actor import Actor
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.rights import Rights
-from broker_core.broker.users import ADMINISTRATOR, OPERATOR, TAGS
+from broker_core.broker.users import ADMINISTRATOR, LOOKING, OPERATOR
 from broker_core.errors import AccessRefused
 from broker_core.server.access.identity import Identity
 
@@ -35,10 +35,14 @@ class Caller:
     def actor(self) -> Actor:
         return Actor(self.identity.user, self.administers, self.operates)
 
+    @property
+    def _looks(self) -> bool:
+        return not self.identity.tags.isdisjoint(LOOKING)
+
     def enter(self) -> None:
         """Needs any permission in the virtual host, or a tag. Raises NotAllowed once that is deleted."""
         self.state.topology.require_there()
-        if not self.rights.enters and not self.identity.tags and not self.identity.owner:
+        if not self.rights.enters and not self._looks and not self.identity.owner:
             raise AccessRefused(
                 f"access to vhost '{self.rights.vhost}' refused for user '{self.identity.user}'",
                 "an administrator gives permissions with txmq permissions set",
@@ -55,8 +59,8 @@ class Caller:
 
     def look(self, what: str) -> None:
         """Needs a tag."""
-        if not self.identity.owner and not self.identity.tags & set(TAGS):
-            raise self._refused(what, " or ".join(TAGS))
+        if not self.identity.owner and not self._looks:
+            raise self._refused(what, " or ".join(LOOKING))
 
     def operate(self, what: str) -> None:
         """To decide for others: ``monitoring`` only looks."""

@@ -13,8 +13,8 @@ unmirrored, mark_mirrored, last_entry, app; note of ``REFUSED``;
 DoGet: branches                                                the app
 stage, adopt, DoPut                                            the app of the attempt, and write on each
                                                                exchange that the rows name
-publish_refused                                                the app, and that of the attempt or its token
-commit_branches, rollback_batch                                the app of the attempt, or its token; the
+publish_refused                                                the app, and that of the attempt or the batch write
+commit_branches, rollback_batch                                the app of the attempt, or the batch write; the
                                                                tag operator for rollback_batch
 apps, attempts                                                 a tag
 skip, release; note of ``ROWS_TO``                             the tag administrator or operator
@@ -42,7 +42,6 @@ from broker_core.broker import permits
 from broker_core.broker.content import check_user_id
 from broker_core.engine import REFUSED, BranchHeader, ReadTicket
 from broker_core.flight import contract
-from broker_core.micro_batch import overview
 from broker_core.micro_batch.micro_batch import MicroBatches
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
@@ -234,7 +233,7 @@ class Permits:
 
     def check(self, calls: Mapping[str, Check], word: str, caller: Caller, given: Arguments) -> None:
         """Before ``word`` is carried out with these arguments, which are checked."""
-        if calls is CHANNEL and not caller.identity.owner:
+        if calls is CHANNEL and not caller.rights.impersonates:
             for message in given.get("messages", (given,)):
                 check_user_id(message.get("properties") or b"", caller.identity.user)
         if caller.rights.everything and caller.administers:
@@ -255,8 +254,9 @@ class Permits:
     def read_branches(self, caller: Caller, branches: Iterable[str]) -> None:
         caller.enter()
         with self._broker.look:
-            apps = {overview.app_of_branch(self._batches(caller), branch) for branch in branches}
-        self.use_app(caller, *apps)
+            batches = self._batches(caller)
+            tokens = {part.token for branch in branches for part in batches.branches.parts(branch)}
+            batches.owners.require_tokens(caller.actor, tokens)
 
     def stage(self, caller: Caller, header: BranchHeader, size_bytes: int = 0) -> None:
         """But for the exchanges, which the rows name. Before anything is written: raises TransactionTooLarge
@@ -268,10 +268,9 @@ class Permits:
             self._batches(caller).branches.superseded(header, size_bytes, caller.identity.user)
 
     def require_attempt(self, caller: Caller, token: str) -> None:
-        """Its app must be the caller's. An attempt without an app belongs to those who know its token."""
+        """Its app, or the batch write, must be the caller's."""
         with self._broker.look:
-            app_id = overview.app_of_token(self._batches(caller), token)
-        self.use_app(caller, app_id)
+            self._batches(caller).owners.require_tokens(caller.actor, [token])
 
     def _batches(self, caller: Caller) -> MicroBatches:
         return self._engines.of(caller.state.vhost).batches

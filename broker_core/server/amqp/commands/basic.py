@@ -30,7 +30,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
         permits.publish(session.rights, session.state.topology, name, routing_key, properties)
     copies = False
     if properties is not session.ordinary and properties:
-        if properties[1] & USER_ID:
+        if properties[1] & USER_ID and not session.rights.impersonates:
             check_user_id(properties, session.connection.user)
         if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
             properties = direct_reply.addressed(session, properties)
