@@ -1,0 +1,390 @@
+"""Two runs of one history: honest users and an operator alone, and the same with an attacker's calls in
+between. What the honest are answered and see is the same in both.
+
+Each run has a virtual host of its own on one real broker, so names and ids are the same in both. Mallory knows
+every id before it is used; calls that may take what is nobody's yet are made once its id was shown.
+Not here: the histories (``test_non_interference.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pamqp import commands as c
+
+from broker_core import errors
+from broker_core import password as passwords
+from broker_core.client.broker import BrokerClient
+from broker_core.client.channel import RemoteChannel
+from broker_core.credentials import Credentials
+from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch
+from broker_core.flight.authorization import Basic
+from broker_core.launcher import Broker
+from tests.amqp_peer import Peer
+from tests.server.flight_calls import Raw
+
+PASSWORD = "secret of all"
+ANN, OLGA, MALLORY = "ann", "olga", "mallory"
+APP, QUERY, TOKEN, WRITE, XID, CHANNEL = "app", "q-of-ann", "t-of-ann", "w-of-ann", "x", "c-of-ann"
+NAMED = "amq.transaction"
+ROWS = pa.record_batch({"body": pa.array([b"row"], pa.binary())})
+GRANTS = {  # of mallory: (configure, write, read), tags
+    "enters": (("^$", "^$", "^$"), ()),
+    "has names of its own": (("^m", "^m", "^m"), ()),
+    "names transactions": (("^m", "^(m|amq.transaction)", "^m"), ()),
+    "looks": (("^m", "^(m|amq.transaction)", "^m"), ("monitoring",)),
+    "publishes in public": (("^m", "^(m|t$|amq.transaction)", "^m"), ()),
+    "impersonates": (("^m", "^(m|t$)", "^m"), ("impersonator",)),
+}
+
+
+class Site:
+    """A broker with the users; a virtual host for each run."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.runs = 0
+        for user, tags in ((ANN, ()), (OLGA, ("operator",)), (MALLORY, ())):
+            broker.accounts.add_user(user, passwords.hashed(PASSWORD, passwords.Cost(4)), tags)
+
+    def run(self, steps: Sequence[str], grant: str) -> list[Any]:
+        """Carries out the steps, and returns what the honest were answered, and see at the end."""
+        self.runs += 1
+        vhost, side = f"run{self.runs}", f"side{self.runs}"
+        patterns, tags = GRANTS[grant]
+        accounts = self.broker.accounts
+        for host in (vhost, side):
+            self.broker.vhosts.add_vhost(host)
+            accounts.set_permissions(ANN, ".*", ".*", ".*", host)
+            accounts.set_permissions(OLGA, "^$", "^amq.transaction$", "^$", host)
+            accounts.set_permissions(MALLORY, *patterns, host)
+        accounts.set_topic_permissions(MALLORY, "t", "^public", "^public", vhost)
+        accounts.set_tags(MALLORY, tags)
+        try:
+            with contextlib.closing(Run(self.broker, vhost, side)) as run:
+                return run.carried_out(steps)
+        finally:
+            for host in (vhost, side):
+                self.broker.vhosts.delete_vhost(host)
+
+
+class Run:
+    def __init__(self, broker: Broker, vhost: str, side: str) -> None:
+        self.broker, self.vhost, self.side = broker, vhost, side
+        self._ends = contextlib.ExitStack()
+        self.ann, self.olga, self.mallory = (self._client(user) for user in (ANN, OLGA, MALLORY))
+        self.raw = Raw(broker.url, Basic(MALLORY, PASSWORD).header, vhost)
+        self._ends.callback(self.raw.client.close)
+        self.peer = self._ends.enter_context(Peer(broker.amqp_urls[0]))
+        self.peer.user, self.peer.password = ANN, PASSWORD
+        self.peer.opened(1, vhost=vhost)
+        self.held = self._ends.enter_context(self.ann.channel())
+        for queue in ("in", "out", "secret"):
+            self.held.queue_declare(queue)
+        self.held.exchange_declare("t", "topic")
+        self.held.queue_bind("secret", "t", "secret.#")
+        self.peer.call(1, c.Queue.Declare(queue="private", exclusive=True), c.Queue.DeclareOk)
+        local = broker.engine._local
+        self.late = self._ends.enter_context(local.channel(vhost=side, user=MALLORY))
+        self.late.queue_declare("m")
+        self.late.tx_select()
+        self.late.publish(b"late", routing_key="m")
+        self.shown: set[str] = set()
+        self.staged: dict[str, StagedBranch] = {}
+        self.end: Any = {"in": START}
+        self.batch = 0
+
+    def _client(self, user: str) -> BrokerClient:
+        login = Credentials(user=user, password=PASSWORD)
+        client = BrokerClient(f"{self.broker.url}/{self.vhost}", credentials=login, reconnect_s=1.0)
+        return self._ends.enter_context(client)
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def carried_out(self, steps: Sequence[str]) -> list[Any]:
+        answers = []
+        for step in (*steps, "h_see", "h_drain"):
+            call: Callable[[], Any] = getattr(self, step)
+            try:
+                answer = call()
+            except errors.TxmqError as error:
+                answer = type(error).__name__
+            if step.startswith("h_"):
+                answers.append((step, answer))
+        return answers
+
+    # -- the honest ------------------------------------------------------------------------------------------
+    def h_publish(self) -> Any:
+        with self.ann.channel() as channel:
+            for number in range(3):
+                channel.publish(str(number).encode(), routing_key="in")
+
+    def h_publish_private(self) -> Any:
+        self.peer.publish(1, "", "private", b"mine")
+        return self.peer.count(1, "private")
+
+    def h_claim(self) -> Any:
+        self.shown.add(APP)
+        start = self.end
+        end = self.ann.claim(APP, ["in"], start, Limit(), Origin("earliest"), "fail")
+        self.shown.add(QUERY)
+        ranges = self.ann.resolve(APP, start, end)
+        slices = tuple((log, first, last) for log, (first, last) in ranges.items())
+        ticket = ReadTicket(APP, QUERY, self.batch, ranges, slices)
+        rows = [row for part in self.ann.read(ticket) for row in part.column("body").to_pylist()]
+        self.end = end
+        return end, rows
+
+    def h_open(self) -> Any:
+        opened = self.ann.open_batch(APP, QUERY, self.batch, "fail", token=f"{TOKEN}{self.batch}")
+        self.shown |= {APP, QUERY, TOKEN}
+        return opened
+
+    def h_stage(self) -> Any:
+        header = BranchHeader(f"{TOKEN}{self.batch}", f"b{self.batch}", "append", {"table": "t"})
+        if TOKEN in self.shown:
+            self.staged[TOKEN] = self.ann.stage(header, [ROWS])
+            return self.staged[TOKEN]
+        return None
+
+    def h_commit(self) -> Any:
+        branches = [self.staged.pop(TOKEN)] if TOKEN in self.staged else []
+        token = f"{TOKEN}{self.batch}" if TOKEN in self.shown else ""
+        entry = self.ann.commit_batch(APP, QUERY, self.batch, token, branches).entry
+        self.shown |= {APP, QUERY}
+        self.shown.discard(TOKEN)
+        self.batch += 1
+        return entry.ranges, entry.messages, entry.published
+
+    def h_apply(self) -> Any:
+        entries = self.ann.unapplied(APP)
+        found = [
+            part.to_pylist()
+            for entry in entries
+            for step in entry.to_apply
+            for part in self.ann.read_branches(step.branches)
+        ]
+        for entry in entries:
+            self.ann.mark_applied(APP, entry.sequence)
+        return found
+
+    def h_write(self) -> Any:
+        header = BranchHeader(WRITE, "w", "publish", {"routing_key": "out"})
+        self.staged[WRITE] = self.ann.stage(header, [ROWS])
+        self.shown.add(WRITE)
+        return self.staged[WRITE]
+
+    def h_commit_write(self) -> Any:
+        if WRITE in self.staged:
+            return self.ann.commit_branches(WRITE, [self.staged[WRITE]])
+        return None
+
+    def h_token(self) -> Any:
+        with self.ann.channel() as channel:
+            channel.tx_select()
+            channel.publish(b"tx", routing_key="out")
+            channel.tx_commit("invoice")
+
+    def h_asks(self) -> Any:
+        told = self.peer.get(1, f"{NAMED}.invoice")
+        return self.ann.committed("invoice"), self.ann.committed(XID), told and told[1]
+
+    def h_prepare(self) -> Any:
+        with self.ann.channel() as channel:
+            channel.tx_select()
+            channel.publish(b"xa", routing_key="out")
+            return channel.prepare(XID)
+
+    def h_decide(self) -> Any:
+        return self.ann.commit(XID)
+
+    def h_operate(self) -> Any:
+        return self.olga.rollback(XID, of=ANN)
+
+    def h_hold(self) -> Any:
+        self.held.tx_select()
+        self.held.publish(b"held", routing_key="out")
+        self.shown.add(CHANNEL)
+
+    def h_end_held(self) -> Any:
+        return self.held.tx_commit() if CHANNEL in self.shown else None
+
+    def h_remake(self) -> Any:
+        self.broker.vhosts.delete_vhost(self.side)
+        self.broker.vhosts.add_vhost(self.side)
+        self.shown.add("side")
+
+    def h_see(self) -> Any:
+        queues = [
+            (queue.name, queue.messages, queue.unacknowledged, queue.owner)
+            for queue in self.olga.queues()
+            if not queue.name.startswith("m")
+        ]
+        apps = [app for app in self.olga.apps() if not app.app_id.startswith("m")]
+        attempts = [
+            (found.token, found.app_id, found.rows)
+            for found in self.olga.attempts()
+            if not (found.app_id or found.token).startswith("m")
+        ]
+        prepared = [info.xid for info in self.olga.prepared() if info.user == ANN]
+        local = self.broker.engine._local
+        remade = [info.xid for info in local.prepared(self.side)] if "side" in self.shown else []
+        return (
+            queues,
+            apps,
+            attempts,
+            prepared,
+            remade,
+            self.ann.app(APP),
+            self.ann.last_entry(APP) is not None,
+        )
+
+    def h_drain(self) -> Any:
+        found = {}
+        with self.ann.channel() as channel:
+            for queue in ("out", "secret"):
+                bodies = iter(lambda queue=queue: channel.get(queue, no_ack=True), None)
+                found[queue] = [delivery.body for delivery in bodies]
+        return found, self.peer.count(1, "private")
+
+    # -- mallory: whatever the answer ------------------------------------------------------------------------
+    def m_asks(self) -> None:
+        mallory = self.mallory
+        for call in (
+            lambda: mallory.last_entry(APP),
+            lambda: mallory.app(APP),
+            lambda: mallory.unapplied(APP),
+            lambda: mallory.committed("invoice"),
+            lambda: mallory.outcome(XID, of=ANN),
+            lambda: mallory.resolve(APP, {"in": START}, {"in": 3}),
+        ):
+            with contextlib.suppress(errors.TxmqError):
+                call()
+
+    def m_applies(self) -> None:
+        with contextlib.suppress(errors.TxmqError):
+            self.mallory.ack(APP, {"in": 3})
+        for sequence in (1, 2):
+            with contextlib.suppress(errors.TxmqError):
+                self.mallory.mark_applied(APP, sequence)
+        self.mallory.skip(APP, 1, ["b0"], "/tmp")
+
+    def m_steals(self) -> None:
+        """By query and batch."""
+        if QUERY in self.shown:
+            opened = self.mallory.open_batch("m-app", QUERY, self.batch, "resume")
+            self.mallory.commit_batch("m-app", QUERY, self.batch, opened.token, [])
+
+    def m_poisons(self) -> None:
+        with self.mallory.channel() as channel:
+            channel.queue_declare("m-in")
+        with self.broker.channel(vhost=self.vhost) as channel:
+            channel.publish(b"bait", routing_key="m-in")
+        start = {"m-in": START}
+        end = self.mallory.claim("m-source", ["m-in"], start, Limit(), Origin("earliest"), "resume")
+        ranges = self.mallory.resolve("m-source", start, end)
+        for batch in range(3):
+            slices = tuple((log, first, last) for log, (first, last) in ranges.items())
+            list(self.mallory.read(ReadTicket("m-source", QUERY, batch, ranges, slices)))
+
+    def m_opens(self) -> None:
+        if TOKEN in self.shown:
+            token = f"{TOKEN}{self.batch}"
+            with contextlib.suppress(errors.TxmqError):
+                self.mallory.open_batch("m-app", "m-query", 0, "resume", token=token)
+            self.mallory.commit_batch("m-app", "m-query", 0, token, [])
+
+    def m_opens_app(self) -> None:
+        if APP in self.shown:
+            self.mallory.open_batch(APP, "m-query", 0, "resume")
+
+    def m_stages(self) -> None:
+        for token, branch in ((f"{TOKEN}{self.batch}", "m-b"), (WRITE, "m-w"), ("m-t", f"b{self.batch}")):
+            if {token.rstrip("0123456789"), branch.rstrip("0123456789")} & {TOKEN, WRITE} & self.shown:
+                with contextlib.suppress(errors.TxmqError):
+                    self.mallory.stage(BranchHeader(token, branch, "append", {"table": "m"}), [ROWS])
+
+    def m_drops(self) -> None:
+        for token in (f"{TOKEN}{self.batch}", WRITE):
+            if token.rstrip("0123456789") in self.shown:
+                with contextlib.suppress(errors.TxmqError):
+                    self.mallory.rollback_batch(token)
+
+    def m_writes(self) -> None:
+        if WRITE in self.staged:
+            self.mallory.commit_branches(WRITE, [self.staged[WRITE]])
+
+    def m_commits(self) -> None:
+        for call in (self.mallory.commit, self.mallory.rollback):
+            for of in (None, ANN, ""):
+                with contextlib.suppress(errors.TxmqError):
+                    call(XID, of=of)
+
+    def m_rolls_back(self) -> None:
+        with self._amqp() as peer:
+            peer.publish(1, NAMED, "rollback", XID.encode())
+            peer.send(1, c.Tx.Select())
+            peer.receive()  # it is carried out, or refused
+
+    def m_names(self) -> None:
+        """The names that ann will use, and the keys of the broker's own."""
+        for name in ("invoice", XID, f"batch:{WRITE}", f"batch@{self.vhost}:{WRITE}", f"{TOKEN}0"):
+            with contextlib.suppress(errors.TxmqError), self.mallory.channel() as channel:
+                self._publish(channel)
+                channel.tx_commit(name)
+            with contextlib.suppress(errors.TxmqError), self.mallory.channel() as channel:
+                self._publish(channel)
+                channel.prepare(name)
+
+    def _publish(self, channel: RemoteChannel) -> None:
+        """In a transaction, to what is mallory's own."""
+        channel.queue_declare("m-q")
+        channel.exchange_declare("m-x", "fanout")
+        channel.queue_bind("m-q", "m-x")
+        channel.tx_select()
+        channel.publish(b"m", "m-x")
+
+    def m_browses(self) -> None:
+        for queue in ("private", "in", "secret"):
+            with contextlib.suppress(errors.TxmqError):
+                list(self.mallory.browse([(queue, 0, 5)]))
+            for word in ("get", "queue_purge", "queue_delete"):
+                with contextlib.suppress(errors.TxmqError), self.mallory.channel() as channel:
+                    getattr(channel, word)(queue)
+
+    def m_copies(self) -> None:
+        for name in ("CC", "BCC"):
+            with self._amqp() as peer:
+                peer.publish(1, "t", "public", b"forged", headers={name: ["secret.a"]})
+                peer.send(1, c.Tx.Select())
+                peer.receive()  # it is published, or refused
+
+    def m_takes_channel(self) -> None:
+        if CHANNEL in self.shown:
+            self.raw._channel = self.held._id
+            for word in ("tx_rollback", "close"):
+                self.raw.call(f"channel.{word}", {})
+
+    def m_releases(self) -> None:
+        for force in (False, True):
+            with contextlib.suppress(errors.TxmqError):
+                self.mallory.release(APP, "in", force=force)
+
+    def m_prepares_late(self) -> None:
+        """On a channel of a virtual host that is deleted."""
+        if "side" in self.shown:
+            self.late.prepare("late")
+
+    @contextlib.contextmanager
+    def _amqp(self) -> Iterator[Peer]:
+        with Peer(self.broker.amqp_urls[0]) as peer:
+            peer.user, peer.password = MALLORY, PASSWORD
+            yield peer.opened(1, vhost=self.vhost)
+
+
+HONEST = tuple(name for name in vars(Run) if name.startswith("h_"))
+ATTACKS = tuple(name for name in vars(Run) if name.startswith("m_"))

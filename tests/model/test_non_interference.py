@@ -1,0 +1,219 @@
+"""Who has no right to a thing changes nothing of it for those who have, whatever ids it knows, at every door.
+
+Random histories, each with and without mallory's calls; and each rule switched off once, which a history finds.
+``TXMQ_SOAK_ROUNDS=n`` (or ``--soak-rounds n``) runs n times as many histories, from other seeds each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker_core.broker import permits as rules
+from broker_core.broker import transaction_names
+from broker_core.broker.topology import Topology
+from broker_core.broker.transaction_key import transaction_key
+from broker_core.launcher import Broker
+from broker_core.micro_batch.owners import AppOwners
+from broker_core.server.access import throttle
+from broker_core.server.flight import channels
+from broker_core.server.flight.caller import Caller
+from broker_core.server.flight.permits import Permits
+from tests.model.interference import ATTACKS, GRANTS, HONEST, Site
+
+EXAMPLES = 15
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    patched = pytest.MonkeyPatch()
+    patched.setattr(throttle, "FIRST_S", 0.0)
+    patched.setattr(throttle, "ADDRESS_S", 0.0)
+    directory: Path = tmp_path_factory.mktemp("interference")
+    with patched.context(), Broker.open(directory, amqp=["127.0.0.1:0"]) as broker:
+        yield Site(broker)
+    patched.undo()
+
+
+def difference(site: Site, steps: list[str], grant: str) -> list[Any]:
+    """What the honest see otherwise because of mallory: (without, with) of each answer."""
+    alone = site.run([step for step in steps if step in HONEST], grant)
+    beside = site.run(steps, grant)
+    return [pair for pair in zip(alone, beside, strict=True) if pair[0] != pair[1]]
+
+
+STEPS = st.lists(st.one_of(st.sampled_from(HONEST), st.sampled_from(ATTACKS)), min_size=4, max_size=20)
+
+
+def check(site: Site, examples: int, *, soak: bool) -> None:
+    @settings(
+        max_examples=examples,
+        derandomize=not soak,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(STEPS, st.sampled_from(sorted(GRANTS)))
+    def histories(steps: list[str], grant: str) -> None:
+        assert difference(site, steps, grant) == []
+
+    histories()
+
+
+def test_mallory_changes_nothing_that_others_see(site: Site) -> None:
+    soak = int(os.environ.get("TXMQ_SOAK_ROUNDS", "0"))
+    check(site, EXAMPLES * max(1, soak), soak=bool(soak))
+
+
+@pytest.mark.soak
+def test_soak_mallory_changes_nothing_that_others_see(site: Site, rounds: int) -> None:
+    check(site, 40 * rounds, soak=True)
+
+
+class Case(NamedTuple):
+    """``off`` switches the rule off; after that, the history shows mallory's hand."""
+
+    rule: str
+    off: Callable[[pytest.MonkeyPatch], None]
+    steps: str
+    grant: str = "has names of its own"
+
+
+def _takes(permits: Permits, caller: Caller, *apps: str) -> None:
+    owners = permits._batches(caller).owners
+    for app in apps:
+        permits._broker.run(lambda _state, change, _now, app=app: owners.take(change, caller.actor, app))
+
+
+def _bare(vhost: str, user: str, name: str) -> str:
+    return name if name.startswith("batch") else transaction_key(vhost, user, name)
+
+
+def _of_all(vhost: str, user: str, name: str) -> str:
+    return transaction_key(vhost, "", name)
+
+
+def _nothing(*_args: object, **_named: object) -> None:
+    return None
+
+
+def _off(owner: object, name: str, instead: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(owner, name, instead)
+
+
+CLAIMED = "h_publish h_claim"
+DECIDED = "h_open h_stage h_commit"
+CASES = (
+    Case(
+        "an app belongs to its owner",
+        _off(AppOwners, "require", _nothing),
+        f"{DECIDED} m_applies h_apply",
+        "enters",
+    ),
+    Case(
+        "asking takes nothing",
+        _off(Permits, "use_app", _takes),
+        "m_asks h_publish h_claim",
+        "enters",
+    ),
+    Case(
+        "a batch consumes what its owner's apps have read",
+        _off(AppOwners, "same", lambda *_: True),
+        f"{CLAIMED} h_open m_steals h_commit",
+        "enters",
+    ),
+    Case(
+        "and nobody poisons it",
+        _off(AppOwners, "same", lambda *_: True),
+        f"m_poisons {CLAIMED} h_open h_commit",
+    ),
+    Case(
+        "a token is that of its batch",
+        _off(AppOwners, "require_token", _nothing),
+        "h_open m_opens h_stage h_commit m_stages m_drops",
+    ),
+    Case(
+        "a name is no key of the broker's own",
+        _off(transaction_names, "transaction_key", _bare),
+        "h_write m_names h_commit_write",
+        "names transactions",
+    ),
+    Case(
+        "a name is one of its user: nobody squats it",
+        _off(transaction_names, "transaction_key", _of_all),
+        "m_names h_asks h_token",
+        "names transactions",
+    ),
+    Case(
+        "a prepared transaction is decided by its user",
+        _off(transaction_names, "transaction_key", _of_all),
+        "h_prepare m_commits h_decide",
+        "names transactions",
+    ),
+    Case(
+        "the same over AMQP",
+        _off(transaction_names, "transaction_key", _of_all),
+        "h_prepare m_rolls_back h_decide",
+        "names transactions",
+    ),
+    Case(
+        "a batch write belongs to its user",
+        _off(AppOwners, "require_tokens", _nothing),
+        "h_write m_drops h_commit_write",
+        "enters",
+    ),
+    Case(
+        "nobody commits it early",
+        _off(AppOwners, "require_tokens", _nothing),
+        "h_write m_writes",
+        "enters",
+    ),
+    Case(
+        "CC and BCC are asked for",
+        _off(rules, "carbon_copies", lambda _properties: ((), b"")),
+        "m_copies h_drain",
+        "publishes in public",
+    ),
+    Case(
+        "a channel belongs to who opened it",
+        _off(channels, "_who", lambda _caller: ("", "")),
+        "h_hold m_takes_channel h_end_held",
+        "enters",
+    ),
+    Case(
+        "who looks does not decide",
+        _off(Caller, "operate", _nothing),
+        f"{CLAIMED} m_releases h_claim",
+        "looks",
+    ),
+    Case(
+        "a deleted virtual host is over",
+        _off(Topology, "require_there", _nothing),
+        "h_remake m_prepares_late h_see",
+        "enters",
+    ),
+    Case(
+        "permissions are asked",
+        _off(rules, "read_queue", _nothing),
+        "h_publish m_browses",
+        "enters",
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_each_rule_switched_off_is_found(site: Site, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = case.steps.split()
+    assert difference(site, steps, case.grant) == []
+    case.off(monkeypatch)
+    try:
+        assert difference(site, steps, case.grant) != []
+    finally:
+        monkeypatch.undo()
