@@ -110,10 +110,14 @@ class Dispatch:
                 if not entries:
                     break
                 rows, whole = self._read(queue, entries, now_us)
-                if len(ready) == 1:
-                    given = self._give_one(queue, ready[0], entries, rows, settles)
-                else:
-                    given = self._give_round(queue, ready, entries, rows, settles)
+                try:
+                    if len(ready) == 1:
+                        given = self._give_one(queue, ready[0], entries, rows, settles)
+                    else:
+                        given = self._give_round(queue, ready, entries, rows, settles)
+                except BaseException:  # no entry is lost, whatever a consumer's connection raises
+                    queue.ready.untake([entry for entry in entries if entry not in queue.ready.held])
+                    raise
                 queue.ready.untake(entries[given:])
                 if not whole and given == len(rows):
                     due.append(queue)
@@ -210,29 +214,32 @@ class Dispatch:
         given = 0
         turns = deque(ready)
         last = ready[0]
-        for offset, row in zip(entries, rows):
-            while turns and not turns[0].credit:
-                turns.popleft().parked = True
-            if not turns:
-                break
-            consumer = last = turns[0]
-            turns.rotate(-1)
-            channel = consumer.channel
-            tag = channel.last_tag = channel.last_tag + 1
-            if consumer.no_ack:
-                settles.append(_new(Settle, (queue, offset, "ack")))
-            else:
-                channel.unacked[tag] = _new(Unacked, (queue, offset, consumer))
-                consumer.unacked += 1
-                channel.consuming += 1
-            consumer.send(consumer, tag, (queue.ready.was_sent(offset),), (row,))
-            given += 1
-        if given:
-            queue.ready.hold_all(entries[:given])
-            queue.consumers.turn(last)
-            for consumer in ready[:given]:
-                if consumer.channel.prefetch:
-                    consumer.channel.served(consumer)
+        try:
+            for offset, row in zip(entries, rows):
+                while turns and not turns[0].credit:
+                    turns.popleft().parked = True
+                if not turns:
+                    break
+                consumer = turns[0]
+                turns.rotate(-1)
+                channel = consumer.channel
+                tag = channel.last_tag + 1
+                consumer.send(consumer, tag, (queue.ready.was_sent(offset),), (row,))
+                channel.last_tag, last = tag, consumer
+                if consumer.no_ack:
+                    settles.append(_new(Settle, (queue, offset, "ack")))
+                else:
+                    channel.unacked[tag] = _new(Unacked, (queue, offset, consumer))
+                    consumer.unacked += 1
+                    channel.consuming += 1
+                given += 1
+        finally:
+            if given:
+                queue.ready.hold_all(entries[:given])
+                queue.consumers.turn(last)
+                for consumer in ready[:given]:
+                    if consumer.channel.prefetch:
+                        consumer.channel.served(consumer)
         return given
 
     def _give_others(
@@ -255,10 +262,11 @@ class Dispatch:
                 consumer = next(
                     (one for one in ready if not (one.no_local and one.channel.connection is publisher)), None
                 )
+                aside.append(entries[0])
                 if consumer is None:
-                    aside.append(entries[0])
                     continue
                 given += self._give_one(queue, consumer, entries, rows, settles)
+                aside.pop()
                 queue.consumers.turn(consumer)
                 ready.remove(consumer)
                 ready.append(consumer)

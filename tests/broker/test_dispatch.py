@@ -31,6 +31,7 @@ class Shell:
         self.got: list[Got] = []
         self.properties: list[Properties] = []
         self.told: list[str] = []
+        self.failing = -1  # the send of queue q with this number raises
         self.full_after = -1  # so many messages more, then the connection takes no more; below 0: any number
 
     @property
@@ -58,6 +59,10 @@ class Shell:
     def _send(
         self, consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
     ) -> int:
+        self.failing -= consumer.queue.name == "q"
+        if self.failing == 0 and consumer.queue.name == "q":
+            self.failing = -1
+            raise ValueError("a defect")
         for given, (row, again) in enumerate(zip(rows, redelivered, strict=True), 1):
             self.got.append((consumer.tag, row.body, again))
             self.properties.append(Properties.decode(row.properties))
@@ -201,6 +206,31 @@ def test_a_consumer_whose_connection_is_full_gets_no_more_and_what_it_did_not_ge
     consumer.writable = True
     shell.state.agenda.wake(consumer.queue)
     assert shell.dispatch() == [("c", b"%d" % number, False) for number in (2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(("tags", "failing"), [("a", 1), ("abc", 1), ("abc", 2), ("abc", 3), ("abc", 4)])
+@pytest.mark.parametrize("options", [{}, {"no_ack": True}, {"no_local": True}])
+def test_a_connection_that_raises_loses_no_message_and_stops_no_other_queue(
+    node: Node, shell: Shell, tags: str, failing: int, options: dict[str, bool]
+) -> None:
+    for name in ("q", "other"):
+        declared(node, name)
+        publish(node, name, *(b"%s %d" % (name.encode(), number) for number in range(4)))
+    shell.failing = failing
+    for tag in tags:
+        shell.consume(shell.channel(2, connection=tag), "q", tag, **options)
+    shell.consume(shell.channel(), "other", "o")
+    dispatched = shell.state.dispatch.send(node.clock())
+    assert [str(error) for _, error in dispatched.stuck] == ["a defect"]
+    shell.commit_settles(dispatched)
+    given = [body for _, body, _ in shell.got]
+    assert {b"other %d" % number for number in range(4)} <= set(given)
+    shell.state.agenda.wake(dispatched.stuck[0][0])
+    credit = 4 if options.get("no_ack") else 2 * len(tags)
+    given += [body for _, body, _ in shell.dispatch()]
+    assert sorted(body for body in given if body.startswith(b"q")) == [
+        b"q %d" % n for n in range(min(credit, 4))
+    ]
 
 
 # -- who gets it ---------------------------------------------------------------------------------------------

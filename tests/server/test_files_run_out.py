@@ -12,7 +12,6 @@ import errno
 import os
 import resource
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -305,15 +304,6 @@ def test_whatever_loading_a_block_raises_it_is_tried_again(rig: Rig) -> None:
         rig.check()
     finally:
         failpoint.disarm()
-
-
-def test_a_read_of_a_client_waits_until_files_can_be_opened(rig: Rig, calls: RefusedCalls) -> None:
-    with BrokerClient(rig.broker.url) as client:
-        client.queues()
-        calls.always = errno.EMFILE
-        threading.Timer(1.0, calls.stop).start()
-        assert sum(rows.num_rows for rows in client.browse([("long", 0, LONG)])) == LONG
-    assert any("read_buffer" in place for place in calls.places)
 
 
 # -- a real limit ----------------------------------------------------------------------------------------------
