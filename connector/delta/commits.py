@@ -35,13 +35,18 @@ _WRITE = "spark.databricks.delta.write"
 _RETENTION = "delta.setTransactionRetentionDuration"
 
 
+class Altered(Exception):
+    """A write failed, and its table was altered since it was analysed."""
+
+
 def retried(write: Callable[[], T]) -> T:
     """Call ``write``, and repeat it after a conflict with the commit of another writer."""
     for attempt in range(1, CONFLICT_ATTEMPTS + 1):
         try:
             return write()
         except Exception as error:
-            if attempt == CONFLICT_ATTEMPTS or not _CONFLICT.search(f"{type(error).__name__} {error}"):
+            conflict = isinstance(error, Altered) or _CONFLICT.search(f"{type(error).__name__} {error}")
+            if attempt == CONFLICT_ATTEMPTS or not conflict:
                 raise
     raise AssertionError("unreachable")
 

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from broker_core import failpoint
 from broker_core.errors import OptionError
 from connector.delta import jvm, log
+from connector.delta.commits import Altered
 from connector.delta.resolve import log_at, look_at, snapshot_at
 from connector.once import Once
 from connector.table import Table, is_connect
@@ -35,10 +36,16 @@ def merge(session: SparkSession, text: str, table: Table, once: Once) -> None:
     state = given._jsparkSession.sessionState()
     plan = state.sqlParser().parsePlan(text)
     execution = state.executePlan(plan, jvm.call(session, _MODE, "ALL"))
-    found = str(execution.analyzed().targetFileIndex().metadata().id())
-    _require(table, found, once)
+    analysed = execution.analyzed().targetFileIndex().metadata()
+    _require(table, str(analysed.id()), once)
     failpoint.here("changing.checked")
-    execution.commandExecuted()
+    try:
+        execution.commandExecuted()
+    except Exception as error:
+        # With row tracking switched on since then, Delta looks for columns that its analysis does not have.
+        if not analysed.equals(snapshot_at(session, table.location).metadata()):
+            raise Altered(str(error)) from error
+        raise
 
 
 def require(session: SparkSession, table: Table, once: Once) -> None:

@@ -189,8 +189,14 @@ def what_others_do_leaves_each_row_once(
             ["files", "merge"],
         ),
         (["a column is added"], "changing.checked", ["merge", "overwrite"]),
+        (["features are switched on"], "changing.checked", ["merge", "remove"]),
     ],
-    ids=["altered behind the decision", "written to while files are added", "altered within a change"],
+    ids=[
+        "altered behind the decision",
+        "written to while files are added",
+        "altered within a change",
+        "features within a change",
+    ],
 )
 def test_what_others_do_to_a_table_between_two_steps_leaves_each_row_once(
     rig: Any, acts: list[str], point: str, operations: list[str]
