@@ -18,8 +18,9 @@ from pyspark.sql import DataFrame
 
 from broker_core.engine import LedgerEntry
 from broker_core.errors import OptionError
+from connector.call import require_ended
 
-AfterCommit = Callable[..., None]  # f(rows, sequence) or f(rows, sequence, token)
+AfterCommit = Callable[..., object]  # f(rows, sequence) or f(rows, sequence, token)
 
 FORMS = "give a function f(rows, sequence), or f(rows, sequence, token)"
 _TOKENS = uuid.UUID("7f0c1c1e-5c0b-5d36-9a3f-2f1c3a0b7d55")  # part of every token, so it never changes
@@ -43,9 +44,10 @@ def call(name: str, function: AfterCommit, rows: DataFrame, entry: LedgerEntry) 
     """Calls ``function`` for a decided batch; one with a parameter ``token`` gets the token."""
     signature = _signature(function)
     if signature is not None and _takes_token(signature):
-        function(rows, entry.sequence, token=token(name, entry))
+        returned = function(rows, entry.sequence, token=token(name, entry))
     else:
-        function(rows, entry.sequence)
+        returned = function(rows, entry.sequence)
+    require_ended(returned, f"after_commit[{name!r}]")
 
 
 def token(name: str, entry: LedgerEntry) -> str:

@@ -11,6 +11,7 @@ Invariant: a batch that is decided is noted with all its ranges, whoever has exe
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,8 @@ from broker_core.engine import Engine, ReadTicket
 from broker_core.errors import OptionError
 from connector.source import ClaimedSlice
 from connector.trace import told
+
+log = logging.getLogger("txmq")
 
 _MARK = b"ClaimedSlice"
 
@@ -70,9 +73,32 @@ def ranges_of(batch: DataFrame) -> list[tuple[str, Any]]:
                  for each in found if each.ranges}.values())  # fmt: skip
 
 
+def require_app(batch: DataFrame, app_id: str) -> None:
+    """Raises OptionError if a source of txmq below the batch has another app: the decision of this one would
+    consume its rows.
+    """
+    try:
+        leaves = batch._jdf.queryExecution().analyzed().collectLeaves()
+        nodes = [leaves.apply(at) for at in range(leaves.length())]
+        rdds = [node.rdd() for node in nodes if node.nodeName() == "LogicalRDD"]
+        apps = {each.app_id for each in _partitions(rdds)}
+    except Exception as error:  # Spark's internals
+        log.debug("the apps of the sources are not known: %s", told(error))
+        return
+    for other in sorted(apps - {app_id}):
+        raise OptionError(
+            f"transactional has app_id {app_id!r}, and the source of the batch has appId {other!r}",
+            "give both the same, and do everything that consumes the batch in one function",
+        )
+
+
 def input_partitions(batch: DataFrame) -> Iterator[ClaimedSlice]:
     """One input partition of each source of txmq; each carries the whole range."""
-    pending, seen = [rdd for rdd in [_rdd(batch)] if rdd is not None], set[int]()
+    return _partitions([rdd for rdd in [_rdd(batch)] if rdd is not None])
+
+
+def _partitions(pending: list[Any]) -> Iterator[ClaimedSlice]:
+    seen = set[int]()
     while pending:
         rdd = pending.pop()
         if (number := rdd.id()) in seen:

@@ -82,6 +82,12 @@ class BatchTransaction:
         self._reads = BatchReads(self._batch)
         self._thread = ThreadContext(self._batch.sparkSession)
 
+    def __reduce__(self) -> Any:
+        raise OptionError(
+            "tx cannot leave the driver: a task, a UDF or another process has it",
+            "call tx in the function, and take values such as tx.sequence into variables before",
+        )
+
     def publish(
         self, rows: DataFrame, exchange: str = "", routing_key: str = "", queue: str | None = None
     ) -> None:
@@ -193,6 +199,8 @@ class BatchTransaction:
     def _operation(self, name: str) -> Iterator[None]:
         """An operation, in any thread. Raises OptionError after the function returned."""
         with self._operations.one(name):
+            if self._operations.elsewhere:
+                self._thread.require_query(self.query_id, name)
             with self._thread.taken() if self._operations.elsewhere else contextlib.nullcontext():
                 yield
 

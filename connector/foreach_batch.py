@@ -30,7 +30,9 @@ from broker_core.errors import ConnectionFailed, OptionError, TxmqError
 from connector import staging
 from connector.after_commit import AfterCommit, check_functions
 from connector.apply import Apply
+from connector.batch_reads import require_app
 from connector.batch_transaction import BatchTransaction
+from connector.call import Call, require_ended
 from connector.checks import Checks
 from connector.ledger import DeltaLedger
 from connector.options import Address, WriteOptions, write_options
@@ -44,7 +46,7 @@ OnUnroutable = Literal["fail", "drop"]
 
 
 def transactional(
-    fn: Callable[[DataFrame, BatchTransaction], None],
+    fn: Callable[[DataFrame, BatchTransaction], object],
     *,
     url: str | None = None,
     data: str | None = None,
@@ -95,7 +97,7 @@ class Transactional:
 
     def __init__(
         self,
-        fn: Callable[[DataFrame, BatchTransaction], None],
+        fn: Callable[[DataFrame, BatchTransaction], object],
         options: WriteOptions,
         functions: dict[str, AfterCommit],
         *,
@@ -143,11 +145,20 @@ class Transactional:
                 if not holds_java_trace(error):
                     raise
                 raise shortened(error) from None
+            except SystemExit as stop:  # nobody would answer Spark, which waits for ever
+                raise OptionError(
+                    f"the function of app {self.app_id!r} raised SystemExit: {stop}",
+                    "raise another exception to end the query",
+                ) from stop
 
     def _run(self, batch: DataFrame, batch_id: int) -> None:
         spark = batch.sparkSession
         engine = self.address.engine()
         query_id, consumes = self._identity(spark, engine)
+        call = Call.of(spark, str(self.address), self.app_id, query_id, batch_id)
+        call.require_first()
+        if consumes and not self._started:
+            require_app(batch, self.app_id)
         if not self._started:  # C5 of an earlier process, before this batch, to keep the order
             self._apply_decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
@@ -176,6 +187,7 @@ class Transactional:
             if self._ledger_sync or not consumes:
                 self._ledger.write_missing(spark)
         failpoint.here("foreach.mirrored")
+        call.done()
 
     def _decide(
         self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str], consumes: bool
@@ -187,7 +199,7 @@ class Transactional:
             batch.persist()
         try:
             # C2
-            self._fn(batch, tx)
+            require_ended(self._fn(batch, tx), f"the function of app {self.app_id!r}")
             # C3
             tx.finish(consumes=consumes)
             failpoint.here("foreach.executed")

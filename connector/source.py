@@ -233,13 +233,20 @@ class TxmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ticket = ReadTicket(
             options.app_id, query_id, batch_id, partition.ranges, partition.slices, options.fail_on_data_loss
         )
-        return to_spark(self._engine.read(ticket), include_properties=options.include_properties)
+        rows = to_spark(self._engine.read(ticket), include_properties=options.include_properties)
+        return _marked(rows)
 
     def commit(self, end: dict[str, Any]) -> None:
         """S5: Spark has ``end`` in its commit log."""
         vector = self._vector(end)
         if not offset.is_symbolic(vector):
             self._engine.ack(self._options.app_id, vector)
+
+
+def _marked(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in rows:
+        yield batch
+        here("connector.read.rows")
 
 
 def task_identity() -> tuple[str, int]:

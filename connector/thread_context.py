@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from broker_core.errors import OptionError
 from connector.table import is_connect
 
 
@@ -22,6 +23,15 @@ class ThreadContext:
         self._spark = spark
         self._context: Any = None if is_connect(spark) else spark.sparkContext._jsc.sc()
         self._properties: Any = None if self._context is None else self._context.getLocalProperties()
+
+    def require_query(self, query_id: str, operation: str) -> None:
+        """Raises OptionError if the calling thread is that of another query, with a batch of its own."""
+        other = None if self._context is None else self._context.getLocalProperty("sql.streaming.queryId")
+        if other and other != query_id:
+            raise OptionError(
+                f"tx.{operation} in a batch of another query: its rows would be consumed by both",
+                "give the stream within the function a transactional function of its own",
+            )
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:

@@ -31,6 +31,7 @@ from connector.decoded import decode
 from connector.foreach_batch import BatchTransaction, transactional
 from tests.fork_server import fork_here
 from tests.forked import OF_SPARK
+from tests.spark import user_code
 from tests.spark.recipes import recipe
 from tests.spark.shapes import OTHER, shaped
 
@@ -193,6 +194,8 @@ def function(pipeline: dict[str, Any]) -> Any:
         tx.reject(decoded, queue=f"{pipeline['queue']}.{OTHER}")
 
     ways = (effects, changes, nothing, two_actions, fail_once, fail_batch_once, counts, recipes, rejects)
+    if (way := user_code.EVERY.get(pipeline["fn"])) is not None:
+        return lambda batch, tx: way(batch, tx, effects, pipeline)
     return {made.__name__: made for made in ways}[pipeline["fn"]]
 
 
@@ -278,9 +281,10 @@ def run_once(spark: SparkSession, pipeline: dict[str, Any]) -> None:
         lineage=pipeline.get("lineage"),
         settings=pipeline.get("settings") or None,
     )
+    called = user_code.CALLS[pipeline["call"]](each, pipeline)
     writer = (
         source(spark, pipeline)
-        .writeStream.foreachBatch(each)
+        .writeStream.foreachBatch(called)
         .option("checkpointLocation", pipeline["checkpoint"])
     )
     writer = writer.outputMode("update") if pipeline["fn"] == "counts" else writer

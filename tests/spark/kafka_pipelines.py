@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
+from kafka.errors import TopicAlreadyExistsError
 
 from broker_core.engine import Engine
 from broker_core.engines import connect
@@ -65,15 +64,10 @@ def committed(url: str, topic: str) -> list[bytes | None]:
 
 @dataclass
 class KafkaPipeline(Pipeline):
-    @classmethod
-    def create(cls, app: str, url: str, scratch: Path, messages: Iterable[str] = (), **more: Any) -> Pipeline:
-        queue, out = f"{app}.in", f"{app}.out"
-        make_topics(url, queue, out)
-        made = cls(
-            app, url, str(scratch / app), str(scratch / f"{app}.checkpoint"), queue=queue, out=out, **more
-        )
-        made.send(messages)
-        return made
+    def declare(self) -> None:
+        for name in (self.queue, self.out):
+            with contextlib.suppress(TopicAlreadyExistsError):
+                make_topics(self.url, name)
 
     def send(self, messages: Iterable[str]) -> None:
         send(self.url, self.queue, messages)

@@ -87,6 +87,7 @@ class Pipeline:
     lake: str
     checkpoint: str
     fn: str = "effects"
+    call: str = "directly"  # how foreachBatch calls it, see user_code.py
     tables: list[str] = field(default_factory=lambda: ["first"])
     queue: str = ""
     out: str = ""

@@ -1,0 +1,198 @@
+"""What people do in foreachBatch, and where its driver dies: each message is in the table and in the queue once, and
+none is left; or there is one error, and nothing is consumed.
+
+What they do is in ``user_code.py`` (functions) and ``shapes.py`` (queries with state). One driver runs the table,
+another one dies at the steps; the whole product of both is ``soak``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark import shapes, user_code
+from tests.spark.kafka_pipelines import KafkaPipeline
+from tests.spark.pipelines import Driver, Pipeline, Served, delta_rows, empty_table
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
+
+MESSAGES = ["a", "b", "c", "d"]
+INNER = ["y", "z"]  # in the queue of a nested stream
+COLUMNS = {"body": "string", "marker": "string", "sequence": "integer"}
+# a Python process that reads or stages is a new one, so that it dies where it is told
+NEW_WORKERS = {"spark.python.worker.reuse": "false"}
+
+WORKS: dict[str, dict[str, str]] = {name: {"fn": name} for name in user_code.WAYS}
+WORKS |= {shape: {"shape": shape} for shape in shapes.MESSAGES}
+WORKS["typed"]["fn"] = "rejects"
+WORKS |= {
+    call: {"call": call}
+    for call in user_code.CALLS
+    if call not in user_code.REFUSED_CALLS and call != "twice"
+}
+# the queries with state are killed in tests/crash/test_spark_crash.py; here only in soak
+FUNCTIONS = [name for name, what in WORKS.items() if "shape" not in what]
+REFUSED = {name: ({"fn": name}, told) for name, (_, told) in user_code.REFUSED.items()}
+REFUSED |= {call: ({"call": call}, told) for call, told in user_code.REFUSED_CALLS.items()}
+
+# step -> failpoint, and the hit of the second batch; tasks are counted in their own process
+STEPS = {
+    "claimed": ("connector.latest_offset.claimed", 2),
+    "opened": ("foreach.opened", 2),
+    "reading": ("connector.read.rows", 1),
+    "written": ("files.written", 2),
+    "staged": ("foreach.staged", 2),
+    "executed": ("foreach.executed", 2),
+    "decided": ("foreach.decided", 2),
+    "copied": ("adding.copied", 2),
+    "appended": ("adding.committed", 2),
+    "called": ("foreach.called", 2),
+    "finished": ("foreach.mirrored", 2),
+    "logged": ("connector.latest_offset.asked", 3),
+}
+UNREACHED: set[tuple[str, str]] = set()  # (what, step)
+KILLED = {
+    "thread_pool": "written",
+    "persisted": "executed",
+    "nested_stream": "decided",
+    "counting_udf": "appended",
+    "by_a_function": "finished",
+    "retried": "logged",
+}
+
+
+def made(
+    scratch: Path, url: str, name: str, what: Mapping[str, str], kind: type[Pipeline] = Pipeline
+) -> Pipeline:
+    """A pipeline with its messages, tables and the queue of a second stream."""
+    shape = what.get("shape", "")
+    messages = shapes.MESSAGES.get(shape, MESSAGES)
+    pipeline = kind.create(
+        f"{scratch.name}-{name}".replace("_", "-"),
+        url,
+        scratch,
+        messages,
+        options={"maxOffsetsPerTrigger": "2"},
+        **what,
+    )
+    other = replace(pipeline, queue=f"{pipeline.queue}.{shapes.OTHER}")
+    other.declare()
+    if not shape:
+        other.send(INNER)
+    elif shape == "join-of-two-queues":
+        other.send(reversed(messages))
+    empty_table(Path(pipeline.lake) / "first", COLUMNS)
+    return pipeline
+
+
+def require_once(pipeline: Pipeline) -> None:
+    pipeline.require_once(shapes.EXPECTED.get(pipeline.shape, MESSAGES))
+    inner = Path(f"{pipeline.lake}.inner")
+    if inner.exists():
+        assert sorted(row["body"] for row in delta_rows(inner)) == INNER
+
+
+@dataclass
+class Outcome:
+    works: dict[str, Pipeline]
+    refused: dict[str, Pipeline]
+    twice: Pipeline
+    errors: dict[str, list[str | None]]  # app -> of each of its runs
+
+    def require_once(self, pipeline: Pipeline) -> None:
+        error = self.errors[pipeline.app][-1]
+        assert error is None, error
+        require_once(pipeline)
+
+
+def run(scratch: Path, pipelines: list[Pipeline], **more: Any) -> dict[str, list[str | None]]:
+    """One driver: the errors of each app."""
+    errors: dict[str, list[str | None]] = {}
+    for pipeline, error in zip(
+        pipelines, Driver(scratch, pipelines, **more).require_done_each(), strict=True
+    ):
+        errors.setdefault(pipeline.app, []).append(error)
+    return errors
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    scratch = tmp_path_factory.mktemp("user-code")
+    served = Served(scratch / "broker")
+    try:
+        works = {name: made(scratch, served.url, name, WORKS[name]) for name in FUNCTIONS}
+        refused = {name: made(scratch, served.url, name, what) for name, (what, _) in REFUSED.items()}
+        killed = [works[name] for name in KILLED]
+        at = [STEPS[step] for step in KILLED.values()]
+        Driver(scratch, killed, at=at, session=NEW_WORKERS).require_killed()
+        after = [
+            each for one in refused.values() for each in (one, replace(one, fn="effects", call="directly"))
+        ]
+        twice = made(scratch, served.url, "twice", {"call": "twice"})
+        yield Outcome(works, refused, twice, run(scratch, [*works.values(), *after, twice]))
+    finally:
+        served.stop()
+
+
+def killed_and_restarted(
+    scratch: Path, url: str, step: str, hit: int, kind: type[Pipeline]
+) -> dict[str, str]:
+    """Everything that works, killed at a step: what is wrong afterwards. What does not come to the step is only run."""
+    pipelines = {name: made(scratch, url, name, what, kind) for name, what in WORKS.items()}
+    dying = [pipelines[name] for name in WORKS if (name, step) not in UNREACHED]
+    at = [(STEPS[step][0], hit)] * len(dying)
+    Driver(scratch, dying, at=at, session=NEW_WORKERS).require_killed()
+    errors = run(scratch, list(pipelines.values()))
+    wrong = {}
+    for name, pipeline in pipelines.items():
+        try:
+            assert errors[pipeline.app] == [None]
+            require_once(pipeline)
+        except Exception as error:
+            wrong[f"{name}, {step}@{hit}"] = str(error)[:2000]
+    return wrong
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("engine", ["embedded", "kafka"])
+def test_soak_whatever_people_do_and_wherever_the_driver_dies_each_row_is_there_once(
+    request: pytest.FixtureRequest, tmp_path: Path, engine: str, step: str, rounds: int
+) -> None:
+    """Of each step the second batch first, then the first one."""
+    kind: type[Pipeline] = KafkaPipeline if engine == "kafka" else Pipeline
+    served = Served(tmp_path / "broker")
+    try:
+        url = request.getfixturevalue("kafka_url") if engine == "kafka" else served.url
+        for number in range(min(rounds, STEPS[step][1])):
+            scratch = tmp_path / f"{step}-{number}"
+            scratch.mkdir()
+            assert killed_and_restarted(scratch, url, step, STEPS[step][1] - number, kind) == {}
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_people_do_in_a_batch_leaves_each_row_once(outcome: Outcome, name: str) -> None:
+    """Those of ``KILLED`` after their driver was killed."""
+    outcome.require_once(outcome.works[name])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_one_clear_error_and_consumes_nothing(outcome: Outcome, name: str) -> None:
+    """So the same query with another function does everything once."""
+    told, pipeline = REFUSED[name][1], outcome.refused[name]
+    first, *_ = outcome.errors[pipeline.app]
+    assert first is not None and told in first, first
+    outcome.require_once(pipeline)
+
+
+def test_a_second_call_for_a_batch_is_refused_and_not_silently_without_effect(outcome: Outcome) -> None:
+    """The first one has decided."""
+    (error,) = outcome.errors[outcome.twice.app]
+    assert error is not None and "was called twice for batch 0" in error
+    assert [text.split(":")[0] for text in outcome.twice.published()] == ["a"]
