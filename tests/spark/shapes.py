@@ -54,13 +54,13 @@ def shaped(shape: str, reader: DataStreamReader, queue: str) -> DataFrame:
         )
     else:
         reader._spark.conf.unset(_STORE)
-    rows = reader.load().select(F.col("body").cast("string").alias("body"), "offset")
+    rows = reader.load().select(F.col("body").cast("string").alias("body"), "offset", "partition")
     match shape:
         case "self-union":
             return rows.select("body").union(rows.selectExpr("concat(body, ' again')"))
         case "self-join":
-            other = rows.select(F.col("offset").alias("other"))
-            return rows.join(other, F.expr("offset = other")).select("body")
+            other = rows.select(F.col("offset").alias("o"), F.col("partition").alias("p"))
+            return rows.join(other, F.expr("offset = o AND partition = p")).select("body")
         case "join-of-two-queues":
             others = reader.option("queue", f"{queue}.{OTHER}").load()
             return rows.join(
