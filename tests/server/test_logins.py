@@ -6,8 +6,12 @@ Not here: permissions (``interop/test_permissions.py``, ``test_flight_permission
 from __future__ import annotations
 
 import json
+import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pyarrow.flight
@@ -25,16 +29,22 @@ from broker_core.flight import contract
 from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, parse, proof
 from broker_core.launcher import Broker
 from broker_core.server.access import audit as audits
-from broker_core.server.access import logins as logins_module
+from broker_core.server.access import login_queue as login_queues
+from broker_core.server.access import password_checks, repeats
 from broker_core.server.access import throttle as throttles
 from broker_core.server.access.audit import Audit
-from broker_core.server.access.logins import Logins, is_loopback
-from broker_core.server.access.throttle import Throttle
+from broker_core.server.access.identity import Identity
+from broker_core.server.access.login_queue import Login, LoginQueue
+from broker_core.server.access.logins import Logins
+from broker_core.server.access.password_checks import is_loopback
+from broker_core.server.access.throttle import Throttle, network_of
 from broker_core.server.access.users_file import read_users
+from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.login import peer_address
 from broker_core.store.salvage import salvage
 from tests.amqp_peer import Closed, Peer
 from tests.permission_rows import PASSWORD
+from tests.server.conftest import eventually
 from tests.server.flight_calls import Raw
 
 CHEAP = passwords.Cost(4)
@@ -146,70 +156,152 @@ def test_the_address_of_a_caller_is_read_from_grpc(peer: str, address: str, loop
 # -- too many wrong logins -----------------------------------------------------------------------------------
 
 
+def checks_of(login_queue: LoginQueue, throttle: Throttle, logins: list[Login], until: float) -> list[Login]:
+    """Those that are checked, in their order, all wrong and in no time; each comes at its ``since``."""
+    checked, now = [], 0.0
+    for login in [*logins, None]:
+        end = until if login is None else login.since
+        while now < end:
+            login_queue.expired(now)
+            found = login_queue.next(now)
+            if found is not None:
+                checked.append(found)
+                login_queue.done(found)
+                throttle.failed(found.user, found.pair[0], now)
+            else:
+                at = login_queue.next_at(now)
+                now = end if at is None else min(max(at, now + 0.001), end)
+        if login is not None:
+            login_queue.add(login)
+    return checked
+
+
 def test_an_address_gets_few_checks_and_another_one_is_not_slowed_down() -> None:
     throttle = Throttle(b"salt")
-    now, checked = 0.0, 0
-    for attempt in range(100_000):
-        now += 0.0001  # 10 s in all
-        user = f"user {attempt}"
-        if throttle.turn(user, "10.0.0.1", now) is not None:
-            checked += 1
-            throttle.failed(user, "10.0.0.1", now)
-    most = throttles.FREE + (10 + throttles.PATIENCE_S) / throttles.ADDRESS_S + throttles.SLOTS
-    assert checked <= most
-    assert throttle.turn("user 1", "10.0.0.2", now) == 0.0
+    attack = [Login(f"user {n}", str(n), "10.0.0.1", b"%d" % n, n / 1000) for n in range(10_000)]
+    checked = checks_of(LoginQueue(throttle), throttle, attack, 10.0)
+    assert 10 / throttles.ADDRESS_S / 2 < len(checked) <= throttles.FREE + 10 / throttles.ADDRESS_S + 2
+    assert throttle.free_at("user 1", "10.0.0.2", 10.0) <= 10.0
 
 
-def test_a_user_of_an_address_waits_longer_with_each_failure_up_to_a_limit() -> None:
+def test_a_user_of_an_address_gets_one_check_in_two_seconds() -> None:
     throttle = Throttle(b"salt")
-    now, waits = 0.0, []
-    for _ in range(12):
-        wait_s = throttle.turn("ann", "10.0.0.1", now)
-        assert wait_s is not None
-        waits.append(round(wait_s, 6))
-        now += wait_s
-        throttle.failed("ann", "10.0.0.1", now)
-    assert waits[0] == 0.0 and waits == sorted(waits) and 0 < waits[-1] <= throttles.MAX_S
-    now += throttles.FORGET_S + throttles.MAX_S + 1
-    assert throttle.turn("ann", "10.0.0.1", now) == 0.0
-    throttle.failed("ann", "10.0.0.1", now)
+    attack = [Login("ann", str(n), "10.0.0.1", b"%d" % n, n / 100) for n in range(6000)]
+    checked = checks_of(LoginQueue(throttle), throttle, attack, 60.0)
+    assert 25 <= len(checked) <= 60 / throttles.MAX_S + 6
+    later = 60.0 + throttles.FORGET_S + throttles.MAX_S + 1
+    assert (
+        throttle.free_at("ann", "10.0.0.1", 60.0) > 60.0
+        and throttle.free_at("ann", "10.0.0.1", later) <= later
+    )
+
+
+def test_a_right_login_does_not_speed_up_who_guesses() -> None:
+    throttle = Throttle(b"salt")
+    for _ in range(8):
+        throttle.failed("ann", "10.0.0.1", 1.0)
     throttle.succeeded("ann", "10.0.0.1")
-    assert throttle.turn("ann", "10.0.0.1", now) == 0.0
+    assert throttle.free_at("ann", "10.0.0.1", 1.0) == 1.0 + throttles.MAX_S
+
+
+@pytest.mark.parametrize(
+    ("names", "addresses"),
+    [(20, 1), (1, 1000), (1000, 1), (1000, 1000)],
+    ids=["users", "one", "names", "all"],
+)
+def test_a_thousand_wrong_logins_a_minute_delay_no_honest_first_one(names: int, addresses: int) -> None:
+    """Wrong ones for the honest users too, where there is one address: but not from theirs, which is 10.9."""
+    throttle = Throttle(b"salt")
+    logins = [
+        Login(
+            f"h{n % names}", str(n), f"10.0.{n % addresses >> 8}.{n % addresses & 255}", b"%d" % n, n * 0.06
+        )
+        for n in range(1000)
+    ]
+    near = (
+        "10.0.0.0" if names == 1000 else "10.9.0.1"
+    )  # the address of the attack, for names that it tries once
+    logins += [Login(f"honest {n}", "right", near, b"right", n * 3.0 + 0.01) for n in range(20)]
+    checked = checks_of(LoginQueue(throttle), throttle, sorted(logins, key=lambda each: each.since), 70.0)
+    assert [each.user for each in checked if each.password == "right"] == [f"honest {n}" for n in range(20)]
+    place = {id(each): n for n, each in enumerate(sorted(logins, key=lambda each: each.since))}
+    for n, each in enumerate(checked):  # nobody who came long after an honest one was checked before it
+        if each.password == "right":
+            assert sum(place[id(other)] > place[id(each)] for other in checked[:n]) <= 2
+
+
+def test_a_queue_of_logins_is_fair_to_addresses_and_users_and_bounded() -> None:
+    throttle = Throttle(b"salt")
+    waiting = LoginQueue(throttle)
+    throttle.succeeded("known", "10.0.0.1")
+    refused = []
+    for n in range(2000):
+        refused.append(waiting.add(Login(f"n{n % 500}", str(n), "10.0.0.1", b"%d" % n, 0.0)))
+        refused.append(waiting.add(Login("victim", str(n), f"10.1.{n >> 8}.{n & 255}", b"%d" % n, 0.0)))
+    assert len(waiting) == login_queues.WAITING
+    honest = [
+        Login("known", "", "10.0.0.1", b"", 0.0),
+        Login("elsewhere", "", "10.9.0.1", b"", 0.0),
+        Login("another", "", "10.9.0.2", b"", 0.0),
+    ]
+    for login in honest:
+        gave_way = waiting.add(login)
+        assert gave_way is not None and gave_way not in honest
+    order = []
+    for _ in range(login_queues.WAITING):
+        found = waiting.next(0.0)
+        if found is None:
+            break
+        order.append(found)
+        waiting.done(found)
+    assert order[0] is honest[0]
+    assert {order.index(each) for each in honest[1:]} <= set(range(5))
+
+
+def test_of_one_user_from_one_address_few_wait_and_one_is_checked() -> None:
+    waiting = LoginQueue(Throttle(b"salt"))
+    logins = [Login("ann", str(n), "10.0.0.1", b"%d" % n, 0.0) for n in range(6)]
+    assert [waiting.add(each) is each for each in logins] == [False] * login_queues.PAIR + [True, True]
+    assert waiting.next(0.0) is logins[0] and waiting.next(0.0) is None
+    assert waiting.add(logins[4]) is logins[4], "the one that is checked has its place"
+    waiting.done(logins[0])
+    assert waiting.next(0.0) is logins[1]
+    assert waiting.expired(login_queues.PATIENCE_S + 1) == logins[2:4] and len(waiting) == 0
 
 
 def test_the_memory_of_failures_is_bounded() -> None:
     throttle = Throttle(b"salt")
-    for attempt in range(20_000):
-        throttle.failed(f"user {attempt}", f"10.{attempt >> 16}.{attempt >> 8 & 255}.{attempt & 255}", 0.0)
-        throttle.failed(f"user {attempt}", "10.9.9.9", 0.0)
-        throttle.failed("user", f"2001:db8::{attempt:x}", 0.0)  # all of one network
-    assert len(throttle) <= throttles.ADDRESSES * (throttles.SLOTS + 1)
-    assert len(throttle._known) <= throttles.ADDRESSES
+    for attempt in range(40_000):
+        network = network_of(f"10.{attempt >> 16}.{attempt >> 8 & 255}.{attempt & 255}")
+        throttle.failed(f"user {attempt}", network, 0.0)
+        throttle.failed(f"user {attempt}", network_of("10.9.9.9"), 0.0)
+        throttle.failed("user", network_of(f"2001:db8::{attempt:x}"), 0.0)  # all of one network
+        throttle.succeeded(f"user {attempt}", network)
+    assert len(throttle) <= throttles.ADDRESSES + throttles.COUNTERS
+    assert len(throttle._known) <= throttles.ADDRESSES and len(throttle._met) <= throttles.MET
+    assert throttle._counters == sum(len(each.by_slot) for each in throttle._known.values())
 
 
 def test_after_100000_wrong_logins_honest_clients_are_served_and_memory_is_bounded(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The attacker guesses for others from the address of the honest one, and for it from elsewhere."""
     add(broker, "honest")
-    logins = broker._logins
-    monkeypatch.setattr(logins_module, "UNKNOWN", passwords.unmatched(CHEAP))
+    checks = broker._logins._checks
+    monkeypatch.setattr(password_checks, "UNKNOWN", passwords.unmatched(CHEAP))
     with connect(broker, "honest") as client:
         client.opened(1)
         client.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)
-        checked = 0
+        asked: list[Future[Identity]] = []
 
         def attack() -> None:
-            nonlocal checked
             for attempt in range(100_000):
-                user = "honest" if attempt % 2 else f"user {attempt}"
+                here = attempt % 2
+                user, address = (f"user {attempt}", "127.0.0.1") if here else ("honest", "10.0.0.1")
                 try:
-                    assert logins.known(user, "wrong", "127.0.0.1") is None
-                    logins.turn(user, "127.0.0.1")
-                    checked += 1
-                    logins.check(user, "wrong", "127.0.0.1")
+                    asked.append(checks.ask(user, f"wrong {attempt}", address))
                 except errors.LoginRefused:
                     continue
-                raise AssertionError("a wrong password was accepted")
 
         attacker = threading.Thread(target=attack)
         attacker.start()
@@ -225,9 +317,55 @@ def test_after_100000_wrong_logins_honest_clients_are_served_and_memory_is_bound
             rounds += 1
         attacker.join()
         assert client.count(1, "q") == rounds
-    assert checked < 1000  # all others were refused without a hash
-    assert len(logins._throttle) <= throttles.SLOTS + 1
-    assert len(logins._right) == 1
+    for answer in asked:
+        with pytest.raises(errors.LoginRefused):
+            answer.result(60)
+    assert len(checks._throttle) <= throttles.ADDRESSES + throttles.COUNTERS
+    assert len(checks._right) == 1 and len(checks._wrong) < 5000  # all others were refused without a hash
+
+
+def asked(logins: Logins, user: str, password: str, address: str = "10.0.0.1") -> bool | None:
+    """Whether it is accepted; None: not at once."""
+    try:
+        answer = logins.ask(user, password, address)
+        return True if answer.done() else None
+    except errors.LoginRefused:
+        return False
+
+
+def test_a_right_password_is_behind_the_wrong_ones_and_on_a_proved_connection_it_is_not(
+    broker: Broker,
+) -> None:
+    """The speed of an answer, or its absence, would tell who guesses which password is right."""
+    add(broker, "ann")
+    logins = broker._logins
+    for address in ("10.0.0.1", "10.0.0.2"):
+        logins.basic("ann", PASSWORD, address, f"ipv4:{address}:1")
+    assert asked(logins, "ann", PASSWORD) is True
+    for _ in range(8):
+        logins._checks._throttle.failed("ann", "10.0.0.1", time.monotonic())
+    wrong = [logins.ask("ann", f"wrong {n}", "10.0.0.1") for n in range(login_queues.PAIR)]
+    assert asked(logins, "ann", PASSWORD) is False, "the places are taken: right and wrong are refused alike"
+    assert asked(logins, "ann", "wrong again") is False
+    assert logins.basic("ann", PASSWORD, "10.0.0.1", "ipv4:10.0.0.1:1").user == "ann"
+    assert asked(logins, "ann", PASSWORD, "10.0.0.2") is True, "others are not slowed down"
+    for answer in wrong:
+        with pytest.raises(errors.LoginRefused):
+            answer.result(60)
+    late = logins.ask("ann", PASSWORD, "10.0.0.1")
+    assert not late.done(), "one check in a while, whatever its answer is"
+    assert late.result(60).user == "ann"
+    assert asked(logins, "ann", "wrong 0") is False, "what was wrong costs nothing, and stops nobody"
+
+
+def test_clients_that_send_one_password_share_its_check(broker: Broker) -> None:
+    add(broker, "ann")
+    logins = broker._logins
+    for n in range(4):
+        with pytest.raises(errors.LoginRefused):
+            logins.basic("ann", f"wrong {n}", "10.0.0.1", "")
+    answers = [logins.ask("ann", PASSWORD, "10.0.0.1") for _ in range(50)]
+    assert all(answer.result(60).user == "ann" for answer in answers)
 
 
 def test_many_wrong_logins_at_once_do_not_hold_up_an_open_connection(broker: Broker) -> None:
@@ -318,6 +456,72 @@ def test_a_deleted_user_is_disconnected_and_its_queue_is_free(broker: Broker) ->
         client.opened(1)
         client.send(1, c.Queue.Declare(queue="mine"))
         assert client.expect(c.Channel.Close, 1).reply_code == 403
+
+
+@pytest.mark.parametrize("tags", [("monitoring",), ("operator",), ("administrator",), ()])
+def test_a_stream_ends_with_its_user(broker: Broker, tags: tuple[str, ...]) -> None:
+    add(broker, "root", "administrator")
+    add(broker, "ann", *tags)
+    rows = 200
+    with broker.channel() as channel:
+        channel.queue_declare("q")
+        channel.tx_select()
+        for _ in range(rows):
+            channel.publish(bytes(300_000), routing_key="q")
+        channel.tx_commit()
+    raw = Raw(broker.url, Basic("ann", PASSWORD).header)
+    ticket = pyarrow.flight.Ticket(contract.encode(contract.Ticket(browse=(("q", 0, rows),))))
+    reader = raw.client.do_get(ticket)
+    read = reader.read_chunk().data.num_rows
+    broker.accounts.delete_user("ann")
+
+    def read_on() -> None:
+        nonlocal read
+        while True:
+            read += reader.read_chunk().data.num_rows
+
+    with pytest.raises(pyarrow.flight.FlightError, match="ACCESS_REFUSED"):
+        read_on()
+    assert read < rows
+
+
+def test_a_stream_that_a_tag_permitted_ends_with_the_tag(broker: Broker) -> None:
+    add(broker, "root", "administrator")
+    add(broker, "ann", "administrator")
+    caller = Caller(
+        Identity("ann"),
+        broker._logins.rights(Identity("ann")),
+        "",
+        broker._local.state.of("/"),
+    )
+    assert caller.administers and caller.operates
+    broker.accounts.set_tags("ann", ["monitoring"])
+    assert not caller.operates and caller.tags == {"monitoring"}
+    caller.look("anything")
+    broker.accounts.delete_user("ann")
+    with pytest.raises(errors.AccessRefused):
+        caller.enter()
+
+
+def test_the_first_user_ends_a_stream_of_the_default_one(broker: Broker) -> None:
+    guest = Identity("guest", frozenset({"administrator"}))
+    caller = Caller(guest, broker._logins.rights(guest), "", broker._local.state.of("/"))
+    caller.enter()
+    add(broker, "ann")
+    with pytest.raises(errors.AccessRefused):
+        caller.enter()
+
+
+def test_hello_tells_those_who_may_do_nothing_nothing(broker: Broker) -> None:
+    add(broker, "ann", patterns=("^$", "^$", "^$"))
+    broker.accounts.add_user("nobody", passwords.hashed(PASSWORD, CHEAP))
+
+    def hello(user: str) -> contract.Hello:
+        (answer,) = Raw(broker.url, Basic(user, PASSWORD).header).action("hello", b"")
+        return contract.decode(contract.Hello, answer)
+
+    assert hello("ann").pid == os.getpid() and hello("ann").directory
+    assert hello("nobody") == contract.Hello(contract.VERSION, "", "", 0)
 
 
 def test_a_password_that_was_changed_is_not_remembered(broker: Broker) -> None:
@@ -483,10 +687,11 @@ def test_the_audit_log_has_who_did_what_and_no_secret(tmp_path: Path) -> None:
         ("login", "ann", "accepted"),
         ("queue.declare", "ann", ""),
         ("refused", "ann", "basic.publish"),
+        ("login", "ann", "accepted"),
         ("admin.add_user", "ann", ""),
         ("refused", "ann", "channel.exchange_delete"),
     ]
-    assert lines[4]["name"] == "bob" and all(line["address"] == "127.0.0.1" for line in lines)
+    assert lines[5]["name"] == "bob" and all(line["address"] == "127.0.0.1" for line in lines)
 
 
 def test_changes_of_users_in_the_process_are_in_the_audit_log_without_hashes(tmp_path: Path) -> None:
@@ -537,18 +742,30 @@ def test_the_audit_log_is_rotated_and_a_full_disk_does_not_stop_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audits, "MAX_BYTES", 1000)
+
+    def numbers() -> list[int]:
+        files = [tmp_path / f"{audits.FILE}.{n}" for n in range(len(list(tmp_path.iterdir())) - 1, 0, -1)]
+        lines = [line for file in (*files, tmp_path / audits.FILE) for line in file.read_text().splitlines()]
+        return [json.loads(line)["number"] for line in lines]
+
     log = Audit(str(tmp_path))
     for number in range(200):
         log.say("event", "ann", "", number=number, text="\udcff\n")
+    assert numbers() == list(range(200)), "nothing young is deleted"
+    assert all(file.stat().st_size <= 1000 for file in tmp_path.iterdir())
+    for n in (1, 2, 3, 4):  # the oldest files first: each rotation deletes what is last
+        old = max(int(file.suffix[1:]) for file in tmp_path.iterdir() if file.suffix[1:].isdigit()) - n + 1
+        os.utime(tmp_path / f"{audits.FILE}.{old}", (0, 0))
+    before = len(list(tmp_path.iterdir()))
+    for number in range(200, 260):
+        log.say("event", "ann", "", number=number, text="\udcff\n")
+    left = numbers()
+    assert left == list(range(left[0], 260)) and left[0] > 0
+    monkeypatch.setattr(audits, "MOST", before - 10)
+    for number in range(260, 300):
+        log.say("event", "ann", "", number=number, text="\udcff\n")
     log.close()
-    files = sorted(tmp_path.iterdir())
-    assert len(files) == audits.KEPT + 1 and all(file.stat().st_size <= 1000 for file in files)
-    numbers = [
-        json.loads(line)["number"]
-        for file in (*reversed(files[1:]), files[0])
-        for line in file.read_text().splitlines()
-    ]
-    assert numbers == list(range(numbers[0], 200))
+    assert len(list(tmp_path.iterdir())) <= before - 10 + 1 and numbers()[-1] == 299
     gone = Audit(str(tmp_path / "gone"))
     gone.say("event", "ann", "")
     gone.close()
@@ -557,14 +774,55 @@ def test_the_audit_log_is_rotated_and_a_full_disk_does_not_stop_the_broker(
 def test_a_line_of_the_audit_log_is_bounded_whatever_a_caller_sends(tmp_path: Path) -> None:
     log = Audit(str(tmp_path))
     log.say("refused", "\x01" * 1_000_000, "", names=["x" * 300] * 5000, queue="orders", count=7)
-    log.say("refused", "ann", "", name="é" * 130)
+    log.say("queue.declare", "ann", "", name="é" * 130)
     log.close()
     first, second = (tmp_path / audits.FILE).read_text().splitlines()
-    assert len(first) < 3 * audits.FIELD_BYTES
+    assert len(first) < 4 * audits.REFUSAL_BYTES
     line = json.loads(first)
     assert line["user"].startswith("\x01\x01") and line["user"].endswith("... (1000000 characters)")
     assert line["names"].startswith('["xxx') and (line["queue"], line["count"]) == ("orders", 7)
     assert json.loads(second)["name"] == "é" * 130
+
+
+def test_refusals_are_counted_and_erase_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of callers who have not proved who they are, with as many names and addresses as they like."""
+    log = Audit(str(tmp_path))
+    log.say("admin.add_user", "ann", "10.0.0.1", name="bob")
+    for n in range(5000):
+        log.say("refused", "mal", "10.0.0.2", asked="engine.resolve", why="x" * 1000, vhost="/")
+        log.say("login", f"user {n}", f"10.1.{n >> 8}.{n & 255}", answer="refused", why="wrong")
+        log.say("queue.declare", "eve", "10.0.0.3", queue=f"q{n}")
+    assert log.say("admin.delete_user", "ann", "10.0.0.1", name="bob")
+    assert log.say("refused", "mal", "10.0.0.2", asked="engine.release", why="no", vhost="/"), "another kind"
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / audits.FILE).read_text().splitlines()]
+    count = Counter((line["event"], line["user"]) for line in lines if "more" not in line)
+    assert count["admin.add_user", "ann"] == count["admin.delete_user", "ann"] == 1
+    assert count["refused", "mal"] == 2 and count["queue.declare", "eve"] == repeats.LINES
+    assert sum(event == "login" for event, _ in count.elements()) == repeats.REFUSALS
+    more = {(line["event"], line["user"], line["address"]): line["more"] for line in lines if "more" in line}
+    assert more == {
+        ("refused", "mal", "10.0.0.2"): 4999,
+        ("login", "*", "*"): 5000 - repeats.REFUSALS,
+        ("queue.declare", "eve", "*"): 5000 - repeats.LINES,
+    }
+
+
+def test_what_was_counted_is_written_at_the_end_of_its_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audits, "INTERVAL_S", 0.05)
+    log = Audit(str(tmp_path))
+    for _ in range(3):
+        log.say("login", "ann", "10.0.0.1", answer="refused", why="wrong")
+    eventually(lambda: '"more": 2' in (tmp_path / audits.FILE).read_text())
+    log.say("login", "ann", "10.0.0.1", answer="refused", why="wrong")
+    log.close()
+    assert [json.loads(line).get("more") for line in (tmp_path / audits.FILE).read_text().splitlines()] == [
+        None,
+        2,
+        None,
+    ]
 
 
 def test_a_client_of_a_directory_sends_no_token_to_a_broker_that_cannot_prove_to_have_it(
@@ -609,7 +867,7 @@ def test_a_call_from_elsewhere_needs_a_login_and_one_with_the_token_none() -> No
         lambda: logins.bearer("another", "127.0.0.1"),
         lambda: Logins(Users(Undo())).bearer("", "127.0.0.1"),
         lambda: Logins(Users(Undo()), open_to_anonymous=False).anonymous("127.0.0.1"),
-        lambda: logins.basic("guest", "guest", "10.0.0.1"),
+        lambda: logins.basic("guest", "guest", "10.0.0.1", ""),
     ):
         with pytest.raises(errors.LoginRefused):
             refused()

@@ -1,39 +1,47 @@
 """The audit log: one JSON line for each login, refusal, change of users, permissions and topology, and
 decision by hand.
 
+Not here: which lines are only counted (``repeats.py``).
 Invariant: a line is bounded, whatever a caller sends, and never has a body, a password, its hash or a token.
-A disk that refuses a line does not stop the broker; the log of the broker says so.
+A file is kept for KEPT_DAYS, unless there are more than MOST, so that nobody erases the log by filling it. A
+disk that refuses a line does not stop the broker; the log of the broker says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import os
 import threading
+import time
 from datetime import datetime, timezone
 from pathlib import Path
+
+from broker_core.server.access.repeats import INTERVAL_S, Repeats, is_refusal
 
 logger = logging.getLogger("txmq.audit")
 
 FILE = "audit.log"
 MAX_BYTES = 10 * 1024 * 1024  # then it becomes audit.log.1, and so on
-KEPT = 5  # older files
+KEPT_DAYS = 90  # since the last line of a file
+MOST = 200  # older files, of all ages
 FIELD_BYTES = 1024  # of one field of a line, as JSON
+REFUSAL_BYTES = 256  # the same of what was refused: anybody can have it written
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def cut(value: object) -> object:
-    """``value``, or the first FIELD_BYTES of it as JSON: a caller chooses names, and a line is written before
-    anything is known of them.
+def cut(value: object, most: int = FIELD_BYTES) -> object:
+    """``value``, or the first ``most`` bytes of it as JSON: a caller chooses names, and a line is written
+    before anything is known of them.
     """
     written = json.dumps(value)
-    if len(written) <= FIELD_BYTES:
+    if len(written) <= most:
         return value
     text = value if isinstance(value, str) else written
-    kept = FIELD_BYTES
-    while len(json.dumps(text[:kept])) > FIELD_BYTES:
+    kept = most
+    while len(json.dumps(text[:kept])) > most:
         kept //= 2
     return f"{text[:kept]}... ({len(text)} characters)"
 
@@ -46,17 +54,51 @@ class Audit:
         self._lock = threading.Lock()
         self._file: io.FileIO | None = None
         self._failing = False
+        self._repeats = Repeats()
+        self._timer: threading.Timer | None = None
 
-    def say(self, event: str, user: str, address: str, **what: object) -> None:
-        """``user`` "": the owner of the data directory. ``address`` "": this process."""
+    def say(self, event: str, user: str, address: str, **what: object) -> bool:
+        """``user`` "": the owner of the data directory. ``address`` "": this process. Returns whether a line
+        was written, and not only counted.
+        """
+        told = {"event": event, "user": user, "address": address, **what}
+        with self._lock:
+            now = time.monotonic()
+            if self._repeats.due(now):
+                self._write_counted()
+            if not self._repeats.writes(told, now):
+                self._count_later()
+                return False
+            self._write_line(told)
+            return True
+
+    def _count_later(self) -> None:
+        """At the end of the interval, also if nothing else is said."""
+        if self._timer is None and self._path is not None:
+            timer = threading.Timer(INTERVAL_S, self._interval)
+            timer.daemon = True
+            with contextlib.suppress(RuntimeError):  # no thread can be had: the next line brings it
+                timer.start()
+                self._timer = timer
+
+    def _interval(self) -> None:
+        with self._lock:
+            self._timer = None
+            self._write_counted()
+
+    def _write_counted(self) -> None:
+        for line, count, since in self._repeats.taken():
+            seconds = round(time.monotonic() - since)
+            self._write_line({**line, "more": count, "seconds": seconds})
+
+    def _write_line(self, told: dict[str, object]) -> None:
         if self._path is None:
             return
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        told = {"event": event, "user": user, "address": address, **what}
-        line = json.dumps({"time": now, **{name: cut(value) for name, value in told.items()}}) + "\n"
+        most = REFUSAL_BYTES if is_refusal(told) else FIELD_BYTES
+        line = json.dumps({"time": now, **{name: cut(value, most) for name, value in told.items()}}) + "\n"
         try:
-            with self._lock:
-                self._write(self._path, line.encode(errors="backslashreplace"))
+            self._write(self._path, line.encode(errors="backslashreplace"))
             self._failing = False
         except OSError as error:
             if not self._failing:
@@ -70,16 +112,28 @@ class Audit:
         if self._file.tell() + len(line) > MAX_BYTES and self._file.tell():
             self._file.close()
             self._file = None
-            for number in range(KEPT, 0, -1):
-                older = path.with_name(f"{FILE}.{number - 1}") if number > 1 else path
-                if older.exists():
-                    older.replace(path.with_name(f"{FILE}.{number}"))
+            self._rotate(path)
             self._write(path, line)
             return
         self._file.write(line)
 
+    def _rotate(self, path: Path) -> None:
+        """``audit.log`` becomes ``audit.log.1``, and so on; what is too old is deleted."""
+        oldest = time.time() - KEPT_DAYS * 86_400
+        there = [path]
+        while (older := path.with_name(f"{FILE}.{len(there)}")).exists():
+            there.append(older)
+        while len(there) > MOST or (len(there) > 1 and there[-1].stat().st_mtime < oldest):
+            there.pop().unlink()
+        for number, before in reversed(list(enumerate(there))):
+            before.replace(path.with_name(f"{FILE}.{number + 1}"))
+
     def close(self) -> None:
         with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._write_counted()
             if self._file is not None:
                 self._file.close()
                 self._file = None

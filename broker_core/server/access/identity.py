@@ -23,11 +23,12 @@ OWNER = Identity("", owner=True)
 
 class Authenticator(Protocol):
     """Decides who a caller is. ``address``: of the client, without its port; "" if it is not known.
+    ``connection``: a name of its own for each.
 
     Every method raises LoginRefused, and may wait for as long as a slow hash takes: not for an event loop.
     """
 
-    def basic(self, user: str, password: str, address: str) -> Identity: ...
+    def basic(self, user: str, password: str, address: str, connection: str) -> Identity: ...
 
     def bearer(self, token: str, address: str) -> Identity: ...
 

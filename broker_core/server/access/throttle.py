@@ -1,10 +1,10 @@
-"""Slows down logins after failed ones: by address, and by user and address.
+"""When a login may be checked, after others have failed: by address, and by user and address.
 
-Pure: the time goes in. Not here: who waits (``logins.py``).
+Pure: the time goes in. Not here: the logins that wait (``login_queue.py``).
 
-Invariant: memory is bounded: users of an address share SLOTS counters, the newest ADDRESSES addresses are
-known. However many logins fail, an address gets at most one check in ADDRESS_S, and a user of it one in
-MAX_S, once they have failed often enough.
+Invariant: memory is bounded: users of an address share SLOTS counters, of at most COUNTERS in all. However
+many logins fail, an address gets at most one check in ADDRESS_S, and a user of it one in MAX_S, once they
+have failed often enough. The failures of an address do not slow down a user who has logged in from there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections import OrderedDict
 from hashlib import blake2b
 
 ADDRESSES = 4096
-SLOTS = 16
+SLOTS = 1024
+COUNTERS = 32_768
 FREE = 10  # failures of an address that do not slow down its other users
-ADDRESS_S = 0.25
+ADDRESS_S = 0.05
 FIRST_S, MAX_S = 0.1, 2.0  # for a user after its first failure, doubled with each, and at most
-PATIENCE_S = 5.0  # a login that would wait longer is refused at once
 FORGET_S = 60.0  # without a failure
+MET = 10_000  # users and addresses that have logged in
 
 
 class _Turns:
@@ -33,12 +34,17 @@ class _Turns:
         self.next_at = 0.0
 
     def fail(self, now: float) -> None:
+        self.forget(now)
         self.failures += 1
         self.failed_at = now
 
     def forget(self, now: float) -> None:
         if self.failures and now - self.failed_at > FORGET_S:
             self.failures = 0
+
+    @property
+    def pause_s(self) -> float:
+        return min(FIRST_S * 2 ** min(self.failures - 1, 10), MAX_S) if self.failures else 0.0
 
 
 class _Address:
@@ -50,66 +56,87 @@ class _Address:
 
 
 class Throttle:
-    """``salt`` keeps it secret which users share a counter. One thread at a time."""
+    """``salt`` keeps it secret which users share a counter. One thread at a time. ``network``: see
+    :func:`network_of`.
+    """
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
         self._known: OrderedDict[str, _Address] = OrderedDict()
+        self._counters = 0
+        self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def __len__(self) -> int:
         """How many counters there are."""
-        return sum(1 + len(address.by_slot) for address in self._known.values())
+        return len(self._known) + self._counters
 
-    def turn(self, user: str, address: str, now: float) -> float | None:
-        """Seconds to wait before this login is checked; None: it is refused, too many wait already."""
-        found = self._known.get(_network(address))
+    def met(self, user: str, network: str) -> bool:
+        """Whether the user has logged in from there."""
+        return (network, user) in self._met
+
+    def free_at(self, user: str, network: str, now: float) -> float:
+        """The time from which on a login may be checked; not later than ``now``: at once."""
+        found = self._known.get(network)
         if found is None:
-            return 0.0
-        everyone, one = found.all, found.by_slot.get(self._slot(user))
-        everyone.forget(now)
+            return now
         at = now
-        if everyone.failures > FREE:
-            at = max(at, everyone.next_at)
+        found.all.forget(now)
+        if found.all.failures > FREE and not self.met(user, network):
+            at = max(at, found.all.next_at)
+        one = found.by_slot.get(self._slot(user))
         if one is not None:
             one.forget(now)
-            if one.failures:
-                at = max(at, one.next_at)
-        if at - now > PATIENCE_S:
-            return None
-        if everyone.failures > FREE:
-            everyone.next_at = at + ADDRESS_S
-        if one is not None and one.failures:
-            one.next_at = at + min(FIRST_S * 2 ** min(one.failures - 1, 10), MAX_S)
-        return at - now
+            at = max(at, one.next_at if one.failures else now)
+        return at
 
-    def failed(self, user: str, address: str, now: float) -> None:
-        network = _network(address)
+    def take(self, user: str, network: str, now: float) -> None:
+        """A login is checked, or answered as one that is checked."""
+        found = self._known.get(network)
+        if found is None:
+            return
+        if found.all.failures > FREE and not self.met(user, network):
+            found.all.next_at = max(found.all.next_at, now) + ADDRESS_S
+        one = found.by_slot.get(self._slot(user))
+        if one is not None:
+            one.next_at = now + one.pause_s
+
+    def failures(self, network: str) -> int:
+        """Of all users of an address."""
+        found = self._known.get(network)
+        return 0 if found is None else found.all.failures
+
+    def failed(self, user: str, network: str, now: float) -> None:
         found = self._known.get(network)
         if found is None:
             found = self._known[network] = _Address()
-            if len(self._known) > ADDRESSES:
-                self._known.popitem(last=False)
         else:
             self._known.move_to_end(network)
-        one = found.by_slot.setdefault(self._slot(user), _Turns())
-        for turns in (found.all, one):
-            turns.forget(now)
-            turns.fail(now)
-        one.next_at = max(one.next_at, now + FIRST_S * 2 ** min(one.failures - 1, 4))
+        slot = self._slot(user)
+        one = found.by_slot.get(slot)
+        if one is None:
+            one = found.by_slot[slot] = _Turns()
+            self._counters += 1
+        found.all.fail(now)
+        one.fail(now)
+        one.next_at = max(one.next_at, now + one.pause_s)
+        while len(self._known) > ADDRESSES or (self._counters > COUNTERS and len(self._known) > 1):
+            _, oldest = self._known.popitem(last=False)
+            self._counters -= len(oldest.by_slot)
 
-    def succeeded(self, user: str, address: str) -> None:
-        found = self._known.get(_network(address))
-        if found is not None:
-            found.by_slot.pop(self._slot(user), None)
+    def succeeded(self, user: str, network: str) -> None:
+        """The failures stay: a right login between them must not speed up who guesses."""
+        self._met[network, user] = None
+        self._met.move_to_end((network, user))
+        if len(self._met) > MET:
+            self._met.popitem(last=False)
 
     def _slot(self, user: str) -> int:
-        return (
-            blake2b(user.encode(errors="surrogateescape"), key=self._salt, digest_size=8).digest()[0] % SLOTS
-        )
+        digest = blake2b(user.encode(errors="surrogateescape"), key=self._salt, digest_size=8).digest()
+        return int.from_bytes(digest, "big") % SLOTS
 
 
-def _network(address: str) -> str:
-    """One household of IPv6 has 2**64 addresses."""
+def network_of(address: str) -> str:
+    """What counts as one address: one household of IPv6 has 2**64."""
     try:
         known = ipaddress.ip_address(address)
     except ValueError:

@@ -7,8 +7,9 @@ Invariant: a refused client never learns which of user, password or address was 
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import platform
+from concurrent.futures import Future
 from typing import Protocol
 
 from broker_core import __version__
@@ -97,25 +98,20 @@ def log_in(
         )
     user, password = read(method.response)
     address, loop = connection.address, connection.server.loop
-    known = logins.known(user, password, address)
-    if known is not None:
-        _accept(connection, user, logins)
-        return
     try:
-        wait_s = logins.turn(user, address)
+        answer = logins.ask(user, password, address)
     except LoginRefused:
         raise _refused(method) from None
+    if answer.done():
+        answer.result()
+        _accept(connection, user, logins)
+        return
     connection.pause(log_in)
 
-    def check() -> None:
-        if not connection.protocol.closing:
-            checked = loop.run_in_executor(logins.pool, logins.check, user, password, address)
-            checked.add_done_callback(done)
-
-    def done(checked: asyncio.Future[Identity]) -> None:
-        error = None if checked.cancelled() else checked.exception()
-        if checked.cancelled() or connection.protocol.closing:
+    def done() -> None:
+        if connection.protocol.closing:
             return
+        error = answer.exception()
         if error is None:
             _accept(connection, user, logins)
         else:
@@ -123,10 +119,11 @@ def log_in(
             connection.fail(0, refused, method)
         connection.resume(log_in)
 
-    if wait_s:
-        loop.call_later(wait_s, check)
-    else:
-        check()
+    def tell(_answer: Future[Identity]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and its connections with it
+            loop.call_soon_threadsafe(done)
+
+    answer.add_done_callback(tell)
 
 
 def _accept(connection: Entrant, user: str, logins: Logins) -> None:

@@ -20,6 +20,8 @@ from broker_core.server.access.identity import Identity
 class Caller:
     """Every method raises AccessRefused. ``address``: of the client, without its port. ``state``: as the
     virtual host of the call sees it.
+
+    A call may last, so what it may do is that of now, and not of its start: a deleted user may do nothing.
     """
 
     identity: Identity
@@ -28,8 +30,18 @@ class Caller:
     state: BrokerState
 
     @property
+    def tags(self) -> frozenset[str]:
+        return self.state.users.tags(self.identity.user)
+
+    @property
     def administers(self) -> bool:
-        return self.identity.owner or ADMINISTRATOR in self.identity.tags
+        return self.identity.owner or ADMINISTRATOR in self.tags
+
+    @property
+    def enters_somewhere(self) -> bool:
+        """Whether it has a permission in any virtual host, or a tag."""
+        users, user = self.state.users, self.identity.user
+        return self.identity.owner or self._looks or any(name == user for name, _ in list(users.permissions))
 
     @property
     def actor(self) -> Actor:
@@ -37,7 +49,7 @@ class Caller:
 
     @property
     def _looks(self) -> bool:
-        return not self.identity.tags.isdisjoint(LOOKING)
+        return not self.tags.isdisjoint(LOOKING)
 
     def enter(self) -> None:
         """Needs any permission in the virtual host, or a tag. Raises NotAllowed once that is deleted."""
@@ -55,7 +67,7 @@ class Caller:
 
     @property
     def operates(self) -> bool:
-        return self.administers or OPERATOR in self.identity.tags
+        return self.administers or OPERATOR in self.tags
 
     def look(self, what: str) -> None:
         """Needs a tag."""

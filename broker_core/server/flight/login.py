@@ -46,7 +46,7 @@ def identity(context: Any, authenticator: Authenticator, address: str) -> Identi
         raise LoginRefused(f"a call has {len(values)} headers {authorization.HEADER!r}", "send one")
     match authorization.parse(values[0]):
         case authorization.Basic(user, password):
-            return authenticator.basic(user, password, address)
+            return authenticator.basic(user, password, address, context.peer())
         case authorization.Bearer(token):
             return authenticator.bearer(token, address)
 

@@ -13,7 +13,8 @@ unmirrored, mark_mirrored, last_entry, app; note of ``REFUSED``;
 DoGet: branches                                                the app
 stage, adopt, DoPut                                            the app of the attempt, and write on each
                                                                exchange that the rows name
-publish_refused                                                the app, and that of the attempt or the batch write
+publish_refused                                                the app, and that of the attempt or the batch
+                                                               write
 commit_branches, rollback_batch                                the app of the attempt, or the batch write; the
                                                                tag operator for rollback_batch
 apps, attempts                                                 a tag

@@ -29,7 +29,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
-from broker_core.server.flight import audited, permits, transactions
+from broker_core.server.flight import audited, permits, streams, transactions
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import Channels
@@ -129,7 +129,9 @@ class FlightServer:
             if word == "release" and caller.identity.user:
                 arguments["by"] = caller.identity.user  # whatever the caller says
             engine = self._engine(caller)
-            function = partial(_wait, engine, self._stopping) if word == "wait" else getattr(engine, word)
+            function = getattr(engine, word)
+            if word == "wait":
+                function = partial(_wait, engine, self._stopping, caller)
             answer = contract.encode(function(**arguments))
             self._permits.carried_out(caller, f"engine.{word}", arguments)
             return [answer]
@@ -146,7 +148,8 @@ class FlightServer:
             file: contract.FileHeader = contract.decode_checked(contract.FileHeader, body, "adopt")
             return [contract.encode(self._staging.file(caller, file))]
         if word == "hello":
-            return [contract.encode(self._hello)]
+            told = self._hello if caller.enters_somewhere else contract.Hello(self._hello.version, "", "", 0)
+            return [contract.encode(told)]
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
 
@@ -202,32 +205,21 @@ class FlightServer:
     def do_get(self, context: Any, ticket: pyarrow.flight.Ticket) -> pyarrow.flight.FlightDataStream:
         with self._call("get", context) as caller:
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
-            if request.branches is not None:
-                self._permits.read_branches(caller, request.branches)
-                rows = self._engine(caller).read_branches(request.branches)
-                first = next(rows, None)
-                schema = first.schema if first is not None else pa.schema([])
-                return pyarrow.flight.GeneratorStream(schema, self._stream(_chain(first, rows), caller))
-            if request.browse is not None:
-                caller.read({log for log, _, _ in request.browse})
-                return pyarrow.flight.GeneratorStream(
-                    READ_SCHEMA, self._stream(self._engine(caller).browse(request.browse), caller)
-                )
-            if request.read is not None:
-                self._permits.read(caller, request.read)
-                return pyarrow.flight.GeneratorStream(
-                    READ_SCHEMA, self._stream(self._engine(caller).read(request.read), caller)
-                )
-            raise errors.RemoteProtocolError(
-                "a ticket names nothing to read; client and broker are of different versions"
-            )
+            epoch = self._broker.state.users.epoch
+            found = streams.opened(self._engine(caller), self._permits, caller, request)
+            return pyarrow.flight.GeneratorStream(found.schema, self._stream(found, caller, epoch))
 
-    def _stream(self, rows: Iterator[pa.RecordBatch], caller: Caller) -> Iterator[pa.RecordBatch]:
+    def _stream(self, found: streams.Stream, caller: Caller, epoch: object) -> Iterator[pa.RecordBatch]:
+        """The permission is asked for again when the users are no more those of ``epoch``."""
+        users = self._broker.state.users
         with self._call("get", caller=caller):
-            for batch in rows:
+            for batch in found.rows:
                 if self._stopping.is_set():
                     raise pyarrow.flight.FlightUnavailableError("the broker is stopping")
-                caller.enter()  # the user may be deleted meanwhile
+                caller.enter()
+                if users.epoch is not epoch:
+                    epoch = users.epoch
+                    found.permitted()
                 failpoint.here("server.read.batch")
                 yield batch
 
@@ -267,21 +259,17 @@ class FlightServer:
 def _wait(
     engine: EmbeddedEngine,
     stopping: threading.Event,
+    caller: Caller,
     queues: Sequence[str],
     ends: dict[str, int],
     timeout_s: float,
 ) -> bool:
     deadline = time.monotonic() + min(timeout_s, contract.WAIT_S)
     while not stopping.is_set():
+        caller.read(queues)  # the user may be deleted meanwhile
         left = deadline - time.monotonic()
         if engine.wait(queues, ends, max(min(left, 0.5), 0.0)):
             return True
         if left <= 0.5:
             return False
     return False
-
-
-def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    if first is not None:
-        yield first
-    yield from rest

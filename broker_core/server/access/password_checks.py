@@ -1,0 +1,272 @@
+"""Whether a password is right: remembered, or checked in its turn.
+
+Not here: who calls, and by which door (``logins.py``), how a password is hashed (``password.py``).
+
+A password that was right is remembered by a keyed digest, until the user has another one: it costs no scrypt.
+Everything else waits for its turn (``login_queue.py``, ``throttle.py``) and is checked in one of two threads,
+so that no door is blocked.
+Invariant: a right password is answered only when a wrong one in its place would be checked: else its answer,
+which is quicker, or is one at all, would tell who guesses more than the throttle permits. An unknown user
+costs the same time as a wrong password, and its refusal has the same text. A log never has a password.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import Future
+from hashlib import blake2b
+from typing import TypeVar
+
+from broker_core import password as passwords
+from broker_core.broker.users import DEFAULT_USER, Users
+from broker_core.errors import LoginRefused
+from broker_core.server.access.audit import Audit
+from broker_core.server.access.identity import Identity
+from broker_core.server.access.login_queue import Login, LoginQueue
+from broker_core.server.access.throttle import FREE, Throttle
+
+logger = logging.getLogger("txmq.access")
+
+THREADS = 2  # of scrypt
+REMEMBERED = 10_000
+TOLD_S = 1.0  # between two lines in the log about logins that are not checked
+UNKNOWN = passwords.unmatched()  # with which the password of an unknown user is compared
+TOKEN_ONLY = (
+    "this broker serves only those who have its token",
+    "name its data directory with data=DIR, as the user that it belongs to",
+)
+WRONG = "unknown user or wrong password"
+TOO_MANY = ("too many logins of this user or address failed", "try again later")
+_Key = TypeVar("_Key")
+
+
+class PasswordChecks:
+    """``given``: users of ``--users``, with passwords or hashes. ``open_``: the default user logs in from
+    this host while nobody has added a user. Thread-safe.
+    """
+
+    def __init__(self, users: Users, audit: Audit, given: Mapping[str, str], open_: bool) -> None:
+        self._users = users
+        self._audit = audit
+        self._open = open_
+        self._secret = os.urandom(32)
+        self._given = {name: self._kept(name, text) for name, text in given.items()}
+        users.given = frozenset(self._given)
+        self._throttle = Throttle(self._secret)
+        self._queue = LoginQueue(self._throttle)
+        self._right: OrderedDict[bytes, str] = OrderedDict()  # digest -> what the password was checked with
+        self._wrong: OrderedDict[tuple[str, bytes], str] = OrderedDict()  # the same, by network and digest
+        self._work = threading.Condition()  # of the throttle, and of all that follows it here
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._told = (0, 0.0)  # refused without a check since the last line in the log, and when that was
+
+    def ask(self, user: str, password: str, address: str) -> Future[Identity]:
+        """The caller, at once or later. Raises LoginRefused at once, or puts it into the answer."""
+        answer: Future[Identity] = Future()
+        if self._users.default:
+            if not self._open:
+                raise LoginRefused(*TOKEN_ONLY)  # there is no password to guess
+            same = hmac.compare_digest(password.encode(errors="surrogateescape"), DEFAULT_USER.encode())
+            if user == DEFAULT_USER and same and is_loopback(address):
+                answer.set_result(self.identity(user))
+                return answer
+        login = Login(user, password, address, self.digest(user, password), time.monotonic())
+        kept = self.kept_of(user)
+        with self._work:
+            again = self._wrong.get((login.pair[0], login.digest)) == (kept or "")
+            known = not again and self._known(login, kept)
+            refused = None if again or known else self._enter(login, answer)
+        if again:  # who sends one wrong password all the time guesses nothing, and stops nobody
+            self.refused(user, address, WRONG)
+            raise LoginRefused(WRONG)
+        if known:
+            answer.set_result(self.identity(user))
+        if refused is not None:
+            self._unchecked([refused])
+            if refused is login:
+                raise LoginRefused(*TOO_MANY)
+        return answer
+
+    def _known(self, login: Login, kept: str | None) -> bool:
+        """Whether this password was right before, and a login would be checked now."""
+        network, user = login.pair
+        if kept is None or self._right.get(login.digest) != kept or not self._queue.would_be_next(login.pair):
+            return False
+        calm = self._throttle.failures(network) + self._queue.of_network(network) <= FREE
+        if not (calm or self._throttle.met(user, network)):
+            return False
+        if self._throttle.free_at(user, network, login.since) > login.since:
+            return False
+        self._throttle.take(user, network, login.since)
+        self._throttle.succeeded(user, network)
+        return True
+
+    def _enter(self, login: Login, answer: Future[Identity]) -> Login | None:
+        """The login waits, and a thread is there for it. Returns who is refused for it."""
+        same = self._queue.like(login.pair, login.digest)
+        if same is not None:
+            same.answers.append(answer)
+            return None
+        self._start()
+        login.answers.append(answer)
+        refused = self._queue.add(login)
+        if refused is not login:
+            self._work.notify()
+        if refused is not None and refused is not login:
+            self._throttle.failed(refused.user, refused.pair[0], login.since)
+        return refused
+
+    def _start(self) -> None:
+        """Raises RuntimeError: there is no thread, and none can be had."""
+        if len(self._threads) < THREADS:
+            name = f"txmq-login-{len(self._threads)}"
+            made = threading.Thread(target=self._run, name=name, daemon=True)
+            try:
+                made.start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+            else:
+                self._threads.append(made)
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                login, expired = self._next()
+            self._unchecked(expired)
+            if login is not None:
+                try:
+                    self._check(login)
+                except Exception as error:  # no memory for scrypt: the next one may find some
+                    for answer in login.answers:
+                        if not answer.done():
+                            answer.set_exception(error)
+                finally:
+                    with self._work:
+                        self._queue.done(login)
+                        self._work.notify()
+            elif self._closed:
+                return
+
+    def _next(self) -> tuple[Login | None, list[Login]]:
+        """Waits for the next login, or for some that have waited too long."""
+        while not self._closed:
+            now = time.monotonic()
+            expired = self._queue.expired(now)
+            for each in expired:
+                self._throttle.failed(each.user, each.pair[0], now)
+            login = self._queue.next(now)
+            if login is not None or expired:
+                return login, expired
+            at = self._queue.next_at(now)
+            self._work.wait(None if at is None else max(at - now, 0.001))
+        return None, []
+
+    def _check(self, login: Login) -> None:
+        user, address = login.user, login.address
+        kept = self.kept_of(user)
+        right = kept is not None and self._right.get(login.digest) == kept
+        if not right:
+            if kept is not None and kept.startswith("="):
+                right = hmac.compare_digest(kept[1:], login.digest.hex())
+                if not right:
+                    passwords.is_right(login.password, UNKNOWN)
+            else:
+                right = passwords.is_right(login.password, kept or UNKNOWN) and kept is not None
+        why = "" if right else WRONG
+        if self._users.default and user == DEFAULT_USER and login.password == DEFAULT_USER:
+            why = f"user '{DEFAULT_USER}' can only connect via localhost"
+        now = time.monotonic()
+        with self._work:
+            if why:
+                self._throttle.failed(user, login.pair[0], now)
+                remember(self._wrong, (login.pair[0], login.digest), kept or "")
+            else:
+                assert kept is not None
+                self._throttle.succeeded(user, login.pair[0])
+                remember(self._right, login.digest, kept)
+        if why:
+            self.refused(user, address, why)
+        for answer in login.answers:
+            if why:
+                answer.set_exception(LoginRefused(WRONG))
+            else:
+                answer.set_result(self.identity(user))
+
+    def refused(self, user: str, address: str, why: str) -> None:
+        if self._audit.say("login", user, address, answer="refused", why=why):
+            logger.warning("login of %r from %s is refused: %s", user, address, why)
+
+    def _unchecked(self, logins: list[Login]) -> None:
+        for login in logins:
+            self._audit.say("login", login.user, login.address, answer="refused", why="not checked: too many")
+            self._tell(login)
+            for answer in login.answers:
+                answer.set_exception(LoginRefused(*TOO_MANY))
+
+    def _tell(self, login: Login) -> None:
+        now = time.monotonic()
+        with self._work:
+            told, told_at = self._told
+            told += 1
+            tells = now - told_at > TOLD_S
+            self._told = (0, now) if tells else (told, told_at)
+        if tells:
+            logger.warning(
+                "%d logins are refused without a check, because too many have failed; the last of %r from %s",
+                told,
+                login.user,
+                login.address,
+            )
+
+    def identity(self, user: str) -> Identity:
+        return Identity(user, self._users.tags(user))
+
+    def close(self) -> None:
+        with self._work:
+            self._closed = True
+            left = self._queue.clear()
+            self._work.notify_all()
+        self._unchecked(left)
+
+    def kept_of(self, user: str) -> str | None:
+        """With what a password of this user is compared: a hash, or "=" and the digest of a plain one."""
+        given = self._given.get(user)
+        if given is not None:
+            return given
+        record = self._users.by_name.get(user)
+        return record.password_hash if record is not None and record.password_hash else None
+
+    def _kept(self, user: str, text: str) -> str:
+        return text if passwords.is_hash(text) else "=" + self.digest(user, text).hex()
+
+    def digest(self, user: str, password: str) -> bytes:
+        """Of user and password, under a key that only this process has."""
+        name = user.encode(errors="surrogateescape")
+        digest = blake2b(len(name).to_bytes(4, "big") + name, key=self._secret, digest_size=32)
+        digest.update(password.encode(errors="surrogateescape"))
+        return digest.digest()
+
+
+def remember(known: OrderedDict[_Key, str], key: _Key, kept: str) -> None:
+    known[key] = kept
+    known.move_to_end(key)
+    if len(known) > REMEMBERED:
+        known.popitem(last=False)
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
+    return (mapped or known).is_loopback

@@ -1,0 +1,55 @@
+"""What a DoGet reads, and what permits it: a stream lasts, so the permission is asked for again meanwhile.
+
+Not here: the stream itself (``server.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from broker_core import errors
+from broker_core.flight import contract
+from broker_core.message import READ_SCHEMA
+from broker_core.node.engine import EmbeddedEngine
+from broker_core.server.flight.caller import Caller
+from broker_core.server.flight.permits import Permits
+
+
+class Stream(NamedTuple):
+    """``permitted`` raises AccessRefused."""
+
+    schema: pa.Schema
+    rows: Iterator[pa.RecordBatch]
+    permitted: Callable[[], None]
+
+
+def opened(engine: EmbeddedEngine, permits: Permits, caller: Caller, request: contract.Ticket) -> Stream:
+    """Raises AccessRefused, RemoteProtocolError, and what the engine does."""
+    if request.branches is not None:
+        permitted = partial(permits.read_branches, caller, request.branches)
+        permitted()
+        rows = engine.read_branches(request.branches)
+        first = next(rows, None)
+        schema = first.schema if first is not None else pa.schema([])
+        return Stream(schema, _chain(first, rows), permitted)
+    if request.browse is not None:
+        permitted = partial(caller.read, {log for log, _, _ in request.browse})
+        permitted()
+        return Stream(READ_SCHEMA, engine.browse(request.browse), permitted)
+    if request.read is not None:
+        permitted = partial(permits.read, caller, request.read)
+        permitted()
+        return Stream(READ_SCHEMA, engine.read(request.read), permitted)
+    raise errors.RemoteProtocolError(
+        "a ticket names nothing to read; client and broker are of different versions"
+    )
+
+
+def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if first is not None:
+        yield first
+    yield from rest
