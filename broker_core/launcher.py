@@ -48,6 +48,7 @@ from broker_core.server.amqp.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.server.doors import LOOPBACK, Doors
+from broker_core.server.flight.entrance import FlightEntrance
 from broker_core.server.flight.server import FlightServer
 from broker_core.server.quotas import QuotaLimits, Quotas
 from broker_core.server.tls import Renewal, TlsFiles
@@ -118,9 +119,8 @@ class Broker:
             self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, audit)
             hosts = self.vhosts.unaudited()
             self.quotas.alarm = Alarm(self._local, directory, (amqp_options or AmqpOptions()).alarms)
-            self._server = FlightServer(
-                self.engines, self._local, hello, self._logins, of_flight, hosts, self.quotas
-            )
+            parts = (self.engines, self._local, hello, self._logins, of_flight, hosts, self.quotas)
+            self._server = FlightServer(*parts, _entrance(self._logins, doors, quotas, amqp_options))
             undo.callback(self._server.stop)
             self.host, self.port = host, self._server.listen(host, port, files)
             # what a certificate is for is a name of this host, and seldom loopback
@@ -313,6 +313,13 @@ class Broker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _entrance(
+    logins: Logins, doors: Doors, quotas: QuotaLimits, amqp_options: AmqpOptions | None
+) -> FlightEntrance:
+    handshake_s = (amqp_options or AmqpOptions()).handshake_timeout_s
+    return FlightEntrance(logins.gone, quotas.flight_connections, handshake_s, of_this_host=doors.token_only)
 
 
 def _reachable(host: str) -> str:

@@ -213,6 +213,7 @@ def test_every_function_and_class_is_used(package: str) -> None:
     """A name that stands once in the whole project is only defined. Spark, pyarrow and asyncio call some by name."""
     called_by_others = re.compile(
         r"__\w+__|onQuery\w+|reportLatestOffset|connection_(made|lost)|data_received|(pause|resume)_writing|sending_headers"
+        r"|call_completed"
     )
     dead = [
         f"{module}.{node.name}"

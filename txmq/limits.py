@@ -38,6 +38,12 @@ def arguments(serve: argparse.ArgumentParser) -> None:
         ("handshake-timeout", "SECONDS", above_zero, "for TLS, and again until AMQP is open; default 10"),
         ("connections", "N", positive, "AMQP connections; default: half of the files it may open"),
         ("user-connections", "N", positive, "... of one user; default: no limit"),
+        (
+            "flight-connections",
+            "N",
+            positive,
+            "connections of Spark and BrokerClient; default: an eighth of the files",
+        ),
         ("channels", "N", positive, "channels of AMQP, Spark and BrokerClient; default: no limit"),
         ("user-channels", "N", positive, "... of one user; default: no limit"),
         ("calls", "N", positive, "calls of Spark and BrokerClient in progress; default 2000"),
@@ -148,6 +154,7 @@ def quotas(options: argparse.Namespace) -> QuotaLimits:
         most("calls", CALLS),
         most("part_bytes", PART_BYTES),
         StagedLimits(**_given(staged)),
+        options.flight_connections,
     )
 
 

@@ -39,7 +39,7 @@ PART_BYTES = Most(1024 * MiB, 512 * MiB)
 class QuotaLimits:
     """``connections``: of AMQP, logged in; a total of None is half of the files that the process may open.
     ``channels``: of AMQP and of Flight. ``calls``: of Flight, in progress. ``part_bytes``: of the parts that
-    calls are staging.
+    calls are staging. ``flight_connections``: None is an eighth of the files.
     """
 
     connections: Most = UNLIMITED
@@ -47,6 +47,7 @@ class QuotaLimits:
     calls: Most = CALLS
     part_bytes: Most = PART_BYTES
     staged: StagedLimits = field(default_factory=StagedLimits)
+    flight_connections: int | None = None
 
 
 Refusal = Callable[[str, int, bool], TxmqError]  # of a user, for a limit, which is of this user alone

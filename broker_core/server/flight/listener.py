@@ -19,6 +19,7 @@ import pyarrow.flight
 
 from broker_core.address import bracketed
 from broker_core.errors import ConnectionFailed
+from broker_core.server.flight.entrance import FlightEntrance
 from broker_core.server.flight.login import MIDDLEWARE, ReadHeader
 from broker_core.server.tls import TlsFiles
 
@@ -33,6 +34,8 @@ REPORT_S = 5.0
 
 class Service(Protocol):
     """Answers calls, in many threads. ``context``: of pyarrow."""
+
+    entrance: FlightEntrance
 
     def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]: ...
 
@@ -55,7 +58,9 @@ class _GrpcServer(pyarrow.flight.FlightServerBase):  # type: ignore[misc]  # pya
                 arguments |= {"verify_client": True, "root_certificates": tls.now.ca}
         scheme = "grpc" if tls is None else "grpc+tls"
         super().__init__(
-            f"{scheme}://{bracketed(host)}:{port}", middleware={MIDDLEWARE: ReadHeader()}, **arguments
+            f"{scheme}://{bracketed(host)}:{port}",
+            middleware={MIDDLEWARE: ReadHeader(service.entrance)},
+            **arguments,
         )
 
     def do_action(self, context: Any, action: pyarrow.flight.Action) -> list[Any]:

@@ -22,7 +22,6 @@ from broker_core import errors, failpoint
 from broker_core.address import VHOST
 from broker_core.engine import Engine, ReadTicket
 from broker_core.flight import contract
-from broker_core.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.host_engines import HostEngines
 from broker_core.node.local import LocalBroker
@@ -33,6 +32,7 @@ from broker_core.server.flight import audited, permits, streams, transactions
 from broker_core.server.flight.caller import Caller
 from broker_core.server.flight.calls import Calls
 from broker_core.server.flight.channels import Channels
+from broker_core.server.flight.entrance import FlightEntrance
 from broker_core.server.flight.listener import FlightListener, close_all
 from broker_core.server.flight.login import asked_vhost, identity, peer_address
 from broker_core.server.flight.permits import Permits
@@ -56,6 +56,7 @@ class FlightServer:
         accounts: Accounts,
         vhosts: Vhosts,
         quotas: Quotas | None = None,
+        entrance: FlightEntrance | None = None,
     ) -> None:
         self.failed = threading.Event()
         self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
@@ -81,6 +82,8 @@ class FlightServer:
         }
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []
+        self.entrance = entrance or FlightEntrance(logins.gone)
+        self.entrance.watch(lambda: [each.port for each in self._listeners])
 
     def listen(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Returns the port. Raises ConnectionFailed."""
@@ -99,6 +102,7 @@ class FlightServer:
         """End all channels, then the server; calls in progress get GRACE_S."""
         self._stopping.set()
         self._channels.close()
+        self.entrance.stop()
         close_all(self._listeners, GRACE_S)
 
     # -- actions ---------------------------------------------------------------------------------------------
@@ -115,7 +119,8 @@ class FlightServer:
     def _caller(self, context: Any, name: str) -> Caller:
         """Raises LoginRefused, NotAllowed (no such virtual host; a client says hello before that)."""
         address = peer_address(context.peer())
-        who = identity(context, self._logins, address)
+        with self.entrance.login(context.peer()):
+            who = identity(context, self._logins, address)
         vhost = VHOST if name == "hello" else asked_vhost(context)
         return Caller(who, self._logins.rights(who, vhost), address, self._broker.state.of(vhost))
 
@@ -155,19 +160,7 @@ class FlightServer:
 
     def _read(self, caller: Caller, ticket: ReadTicket) -> list[Any]:
         self._permits.read(caller, ticket)
-        engine = self._engine(caller)
-        plan = engine.open_read(ticket)
-        answer: list[Any] = [contract.encode(plan)]
-        if plan.rows > contract.SMALL_READ_ROWS:
-            return answer
-        batches: list[pa.RecordBatch] = []
-        size = 0
-        for batch in engine.read_plan(plan, ticket):
-            batches.append(batch)
-            size += batch.nbytes
-            if size > contract.SMALL_READ_BYTES:
-                return answer
-        return [contract.encode(None), contract.encode_rows(batches, READ_SCHEMA)]
+        return streams.small(self._engine(caller), ticket)
 
     def _admin(self, caller: Caller, word: str, body: pa.Buffer) -> Any:
         if word not in self._words:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from broker_core import errors
+from broker_core.engine import ReadTicket
 from broker_core.flight import contract
 from broker_core.message import READ_SCHEMA
 from broker_core.node.engine import EmbeddedEngine
@@ -47,6 +48,22 @@ def opened(engine: EmbeddedEngine, permits: Permits, caller: Caller, request: co
     raise errors.RemoteProtocolError(
         "a ticket names nothing to read; client and broker are of different versions"
     )
+
+
+def small(engine: EmbeddedEngine, ticket: ReadTicket) -> list[Any]:
+    """The rows of a read, if they are few; else its plan, whose rows a DoGet reads."""
+    plan = engine.open_read(ticket)
+    answer: list[Any] = [contract.encode(plan)]
+    if plan.rows > contract.SMALL_READ_ROWS:
+        return answer
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for batch in engine.read_plan(plan, ticket):
+        batches.append(batch)
+        size += batch.nbytes
+        if size > contract.SMALL_READ_BYTES:
+            return answer
+    return [contract.encode(None), contract.encode_rows(batches, READ_SCHEMA)]
 
 
 def _chain(first: pa.RecordBatch | None, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

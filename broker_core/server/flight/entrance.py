@@ -1,0 +1,183 @@
+"""Connections of Flight that have not logged in: their number, time, bytes and streams are bounded.
+
+gRPC limits none of that, and pyarrow does not pass its settings on. So a thread looks at the connections of
+the ports (``kernel_sockets.py``), and shuts down those that have no right to be there: nothing lies between a
+client and gRPC.
+
+Not here: calls of those who have logged in (``calls.py``, ``quotas.py``).
+Invariant: a connection on which a call was let in is never ended. At most STREAMS calls wait for their first
+message; one more is refused, and ends all connections that have not logged in and are not being asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from broker_core.errors import Busy
+from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer, plain
+from broker_core.server.quotas import sockets
+
+logger = logging.getLogger("txmq.flight")
+
+LOOK_S = 0.05
+LOOK_LOCAL_S = 0.5  # a broker that only the owner of its directory may use
+WAITING = 256  # that have not logged in, and at most half of all
+BYTES = 8 * 1024 * 1024  # before a login; a client of txmq says hello first
+STREAMS = 64  # that have sent their headers and nothing else; each holds a thread
+HANDSHAKE_S = 10.0
+REPORT_S = 5.0
+
+
+class FlightEntrance:
+    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``gone``: is told the gRPC
+    name of each that had logged in and has ended.
+    """
+
+    def __init__(
+        self,
+        gone: Callable[[str], None],
+        limit: int | None = None,
+        handshake_s: float = HANDSHAKE_S,
+        *,
+        of_this_host: bool = False,
+    ) -> None:
+        self.limit = max(sockets() // 4, 16) if limit is None else limit
+        self._most_waiting = min(WAITING, max(self.limit // 2, 1))
+        self._gone, self._handshake_s = gone, handshake_s
+        self._look_s = LOOK_LOCAL_S if of_this_host else LOOK_S
+        self._lock = threading.Lock()
+        self._asked: Counter[Peer] = Counter()  # logins that are being checked
+        self._proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
+        self._seen: dict[Peer, float] = {}  # that have not logged in
+        self._silent: set[object] = set()  # calls that have sent their headers
+        self._wake, self._ended = threading.Event(), False
+        self._reported_at = 0.0
+        self._thread: threading.Thread | None = None
+
+    def watch(self, ports: Callable[[], Sequence[int]]) -> None:
+        """From now on. A kernel that does not tell its sockets is logged, and nothing is limited."""
+        try:
+            kernel = KernelSockets()
+        except OSError as error:
+            logger.warning("the connections of Spark's port cannot be looked at, nor limited: %s", error)
+            return
+        run = threading.Thread(target=self._run, args=(kernel, ports), name="flight-entrance", daemon=True)
+        self._thread = run
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- calls -----------------------------------------------------------------------------------------------
+    def begin(self, call: object) -> bool:
+        """The headers of a call have come. Returns whether it is let in."""
+        with self._lock:
+            if len(self._silent) < STREAMS:
+                self._silent.add(call)
+                return True
+        self._wake.set()
+        return False
+
+    def begun(self, call: object) -> None:
+        """It has sent what it asks for, or has ended. It may be repeated."""
+        self._silent.discard(call)
+
+    @contextlib.contextmanager
+    def login(self, name: str) -> Iterator[None]:
+        """Around the login of a call of the client that gRPC calls ``name``. Raises Busy."""
+        if name in self._proved:
+            yield
+            return
+        peer = peer_of(name)
+        if peer is None:
+            yield
+            return
+        with self._lock:
+            self._asked[peer] += 1
+        try:
+            yield
+            with self._lock:
+                if len(self._proved) >= self.limit:
+                    raise Busy(f"{self.limit} connections are open, the limit", "raise --flight-connections")
+                self._proved[name] = (peer, time.monotonic())
+        finally:
+            with self._lock:
+                self._asked[peer] -= 1
+                if not self._asked[peer]:
+                    del self._asked[peer]
+
+    # -- the thread ------------------------------------------------------------------------------------------
+    def _run(self, kernel: KernelSockets, ports: Callable[[], Sequence[int]]) -> None:
+        with contextlib.closing(kernel):
+            while not self._ended:
+                flooded = self._wake.wait(self._look_s)
+                self._wake.clear()
+                now = time.monotonic()
+                try:
+                    found = [each for port in ports() for each in kernel.connections(port)]
+                    ending = self.overdue(found, now, flooded=flooded)
+                    if ending:
+                        kernel.end({each.inode for each in ending if each.inode})
+                        self._report(
+                            "%d connections at Spark's port have not logged in, and are closed", len(ending)
+                        )
+                except OSError as error:
+                    self._report(
+                        "the connections of Spark's port cannot be looked at, nor limited: %s", error
+                    )
+
+    def overdue(self, found: Sequence[Connected], now: float, *, flooded: bool = False) -> list[Connected]:
+        """Which of the connections end. ``flooded``: more than STREAMS calls are silent."""
+        with self._lock:
+            there = {each.peer for each in found}
+            left = [name for name, (peer, at) in self._proved.items() if peer not in there and at < now]
+            for name in left:
+                del self._proved[name]
+            proved, asked = {peer for peer, _ in self._proved.values()}, set(self._asked)
+        for name in left:
+            self._gone(name)
+        waiting = [each for each in found if each.peer not in proved]
+        self._seen = {each.peer: self._seen.get(each.peer, now) for each in waiting}
+        waiting.sort(key=lambda each: self._seen[each.peer])
+        idle = [each for each in waiting if each.peer not in asked]
+        ending = {
+            each
+            for each in idle
+            if flooded or each.received > BYTES or now - self._seen[each.peer] > self._handshake_s
+        }
+        over = max(len(waiting) - self._most_waiting, len(found) - self.limit) - len(ending)
+        left_over = [each for each in idle if each not in ending]
+        of_address = Counter(each.peer.address for each in left_over)
+        while over > 0 and left_over:  # the oldest of the address that has most
+            most = max(of_address.values())
+            oldest = next(each for each in left_over if of_address[each.peer.address] == most)
+            left_over.remove(oldest)
+            of_address[oldest.peer.address] -= 1
+            ending.add(oldest)
+            over -= 1
+        return list(ending)
+
+    def _report(self, text: str, what: object) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= REPORT_S:
+            self._reported_at = now
+            logger.warning(text, what)
+
+
+def peer_of(name: str) -> Peer | None:
+    """Of gRPC's name of a client, ``ipv4:127.0.0.1:4711``; None if it has no address."""
+    kind, _, rest = name.partition(":")
+    host, _, port = rest.rpartition(":")
+    host = host.replace("%5B", "").replace("%5D", "").strip("[]").partition("%")[0]
+    try:
+        return Peer(plain(host), int(port)) if kind in ("ipv4", "ipv6") else None
+    except ValueError:
+        return None

@@ -1,0 +1,133 @@
+"""The connections of a port of this process, as the kernel knows them, and how one is ended whose socket
+belongs to a library.
+
+Linux alone: sock_diag(7). Not here: which connection is ended, and why (``entrance.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import resource
+import socket
+import stat
+import struct
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+_SOCK_DIAG, _BY_FAMILY, _DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
+_ESTABLISHED = 1 << 1
+_INFO = 2  # the attribute that is a tcp_info
+_HEADER = struct.Struct("=IHHII")
+_ID_BYTES = 48  # ports, addresses, interface and cookie of an inet_diag_sockid
+_INODE_AT, _MESSAGE_BYTES = 4 + _ID_BYTES + 16, 4 + _ID_BYTES + 20
+_RECEIVED_AT = 128  # tcpi_bytes_received
+
+
+class Peer(NamedTuple):
+    address: str
+    port: int
+
+
+class Connected(NamedTuple):
+    """``inode``: 0 until it is accepted. ``received``: bytes."""
+
+    peer: Peer
+    inode: int
+    received: int
+
+
+class KernelSockets:
+    """What it needs is open from the beginning, because it is needed most when no more files can be opened.
+    One thread at a time. Raises OSError: the kernel does not tell its sockets.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.ExitStack() as undo:
+            made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG)
+            self._kernel = undo.enter_context(made)
+            self._nothing, self._copy = (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(2))
+            self._number = 0
+            undo.pop_all()
+
+    def connections(self, port: int) -> list[Connected]:
+        """Those that this host has accepted at ``port``. Raises OSError."""
+        families = (socket.AF_INET, socket.AF_INET6)
+        return [each for family in families for each in self._of_family(family, port)]
+
+    def end(self, inodes: Collection[int]) -> None:
+        """Shuts these sockets down; who has them closes them. A copy is shut down, because the number of one
+        that is closed meanwhile may be that of another.
+        """
+        for descriptor in _descriptors():
+            with contextlib.suppress(OSError):
+                if not _is_one(descriptor, inodes):
+                    continue
+                os.dup2(descriptor, self._copy, inheritable=False)
+                try:
+                    if _is_one(self._copy, inodes):
+                        copy = socket.socket(fileno=self._copy)
+                        try:
+                            copy.shutdown(socket.SHUT_RDWR)
+                        finally:
+                            copy.detach()
+                finally:
+                    os.dup2(self._nothing, self._copy, inheritable=False)
+
+    def close(self) -> None:
+        self._kernel.close()
+        os.close(self._nothing)
+        os.close(self._copy)
+
+    def _of_family(self, family: socket.AddressFamily, port: int) -> Iterator[Connected]:
+        self._number += 1
+        asked = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
+        asked += struct.pack("!HH", port, 0).ljust(_ID_BYTES, b"\0")
+        header = _HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _DUMP, self._number, 0)
+        self._kernel.send(header + asked)
+        while True:
+            data = self._kernel.recv(1 << 18)
+            while data:
+                size, kind, _, number, _ = _HEADER.unpack_from(data)
+                message, data = data[_HEADER.size : size], data[size + 3 & ~3 :]
+                if number != self._number:  # of a question before, which failed
+                    continue
+                if kind == _DONE:
+                    return
+                if kind == _ERROR:
+                    code = -struct.unpack_from("=i", message)[0]
+                    raise OSError(code, os.strerror(code))
+                yield _connected(family, message)
+
+
+def _descriptors() -> Iterable[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # no file can be opened: then there are not many more
+        return range(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _is_one(descriptor: int, inodes: Collection[int]) -> bool:
+    found = os.fstat(descriptor)
+    return stat.S_ISSOCK(found.st_mode) and found.st_ino in inodes
+
+
+def _connected(family: socket.AddressFamily, message: bytes) -> Connected:
+    (port,) = struct.unpack_from("!H", message, 6)
+    (inode,) = struct.unpack_from("=I", message, _INODE_AT)
+    raw = message[24:28] if family == socket.AF_INET else message[24:40]
+    received, rest = 0, message[_MESSAGE_BYTES:]
+    while len(rest) >= 4:
+        size, kind = struct.unpack_from("=HH", rest)
+        if kind == _INFO and size >= 4 + _RECEIVED_AT + 8:
+            (received,) = struct.unpack_from("=Q", rest, 4 + _RECEIVED_AT)
+        rest = rest[max(size + 3 & ~3, 4) :]
+    return Connected(Peer(plain(raw), port), inode, received)
+
+
+def plain(address: bytes | str) -> str:
+    """One text for each address: of IPv4 also where a socket of IPv6 has it."""
+    known = ipaddress.ip_address(address)
+    mapped = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
+    return str(mapped or known)
