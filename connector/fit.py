@@ -112,10 +112,18 @@ def check_columns(table: str, schema: StructType, partition_by: Sequence[str]) -
                 f"table {table!r}: partitionBy names column {name!r}, which the DataFrame does not have",
                 f"use columns of {', '.join(schema.names)}",
             )
+
+
+def check_void(table: str, schema: StructType, held: StructType) -> None:
+    """Raises OptionError for a column without a type, unless the table has one for it."""
+    types = {column.name.lower(): column for column in held}
     for column in schema:
-        if _has_void(column.dataType):
+        there = types.get(column.name.lower())
+        typed = there is not None and not has(there.dataType, NullType)
+        if has(column.dataType, NullType) and not (typed and isinstance(column.dataType, NullType)):
             raise OptionError(
-                f"table {table!r}: column {column.name!r} has type void, which Delta cannot write",
+                f"table {table!r}: column {column.name!r} has type {column.dataType.simpleString()}, "
+                "and void cannot be written",
                 "cast it",
             )
 
@@ -166,6 +174,8 @@ def fit(table: str, schema: StructType, known: Known, partition_by: Sequence[str
 def _value(table: str, given: StructField, held: StructField, *, merges: bool) -> str:
     name = quoted(given.name)
     have, want = given.dataType, held.dataType
+    if isinstance(have, NullType):
+        return f"CAST({name} AS {type_in_sql(want)})"
     bits, limit = _LIMITS.get(type(have)), _LIMITS.get(type(want))
     if bits is not None and limit is not None and bits != limit:
         kind = want.simpleString()
@@ -295,14 +305,15 @@ def _structs(kind: DataType, path: str) -> Iterator[tuple[str, list[StructField]
         yield from _structs(kind.valueType, path)
 
 
-def _has_void(kind: DataType) -> bool:
+def has(kind: DataType, *types: type[DataType]) -> bool:
+    """Whether a type is one of ``types``, or has one within."""
     if isinstance(kind, StructType):
-        return any(_has_void(column.dataType) for column in kind)
+        return any(has(column.dataType, *types) for column in kind)
     if isinstance(kind, ArrayType):
-        return _has_void(kind.elementType)
+        return has(kind.elementType, *types)
     if isinstance(kind, MapType):
-        return _has_void(kind.keyType) or _has_void(kind.valueType)
-    return isinstance(kind, NullType)
+        return has(kind.keyType, *types) or has(kind.valueType, *types)
+    return isinstance(kind, types)
 
 
 def nullable(schema: StructType) -> StructType:

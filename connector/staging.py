@@ -15,11 +15,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import CalendarIntervalType, StructType, YearMonthIntervalType
 
+from broker_core.arrow.outside import line
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
-from broker_core.errors import cause
+from broker_core.errors import OptionError, cause
 from connector.dead_letters import Rejection
+from connector.fit import has
 from connector.options import Address
 from connector.schema import to_messages
 from connector.table import is_connect
@@ -54,6 +56,8 @@ def staging_frame(
     """
     app_id, query_id, batch_id = identity
     wanted = dict(target)
+    if kind != "publish":
+        _check_types(rows.schema, _of(kind, wanted))
     frame, names = positional(rows)
 
     def stage_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -75,7 +79,7 @@ def staging_frame(
         )
         engine = address.engine()
         given = staging.named(batches, names)
-        staged = rejection.messages(engine, given) if rejection else staging.prepared(kind, given)
+        staged = rejection.messages(engine, given) if rejection else staging.prepared(kind, wanted, given)
         yield staging.described(engine.stage(header, staged))
 
     return frame.mapInArrow(stage_task, _STAGED_COLUMNS)
@@ -115,11 +119,42 @@ def described(branch: StagedBranch) -> pa.RecordBatch:
     )
 
 
-def prepared(kind: BranchKind, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches for the engine: messages in the message schema, table rows unchanged."""
+def prepared(
+    kind: BranchKind, target: Mapping[str, Any], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The batches for the engine: messages in the message schema, other rows as they are. Raises OptionError
+    for a text that is not UTF-8: Spark may have one, Arrow may not.
+    """
     if kind == "publish":
-        return map(to_messages, batches)
-    return iter(batches)
+        yield from map(to_messages, batches)
+        return
+    of = _of(kind, target)
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise OptionError(
+                    f"{of}: column {name!r} has a value that cannot be staged ({line(error)})",
+                    "where a text is not UTF-8, make it binary, or valid with make_valid_utf8",
+                ) from None
+        yield batch
+
+
+def _of(kind: BranchKind, target: Mapping[str, Any]) -> str:
+    """What the rows are for, for an error."""
+    return f"table {target['table']!r}" if "table" in target else f"{kind} {target['name']!r}"
+
+
+def _check_types(schema: StructType, of: str) -> None:
+    """Raises OptionError for a type that Spark has and its Arrow rows have not."""
+    for column in schema:
+        if has(column.dataType, YearMonthIntervalType, CalendarIntervalType):
+            raise OptionError(
+                f"{of}: column {column.name!r} has type {column.dataType.simpleString()}, "
+                "which Spark cannot give to Python",
+                "cast it, for example to a number of months",
+            )
 
 
 def execute(frame: DataFrame) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from broker_core.errors import OptionError
-from connector.fit import Known, asserting, check_columns, fit, literal, nullable, quoted
+from connector.fit import Known, asserting, check_columns, check_void, fit, literal, nullable, quoted
 
 
 def schema(**columns: Any) -> StructType:
@@ -98,12 +98,20 @@ def test_columns_that_delta_never_takes_are_refused() -> None:
     )
     with pytest.raises(OptionError, match=r"column 's\.a' occurs twice"):
         check_columns("t", doubled, [])
-    with pytest.raises(OptionError, match="'m' has type void"):
-        check_columns("t", schema(m=MapType(StringType(), NullType())), [])
+    for kind in (MapType(StringType(), NullType()), NullType()):
+        with pytest.raises(OptionError, match=r"'m' has type .*void.*: cast it"):
+            check_void("t", schema(m=kind), A)
     with pytest.raises(OptionError, match="partitionBy names column 'q'"):
         check_columns("t", A, ["q"])
     with pytest.raises(OptionError, match="has no columns"):
         check_columns("t", StructType(), [])
+
+
+def test_a_column_without_a_type_takes_that_of_the_table() -> None:
+    check_void("t", schema(A=NullType()), A)
+    assert fit("t", schema(A=NullType()), Known(A), [], merges=False).columns == {"a": "CAST(`A` AS int)"}
+    with pytest.raises(OptionError, match="has type array<void>"):
+        check_void("t", schema(a=ArrayType(NullType())), schema(a=ArrayType(IntegerType())))
 
 
 def test_a_narrower_integer_is_cast_only_where_the_value_is_checked() -> None:

@@ -176,7 +176,7 @@ def audit_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: 
     for user, name in things:
         log.say("refused", user, "10.0.0.1", asked=name)
     log.close()
-    return sum(path.stat().st_size for path in folder.iterdir()), (audit.KEPT + 1) * LOW * 100
+    return sum(path.stat().st_size for path in folder.iterdir()), (audit.MOST + 1) * LOW * 100
 
 
 ROWS = {
@@ -190,7 +190,9 @@ ROWS = {
     "prepared transactions": Fill(f"{prepared.MOST:,}", prepared_transactions),
     "answers of permissions": Fill(f"{rights.KEPT:,}", answers),
     "cached routes": Fill(f"{route_room.ROUTE_BYTES >> 20} MiB", routes),
-    "the audit log": Fill(f"{audit.KEPT + 1} files of {audit.MAX_BYTES >> 20} MiB", audit_log),
+    "the audit log": Fill(
+        f"{audit.MOST + 1} files of {audit.MAX_BYTES >> 20} MiB, {audit.KEPT_DAYS} days", audit_log
+    ),
 }
 
 
