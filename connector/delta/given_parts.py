@@ -3,12 +3,18 @@
 Spark inserts casts into ``t.id = s.id`` if the types differ. Only its analysis shows them, so the parts are
 read from the analysed plan. Not on Spark Connect, where a client has no plan.
 
+What stands behind an AND is evaluated where what stands before it is not false. Of ``on`` Spark makes a join:
+it computes the sides of an equality for every row, or, where no other row is kept, for those that pass what
+``on`` asks of the given row alone.
+
 Not here: the casts of what a clause assigns (``merge_values.py``).
-Invariant: a part that is left out cannot fail, or depends on the row of the table.
+Invariant: a part that is left out, or that a guard excludes, is not evaluated, cannot fail, or depends on the
+row of the table.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +62,13 @@ class GivenParts:
 
     def of(self, what: str, sql: str) -> Parts:
         """``what`` the expression is, for an error."""
+        return self._parts(what, sql, _Order.WRITTEN)
+
+    def of_on(self, sql: str, *, keeps: bool) -> Parts:
+        """``keeps``: whether a row without a match is kept, to insert it, or to change it in the table."""
+        return self._parts("on", sql, _Order.JOINED if keeps else _Order.FILTERED)
+
+    def _parts(self, what: str, sql: str, order: _Order) -> Parts:
         if self._connect or not sql:
             return Parts()
         try:
@@ -63,8 +76,35 @@ class GivenParts:
         except PySparkException:
             return Parts()  # Delta's analysis has judged it
         own = self._plan(self._given).outputSet()
-        found = dict.fromkeys(asked for each in _largest(root, own) for asked in self._asked(what, each))
+        found: dict[Asked, None] = {}
+        for part, guard in self._guarded(_conjuncts(root), own, order):
+            for each in _largest(part, own):
+                found.update(dict.fromkeys(guarded(asked, guard) for asked in self._asked(what, each)))
         return Parts(tuple(found), {name: sql for name, sql in _compared(root, own) if sql})
+
+    def _guarded(self, conjuncts: list[Any], own: Any, order: _Order) -> Iterator[tuple[Any, str]]:
+        """Each with SQL over ``s`` without which it is not evaluated; "" if there is none."""
+        guards = [(each, self._readable(each)) for each in conjuncts if each.references().subsetOf(own)]
+        every = " AND ".join(f"coalesce({sql}, false)" for _, sql in guards if sql)
+        before: list[str] = []
+        for part in conjuncts:
+            if part.references().subsetOf(own):
+                yield part, " AND ".join(before)
+                if sql := self._readable(part):
+                    before.append(f"coalesce({sql}, true)")  # of null AND x, Spark evaluates x
+            elif order is _Order.FILTERED:
+                yield part, every
+            else:
+                yield part, "" if order is _Order.JOINED and _equates(part, own) else " AND ".join(before)
+
+    def _readable(self, part: Any) -> str:
+        """The SQL of a part over ``s``; "" where Spark does not read it."""
+        sql = str(part.sql())
+        try:
+            self._given.select(expr(sql))
+        except PySparkException:
+            return ""
+        return sql
 
     def _asked(self, what: str, part: Any) -> Iterator[Asked]:
         if not self._may_fail(part):
@@ -79,8 +119,8 @@ class GivenParts:
             try:
                 asked = evaluated(sql, self._given.select(expr(sql)).schema[0].dataType)
             except PySparkException:  # no text that Spark reads, such as a part of a lambda
-                for number in range(part.children().size()):
-                    yield from self._asked(what, part.children().apply(number))
+                for each in _children(part):
+                    yield from self._asked(what, each)
                 return
         try:
             self._given.select(expr(asked))
@@ -89,8 +129,7 @@ class GivenParts:
         yield asked, told
 
     def _may_fail(self, part: Any) -> bool:
-        children = [part.children().apply(number) for number in range(part.children().size())]
-        if any(map(self._may_fail, children)):
+        if any(map(self._may_fail, _children(part))):
             return True
         kind = _kind(part)
         if kind == "Cast":
@@ -108,8 +147,40 @@ class GivenParts:
         return self._plan(frame).projectList().head()
 
 
+class _Order(enum.Enum):
+    """When the parts of an expression that AND joins are evaluated."""
+
+    WRITTEN = enum.auto()
+    JOINED = enum.auto()  # equalities first
+    FILTERED = enum.auto()  # what is asked of the given row alone first
+
+
+def guarded(asked: Asked, guard: str) -> Asked:
+    """What is asked, of the rows for which ``guard`` is true."""
+    sql, told = asked
+    return (f"CASE WHEN {guard} THEN {sql} ELSE true END" if guard else sql), told
+
+
 def _kind(part: Any) -> str:
     return str(part.getClass().getSimpleName())
+
+
+def _conjuncts(part: Any) -> list[Any]:
+    """What AND joins, in order."""
+    if _kind(part) not in ("Alias", "And"):
+        return [part]
+    return [each for side in _children(part) for each in _conjuncts(side)]
+
+
+def _children(part: Any) -> list[Any]:
+    return [part.children().apply(number) for number in range(part.children().size())]
+
+
+def _equates(part: Any, own: Any) -> bool:
+    """Whether it may be what a join sorts or hashes the rows by."""
+    return _kind(part) in ("EqualTo", "EqualNullSafe") and any(
+        side.references().subsetOf(own) for side in _children(part)
+    )
 
 
 def _largest(part: Any, own: Any) -> Iterator[Any]:
@@ -117,13 +188,13 @@ def _largest(part: Any, own: Any) -> Iterator[Any]:
     if _kind(part) != "Alias" and part.references().subsetOf(own):
         yield part
         return
-    for number in range(part.children().size()):
-        yield from _largest(part.children().apply(number), own)
+    for each in _children(part):
+        yield from _largest(each, own)
 
 
 def _compared(part: Any, own: Any) -> Iterator[tuple[str, str]]:
     """The columns of the rows that must equal a value of the row of the table, where they are cast."""
-    sides = [part.children().apply(number) for number in range(part.children().size())]
+    sides = _children(part)
     if _kind(part) in ("Alias", "And"):
         found = [pair for side in sides for pair in _compared(side, own)]
         plain = {name for name, sql in found if not sql}

@@ -71,7 +71,7 @@ def given(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -
 
     known = Known.of(table.metadata)
     parts = GivenParts(spark, table.name, known.schema, schema)
-    on = parts.of("on", merge.on)
+    on = parts.of_on(merge.on, keeps=_keeps(spark, merge))
     first = (Written("true", on.asked),) if on.asked else ()
     casts = _Casts(table.name, known.schema, _cast_of(spark), typed, parts)
     return Given((*first, *_written(table, known, schema, merge, casts)), on.compared)
@@ -99,6 +99,16 @@ def _written(
             before.append("false")
         elif own:
             before.append(f"NOT {_true(own)}")
+
+
+_INNER = "spark.databricks.delta.merge.optimizeMatchedOnlyMerge.enabled"
+
+
+def _keeps(spark: SparkSession, merge: Merge) -> bool:
+    """Whether Delta joins so that rows without a match are kept."""
+    if any(clause.rows != "MATCHED" for clause in merge.clauses):
+        return True
+    return str(spark.conf.get(_INNER, "true")).lower() != "true"
 
 
 def _true(condition: str) -> str:

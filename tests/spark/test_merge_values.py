@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from connector.delta.format import Delta
 from connector.fit import nullable
 from connector.merge import Merge
 from connector.unique import unique
-from connector.when import When
+from connector.when import Clause, When
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -42,6 +43,14 @@ COLUMNS: dict[str, tuple[str, list[str]]] = {
 }  # fmt: skip
 # SQL over s alone, which may fail under ANSI; ``w`` is a text of the row
 FAILING = ["CAST(s.w AS INT)", "1 div CAST(s.w AS INT)", "element_at(array(1), CAST(s.w AS INT))"]
+# in each, s.k excludes a row whose w is no number; Delta computes the side of an equality all the same, where it
+# keeps the rows without a match
+GUARDED = [
+    "s.k AND CAST(s.w AS INT) = t.id",
+    "CAST(s.w AS INT) = t.id AND s.k",
+    "s.k AND CAST(s.w AS INT) < t.id",
+    "s.k AND t.id = s.id AND CAST(s.w AS INT) = 1",
+]
 POLICIES = ["ANSI", "ANSI", "LEGACY", "STRICT"]
 
 
@@ -54,7 +63,7 @@ def case(random: random.Random) -> tuple[str, str, Merge]:
     rows = f"SELECT {values} AS id, {given} AS {name}, {word} AS w, {random.choice(['true', 'false'])} AS k"
     if name != "l":
         rows = rows.replace(" AS w", " AS w, 5L AS l")
-    on = random.choice(["t.id = s.id", "t.id = s.id", "t.id = s.id AND CAST(s.w AS INT) = 1"])
+    on = random.choice(["t.id = s.id", "t.id = s.id", "t.id = s.id AND CAST(s.w AS INT) = 1", *GUARDED])
     condition = random.choice(["", "", "s.k", f"{random.choice(FAILING)} = 1"])
     assigned = {"id": "1", "l": "s.l", name: f"s.{name}"}
     if name == "i":
@@ -138,6 +147,39 @@ def test_what_passes_the_check_of_values_is_merged_as_by_delta_soak(
     template = made(spark, tmp_path / "table")
     for number in range(rounds):
         try_once(random.Random(number), spark, template, number)
+
+
+UPDATE, INSERT = When.matched().update({"l": "2"}), When.not_matched().insert({"id": "s.id", "l": "2"})
+
+
+@pytest.mark.parametrize("clauses", [(UPDATE,), (UPDATE, INSERT)], ids=["matched", "all"])
+def test_what_on_excludes_is_evaluated_before_where_delta_evaluates_it(
+    spark: SparkSession, tmp_path: Path, clauses: tuple[Clause, ...]
+) -> None:
+    """A row that a plain MERGE evaluates is refused, and one that it leaves out is not."""
+    template = made(spark, tmp_path / "table")
+    rows = spark.sql("SELECT 7 AS id, 'no' AS w, false AS k UNION ALL SELECT 1, '1', true")
+    rows.createOrReplaceTempView("given_values")
+
+    def fails(act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except Exception as error:
+            if "CAST_INVALID_INPUT" in str(error) or "a value cannot be cast" in str(error):
+                return True
+            raise
+        return False
+
+    refused: dict[str, bool] = {}
+    plain: dict[str, bool] = {}
+    for number, on in enumerate(GUARDED):
+        table = f"delta.`{shutil.copytree(template, f'{template}-{number}')}`"
+        merge = Merge.made(on, clauses=clauses)
+        found = Delta().check_change(spark, Delta().resolve(spark, table), nullable(rows.schema), merge)
+        refused[on] = fails(found.ready(rows).collect)
+        plain[on] = fails(lambda: spark.sql(merge.sql(table, "given_values")))  # noqa: B023
+    assert refused == plain
+    assert list(plain.values()) == [len(clauses) > 1, len(clauses) > 1, False, False]
 
 
 # type of the table's key, two keys of the rows that are equal there
