@@ -120,9 +120,7 @@ class Broker:
             hosts = self.vhosts.unaudited()
             self.quotas.alarm = Alarm(self._local, directory, (amqp_options or AmqpOptions()).alarms)
             parts = (self.engines, self._local, hello, self._logins, of_flight, hosts, self.quotas)
-            self._server = FlightServer(
-                *parts, _entrance(self._logins, doors, quotas or QuotaLimits(), amqp_options)
-            )
+            self._server = FlightServer(*parts, _entrance(self._logins, doors, quotas, amqp_options))
             undo.callback(self._server.stop)
             self.host, self.port = host, self._server.listen(host, port, files)
             # what a certificate is for is a name of this host, and seldom loopback
@@ -318,10 +316,11 @@ class Broker:
 
 
 def _entrance(
-    logins: Logins, doors: Doors, quotas: QuotaLimits, amqp_options: AmqpOptions | None
+    logins: Logins, doors: Doors, quotas: QuotaLimits | None, amqp_options: AmqpOptions | None
 ) -> FlightEntrance:
+    most = (quotas or QuotaLimits()).flight_connections
     handshake_s = (amqp_options or AmqpOptions()).handshake_timeout_s
-    return FlightEntrance(logins.gone, quotas.flight_connections, handshake_s, of_this_host=doors.token_only)
+    return FlightEntrance(logins.gone, most, handshake_s, of_this_host=doors.token_only)
 
 
 def _reachable(host: str) -> str:

@@ -119,7 +119,7 @@ class Transactional:
     def _forget_process(self) -> None:
         """Reset the attributes that are not pickled."""
         self._lock = threading.Lock()
-        self._started = False
+        self._started: tuple[object, str] | None = None  # Spark context and query that it last ran for
         self.tables = table_format()
         self.checks = Checks(self.tables, self.app_id, self._decided)
         self.apply = Apply(self.tables, self.app_id, self.address, self._functions)
@@ -157,12 +157,14 @@ class Transactional:
         query_id, consumes = self._identity(spark, engine)
         call = Call.of(spark, str(self.address), self.app_id, query_id, batch_id)
         call.require_first()
-        if consumes and not self._started:
-            require_app(batch, self.app_id)
-        if not self._started:  # C5 of an earlier process, before this batch, to keep the order
+        running = (None if is_connect(spark) else spark.sparkContext, query_id)
+        if self._started != running:
+            if consumes:
+                require_app(batch, self.app_id)
+            # C5 of an earlier process or query, before this batch, to keep the order
             self._apply_decided(spark, engine)
             self._start_ledger(spark, engine, query_id)
-            self._started = True
+            self._started = running
         # C1
         opened = engine.open_batch(
             self.app_id, query_id, batch_id, self._options.on_new_checkpoint, consumes=consumes
@@ -277,9 +279,14 @@ class Transactional:
         if is_connect(spark):
             self._ledger = DeltaLedger(spark, self._ledger_table, engine, self.app_id)
             return
-        # the user's session: listeners of its clone for the batch are not called
-        owner = self._session or SparkSession._instantiatedSession or spark
-        self._ledger = DeltaLedger(owner.newSession(), self._ledger_table, engine, self.app_id)
+        # the user's session, unless it was stopped: listeners of its clone for the batch are not called
+        sessions = (self._session, SparkSession._instantiatedSession)
+        context = spark.sparkContext
+        owner = next((each for each in sessions if each and each.sparkContext is context), spark)
+        if self._ledger is None or self._ledger.stopped():
+            if self._ledger is not None:
+                self._ledger.close()
+            self._ledger = DeltaLedger(owner.newSession(), self._ledger_table, engine, self.app_id)
         if not self._ledger_sync:
             self._ledger.start()
             from connector.listener import FlushAtEnd
@@ -291,7 +298,8 @@ class Transactional:
         if self._ledger_table is None:
             return
         ledger = self._ledger
-        if ledger is None:  # no batch yet, or Spark Connect, where batches run in another process
+        # no batch yet in this session, or Spark Connect, where batches run in another process
+        if ledger is None or ledger.stopped():
             session = SparkSession.getActiveSession()
             if session is None:
                 raise OptionError("flush needs a Spark session in this thread", "call it before spark.stop()")

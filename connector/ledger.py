@@ -252,7 +252,7 @@ class DeltaLedger:
                     self._done = round_number
                 self._changed.notify_all()
                 if error is not None:
-                    if self._stopped():
+                    if self.stopped():
                         return
                     log.warning(
                         "Delta ledger %r of app %r lags, next try in %s s: %s",
@@ -263,7 +263,7 @@ class DeltaLedger:
                     )
                     self._changed.wait_for(lambda: self._closed, RETRY_PAUSE_S)
 
-    def _stopped(self) -> bool:
+    def stopped(self) -> bool:
         """Whether ``spark.stop()`` was called; the next start then repairs the table."""
         if is_connect(self._spark):
             client: Any = self._spark
