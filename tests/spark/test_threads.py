@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,16 @@ def pool(batch: DataFrame, tx: BatchTransaction, lake: str) -> None:
         done.append(threads.submit(tx.publish, batch.select("body"), queue="out"))
         for each in done:
             each.result()
+
+
+def pool_of_joblib(batch: DataFrame, tx: BatchTransaction, lake: str) -> None:
+    """What joblib's threading backend has."""
+    rows = batch.selectExpr(TEXT)
+    with ThreadPool(2) as threads:
+        done = [threads.apply_async(tx.append, (rows, f"{lake}/{name}")) for name in ("a", "b", "b")]
+        done.append(threads.apply_async(lambda: tx.publish(batch.select("body"), queue="out")))
+        for each in done:
+            each.get()
 
 
 def inheritable(batch: DataFrame, tx: BatchTransaction, lake: str) -> None:
@@ -113,7 +124,7 @@ def nothing_waits_for(batch: DataFrame, tx: BatchTransaction, lake: str) -> None
             assert under_way.acquire(timeout=60)
 
 
-WAYS = [pool, inheritable, coroutines, cached_by_a_thread, one_by_one]
+WAYS = [pool, pool_of_joblib, inheritable, coroutines, cached_by_a_thread, one_by_one]
 
 
 def test_a_batch_consumes_its_range_and_does_every_operation_in_whatever_thread(
