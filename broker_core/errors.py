@@ -23,7 +23,7 @@ TxmqError
 │   ├── LineageConflict, BatchGap, MissingBranch, BatchDecided
 │   └── NotApplied, Unroutable, TransactionTooLarge
 └── StoreError
-    ├── CorruptSegment, CorruptCatalog, CorruptRecordBatch, DataLoss
+    ├── CorruptSegment, CorruptCatalog, CorruptRecordBatch, DataLoss, LedgerLost
     ├── DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid
     └── DiskFull, StoreFailed
 
@@ -317,6 +317,12 @@ class DataLoss(StoreError):
     """Messages at an offset that is still named are lost."""
 
     code = "TXMQ_DATA_LOSS"
+
+
+class LedgerLost(DataLoss, QueueNotFound):
+    """The topic of Kafka with the claims and decisions of an app is gone."""
+
+    code = "TXMQ_LEDGER_LOST"
 
 
 class DataDirectoryLocked(StoreError):

@@ -111,6 +111,8 @@ UNCLEAR = frozenset(
     {Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND, Code.UNKNOWN_SERVER_ERROR}
 )
 
+GONE = frozenset({Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID})
+
 _FENCED = frozenset(
     {
         Code.PRODUCER_FENCED,
@@ -127,7 +129,7 @@ _FENCED = frozenset(
 def error_of(code: Code, what: str, message: str | None = None) -> errors.TxmqError:
     """Our error for a final answer; ``what`` is the thing it is about, such as "topic orders"."""
     said = f"{what}: Kafka answers {code.name}" + (f" ({' '.join(message.split())[:300]})" if message else "")
-    if code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID):
+    if code in GONE:
         return errors.QueueNotFound(said, "create the topic, or correct its name")
     if code in (Code.SASL_AUTHENTICATION_FAILED, Code.UNSUPPORTED_SASL_MECHANISM):
         return errors.AccessRefused(said, "correct the mechanism, the user and the password")

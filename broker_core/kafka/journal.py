@@ -16,13 +16,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from broker_core import errors, failpoint
+from broker_core import failpoint
 from broker_core.broker.records import ReadRecord
 from broker_core.engine import Ranges
 from broker_core.kafka import names, topics
 from broker_core.kafka.client import Client
 from broker_core.kafka.entry import Entry, Row, batch, dumps, fields_of, replay
 from broker_core.kafka.history import History, PositionRecord, Proposal, read_key, surviving
+from broker_core.kafka.lost import ledger_lost
 from broker_core.kafka.patience import Patience
 from broker_core.kafka.port import LATEST, Log, Unanswered
 from broker_core.micro_batch.canonical import canonical
@@ -68,10 +69,14 @@ class Journal:
             return dict(self._history.facts)
 
     def exists(self) -> bool:
-        """Returns whether the app has a topic. Raises DataLoss where it is another one than before."""
+        """Returns whether the app has a topic. Raises LedgerLost where there was one, and now is another one
+        or none.
+        """
         found = topics.find(self._client, self._topic)
         if found is not None:
             self._require_same(found.id)
+        elif self._id is not None:
+            raise ledger_lost(self._app_id, "was deleted")
         return found is not None
 
     def ensure(self) -> None:
@@ -105,11 +110,7 @@ class Journal:
         if self._id is None:
             self._id = found
         elif self._id != found:
-            raise errors.DataLoss(
-                f"the topic {self._topic.name} was deleted and made again: what app {self._app_id!r} has "
-                "claimed and decided is gone",
-                "give the pipeline a new appId and a new checkpoint",
-            )
+            raise ledger_lost(self._app_id, "was deleted and made again")
 
     # -- writing ---------------------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from broker_core import errors
 from broker_core.admin import NOBODY
-from broker_core.kafka import port
-from broker_core.kafka.code import Code, error_of
+from broker_core.kafka import names, port
+from broker_core.kafka.code import GONE, Code, error_of
+from broker_core.kafka.lost import ledger_lost
 
 # kinds of resources, as kafka-acls.sh names them
 TOPIC, TRANSACTIONAL_ID, GROUP, CLUSTER = "topic", "transactional-id", "group", "cluster"
@@ -98,6 +99,9 @@ def error(
     the topic where it is about one.
     """
     kind = _KINDS.get(code)
+    app_id = names.app_of(topic) if code in GONE else None
+    if app_id is not None:
+        return ledger_lost(app_id)
     if kind is None:
         return error_of(code, what, message)
     right = Right(kind, _name(request, kind, topic), (NEEDED[type(request)][kind],))

@@ -22,6 +22,7 @@ from broker_core.kafka import names
 from broker_core.kafka.client import Client
 from broker_core.kafka.history import PositionRecord, Proposal
 from broker_core.kafka.journal import Journal
+from broker_core.kafka.lost import unknown_start
 from broker_core.kafka.names import parse_log
 from broker_core.kafka.partition_logs import PartitionLogs
 from broker_core.kafka.partitions import Partitions, require_same_topics
@@ -111,9 +112,14 @@ class Source:
         def compute(claims: Claims, proposal: Proposal) -> Vector:
             require_same_topics(journal.positions, self._partitions, queues)
             asked = PartitionLogs(self._partitions, app_id, journal.positions, ends)
-            end = claims.claim(
-                asked, proposal, app_id, queues, start, limit, origin, on_new_checkpoint, consumed
-            )
+            try:
+                end = claims.claim(
+                    asked, proposal, app_id, queues, start, limit, origin, on_new_checkpoint, consumed
+                )
+            except errors.LineageConflict:
+                if START in start.values() or claims.position(app_id) or claims.told(app_id, start):
+                    raise
+                raise unknown_start(app_id, start) from None
             asked.record(proposal)
             return end
 

@@ -21,7 +21,7 @@ import xxhash
 from broker_core.arrow.parts import branch_checksum, parts, signed
 from broker_core.broker.content import check_rows
 from broker_core.engine import BranchHeader, StagedBranch
-from broker_core.errors import QueueNotFound, TransactionTooLarge
+from broker_core.errors import MissingBranch, QueueNotFound, TransactionTooLarge
 from broker_core.failpoint import here
 from broker_core.kafka import topics
 from broker_core.kafka.client import Client
@@ -95,17 +95,18 @@ class Staging:
         """
         stage = self._stage(stage_app(header))
         log = Log(stage.name, header.partition % stage.partitions)
-        branch = _Branch(self._client, header, log)
+        branch = _Branch(self._client, header, log, lambda: self._made_again(stage_app(header)))
         publishes = header.kind == "publish"
         values = self._published(branch, rows, stage) if publishes else _kept(header, rows, stage)
-        try:
-            for value in values:
-                branch.add(value)
-            branch.flush()
-        except QueueNotFound:  # deleted by somebody: it is made again for the next attempt
-            self._known.pop(stage.name, None)
-            raise
+        for value in values:
+            branch.add(value)
+        branch.flush()
         return branch.staged()
+
+    def _made_again(self, app_id: str) -> None:
+        """Makes a stage topic that somebody has deleted."""
+        self._known.pop(topics.stage(app_id).name, None)
+        self._stage(app_id)
 
     def _published(self, branch: _Branch, rows: Iterable[pa.RecordBatch], stage: _Stage) -> Iterator[_Value]:
         header = branch.header
@@ -127,13 +128,17 @@ class Staging:
 class _Branch:
     """What is staged of one branch."""
 
-    def __init__(self, client: Client, header: BranchHeader, log: Log) -> None:
+    def __init__(
+        self, client: Client, header: BranchHeader, log: Log, made_again: Callable[[], None]
+    ) -> None:
+        """``made_again`` makes the topic of ``log``, where it is gone."""
         self.header = header
         self.rows = 0
         self.unroutable = 0
         self.examples: list[tuple[str, str]] = []
         self._client = client
         self._log = log
+        self._made_again = made_again
         self._waiting: list[_Value] = []
         self._waiting_bytes = 0
         self._checksums: list[int] = []
@@ -173,8 +178,38 @@ class _Branch:
         self._size_bytes += sum(len(value.data) for value in self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         self._settle()  # in their order: the records of a branch have numbers
-        # sent again where the answer is lost: the copy that is not acknowledged is named by nothing
-        self._sent = count, self._client.producing({self._log: batch}, repeat=True)
+        self._sent = count, self._appending(batch)
+
+    def _appending(self, batch: bytes) -> Callable[[], Mapping[Log, int]]:
+        """Sends a batch. Returns the call that waits until it is appended.
+
+        It is sent again where the answer is lost: the copy that is not acknowledged is named by nothing. And
+        where the topic is gone, but only the first of a branch: the others would follow in another topic.
+        """
+
+        def send() -> Callable[[], Mapping[Log, int]]:
+            return self._client.producing({self._log: batch}, repeat=True)
+
+        def again() -> Callable[[], Mapping[Log, int]]:
+            self._made_again()
+            if self._spans:
+                raise MissingBranch(
+                    f"the stage topic {self._log.topic} was deleted while rows were staged; nothing was "
+                    "published. Let Spark run the batch again"
+                )
+            return send()
+
+        def wait() -> Mapping[Log, int]:
+            try:
+                return answer()
+            except QueueNotFound:
+                return again()()
+
+        try:
+            answer = send()
+        except QueueNotFound:
+            answer = again()
+        return wait
 
     def _settle(self) -> None:
         """Waits until what was sent is appended."""

@@ -112,15 +112,16 @@ def ensure(client: Client, topic: OwnTopic) -> TopicMetadata:
     """
     try:
         found = client.topic(topic.name)
-    except errors.QueueNotFound:
+        wrong = topic.wrong(client)
+    except errors.QueueNotFound:  # also one that was deleted since it was looked for
         found = _create(client, topic)
+        wrong = topic.wrong(client)
     if topic.exactly and len(found.partitions) != topic.partitions:
         raise errors.PreconditionFailed(
             f"topic {topic.name} of txmq has {len(found.partitions)} partitions, "
             f"and needs {topic.partitions}",
             "delete it if nothing of it is needed; txmq makes it again",
         )
-    wrong = topic.wrong(client)
     if wrong:
         raise errors.PreconditionFailed(
             f"topic {topic.name} of txmq has {_settings(wrong)}, with which its records would be lost",

@@ -133,3 +133,46 @@ def test_what_is_no_place_is_refused(text: str) -> None:
         Place.parse(text)
     with pytest.raises((errors.OptionError, errors.MissingBranch)):
         list(Cluster().driver().sink.read_branches([text]))
+
+
+@pytest.mark.parametrize("kind", ["publish", "append"])
+@pytest.mark.parametrize("known", [True, False], ids=["settings known", "settings asked for"])
+def test_a_stage_topic_that_was_deleted_is_made_again_by_the_attempt_that_finds_it_gone(
+    kind: str, known: bool
+) -> None:
+    cluster = Cluster()
+    driver = cluster.driver()
+    driver.run(0, [b"before"])
+    cluster.reader.delete_topic(names.stage_topic(APP))
+    if not known:
+        driver.sink._staging._known.clear()
+    token = driver.open(1).token
+    given = BranchHeader(token, "b", kind, header(kind=kind).target, APP, QUERY, 1)  # type: ignore[arg-type]
+    branch = driver.sink.stage(given, [rows(b"after")])
+    driver.commit(1, token, [branch])
+    if kind == "publish":
+        assert sorted(cluster.bodies()) == [b"after", b"before"]
+    else:
+        ((to_apply,),) = (entry.to_apply for entry in cluster.driver().sink.unapplied(APP))
+        (found,) = cluster.driver().sink.read_branches(to_apply.branches)
+        assert found["body"].to_pylist() == [b"after"]
+
+
+def test_a_stage_topic_that_is_deleted_under_a_branch_fails_the_batch_and_the_next_attempt_does_it() -> None:
+    cluster = Cluster()
+    driver = cluster.driver()
+    stage = names.stage_topic(APP)
+    token = driver.open(0).token
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        for piece in range(40):
+            if piece == 30:
+                cluster.reader.delete_topic(stage)
+            yield rows(random.Random(piece).randbytes(1_500_000))
+
+    given = BranchHeader(token, "b", "append", {"table": "t"}, APP, QUERY, 0)
+    with pytest.raises(errors.MissingBranch, match=f"{stage} was deleted while rows were staged"):
+        driver.sink.stage(given, slowly())
+    assert cluster.entries() == []
+    driver.run(0, [b"again"])
+    assert cluster.bodies() == [b"again"]

@@ -1,0 +1,31 @@
+"""What is said of an app whose topic is gone.
+
+Not here: finding it out (``rights.py``, ``journal.py``, ``source.py``).
+"""
+
+from __future__ import annotations
+
+from broker_core.engine import Vector
+from broker_core.errors import LedgerLost, LineageConflict
+from broker_core.kafka import names
+from broker_core.micro_batch.canonical import canonical
+
+_START = "a new checkpoint, and with startingOffsets where it was"
+
+
+def ledger_lost(app_id: str, how: str = "does not exist") -> LedgerLost:
+    """``how``: what has become of its topic."""
+    return LedgerLost(
+        f"topic {names.app_topic(app_id)} {how}: what app {app_id!r} has claimed and decided is lost with it",
+        f"start the pipeline in a new process with {_START}",
+    )
+
+
+def unknown_start(app_id: str, start: Vector) -> LineageConflict:
+    """Of a checkpoint that is not at its beginning, for an app without a claim."""
+    return LineageConflict(
+        f"the checkpoint of app {app_id!r} starts at {canonical(start)}, and topic "
+        f"{names.app_topic(app_id)} has no claim of the app. It is the checkpoint of another app or cluster, "
+        "or the topic was deleted: what the app has claimed and decided is lost with it",
+        f"use the checkpoint that belongs to the app, or start it with {_START}",
+    )
