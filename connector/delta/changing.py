@@ -10,6 +10,7 @@ Invariant: the transaction is in settings of a session that nobody else has, or 
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +28,8 @@ from connector.merge import Merge
 from connector.once import Once
 from connector.overwrite import Overwrite
 from connector.table import Table, in_sql
+
+_REPARTITION = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
 
 
 def change(
@@ -52,7 +55,7 @@ def change(
                 save(session, writer.option("replaceWhere", wanted.where), table, once)
             return
         view = f"txmq_{uuid.uuid4().hex}"
-        with isolated(spark, settings(once), context) as session:
+        with isolated(spark, {**settings(once), **_of_partitions(table)}, context) as session:
             rows(session).createOrReplaceTempView(view)
             same_table.merge(session, wanted.sql(in_sql(table.name), view), table, once)
 
@@ -63,6 +66,16 @@ def change(
     failpoint.here("changing.committed")
     require_held(spark, table, once)
     same_table.require_done_on(spark, table, once)
+
+
+def _of_partitions(table: Table) -> dict[str, str]:
+    """The settings of a merge into a table with these partition columns: where Delta repartitions its rows by
+    them, it reads a name as a path of fields (``a.b``).
+    """
+    metadata = json.loads(table.metadata)["metaData"] if table.metadata else {}
+    columns = metadata.get("partitionColumns", ())
+    plain = all(name.replace("_", "").isalnum() for name in columns)
+    return {} if plain else {_REPARTITION: "false"}
 
 
 def _widened(rows: DataFrame, table: Table) -> DataFrame:

@@ -345,3 +345,54 @@ def test_what_fails_after_the_decision_stops_with_a_way_out(
     rig.publish("in", "a1", "b2")
     run(rig, merge)
     assert held(rig, lake) == [("a", 1), ("b", 2), ("z", 30)]
+
+
+ODD = ("k.e y", "a`b", "Ünit é", "MiXed", "s")  # the alias of the rows too
+
+
+def test_every_operation_works_with_odd_names_of_columns(rig: Any, tmp_path: Path) -> None:
+    """Dots, spaces, backquotes, Unicode and another case; the name of an alias; a partition with such a name."""
+    table = str(tmp_path / "odd")
+    quoted = [f"`{name.replace('`', '``')}`" for name in ODD]
+    columns = ", ".join(f"{name} STRING" for name in quoted)
+    mapped = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    rig.spark.sql(
+        f"CREATE TABLE delta.`{table}` ({columns}) USING delta PARTITIONED BY ({quoted[0]}) {mapped}"
+    )
+    rig.declare("in")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        body = "CAST(body AS STRING)"
+        named = [name.swapcase() if number % 2 else name for number, name in enumerate(quoted)]
+        given = batch.selectExpr(
+            f"{body} AS {named[0]}",
+            *(f"concat({body}, {number}) AS {named[number]}" for number in range(1, 5)),
+        )
+        key = f"t.{quoted[0]} = s.{quoted[0]}"
+        tx.append(given, table)
+        tx.merge(
+            given.where(f"{quoted[0]} <> 'a'"),
+            table,
+            key,
+            update={quoted[1]: f"concat(s.{quoted[2]}, t.s)"},
+            keys=[ODD[0].upper()],
+        )
+        tx.merge(
+            given.where(f"{quoted[0]} = 'b'"),
+            table,
+            f"{key} AND t.`A``B` = 'none'",
+            update=True,
+            insert=True,
+            keys=[ODD[0]],
+        )
+        tx.delete(
+            given.where(f"{quoted[4]} = 'c4'"), table, f"{key} AND t.{quoted[3]} = s.{quoted[3].lower()}"
+        )
+        tx.overwrite(given.where(f"{quoted[0]} = 'd'"), table, f"{quoted[0]} = 'd'")
+
+    rig.publish("in", *"abcd")
+    run(rig, fn)
+    found = rig.spark.read.format("delta").load(table)
+    assert found.columns == list(ODD)
+    plain = [(value, *(f"{value}{number}" for number in range(1, 5))) for value in "abd"]
+    assert sorted(tuple(row) for row in found.collect()) == sorted([*plain, ("b", "b2b4", "b2", "b3", "b4")])
