@@ -122,8 +122,9 @@ def described(branch: StagedBranch) -> pa.RecordBatch:
 def prepared(
     kind: BranchKind, target: Mapping[str, Any], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The batches for the engine: messages in the message schema, other rows as they are. Raises OptionError
-    for a text that is not UTF-8: Spark may have one, Arrow may not.
+    """The batches for the engine: messages in the message schema, table rows without NOT NULL: the rows of several
+    frames are read as one stream, and one of the frames may have nulls. Raises OptionError for a text that is
+    not UTF-8: Spark may have one, Arrow may not.
     """
     if kind == "publish":
         yield from map(to_messages, batches)
@@ -138,7 +139,19 @@ def prepared(
                     f"{of}: column {name!r} has a value that cannot be staged ({line(error)})",
                     "where a text is not UTF-8, make it binary, or valid with make_valid_utf8",
                 ) from None
-        yield batch
+        yield batch.cast(pa.schema(map(_nullable, batch.schema)))
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    """The field with nulls allowed at every level; the keys of a map have none."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_nullable(each) for each in kind])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_nullable(kind.key_field).with_nullable(False), _nullable(kind.item_field))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field))
+    return field.with_type(kind).with_nullable(True)
 
 
 def _of(kind: BranchKind, target: Mapping[str, Any]) -> str:

@@ -119,6 +119,27 @@ def test_the_batch_is_executed_again_only_where_fn_may_not_have_executed_it_whol
     assert again == {name: 0 if name in ("projection", "filter") else 1 for name in ways}
 
 
+def test_rows_of_one_step_may_differ_in_what_is_not_null(rig: Any, tmp_path: Path) -> None:
+    """They wait as rows, because the table does not exist yet, and are read as one stream after the decision."""
+    rig.declare("in")
+    rig.publish("in", "a", "b")
+    nested = "named_struct('a', array(named_struct('b', {0})), 'm', map('k', {0})) AS n"
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        spark = batch.sparkSession
+        filled, empty = "CAST(id AS STRING)", "IF(id > 5, 'x', NULL)"
+        for value in (filled, empty, filled):
+            rows = spark.range(2).selectExpr(f"{value} AS body", nested.format(value))
+            tx.append(rows, str(tmp_path / "lake"))
+
+    run(rig, fn)
+    found = [(row["body"], row["n"]) for row in delta_rows(tmp_path / "lake")]
+    wanted = [
+        (value, {"a": [{"b": value}], "m": [("k", value)]}) for value in ("0", "1", None, None, "0", "1")
+    ]
+    assert sorted(found, key=str) == sorted(wanted, key=str)
+
+
 def test_an_exception_of_fn_passes_unchanged_and_leaves_nothing(rig: Any) -> None:
     rig.declare("in", "out")
     rig.publish("in", "a")
