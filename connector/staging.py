@@ -122,9 +122,10 @@ def described(branch: StagedBranch) -> pa.RecordBatch:
 def prepared(
     kind: BranchKind, target: Mapping[str, Any], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The batches for the engine: messages in the message schema, table rows without NOT NULL: the rows of several
-    frames are read as one stream, and one of the frames may have nulls. Raises OptionError for a text that is
-    not UTF-8: Spark may have one, Arrow may not.
+    """The batches for the engine: messages in the message schema, table rows without NOT NULL.
+
+    The rows of several frames are read as one stream, and one of them may have nulls. Raises OptionError
+    for a text that is not UTF-8: Spark may have one, Arrow may not.
     """
     if kind == "publish":
         yield from map(to_messages, batches)
