@@ -70,6 +70,16 @@ class Session:
         return self
 
     @property
+    def _jsc(self) -> Session:
+        return self
+
+    def sc(self) -> Session:
+        return self
+
+    def isStopped(self) -> bool:
+        return False
+
+    @property
     def streams(self) -> Session:
         return self
 

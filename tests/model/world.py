@@ -31,7 +31,7 @@ from broker_core.micro_batch import claim
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
-from connector import batch_reads, batch_transaction
+from connector import batch_reads, batch_transaction, ledger_repair
 from connector.delta.format import Delta as DeltaFormat
 from connector.ledger import DeltaLedger
 from connector.once import STEP
@@ -638,6 +638,11 @@ def world(**options: Any) -> Iterator[World]:
         )
         patch.setattr(parts, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
+        # nobody else writes the ledger of the model
+        patch.setattr(ledger_repair.Repair, "start", lambda *_: None)
+        patch.setattr(
+            ledger_repair.Repair, "sound", lambda self, spark: self._tables.resolve(spark, self._name)
+        )
         if options.get("kept"):
             patch.setattr(claim, "KEPT_CLAIMS", options["kept"])
         install_task_context(patch)
