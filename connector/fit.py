@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,11 @@ class Fit:
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def plain(names: Iterable[str]) -> bool:
+    """Whether a name is the same where it is read as a path of fields (``a.b``)."""
+    return all(name.replace("_", "").isalnum() for name in names)
 
 
 def type_in_sql(kind: DataType) -> str:

@@ -21,7 +21,7 @@ from broker_core.arrow.outside import line
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.errors import OptionError, cause
 from connector.dead_letters import Rejection
-from connector.fit import has
+from connector.fit import has, plain
 from connector.options import Address
 from connector.schema import to_messages
 from connector.table import is_connect
@@ -90,7 +90,7 @@ def positional(rows: DataFrame) -> tuple[DataFrame, list[str]]:
     none if they are kept.
     """
     names = rows.columns
-    if all(name.replace("_", "").isalnum() for name in names):
+    if plain(names):
         return rows, []
     return rows.toDF(*(f"c{number}" for number in range(len(names)))), names
 

@@ -23,7 +23,7 @@ from connector.delta import same_table
 from connector.delta.append import fitted
 from connector.delta.commits import remembered, require_held, retried, save, settings
 from connector.delta.isolated import isolated
-from connector.fit import Fit, Known, fit
+from connector.fit import Fit, Known, fit, plain
 from connector.merge import Merge
 from connector.once import Once
 from connector.overwrite import Overwrite
@@ -74,8 +74,7 @@ def _of_partitions(table: Table) -> dict[str, str]:
     """
     metadata = json.loads(table.metadata)["metaData"] if table.metadata else {}
     columns = metadata.get("partitionColumns", ())
-    plain = all(name.replace("_", "").isalnum() for name in columns)
-    return {} if plain else {_REPARTITION: "false"}
+    return {} if plain(columns) else {_REPARTITION: "false"}
 
 
 def _widened(rows: DataFrame, table: Table) -> DataFrame:

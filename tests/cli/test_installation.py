@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from email.message import Message
 from email.parser import Parser
 from importlib import metadata, util
 from pathlib import Path
@@ -32,6 +33,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     (built,) = target.glob("txmq-*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def about(wheel: Path) -> Message:
+    """The metadata of the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (told,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(told).decode())
 
 
 @pytest.fixture(scope="module")
@@ -61,22 +70,17 @@ def _python(site: Path, program: str, *arguments: str) -> subprocess.CompletedPr
 # -- the wheel -----------------------------------------------------------------------------------------------
 
 
-def test_the_wheel_states_version_licence_and_types(wheel: Path) -> None:
+def test_the_wheel_states_version_licence_and_types(wheel: Path, about: Message) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        (told,) = [name for name in names if name.endswith(".dist-info/METADATA")]
-        about = Parser().parsestr(archive.read(told).decode())
     assert (about["Version"], about["License-Expression"]) == (__version__, "Apache-2.0")
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {f"{package}/py.typed" for package in OURS} <= set(names)
     assert txmq.__version__ == __version__
 
 
-def test_without_an_extra_nothing_of_spark_is_required(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (told,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        required = Parser().parsestr(archive.read(told).decode()).get_all("Requires-Dist") or []
-    parsed = [Requirement(text) for text in required]
+def test_without_an_extra_nothing_of_spark_is_required(about: Message) -> None:
+    parsed = [Requirement(text) for text in about.get_all("Requires-Dist") or []]
     assert {each.name for each in parsed if each.marker is None} == set(CORE)
     spark = {
         each.name for each in parsed if each.marker is not None and each.marker.evaluate({"extra": "spark"})
